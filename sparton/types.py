@@ -1,0 +1,124 @@
+"""The tuples that cross from one room of the package to another."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparton import packing
+
+
+class TokenBatch(NamedTuple):
+    """N token sequences packed end to end, without padding.
+
+    Attributes:
+        input_ids: int64 ``[T]``, T the number of real tokens.
+        position_ids: int64 ``[T]``, restarting at 0 with every sequence.
+        cu_seqlens: int32 ``[N + 1]``, the boundaries of the sequences; starts at 0, ends at T.
+        max_seqlen: upper bound of the sequence lengths, known on the host.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+
+    @classmethod
+    def from_lists(cls, sequences: Sequence[Sequence[int]]) -> "TokenBatch":
+        """Pack token id lists; empty sequences are allowed."""
+        lengths = torch.tensor([len(ids) for ids in sequences], dtype=torch.int64)
+        cu_seqlens = torch.zeros(len(sequences) + 1, dtype=torch.int32)
+        torch.cumsum(lengths, 0, out=cu_seqlens[1:])
+        input_ids = torch.tensor([token for ids in sequences for token in ids], dtype=torch.int64)
+        starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
+        position_ids = torch.arange(input_ids.numel()) - starts
+        return cls(input_ids, position_ids, cu_seqlens, max((*lengths.tolist(), 1)))
+
+    @property
+    def num_sequences(self) -> int:
+        return self.cu_seqlens.numel() - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.numel()
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "TokenBatch":
+        return TokenBatch(
+            *(tensor.to(device, non_blocking=non_blocking) for tensor in self[:3]), self.max_seqlen
+        )
+
+    def select(self, start: int, stop: int) -> "TokenBatch":
+        """Sequences ``start : stop`` as a batch of their own. Meant for batches on the CPU:
+        it reads two boundaries, which on a GPU would wait for the device."""
+        first, last = self.cu_seqlens[[start, stop]].tolist()
+        cu_seqlens = self.cu_seqlens[start : stop + 1] - first
+        longest = int(cu_seqlens.diff().max()) if stop > start else 0
+        return TokenBatch(
+            self.input_ids[first:last], self.position_ids[first:last], cu_seqlens, max(longest, 1)
+        )
+
+    def pad(self, packed: Tensor, fill: float = 0) -> Tensor:
+        """Per-token values ``[T, ...]`` as ``[N, S, ...]``, S = ``max_seqlen``."""
+        return packing.pad(packed, self.cu_seqlens, self.max_seqlen, fill)
+
+    def padding_mask(self) -> Tensor:
+        """bool ``[N, S]``, True at real tokens."""
+        return packing.padding_mask(self.cu_seqlens, self.max_seqlen)
+
+
+class Example(NamedTuple):
+    """One training example in text form.
+
+    ``teacher_scores`` is empty or holds one score for the positive and one per negative.
+    """
+
+    query: str
+    positive: str
+    negatives: tuple[str, ...] = ()
+    teacher_scores: tuple[float, ...] = ()
+
+
+class TrainBatch(NamedTuple):
+    """One rank's share of a training batch: Q queries with 1 + K documents each.
+
+    Attributes:
+        queries: Q sequences.
+        documents: ``Q * (1 + K)`` sequences grouped by query; the positive of query i is
+            document ``i * (1 + K)``, its K explicit negatives follow.
+        teacher_scores: fp32 ``[Q, 1 + K]``, or None.
+    """
+
+    queries: TokenBatch
+    documents: TokenBatch
+    teacher_scores: Tensor | None = None
+
+    @property
+    def documents_per_query(self) -> int:
+        return self.documents.num_sequences // self.queries.num_sequences
+
+
+class TextCollection(NamedTuple):
+    """Identifiers and texts of equal length, in a fixed order."""
+
+    ids: Sequence[str]
+    texts: Sequence[str]
+
+
+class RetrievalTask(NamedTuple):
+    """What an evaluation needs: a collection, queries, and graded judgments.
+
+    Attributes:
+        name: shown in tables and used in file names.
+        documents: the full collection; a document's text is its title, a space, its body.
+        queries: only queries that have at least one judgment.
+        qrels: query id to document id to grade (0 is judged not relevant).
+        exclude_self: leave a document whose id equals the query's id out of that query's ranking
+            (ArguAna, Quora).
+    """
+
+    name: str
+    documents: TextCollection
+    queries: TextCollection
+    qrels: dict[str, dict[str, int]]
+    exclude_self: bool = False
