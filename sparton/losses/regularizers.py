@@ -1,0 +1,91 @@
+"""Sparsity penalties on representations, and the weight each gets at a step.
+
+B rows of the global batch, V vocabulary terms. Every penalty is defined on the whole global batch:
+FLOPS squares a batch mean, so the mean of the penalties of its parts is another number.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparton.losses.ramps import ConstantRamp
+
+
+def flops(reps: Tensor) -> Tensor:
+    """``sum_v (mean_b reps[b, v]) ** 2`` (Paria et al., arXiv 2004.05665).
+
+    Args:
+        reps: fp32 ``[B, V]``, not negative.
+
+    Returns:
+        fp32 scalar.
+    """
+    return reps.mean(0).square().sum()
+
+
+def l1(reps: Tensor) -> Tensor:
+    """``mean_b sum_v reps[b, v]``; representations are not negative, so no absolute value."""
+    return reps.sum(1).mean()
+
+
+def anti_zero(reps: Tensor) -> Tensor:
+    """``mean_b 1 / (1 + sum_v reps[b, v]) ** 2``: 1 for a row of zeros, 0 for a large one.
+
+    Keeps rows away from zero while sparsity is enforced. A row that is entirely zero passes no
+    gradient through the ReLU, so this prevents death; it cannot raise the dead.
+    """
+    return (1 + reps.sum(1)).pow(-2).mean()
+
+
+@dataclass(frozen=True)
+class DFFlops:
+    """FLOPS with terms weighted by document frequency (DF-FLOPS, arXiv 2505.15070).
+
+    ``sum_v (mean_b w_v reps[b, v]) ** 2`` with ``w = 1 / (1 + (df ** log_midpoint(2) - 1) **
+    steepness)``: 0 for rare terms, 1/2 where a share ``midpoint`` of the documents has the term,
+    1 for terms of every document. The document frequency is that of the global batch, which keeps
+    the penalty a pure function of the batch (the paper measures it on a sample of the collection
+    every few hundred steps).
+
+    Attributes:
+        midpoint: share of documents, in (0, 1), at which the weight is one half.
+        steepness: exponent of the transition.
+    """
+
+    midpoint: float = 0.1
+    steepness: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.midpoint < 1:
+            raise ValueError(f"DFFlops midpoint must lie in (0, 1), got {self.midpoint}")
+
+    def __call__(self, reps: Tensor) -> Tensor:
+        frequency = (reps.detach() > 0).float().mean(0)
+        exponent = math.log(2) / math.log(self.midpoint)
+        rarity = (frequency.clamp_min(1e-4).pow(exponent) - 1).clamp_min(0)
+        weights = 1 / (1 + rarity.pow(self.steepness))
+        return (weights * reps.mean(0)).square().sum()
+
+
+@dataclass(frozen=True)
+class Regularizer:
+    """A penalty times its weight at the step.
+
+    Attributes:
+        penalty: ``reps [B, V] -> scalar``.
+        weight: lambda, the weight once the ramp is complete.
+        ramp: ``step -> factor in [0, 1]``.
+    """
+
+    penalty: Callable[[Tensor], Tensor]
+    weight: float
+    ramp: Callable[[int], float] = ConstantRamp()  # noqa: RUF009  frozen, so it can be shared
+
+    def __post_init__(self) -> None:
+        if self.weight < 0:
+            raise ValueError(f"a regularizer's weight must not be negative, got {self.weight}")
+
+    def weight_at(self, step: int) -> float:
+        return self.weight * self.ramp(step)

@@ -1,0 +1,1 @@
+"""The training loop, its exact step on the global batch, and what it writes."""

@@ -1,0 +1,131 @@
+"""Where the figures of a run go beside the screen."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+
+Record = dict[str, Any]
+
+
+class Logger(Protocol):
+    """``describe`` gets the manifest once, ``log`` a flat record of numbers per step."""
+
+    def describe(self, manifest: Record) -> None: ...
+
+    def log(self, record: Record, step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlLogger:
+    """One JSON object per line in ``metrics.jsonl``; the file that reports and plots are made from.
+
+    Lines at or beyond ``start_step`` are dropped when a run resumes there, so that the file of a
+    resumed run holds every step once.
+    """
+
+    def __init__(self, path: Path, start_step: int = 0):
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] < start_step]
+        staged = path.with_suffix(".tmp")
+        staged.write_text("".join(kept))
+        os.replace(staged, path)
+        self._file = path.open("a", buffering=1)
+
+    def describe(self, manifest: Record) -> None:
+        return None  # manifest.json lies beside the file
+
+    def log(self, record: Record, step: int) -> None:
+        self._file.write(json.dumps({"step": step, **record}) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Lines of a file that may end in half a line, where a run was killed while writing."""
+    if not path.exists():
+        return []
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+class ScreenLogger:
+    """One readable line per record."""
+
+    def __init__(self, console: Console, steps: int):
+        self._console = console
+        self._steps = steps
+
+    def describe(self, manifest: Record) -> None:
+        hardware, git = manifest["hardware"], manifest["git"] or {}
+        device = hardware.get("gpu", f"{hardware['cpu']}, {hardware['threads']} threads")
+        self._console.print(f"[dim]{device}, git {git.get('sha', 'unknown')[:9]}[/]", highlight=False)
+
+    def log(self, record: Record, step: int) -> None:
+        shown = [f"[bold]{step:>{len(str(self._steps))}}[/]/{self._steps}"]
+        shown += [f"[dim]{label}[/] {record[key]:{form}}" for key, label, form in _SHOWN if key in record]
+        self._console.print("  ".join(shown), highlight=False)
+
+    def close(self) -> None:
+        return None
+
+
+_SHOWN = (
+    ("loss", "loss", ".4f"),
+    ("query_active_terms", "q terms", ",.0f"),
+    ("document_active_terms", "d terms", ",.0f"),
+    ("gradient_norm", "grad", ".2f"),
+    ("learning_rate", "lr", ".2e"),
+    ("examples_per_second", "ex/s", ",.0f"),
+    ("step_ms", "ms", ",.0f"),
+    ("memory_allocated_mib", "MiB", ",.0f"),
+    ("mfu", "MFU", ".1%"),
+    ("dev_ndcg@10", "dev NDCG@10", ".4f"),
+)
+
+
+class WandbLogger:
+    """Weights & Biases. ``mode=offline`` writes to the run folder and needs no account."""
+
+    def __init__(self, directory: str, project: str, mode: str):
+        try:
+            import wandb
+        except ImportError as error:
+            raise ValueError(
+                "logger=wandb needs the package wandb: pip install 'sparton[wandb]'"
+            ) from error
+        self._run = wandb.init(dir=directory, project=project, mode=mode)  # type: ignore[arg-type]
+
+    def describe(self, manifest: Record) -> None:
+        self._run.config.update(manifest)
+
+    def log(self, record: Record, step: int) -> None:
+        self._run.log(record, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class TensorBoardLogger:
+    """TensorBoard event files in the run folder."""
+
+    def __init__(self, directory: str):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ValueError(
+                "logger=tensorboard needs the package: pip install 'sparton[tensorboard]'"
+            ) from error
+        self._writer = SummaryWriter(directory)
+
+    def describe(self, manifest: Record) -> None:
+        self._writer.add_text("manifest", f"```\n{json.dumps(manifest, indent=2)}\n```")
+
+    def log(self, record: Record, step: int) -> None:
+        for key, value in record.items():
+            self._writer.add_scalar(key, value, step)
+
+    def close(self) -> None:
+        self._writer.close()

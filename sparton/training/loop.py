@@ -1,0 +1,187 @@
+"""The training loop: step, update, log, evaluate, checkpoint; and going on where a run stopped."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sparton.training.diagnostics import collapse_warning, describe_representations
+from sparton.training.loggers import Logger, Record
+from sparton.training.optimization import Optimizer, update
+from sparton.training.state import load_checkpoint, save_checkpoint
+from sparton.training.step import ExactStep, StepOutput
+from sparton.training.throughput import ThroughputMeter
+from sparton.types import TrainBatch
+
+log = logging.getLogger(__name__)
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The loss became NaN or infinite; nothing was saved after it did."""
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """The plan of a run, in optimizer steps.
+
+    Attributes:
+        steps: length of the run.
+        log_every, evaluate_every, checkpoint_every: periods; None for never. The last step is
+            evaluated and checkpointed whenever the period is not None.
+        clip_norm: largest gradient norm, None for no clipping.
+        select_by: the dev metric whose highest value marks the model to keep.
+    """
+
+    steps: int
+    log_every: int = 50
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+    clip_norm: float | None = 1.0
+    select_by: str = "ndcg@10"
+
+    def due(self, period: int | None, completed: int) -> bool:
+        return period is not None and (completed % period == 0 or completed == self.steps)
+
+
+@dataclass
+class Trainer:
+    """Runs a plan; every piece is given, nothing is looked up.
+
+    Attributes:
+        step: accumulates the exact gradient of one batch.
+        schedule: ``(step, steps) -> factor`` on the learning rate.
+        folder: of the run; ``checkpoints`` and ``best`` are written below it.
+        evaluate: ``encoder -> metrics`` on the dev set.
+        save_model: writes the encoder to a folder.
+    """
+
+    step: ExactStep
+    optimizer: Optimizer
+    schedule: Callable[[int, int], float]
+    settings: LoopSettings
+    folder: Path
+    meter: ThroughputMeter
+    evaluate: Callable[[nn.Module], dict[str, float]]
+    save_model: Callable[[nn.Module, Path], Any]
+    best: float = float("-inf")
+    start_step: int = 0
+    loggers: list[Logger] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.encoder = self.step.encoder
+        self.world = self.step.world
+        self.scaler = self.step.precision.grad_scaler()
+        self.step.scale = self.scaler.scale
+        self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
+
+    def resume(self) -> int:
+        """Take up the newest checkpoint, if there is one. Returns the step to go on from."""
+        state = load_checkpoint(self.folder / "checkpoints")
+        if state is None:
+            return 0
+        self.encoder.load_state_dict(state["encoder"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scaler.load_state_dict(state["scaler"])
+        self.best, self.start_step = state["best"], state["step"]
+        return self.start_step
+
+    def run(self, batches: Iterable[TrainBatch]) -> None:
+        """Train from ``start_step`` to the end of the plan.
+
+        Args:
+            batches: this rank's share of the batches of the steps still to do.
+
+        Raises:
+            NonFiniteLossError: with the step, and where the last good checkpoint is.
+        """
+        self.encoder.train()
+        self.meter.restart()
+        for step, (batch, waited) in enumerate(_timed(batches), self.start_step):
+            output = self.step(batch, step)
+            rate_factor = self.schedule(step, self.settings.steps)
+            norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
+            self._finite &= output.loss.isfinite()
+            tokens = batch.queries.num_tokens + batch.documents.num_tokens
+            self.meter.count(batch.queries.num_sequences, tokens, waited)
+            self._finish_step(step + 1, output, norm)
+
+    def _finish_step(self, completed: int, output: StepOutput, norm: Tensor) -> None:
+        settings = self.settings
+        record: Record = {}
+        if settings.due(settings.log_every, completed):
+            self._check_finite(completed)
+            record |= self._describe(completed, output, norm)
+        if settings.due(settings.evaluate_every, completed):
+            record |= self._evaluate()
+        if settings.due(settings.checkpoint_every, completed):
+            self._check_finite(completed)
+            self._checkpoint(completed)
+        if record and self.world.is_main:
+            for logger in self.loggers:
+                logger.log(record, completed)
+
+    def _describe(self, completed: int, output: StepOutput, norm: Tensor) -> Record:
+        record: Record = {"loss": output.loss.item()}
+        record |= {f"loss_{name}": part.item() for name, part in output.parts.items()}
+        record |= self.step.objective.weights_at(completed - 1)
+        for side, reps in (("query", output.queries), ("document", output.documents)):
+            figures = describe_representations(reps)
+            record |= {f"{side}_{name}": value for name, value in figures.items()}
+            warning = collapse_warning(side, figures, reps.shape[1])
+            if warning and self.world.is_main:
+                log.warning("step %d: %s", completed, warning)
+        record["gradient_norm"] = norm.item()
+        record["learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        return record | self.meter.read()
+
+    def _evaluate(self) -> Record:
+        """Dev metrics on the main rank, and the best model so far kept in ``best``."""
+        metrics: dict[str, float] = {}
+        if self.world.is_main:
+            self.encoder.eval()
+            metrics = self.evaluate(self.encoder)
+            self.encoder.train()
+            if metrics and metrics[self.settings.select_by] > self.best:
+                self.best = metrics[self.settings.select_by]
+                self.save_model(self.encoder, self.folder / "best")
+        self.world.barrier()
+        self.meter.restart()
+        return {f"dev_{name}": value for name, value in metrics.items()}
+
+    def _checkpoint(self, completed: int) -> None:
+        if self.world.is_main:
+            state = {
+                "encoder": self.encoder.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "best": self.best,
+            }
+            save_checkpoint(self.folder / "checkpoints", completed, state)
+        self.world.barrier()
+
+    def _check_finite(self, completed: int) -> None:
+        if self._finite.item():
+            return
+        period = self.settings.log_every
+        raise NonFiniteLossError(
+            f"the loss was not finite in one of the {period} steps up to step {completed}. "
+            f"Checkpoints in {self.folder / 'checkpoints'} are from before. Try a smaller learning "
+            "rate, precision=bf16 instead of fp16, or a higher loss.temperature"
+        )
+
+
+def _timed(batches: Iterable[TrainBatch]) -> Iterator[tuple[TrainBatch, float]]:
+    """Each batch with the seconds spent waiting for it."""
+    iterator = iter(batches)
+    while True:
+        start = time.perf_counter()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            return
+        yield batch, time.perf_counter() - start

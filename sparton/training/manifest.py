@@ -1,0 +1,53 @@
+"""What a run was: enough to repeat it and to compare it with another."""
+
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_PACKAGES = ("sparton", "torch", "triton", "transformers", "datasets", "hydra-core", "ranx", "numpy")
+
+
+def describe_environment() -> dict[str, Any]:
+    """Command line, git state, versions and hardware of this process."""
+    return {
+        "command": " ".join(sys.argv),
+        "git": _git_state(),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "hardware": _hardware(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    root = Path(__file__).resolve().parents[2]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return {"sha": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _hardware() -> dict[str, Any]:
+    hardware: dict[str, Any] = {"cpu": platform.processor() or platform.machine()}
+    hardware["threads"] = torch.get_num_threads()
+    if torch.cuda.is_available():
+        hardware["gpu"] = torch.cuda.get_device_name()
+        hardware["gpus"] = torch.cuda.device_count()
+        hardware["cuda"] = torch.version.cuda
+    return hardware

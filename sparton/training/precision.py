@@ -1,0 +1,45 @@
+"""Number formats of a training run."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16_pure")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a run computes.
+
+    ``fp32``: everywhere. ``bf16``, ``fp16``: autocast over fp32 parameters, fp16 with loss scaling.
+    ``bf16_pure``: parameters, gradients and optimizer state in bf16 too.
+    """
+
+    name: str
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        if self.name not in PRECISIONS:
+            raise ValueError(f"precision={self.name!r} is unknown; choose from {PRECISIONS}")
+        if self.name == "fp16" and self.device.type != "cuda":
+            raise ValueError("precision=fp16 needs a CUDA GPU; use bf16 or fp32 on a CPU")
+
+    @property
+    def parameter_dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.name == "bf16_pure" else torch.float32
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        if self.name == "fp16":
+            return torch.float16
+        return torch.float32 if self.name == "fp32" else torch.bfloat16
+
+    def autocast(self) -> AbstractContextManager:
+        if self.name in ("fp32", "bf16_pure"):
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        """A scaler that does nothing unless the precision is fp16."""
+        return torch.amp.GradScaler(self.device.type, enabled=self.name == "fp16")

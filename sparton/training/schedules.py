@@ -1,0 +1,49 @@
+"""Learning rates as pure functions of the step, so a resumed run cannot forget where it was."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ConstantSchedule:
+    """Linear warm-up over ``warmup`` (a share of all steps), then the full rate."""
+
+    warmup: float = 0.0
+
+    def __call__(self, step: int, steps: int) -> float:
+        """Factor on the base learning rate for the update of ``step`` (from 0) out of ``steps``."""
+        return _warm(step, steps, self.warmup)
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    """Linear warm-up, then linear decay to ``final`` times the base rate."""
+
+    warmup: float = 0.06
+    final: float = 0.0
+
+    def __call__(self, step: int, steps: int) -> float:
+        decay = 1 - _progress(step, steps, self.warmup)
+        return _warm(step, steps, self.warmup) * (self.final + (1 - self.final) * decay)
+
+
+@dataclass(frozen=True)
+class CosineSchedule:
+    """Linear warm-up, then half a cosine down to ``final`` times the base rate."""
+
+    warmup: float = 0.06
+    final: float = 0.0
+
+    def __call__(self, step: int, steps: int) -> float:
+        decay = (1 + math.cos(math.pi * _progress(step, steps, self.warmup))) / 2
+        return _warm(step, steps, self.warmup) * (self.final + (1 - self.final) * decay)
+
+
+def _warm(step: int, steps: int, warmup: float) -> float:
+    return min(1.0, (step + 1) / max(warmup * steps, 1))
+
+
+def _progress(step: int, steps: int, warmup: float) -> float:
+    """0 until the warm-up is over, then linearly towards 1 at the last step."""
+    start = warmup * steps
+    return min(1.0, max(0.0, (step - start) / max(steps - start, 1)))

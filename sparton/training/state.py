@@ -1,0 +1,74 @@
+"""Checkpoints: complete, atomic, and never the only copy while the next one is written."""
+
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+_KEPT = 2
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; says which file and what to do."""
+
+
+def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Write ``step-00000042.pt``: first under another name, then renamed once it is on the disk.
+
+    Older checkpoints are removed afterwards, all but one.
+
+    Raises:
+        CheckpointError: the disk is full or not writable. Earlier checkpoints are untouched.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step:08d}.pt"
+    staged = path.with_suffix(".tmp")
+    try:
+        with staged.open("wb") as file:
+            torch.save({"step": step, **state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staged, path)
+    except (OSError, RuntimeError) as error:
+        staged.unlink(missing_ok=True)
+        free = shutil.disk_usage(folder).free / 2**20
+        raise CheckpointError(
+            f"the checkpoint {path} could not be written ({error}; {free:,.0f} MiB free). Earlier "
+            "checkpoints are intact: make room and run the same command again to go on from there"
+        ) from error
+    for old in _newest_first(folder)[_KEPT:]:
+        old.unlink()
+    return path
+
+
+def load_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """The newest checkpoint that can be read, on the CPU; None where there is none.
+
+    A file that cannot be read (cut in half by a crash, say) is passed over with a warning for the
+    one before it.
+
+    Raises:
+        CheckpointError: there are checkpoints and none can be read.
+    """
+    candidates = _newest_first(folder)
+    for path in candidates:
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch reports damage by half a dozen exception types
+            log.warning("the checkpoint %s cannot be read (%s); trying an earlier one", path, error)
+    if candidates:
+        names = ", ".join(path.name for path in candidates)
+        raise CheckpointError(
+            f"none of the checkpoints in {folder} can be read ({names}). Delete the folder to start "
+            "from step 0, or put back a good copy"
+        )
+    return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*.pt"), reverse=True)

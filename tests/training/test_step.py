@@ -1,0 +1,140 @@
+"""The gradient of a step does not depend on the number of processes or on micro_batch."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from sparton import packing
+from sparton.losses.objective import Objective
+from sparton.losses.ranking import InfoNCE
+from sparton.losses.regularizers import Regularizer, flops, l1
+from sparton.training.distributed import World
+from sparton.training.precision import Precision
+from sparton.training.step import ExactStep
+from sparton.types import TokenBatch, TrainBatch
+
+VOCABULARY, WIDTH, BATCH = 40, 16, 8
+CPU = torch.device("cpu")
+
+
+class BagEncoder(nn.Module):
+    """Mean of embeddings, projected to the vocabulary: small, packed, differentiable."""
+
+    def __init__(self, dropout: float = 0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.decoder = nn.Linear(WIDTH, VOCABULARY)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, tokens: TokenBatch) -> torch.Tensor:
+        hidden = self.dropout(self.embedding(tokens.input_ids))
+        owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
+        sums = hidden.new_zeros(tokens.num_sequences, WIDTH).index_add(0, owners, hidden)
+        return self.decoder(sums / tokens.cu_seqlens.diff()[:, None]).relu().log1p()
+
+
+def global_batch(negatives: int) -> TrainBatch:
+    generator = torch.Generator().manual_seed(1)
+
+    def sequences(count: int) -> TokenBatch:
+        lengths = torch.randint(1, 9, (count,), generator=generator).tolist()
+        return TokenBatch.from_lists(
+            [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+        )
+
+    return TrainBatch(sequences(BATCH), sequences(BATCH * (1 + negatives)))
+
+
+def share(batch: TrainBatch, rank: int, size: int) -> TrainBatch:
+    rows, per_query = BATCH // size, batch.documents_per_query
+    start, stop = rank * rows, (rank + 1) * rows
+    return TrainBatch(
+        batch.queries.select(start, stop),
+        batch.documents.select(start * per_query, stop * per_query),
+    )
+
+
+def objective() -> Objective:
+    return Objective(
+        InfoNCE(), {"l1": Regularizer(l1, 0.01)}, {"flops": Regularizer(flops, 0.1)}
+    )
+
+
+def gradients(world: World, negatives: int, micro_batch: int | None) -> list[torch.Tensor]:
+    encoder = BagEncoder()
+    step = ExactStep(encoder, objective(), world, Precision("fp32", CPU), micro_batch)
+    step(share(global_batch(negatives), world.rank, world.size), step=0)
+    return [parameter.grad for parameter in encoder.parameters()]
+
+
+def truth(negatives: int) -> list[torch.Tensor]:
+    """One process, one graph, plain autograd through everything."""
+    encoder, batch = BagEncoder(), global_batch(negatives)
+    objective()(encoder(batch.queries), encoder(batch.documents), 0).loss.backward()
+    return [parameter.grad for parameter in encoder.parameters()]
+
+
+def distance(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
+    return max((a - b).abs().max().item() for a, b in zip(left, right))
+
+
+@pytest.mark.parametrize("negatives", [0, 2])
+@pytest.mark.parametrize("micro_batch", [None, 1, 3, 8, 100])
+def test_micro_batch_does_not_change_the_gradient(negatives, micro_batch):
+    alone = World(0, 1, CPU)
+    assert distance(gradients(alone, negatives, micro_batch), truth(negatives)) < 1e-6
+
+
+def test_averaging_over_chunks_would_have_been_seen():
+    """Negative control: what built-in gradient accumulation computes is far outside the bound."""
+    encoder, batch = BagEncoder(), global_batch(0)
+    for start in (0, 4):
+        queries, documents = (side.select(start, start + 4) for side in batch[:2])
+        (objective()(encoder(queries), encoder(documents), 0).loss / 2).backward()
+    averaged = [parameter.grad for parameter in encoder.parameters()]
+    assert distance(averaged, truth(0)) > 1e-3
+
+
+def _worker(rank: int, size: int, store: str, micro_batch: int | None, results) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    results[rank] = gradients(World(rank, size, CPU), 1, micro_batch)
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("size", "micro_batch"), [(2, None), (2, 3), (4, 1)])
+def test_number_of_processes_does_not_change_the_gradient(size, micro_batch, tmp_path):
+    with mp.Manager() as manager:
+        results = manager.dict()
+        arguments = (size, str(tmp_path / "store"), micro_batch, results)
+        mp.spawn(_worker, arguments, nprocs=size)
+        for rank in range(size):
+            assert distance(results[rank], truth(1)) < 1e-6
+
+
+def test_dropout_repeats_in_the_second_encoding():
+    """With dropout, replaying must see the very masks of the first encoding."""
+
+    def first_gradient(micro_batch: int, forget_seed: bool) -> tuple[float, torch.Tensor]:
+        encoder = BagEncoder(dropout=0.5)
+        step = ExactStep(encoder, objective(), World(0, 1, CPU), Precision("fp32", CPU), micro_batch)
+        encoded = []
+        encoder.register_forward_hook(lambda *call: encoded.append(call[2].detach()))
+        if forget_seed:
+            step._encode = lambda chunk: encoder(chunk.tokens)
+        step(global_batch(0), step=0)
+        first, second = encoded[: len(encoded) // 2], encoded[len(encoded) // 2 :]
+        return max((a - b).abs().max().item() for a, b in zip(first, second)), encoded[0]
+
+    assert first_gradient(4, forget_seed=False)[0] == 0.0
+    assert first_gradient(4, forget_seed=True)[0] > 0.0
+
+
+def test_steps_draw_different_dropout_and_repeat_themselves():
+    encoder = BagEncoder(dropout=0.5)
+    step = ExactStep(encoder, objective(), World(0, 1, CPU), Precision("fp32", CPU))
+    losses = [step(global_batch(0), step=number).loss.item() for number in (0, 1, 0)]
+    assert losses[0] == losses[2] != losses[1]
