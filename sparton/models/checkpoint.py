@@ -1,0 +1,118 @@
+"""Reading Hugging Face masked-LM checkpoints strictly: nothing missing is made up in silence."""
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import cached_file
+
+from sparton.models.backbone import without_attention_dropout
+
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+    "spiece.model",
+    "tokenizer.model",
+)
+
+
+def load_mlm(
+    name: str, *, revision: str | None = None, subfolder: str = "", without_head: bool = False
+) -> PreTrainedModel:
+    """The masked-language model of a checkpoint, in fp32 and without attention dropout.
+
+    Args:
+        name: hub name or local folder.
+        revision: branch, tag or commit on the hub.
+        subfolder: where in it the checkpoint lies.
+        without_head: accept a checkpoint that has no masked-language-modelling head; the head's
+            weights are then random and the caller fills them.
+
+    Raises:
+        ValueError: weights are missing from the checkpoint, or a weights file is damaged.
+        OSError: no such folder or hub name, no ``config.json`` or no weights in it.
+    """
+    _check_weights(Path(name) / subfolder)
+    config = AutoConfig.from_pretrained(name, revision=revision, subfolder=subfolder)
+    mlm, report = AutoModelForMaskedLM.from_pretrained(
+        name,
+        config=without_attention_dropout(config),
+        revision=revision,
+        subfolder=subfolder,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    body = f"{mlm.base_model_prefix}."
+    missing = sorted(
+        key for key in report["missing_keys"] if not (without_head and not key.startswith(body))
+    )
+    if missing:
+        raise ValueError(
+            f"{name} is not a complete masked-language model, its checkpoint lacks "
+            f"{', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}. Name a checkpoint that "
+            "was trained with masked-language modelling, or give this encoder such a head first: "
+            "python scripts/adapt_mlm.py --backbone ..."
+        )
+    return mlm
+
+
+def load_tokenizer(
+    name: str, *, revision: str | None = None, subfolder: str = ""
+) -> PreTrainedTokenizerFast:
+    """The fast tokenizer of a checkpoint.
+
+    Raises:
+        FileNotFoundError: there are no tokenizer files (transformers alone would go on with an
+            empty vocabulary).
+        ValueError: the tokenizer has no fast implementation.
+    """
+    found = any(optional_file(name, file, revision, subfolder) for file in VOCABULARY_FILES)
+    if not found:
+        raise FileNotFoundError(
+            f"no tokenizer in {name}: none of {', '.join(VOCABULARY_FILES)} is there; save the "
+            "model's tokenizer into the same folder (tokenizer.save_pretrained)"
+        )
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        name, revision=revision, subfolder=subfolder
+    )
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise ValueError(f"{name} has a slow tokenizer ({type(tokenizer).__name__}); convert it")
+    return tokenizer
+
+
+def optional_file(
+    name: str, file: str, revision: str | None = None, subfolder: str = ""
+) -> Path | None:
+    """Path of a file of a local folder or hub repository, None where it is not there."""
+    found = cached_file(
+        name,
+        file,
+        revision=revision,
+        subfolder=subfolder,
+        _raise_exceptions_for_missing_entries=False,
+    )
+    return None if found is None else Path(found)
+
+
+def _check_weights(folder: Path) -> None:
+    """Open every safetensors file of a local folder; the library's own error names no file."""
+    from safetensors import SafetensorError, safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(
+                f"{path} is damaged ({error}; {path.stat().st_size} bytes): "
+                "copy or download it again"
+            ) from error
