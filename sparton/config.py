@@ -1,7 +1,7 @@
-"""The typed top level of a training configuration; the only module of the package that knows Hydra.
+"""The typed top level of a training configuration; the only module here that knows Hydra.
 
-The groups (backbone, head, ...) are plain YAML with ``_target_``; the scalars here are typed, so that
-``batch=lots`` and ``bacth=512`` stop before any work.
+The groups (backbone, head, ...) are plain YAML with ``_target_``; the scalars here are typed, so
+that ``batch=lots`` and ``bacth=512`` stop before any work.
 """
 
 from dataclasses import dataclass, field
@@ -69,10 +69,9 @@ def check(cfg: TrainConfig, world_size: int) -> None:
         value = getattr(cfg, name)
         if value is not None and value < 1:
             raise ValueError(f"{name}={value}: must be at least 1, or null")
-    if cfg.num_negatives < 0 or cfg.num_workers < 0:
-        raise ValueError(
-            f"num_negatives={cfg.num_negatives}, num_workers={cfg.num_workers}: neither may be negative"
-        )
+    for name in ("num_negatives", "num_workers"):
+        if getattr(cfg, name) < 0:
+            raise ValueError(f"{name}={getattr(cfg, name)}: must not be negative")
     if cfg.precision not in PRECISIONS:
         raise ValueError(f"precision={cfg.precision}: choose from {', '.join(PRECISIONS)}")
     if cfg.batch % world_size:

@@ -14,7 +14,7 @@ from sparton.losses.regularizers import Regularizer
 
 
 class ObjectiveValue(NamedTuple):
-    """The scalar to minimise and its named parts (detached, unweighted), all still on the device."""
+    """The scalar to minimise and its named parts (detached, unweighted), still on the device."""
 
     loss: Tensor
     parts: dict[str, Tensor]

@@ -61,11 +61,15 @@ class ScreenLogger:
     def describe(self, manifest: Record) -> None:
         hardware, git = manifest["hardware"], manifest["git"] or {}
         device = hardware.get("gpu", f"{hardware['cpu']}, {hardware['threads']} threads")
-        self._console.print(f"[dim]{device}, git {git.get('sha', 'unknown')[:9]}[/]", highlight=False)
+        self._console.print(
+            f"[dim]{device}, git {git.get('sha', 'unknown')[:9]}[/]", highlight=False
+        )
 
     def log(self, record: Record, step: int) -> None:
         shown = [f"[bold]{step:>{len(str(self._steps))}}[/]/{self._steps}"]
-        shown += [f"[dim]{label}[/] {record[key]:{form}}" for key, label, form in _SHOWN if key in record]
+        shown += [
+            f"[dim]{label}[/] {record[key]:{form}}" for key, label, form in _SHOWN if key in record
+        ]
         self._console.print("  ".join(shown), highlight=False)
 
     def close(self) -> None:

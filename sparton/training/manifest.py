@@ -9,7 +9,16 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("sparton", "torch", "triton", "transformers", "datasets", "hydra-core", "ranx", "numpy")
+_PACKAGES = (
+    "sparton",
+    "torch",
+    "triton",
+    "transformers",
+    "datasets",
+    "hydra-core",
+    "ranx",
+    "numpy",
+)
 
 
 def describe_environment() -> dict[str, Any]:

@@ -33,7 +33,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
             torch.save({"step": step, **state}, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(staged, path)
+        staged.replace(path)
     except (OSError, RuntimeError) as error:
         staged.unlink(missing_ok=True)
         free = shutil.disk_usage(folder).free / 2**20
@@ -64,8 +64,8 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     if candidates:
         names = ", ".join(path.name for path in candidates)
         raise CheckpointError(
-            f"none of the checkpoints in {folder} can be read ({names}). Delete the folder to start "
-            "from step 0, or put back a good copy"
+            f"none of the checkpoints in {folder} can be read ({names}). Delete the folder to "
+            "start from step 0, or put back a good copy"
         )
     return None
 

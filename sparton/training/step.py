@@ -73,8 +73,12 @@ class ExactStep:
         chunks = self._chunks(batch, step)
         direct = len(chunks) == 1
         with torch.set_grad_enabled(direct):
-            encoded = [(self._encode(queries), self._encode(documents)) for queries, documents in chunks]
-        queries, documents = (torch.cat(side) if len(side) > 1 else side[0] for side in zip(*encoded))
+            encoded = [
+                (self._encode(queries), self._encode(documents)) for queries, documents in chunks
+            ]
+        queries, documents = (
+            torch.cat(side) if len(side) > 1 else side[0] for side in zip(*encoded)
+        )
         output, query_gradient, document_gradient = self._differentiate(queries, documents, step)
         if direct:
             torch.autograd.backward([queries, documents], [query_gradient, document_gradient])
@@ -100,7 +104,9 @@ class ExactStep:
                 )
             query_tokens, document_tokens = (side.to(device, non_blocking=True) for side in sides)
             chunk_seed = (seed * _SEED_STRIDE + 2 * index) % 2**62
-            chunks.append((_Chunk(query_tokens, chunk_seed), _Chunk(document_tokens, chunk_seed + 1)))
+            chunks.append(
+                (_Chunk(query_tokens, chunk_seed), _Chunk(document_tokens, chunk_seed + 1))
+            )
         return chunks
 
     def _encode(self, chunk: _Chunk) -> Tensor:
