@@ -1,0 +1,252 @@
+"""Evaluation tasks: a collection, its judged queries, and their graded judgments.
+
+Everything is checked while it is read, so that a fault in a file stops the run before a model is
+loaded and not after an hour of encoding.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from sparton.datasets.files import DataFile, RecordError, decode_json, decode_text, read_lines
+from sparton.types import RetrievalTask, TextCollection
+
+OnUnknown = Literal["error", "ignore"]
+Qrels = dict[str, dict[str, int]]
+
+logger = logging.getLogger(__name__)
+
+
+class Judgment(NamedTuple):
+    """One line of a qrels file; ``place`` says where it stands."""
+
+    query_id: str
+    document_id: str
+    grade: int
+    place: str
+
+
+def beir_folder(
+    path: str,
+    split: str = "test",
+    *,
+    name: str | None = None,
+    exclude_self: bool = False,
+    qrels: str | None = None,
+    on_unknown: OnUnknown = "error",
+) -> RetrievalTask:
+    """Read a folder in the layout of BEIR; every file may be gzipped.
+
+    ``corpus.jsonl`` has ``_id``, ``title`` (optional) and ``text``; ``queries.jsonl`` has ``_id``
+    and ``text``; ``qrels/<split>.tsv`` has query id, document id and integer grade, with or
+    without a header, or the four columns of TREC. Queries without a judgment are left out. Grades
+    stay as they are.
+
+    Args:
+        path: the folder.
+        split: name of the judgments file in ``qrels``.
+        name: shown in tables; by default the folder's name and the split.
+        exclude_self: leave a document with the query's own id out of its ranking.
+        qrels: a judgments file elsewhere, instead of ``qrels/<split>.tsv``.
+        on_unknown: what a judgment of an unknown query or document does. ``ignore`` drops and
+            counts it.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: malformed or contradictory content, naming file and line.
+    """
+    folder = Path(path)
+    documents = _collect(read_texts(beir_file(folder, "corpus.jsonl")))
+    queries = _collect(read_texts(beir_file(folder, "queries.jsonl")))
+    judgments_file = (
+        DataFile(qrels, Path(qrels)) if qrels else beir_file(folder, f"qrels/{split}.tsv")
+    )
+    return _build_task(
+        name or f"{folder.name}/{split}",
+        documents,
+        queries,
+        read_judgments(judgments_file),
+        on_unknown=on_unknown,
+        exclude_self=exclude_self,
+    )
+
+
+def ir_datasets_task(
+    dataset_id: str,
+    *,
+    name: str | None = None,
+    exclude_self: bool = False,
+    on_unknown: OnUnknown = "error",
+) -> RetrievalTask:
+    """Read a collection with queries and judgments through ir_datasets, which downloads it once.
+
+    Args:
+        dataset_id: for example ``beir/scifact/test``.
+        name: shown in tables; by default the id.
+        exclude_self: leave a document with the query's own id out of its ranking.
+        on_unknown: as in :func:`beir_folder`.
+
+    Raises:
+        ValueError: an id that ir_datasets does not know, or one without documents, queries or
+            judgments.
+    """
+    import ir_datasets
+
+    try:
+        dataset = ir_datasets.load(dataset_id)
+    except KeyError as error:
+        raise ValueError(
+            f"ir_datasets knows no dataset {dataset_id!r}: see https://ir-datasets.com, or give a "
+            "folder in the layout of BEIR to beir_folder"
+        ) from error
+    for part in ("docs", "queries", "qrels"):
+        if not getattr(dataset, f"has_{part}")():
+            raise ValueError(f"{dataset_id} of ir_datasets has no {part}: name a split, as /test")
+    return _build_task(
+        name or dataset_id,
+        _collect(_ir_texts(dataset_id, "document", dataset.docs_iter())),
+        _collect(_ir_texts(dataset_id, "query", dataset.queries_iter())),
+        (
+            Judgment(
+                each.query_id, each.doc_id, int(each.relevance), f"{dataset_id}, qrel {number}"
+            )
+            for number, each in enumerate(dataset.qrels_iter(), start=1)
+        ),
+        on_unknown=on_unknown,
+        exclude_self=exclude_self,
+    )
+
+
+def beir_file(folder: Path, name: str) -> DataFile:
+    """``name`` in ``folder``, plain or with .gz at the end."""
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return DataFile(str(candidate), candidate)
+    place = (folder / name).parent
+    held = ", ".join(sorted(each.name for each in place.iterdir())) if place.is_dir() else "nothing"
+    raise FileNotFoundError(
+        f"{folder / name}[.gz] does not exist; {place} holds {held or 'nothing'}. A folder in the "
+        "layout of BEIR has corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
+    )
+
+
+def parse_text(record: Any) -> tuple[str, str]:
+    """Id and text (title, a space, body) of a corpus or query record."""
+    if not isinstance(record, dict) or "_id" not in record or "text" not in record:
+        found = f"the keys {sorted(record)}" if isinstance(record, dict) else repr(record)[:80]
+        raise RecordError(f'a JSON object with "_id" and "text" is expected, found {found}')
+    identifier, title, text = record["_id"], record.get("title") or "", record["text"] or ""
+    if not isinstance(title, str) or not isinstance(text, str):
+        raise RecordError('"title" and "text" must be texts')
+    if isinstance(identifier, bool) or not isinstance(identifier, str | int) or identifier == "":
+        raise RecordError(f'"_id" must be a text or a number, not {identifier!r}')
+    return str(identifier), f"{title} {text}".strip()
+
+
+def read_texts(file: DataFile) -> Iterator[tuple[str, str, str]]:
+    """Place, id and text of every record of a BEIR corpus or query file."""
+    for number, line in read_lines(file):
+        try:
+            yield (file.place(number), *parse_text(decode_json(line)))
+        except RecordError as error:
+            raise ValueError(f"{file.place(number)}: {error}") from error
+
+
+def read_judgments(file: DataFile) -> Iterator[Judgment]:
+    """The lines of a qrels file."""
+    for number, line in read_lines(file):
+        place = file.place(number)
+        try:
+            fields = decode_text(line).split("\t" if b"\t" in line else None)
+        except RecordError as error:
+            raise ValueError(f"{place}: {error}") from error
+        if len(fields) == 4:
+            del fields[1]
+        if len(fields) != 3:
+            raise ValueError(f"{place}: query id, document id and grade are expected, not {fields}")
+        query_id, document_id, grade = fields
+        try:
+            yield Judgment(query_id, document_id, int(grade), place)
+        except ValueError as error:
+            if number == 1:
+                continue
+            raise ValueError(f"{place}: the grade {grade!r} is not an integer") from error
+
+
+def _ir_texts(dataset_id: str, kind: str, records: Iterable[Any]) -> Iterator[tuple[str, str, str]]:
+    for number, record in enumerate(records, start=1):
+        yield f"{dataset_id}, {kind} {number}", record[0], record.default_text().strip()
+
+
+def _collect(entries: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for place, identifier, text in entries:
+        if identifier in texts:
+            raise ValueError(f"{place}: the id {identifier!r} occurs a second time")
+        texts[identifier] = text
+    return texts
+
+
+def _build_task(
+    name: str,
+    documents: dict[str, str],
+    queries: dict[str, str],
+    judgments: Iterable[Judgment],
+    *,
+    on_unknown: OnUnknown,
+    exclude_self: bool,
+) -> RetrievalTask:
+    if on_unknown not in ("error", "ignore"):
+        raise ValueError(f"on_unknown={on_unknown!r} must be 'error' or 'ignore'")
+    qrels: Qrels = {}
+    ignored = 0
+    for judgment in judgments:
+        unknown = _unknown(judgment, documents, queries)
+        if unknown and on_unknown == "error":
+            raise ValueError(
+                f"{judgment.place}: {unknown}. Use the collection that the judgments were made "
+                "for, or set on_unknown=ignore to leave such judgments out"
+            )
+        if unknown:
+            ignored += 1
+            continue
+        grades = qrels.setdefault(judgment.query_id, {})
+        known = grades.setdefault(judgment.document_id, judgment.grade)
+        if known != judgment.grade:
+            raise ValueError(
+                f"{judgment.place}: query {judgment.query_id!r} and document "
+                f"{judgment.document_id!r} were judged {known} before and {judgment.grade} here"
+            )
+    if not qrels:
+        raise ValueError(f"{name}: no judgment is left for any query")
+    judged = {key: text for key, text in queries.items() if key in qrels}
+    _report(name, documents, judged, ignored)
+    return RetrievalTask(
+        name,
+        TextCollection(list(documents), list(documents.values())),
+        TextCollection(list(judged), list(judged.values())),
+        {key: qrels[key] for key in judged},
+        exclude_self,
+    )
+
+
+def _unknown(judgment: Judgment, documents: dict[str, str], queries: dict[str, str]) -> str | None:
+    if judgment.query_id not in queries:
+        return f"query {judgment.query_id!r} is judged but not among the {len(queries)} queries"
+    if judgment.document_id not in documents:
+        return (
+            f"document {judgment.document_id!r} is judged but not among the {len(documents)} "
+            "documents"
+        )
+    return None
+
+
+def _report(name: str, documents: dict[str, str], queries: dict[str, str], ignored: int) -> None:
+    for kind, texts in (("documents", documents), ("queries", queries)):
+        empty = sum(not text for text in texts.values())
+        if empty:
+            logger.warning("%s: %d of %d %s are empty; kept", name, empty, len(texts), kind)
+    if ignored:
+        logger.warning("%s: ignored %d judgments of unknown ids", name, ignored)
+    logger.info("%s: %d documents, %d judged queries", name, len(documents), len(queries))

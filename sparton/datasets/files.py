@@ -1,0 +1,189 @@
+"""Data files on disk or on the Hugging Face hub, read line by line with every fault located."""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+GZIP_MAGIC = b"\x1f\x8b"
+LINES_PER_REPORT = 1024
+FORMATS = {
+    "jsonl": (".jsonl", ".json", ".ndjson"),
+    "tsv": (".tsv", ".txt"),
+    "parquet": (".parquet",),
+}
+
+Advance = Callable[[int], None]
+
+
+class RecordError(ValueError):
+    """What is wrong with one record; whoever reads the file adds where it is."""
+
+
+class DataFile(NamedTuple):
+    """A readable file and the name it has for the user, who may know it by its hub name."""
+
+    name: str
+    path: Path
+
+    def place(self, number: int) -> str:
+        """Where record ``number`` (from 1) is, for messages."""
+        unit = "row" if self.name.endswith(".parquet") else "line"
+        return f"{self.name}, {unit} {number}"
+
+
+def locate(
+    files: str | Sequence[str], *, root: str | None = None, hub: str | None = None
+) -> list[DataFile]:
+    """Find the files of a source, downloading those of a hub repository once.
+
+    Args:
+        files: names or glob patterns, relative to ``root`` if that is given. On the hub, exact
+            names in the repository.
+        root: local folder that holds the files; goes before ``hub``.
+        hub: dataset repository on the Hugging Face hub, ``owner/name``.
+
+    Raises:
+        FileNotFoundError: a name or pattern that fits nothing; says what the folder holds.
+        ConnectionError: the hub did not give a file; says how to do without.
+    """
+    names = [files] if isinstance(files, str) else list(files)
+    if root is None and hub is not None:
+        return [_download(hub, name) for name in names]
+    return [file for name in names for file in _find(Path(root or "."), name)]
+
+
+def _find(folder: Path, name: str) -> list[DataFile]:
+    path = folder / name
+    if path.is_file():
+        return [DataFile(str(path), path)]
+    found = sorted(p for p in path.parent.glob(path.name) if p.is_file())
+    if not found:
+        raise FileNotFoundError(f"{path}: no such file. {_listing(path.parent)}")
+    return [DataFile(str(each), each) for each in found]
+
+
+def _listing(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"The folder {folder} does not exist: set data_dir or root to where the data is"
+    names = sorted(each.name for each in folder.iterdir())
+    return f"The folder holds {', '.join(names[:20]) or 'nothing'}"
+
+
+def _download(hub: str, name: str) -> DataFile:
+    from datasets import DownloadManager
+
+    url = f"hf://datasets/{hub}/{name}"
+    try:
+        path = DownloadManager().download(url)
+    except (OSError, ValueError) as error:
+        raise ConnectionError(
+            f"{url} could not be downloaded ({error}): check the name and the connection, or set "
+            f"root to a local folder that holds {name}"
+        ) from error
+    return DataFile(f"{hub}/{name}", Path(cast(str, path)))
+
+
+def detect_format(file: DataFile) -> str:
+    """``jsonl``, ``tsv`` or ``parquet`` by the file's ending, .gz aside."""
+    suffix = Path(file.name.removesuffix(".gz")).suffix
+    for name, suffixes in FORMATS.items():
+        if suffix in suffixes:
+            return name
+    known = ", ".join(ending for suffixes in FORMATS.values() for ending in suffixes)
+    raise ValueError(
+        f"{file.name}: the ending {suffix!r} tells no format (known: {known}, and .gz): "
+        f"set format to one of {', '.join(FORMATS)}"
+    )
+
+
+def read_lines(file: DataFile, advance: Advance | None = None) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and bytes of every line that is not blank, without its line ending.
+
+    Gzip is recognised by content, not by name. ``advance`` is told the bytes read from disk.
+
+    Raises:
+        ValueError: gzip data that is damaged or cut short, with the last good line.
+    """
+    number = 0
+    with file.path.open("rb") as raw:
+        try:
+            for number, line in enumerate(_text_stream(raw), start=1):
+                if number % LINES_PER_REPORT == 0 and advance:
+                    advance(raw.tell())
+                content = line.rstrip(b"\r\n")
+                if content.strip():
+                    yield number, content.removeprefix(b"\xef\xbb\xbf") if number == 1 else content
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(
+                f"{file.name}: the gzip data is damaged or cut short after line {number} "
+                f"({error}): get the file again"
+            ) from error
+        if advance:
+            advance(raw.tell())
+
+
+def _text_stream(raw: BinaryIO) -> BinaryIO:
+    compressed = raw.read(2) == GZIP_MAGIC
+    raw.seek(0)
+    if not compressed:
+        return raw
+    # The outer buffer makes iteration over lines run in C; GzipFile's own is in Python.
+    unzipped = cast(io.RawIOBase, gzip.GzipFile(fileobj=raw))
+    return cast(BinaryIO, io.BufferedReader(unzipped, 1 << 20))
+
+
+def read_parquet(
+    file: DataFile, advance: Advance | None = None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number (from 1) and columns of every row.
+
+    Raises:
+        ValueError: a damaged file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(file.path) as table:
+            total = max(table.metadata.num_rows, 1)
+            for batch in table.iter_batches(batch_size=LINES_PER_REPORT):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+                if advance:
+                    advance(file.path.stat().st_size * number // total)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file.name}: not readable as Parquet after row {number} ({error}): get the file again"
+        ) from error
+
+
+def decode_text(line: bytes) -> str:
+    """The line as text; RecordError names the first byte that is not UTF-8."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(
+            f"not UTF-8 text: byte 0x{line[error.start]:02x} at column {error.start + 1} "
+            "(if the file is Latin-1, convert it: iconv -f latin1 -t utf-8)"
+        ) from error
+
+
+def decode_json(line: bytes) -> Any:
+    """The line's JSON value, all of whose texts can be written as UTF-8."""
+    text = decode_text(line)
+    try:
+        value = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise RecordError(f"not JSON, one record per line is expected: {error}") from error
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise RecordError(f"half of a surrogate pair in a text: {error}") from error
+    return value
