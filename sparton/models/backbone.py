@@ -203,6 +203,6 @@ def _check_packing(backbone: Backbone) -> None:
 
 def _unpackable(mlm: PreTrainedModel) -> ValueError:
     return ValueError(
-        f"{type(mlm).__name__} does not run on packed sequences: it ignores transformers' attention "
-        "interface or position ids; BERT, DistilBERT, (XLM-)RoBERTa and ModernBERT do"
+        f"{type(mlm).__name__} does not run on packed sequences: it ignores transformers' "
+        "attention interface or position ids; BERT, DistilBERT, (XLM-)RoBERTa and ModernBERT do"
     )

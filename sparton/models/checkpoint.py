@@ -25,17 +25,13 @@ VOCABULARY_FILES = (
 )
 
 
-def load_mlm(
-    name: str, *, revision: str | None = None, subfolder: str = "", without_head: bool = False
-) -> PreTrainedModel:
+def load_mlm(name: str, *, revision: str | None = None, subfolder: str = "") -> PreTrainedModel:
     """The masked-language model of a checkpoint, in fp32 and without attention dropout.
 
     Args:
         name: hub name or local folder.
         revision: branch, tag or commit on the hub.
         subfolder: where in it the checkpoint lies.
-        without_head: accept a checkpoint that has no masked-language-modelling head; the head's
-            weights are then random and the caller fills them.
 
     Raises:
         ValueError: weights are missing from the checkpoint, or a weights file is damaged.
@@ -51,16 +47,13 @@ def load_mlm(
         dtype=torch.float32,
         output_loading_info=True,
     )
-    body = f"{mlm.base_model_prefix}."
-    missing = sorted(
-        key for key in report["missing_keys"] if not (without_head and not key.startswith(body))
-    )
+    missing = sorted(report["missing_keys"])
     if missing:
         raise ValueError(
             f"{name} is not a complete masked-language model, its checkpoint lacks "
             f"{', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}. Name a checkpoint that "
-            "was trained with masked-language modelling, or give this encoder such a head first: "
-            "python scripts/adapt_mlm.py --backbone ..."
+            "was trained with masked-language modelling (bert-base-uncased, say), not a bare "
+            "encoder or a classifier"
         )
     return mlm
 

@@ -46,7 +46,8 @@ def collapse_warning(side: str, figures: dict[str, float], vocabulary_size: int)
     if figures["cosine"] > 0.95:
         return (
             f"the {side} representations are nearly the same (mean cosine "
-            f"{figures['cosine']:.3f}): lower the learning rate, or scale down the MLM head at the start (logit_scale)"
+            f"{figures['cosine']:.3f}): lower the learning rate, or scale down the MLM head at "
+            "the start (logit_scale)"
         )
     if figures["active_terms"] > 0.5 * vocabulary_size:
         return (

@@ -1,7 +1,6 @@
 """Where the figures of a run go beside the screen."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,7 +30,7 @@ class JsonlLogger:
         kept = [line for line in _whole_lines(path) if json.loads(line)["step"] < start_step]
         staged = path.with_suffix(".tmp")
         staged.write_text("".join(kept))
-        os.replace(staged, path)
+        staged.replace(path)
         self._file = path.open("a", buffering=1)
 
     def describe(self, manifest: Record) -> None:

@@ -1,7 +1,7 @@
 """One training step whose gradient is exact on the global batch.
 
-In-batch negatives and FLOPS do not add up over parts of a batch, so the objective is evaluated once,
-on the representations of all ranks and micro-batches (Gao et al., arXiv 2101.06983):
+In-batch negatives and FLOPS do not add up over parts of a batch, so the objective is evaluated
+once, on the representations of all ranks and micro-batches (Gao et al., arXiv 2101.06983):
 
 1. encode the micro-batches without a graph;
 2. gather the representations, evaluate the objective, and differentiate it with respect to them;
@@ -13,7 +13,7 @@ When one micro-batch is the whole local batch, the encoding of 1 keeps its graph
 Q queries and N documents of the global batch, V vocabulary terms.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,10 +37,9 @@ class StepOutput(NamedTuple):
     documents: Tensor
 
 
-class _Chunk(NamedTuple):
-    """A run of sequences encoded together: the queries or the documents of one micro-batch."""
-
-    tokens: TokenBatch
+class _MicroBatch(NamedTuple):
+    queries: TokenBatch
+    documents: TokenBatch
     seed: int
 
 
@@ -53,7 +52,7 @@ class ExactStep:
         micro_batch: queries encoded at once on each rank; None for the whole local batch.
         seed: dropout is a pure function of (seed, step, rank, micro-batch), so the second encoding
             repeats the first and a resumed run repeats an uninterrupted one.
-        scale: multiplies the gradient, for fp16 loss scaling.
+        scale: multiplies the loss before it is differentiated, for fp16.
     """
 
     encoder: nn.Module
@@ -67,77 +66,60 @@ class ExactStep:
     def __call__(self, batch: TrainBatch, step: int) -> StepOutput:
         """
         Args:
-            batch: this rank's share; every rank's has the same number of queries.
+            batch: this rank's share, on the CPU; every rank's has the same number of queries.
             step: decides the regularizers' weights and the dropout.
         """
-        chunks = self._chunks(batch, step)
-        direct = len(chunks) == 1
+        micro_batches = list(self._split(batch, step))
+        direct = len(micro_batches) == 1
         with torch.set_grad_enabled(direct):
-            encoded = [
-                (self._encode(queries), self._encode(documents)) for queries, documents in chunks
-            ]
-        queries, documents = (
-            torch.cat(side) if len(side) > 1 else side[0] for side in zip(*encoded)
-        )
-        output, query_gradient, document_gradient = self._differentiate(queries, documents, step)
+            encoded = [self._encode(micro_batch) for micro_batch in micro_batches]
+        sides = encoded[0] if direct else [torch.cat(side) for side in zip(*encoded, strict=True)]
+        output, gradients = self._differentiate(sides, step)
         if direct:
-            torch.autograd.backward([queries, documents], [query_gradient, document_gradient])
+            torch.autograd.backward(sides, gradients)
         else:
-            self._replay(chunks, query_gradient, document_gradient)
+            self._replay(micro_batches, gradients)
         self.world.sum_gradients(p for p in self.encoder.parameters() if p.requires_grad)
         return output
 
-    def _chunks(self, batch: TrainBatch, step: int) -> list[tuple[_Chunk, _Chunk]]:
+    def _split(self, batch: TrainBatch, step: int) -> Iterator[_MicroBatch]:
+        """Micro-batches on the device, each with the seed of its dropout."""
         total, per_query = batch.queries.num_sequences, batch.documents_per_query
-        size = self.micro_batch or total
+        size = min(self.micro_batch or total, total)
         seed = (self.seed * _SEED_STRIDE + step) * _SEED_STRIDE + self.world.rank
-        device = self.world.device
-        chunks = []
-        for index, start in enumerate(range(0, total, size)):
-            stop = min(start + size, total)
-            if size >= total:
-                sides = (batch.queries, batch.documents)
-            else:
-                sides = (
-                    batch.queries.select(start, stop),
-                    batch.documents.select(start * per_query, stop * per_query),
-                )
-            query_tokens, document_tokens = (side.to(device, non_blocking=True) for side in sides)
-            chunk_seed = (seed * _SEED_STRIDE + 2 * index) % 2**62
-            chunks.append(
-                (_Chunk(query_tokens, chunk_seed), _Chunk(document_tokens, chunk_seed + 1))
+        for start in range(0, total, size):
+            queries, documents = batch.queries, batch.documents
+            if size < total:
+                stop = min(start + size, total)
+                queries = queries.select(start, stop)
+                documents = documents.select(start * per_query, stop * per_query)
+            yield _MicroBatch(
+                queries.to(self.world.device, non_blocking=True),
+                documents.to(self.world.device, non_blocking=True),
+                (seed * _SEED_STRIDE + start) % 2**63,
             )
-        return chunks
 
-    def _encode(self, chunk: _Chunk) -> Tensor:
-        torch.manual_seed(chunk.seed)
+    def _encode(self, micro_batch: _MicroBatch) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(micro_batch.seed)
         with self.precision.autocast():
-            return self.encoder(chunk.tokens)
+            return self.encoder(micro_batch.queries), self.encoder(micro_batch.documents)
 
-    def _differentiate(
-        self, queries: Tensor, documents: Tensor, step: int
-    ) -> tuple[StepOutput, Tensor, Tensor]:
-        """The objective on the global batch and its gradient for this rank's rows."""
+    def _differentiate(self, sides: Sequence[Tensor], step: int) -> tuple[StepOutput, list[Tensor]]:
+        """The objective on the global batch, and its gradients for this rank's rows."""
         world = self.world
-        all_queries = world.gather(queries.detach()).requires_grad_()
-        all_documents = world.gather(documents.detach()).requires_grad_()
-        value = self.objective(all_queries, all_documents, step)
-        gradients = torch.autograd.grad(self.scale(value.loss), [all_queries, all_documents])
-        own_queries, own_documents = (
-            gradient.chunk(world.size)[world.rank] for gradient in gradients
-        )
-        output = StepOutput(
-            value.loss.detach(), value.parts, all_queries.detach(), all_documents.detach()
-        )
-        return output, own_queries, own_documents
+        leaves = [world.gather(side.detach()).requires_grad_() for side in sides]
+        value = self.objective(*leaves, step)
+        gradients = torch.autograd.grad(self.scale(value.loss), leaves)
+        own = [gradient.chunk(world.size)[world.rank] for gradient in gradients]
+        representations = (leaf.detach() for leaf in leaves)
+        return StepOutput(value.loss.detach(), value.parts, *representations), own
 
-    def _replay(
-        self, chunks: list[tuple[_Chunk, _Chunk]], query_gradient: Tensor, document_gradient: Tensor
-    ) -> None:
-        query_start = document_start = 0
-        for queries, documents in chunks:
-            query_stop = query_start + queries.tokens.num_sequences
-            document_stop = document_start + documents.tokens.num_sequences
-            self._encode(queries).backward(query_gradient[query_start:query_stop])
-            self._encode(documents).backward(document_gradient[document_start:document_stop])
-            query_start, document_start = query_stop, document_stop
+    def _replay(self, micro_batches: list[_MicroBatch], gradients: list[Tensor]) -> None:
+        """Encode every micro-batch again, with a graph, and backpropagate its rows' gradients."""
+        sizes = [
+            [micro_batch.queries.num_sequences for micro_batch in micro_batches],
+            [micro_batch.documents.num_sequences for micro_batch in micro_batches],
+        ]
+        rows = zip(*(g.split(size) for g, size in zip(gradients, sizes, strict=True)), strict=True)
+        for micro_batch, own in zip(micro_batches, rows, strict=True):
+            torch.autograd.backward(self._encode(micro_batch), own)

@@ -21,7 +21,9 @@ def test_infonce_is_the_mean_log_share_of_the_positive():
     scores = torch.tensor([[2.0, 0.0, 1.0, -1.0], [0.5, 0.0, 3.0, 0.0]])
     expected = 0.0
     for row, positive in zip(scores.tolist(), (0, 2)):
-        expected -= math.log(math.exp(row[positive] / 0.5) / sum(math.exp(s / 0.5) for s in row)) / 2
+        expected -= (
+            math.log(math.exp(row[positive] / 0.5) / sum(math.exp(s / 0.5) for s in row)) / 2
+        )
     loss = InfoNCE(temperature=0.5)(scores, torch.tensor([0, 2]))
     assert loss.item() == pytest.approx(expected, rel=1e-6)
     assert InfoNCE(temperature=0.51)(scores, torch.tensor([0, 2])).item() != pytest.approx(

@@ -58,9 +58,7 @@ def share(batch: TrainBatch, rank: int, size: int) -> TrainBatch:
 
 
 def objective() -> Objective:
-    return Objective(
-        InfoNCE(), {"l1": Regularizer(l1, 0.01)}, {"flops": Regularizer(flops, 0.1)}
-    )
+    return Objective(InfoNCE(), {"l1": Regularizer(l1, 0.01)}, {"flops": Regularizer(flops, 0.1)})
 
 
 def gradients(world: World, negatives: int, micro_batch: int | None) -> list[torch.Tensor]:
@@ -120,11 +118,13 @@ def test_dropout_repeats_in_the_second_encoding():
 
     def first_gradient(micro_batch: int, forget_seed: bool) -> tuple[float, torch.Tensor]:
         encoder = BagEncoder(dropout=0.5)
-        step = ExactStep(encoder, objective(), World(0, 1, CPU), Precision("fp32", CPU), micro_batch)
+        step = ExactStep(
+            encoder, objective(), World(0, 1, CPU), Precision("fp32", CPU), micro_batch
+        )
         encoded = []
         encoder.register_forward_hook(lambda *call: encoded.append(call[2].detach()))
         if forget_seed:
-            step._encode = lambda chunk: encoder(chunk.tokens)
+            step._encode = lambda part: (encoder(part.queries), encoder(part.documents))
         step(global_batch(0), step=0)
         first, second = encoded[: len(encoded) // 2], encoded[len(encoded) // 2 :]
         return max((a - b).abs().max().item() for a, b in zip(first, second)), encoded[0]
