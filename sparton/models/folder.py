@@ -1,0 +1,203 @@
+"""Encoders as folders that Hugging Face and sentence-transformers load as they are.
+
+Root: a stock masked-LM checkpoint with its tokenizer. Beside it the descriptions by which
+sentence-transformers (5 and 6) composes a ``SparseEncoder``, and ``sparton.json`` with the lengths
+of training. V vocabulary.
+"""
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from sparton.models.backbone import Backbone
+from sparton.models.checkpoint import load_mlm, load_tokenizer, optional_file
+from sparton.models.encoder import SpladeEncoder
+from sparton.models.heads import SpartonHead
+
+MODULES = "sentence_transformers.sparse_encoder.models"
+POOLING_FOLDER = "1_SpladePooling"
+
+
+class Lengths(NamedTuple):
+    """Longest query and document in tokens, special tokens included."""
+
+    query: int
+    document: int
+
+
+def save_encoder(
+    encoder: SpladeEncoder, path: str | Path, *, query_length: int, document_length: int
+) -> None:
+    """Write an encoder as a folder, all of it or nothing.
+
+    Everything is written and flushed beside ``path`` first, and renamed when complete. An existing
+    folder at ``path`` is replaced; if the process dies between the two renames, its content stays
+    beside ``path`` under a name that ends in ``.old``.
+
+    Raises:
+        OSError: the disk is full or not writable; what was at ``path`` before is untouched.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        fresh.mkdir()
+        with encoder.backbone.decoder_in_place() as mlm:
+            mlm.save_pretrained(fresh)
+        encoder.tokenizer.save_pretrained(fresh)
+        for name, content in _descriptions(encoder, query_length, document_length).items():
+            file = fresh / name
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        _flush(fresh)
+        _replace(path, fresh)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def load_encoder(
+    name: str | Path,
+    head: nn.Module | None = None,
+    *,
+    revision: str | None = None,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> SpladeEncoder:
+    """Read an encoder from a folder of :func:`save_encoder`, a sentence-transformers folder (older
+    and newer layouts), a plain masked-LM checkpoint, or any of these on the Hugging Face hub.
+
+    Args:
+        name: path or hub name.
+        head: how representations are computed; ``SpartonHead()`` when None. It is not part of a
+            folder: all heads compute the same representations.
+        revision: branch, tag or commit on the hub.
+        compile, gradient_checkpointing: see :class:`Backbone`.
+
+    Raises:
+        ValueError: the folder describes another kind of model, or its weights are damaged or
+            incomplete.
+        OSError: files are missing, among them the tokenizer.
+    """
+    name = str(name)
+    subfolder = _transformer_subfolder(name, revision)
+    backbone = Backbone(
+        load_mlm(name, revision=revision, subfolder=subfolder),
+        load_tokenizer(name, revision=revision, subfolder=subfolder),
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    return SpladeEncoder(backbone, SpartonHead() if head is None else head)
+
+
+def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
+    """The lengths an encoder was trained with; None where the folder does not say.
+
+    sentence-transformers knows one length for both, which it keeps in one of two files.
+    """
+    own = _read_json(str(name), "sparton.json", revision)
+    if own:
+        return Lengths(own["query_length"], own["document_length"])
+    for file in ("sentence_bert_config.json", "tokenizer_config.json"):
+        length = (_read_json(str(name), file, revision) or {}).get("max_seq_length")
+        if length:
+            return Lengths(length, length)
+    return None
+
+
+def _descriptions(
+    encoder: SpladeEncoder, query_length: int, document_length: int
+) -> dict[str, Any]:
+    """The folder's JSON files; class paths and keys are those that versions 5 and 6 both read."""
+    parts = (("", "MLMTransformer"), (POOLING_FOLDER, "SpladePooling"))
+    return {
+        "modules.json": [
+            {"idx": row, "name": str(row), "path": folder, "type": f"{MODULES}.{kind}"}
+            for row, (folder, kind) in enumerate(parts)
+        ],
+        "config_sentence_transformers.json": {
+            "model_type": "SparseEncoder",
+            "similarity_fn_name": "dot",
+            "prompts": {"query": "", "document": ""},
+            "default_prompt_name": None,
+        },
+        "sentence_bert_config.json": {
+            "max_seq_length": max(query_length, document_length),
+            "do_lower_case": False,
+        },
+        f"{POOLING_FOLDER}/config.json": {
+            "pooling_strategy": "max",
+            "activation_function": "relu",
+            "word_embedding_dimension": encoder.vocabulary_size,
+        },
+        "sparton.json": {"query_length": query_length, "document_length": document_length},
+    }
+
+
+def _transformer_subfolder(name: str, revision: str | None) -> str:
+    """Where the checkpoint lies, after checking that ``modules.json`` (if any) means SPLADE."""
+    modules = _read_json(name, "modules.json", revision)
+    if modules is None:
+        return ""
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    if kinds not in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
+        raise ValueError(
+            f"{name}/modules.json composes {' + '.join(kinds)}; a SPLADE model is a masked-LM "
+            "transformer followed by SpladePooling"
+        )
+    transformer, pooling = (module["path"] for module in modules)
+    if kinds[0] == "Transformer":
+        _expect(
+            name,
+            revision,
+            f"{transformer}/sentence_bert_config.json",
+            "transformer_task",
+            "fill-mask",
+        )
+    _expect(name, revision, f"{pooling}/config.json", "pooling_strategy", "max")
+    _expect(name, revision, f"{pooling}/config.json", "activation_function", "relu")
+    return transformer
+
+
+def _expect(name: str, revision: str | None, file: str, key: str, value: str) -> None:
+    file = file.lstrip("/")
+    content = _read_json(name, file, revision)
+    if content is None:
+        raise FileNotFoundError(f"{name}/{file} is missing, though modules.json refers to it")
+    if content.get(key) != value:
+        raise ValueError(
+            f"{name}/{file}: {key} is {content.get(key)!r}; only {value!r} is supported"
+        )
+
+
+def _read_json(name: str, file: str, revision: str | None) -> Any:
+    path = optional_file(name, file, revision)
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+
+
+def _flush(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _replace(path: Path, fresh: Path) -> None:
+    old = fresh.with_suffix(".old")
+    existed = path.exists()
+    if existed:
+        path.rename(old)
+    fresh.rename(path)
+    if existed:
+        shutil.rmtree(old)
