@@ -22,12 +22,12 @@ class Logger(Protocol):
 class JsonlLogger:
     """One JSON object per line in ``metrics.jsonl``; the file that reports and plots are made from.
 
-    Lines at or beyond ``start_step`` are dropped when a run resumes there, so that the file of a
-    resumed run holds every step once.
+    Lines beyond ``start_step``, the number of steps completed, are dropped when a run resumes there:
+    the file of a resumed run holds every step once.
     """
 
     def __init__(self, path: Path, start_step: int = 0):
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] < start_step]
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= start_step]
         staged = path.with_suffix(".tmp")
         staged.write_text("".join(kept))
         staged.replace(path)

@@ -106,8 +106,7 @@ class Trainer:
             rate_factor = self.schedule(step, self.settings.steps)
             norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
             self._finite &= output.loss.isfinite()
-            tokens = batch.queries.num_tokens + batch.documents.num_tokens
-            self.meter.count(batch.queries.num_sequences, tokens, waited)
+            self.meter.count(batch, waited)
             self._finish_step(step + 1, output, norm)
 
     def _finish_step(self, completed: int, output: StepOutput, norm: Tensor) -> None:

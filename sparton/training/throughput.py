@@ -1,9 +1,12 @@
 """Time, memory and arithmetic of the training steps between two log lines."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+
+from sparton.types import TrainBatch
 
 # Dense bf16 matrix rates in FLOP/s from the vendors' data sheets, by a part of the device name.
 _PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
@@ -25,23 +28,25 @@ class ThroughputMeter:
 
     Attributes:
         device: whose memory is reported.
-        flops_per_token: forward and backward of the model for one real token.
+        flops_per_token: of the model's forward and backward, given the mean sequence length.
         world_size: examples and tokens are counted on one rank and reported for all.
     """
 
     device: torch.device
-    flops_per_token: float
+    flops_per_token: Callable[[float], float]
     world_size: int = 1
     _examples: int = 0
+    _sequences: int = 0
     _tokens: int = 0
     _steps: int = 0
     _waited: float = 0.0
     _since: float = field(default_factory=time.perf_counter)
 
-    def count(self, examples: int, tokens: int, waited: float) -> None:
-        """One step: its queries, its real tokens, and the seconds the loop waited for data."""
-        self._examples += examples
-        self._tokens += tokens
+    def count(self, batch: TrainBatch, waited: float) -> None:
+        """One step: this rank's batch, and the seconds the loop waited for it."""
+        self._examples += batch.queries.num_sequences
+        self._sequences += batch.queries.num_sequences + batch.documents.num_sequences
+        self._tokens += batch.queries.num_tokens + batch.documents.num_tokens
         self._steps += 1
         self._waited += waited
 
@@ -58,7 +63,8 @@ class ThroughputMeter:
         }
         peak = peak_flops(self.device)
         if peak:
-            record["mfu"] = self._tokens * self.flops_per_token / seconds / peak
+            per_token = self.flops_per_token(self._tokens / max(self._sequences, 1))
+            record["mfu"] = self._tokens * per_token / seconds / peak
         if self.device.type == "cuda":
             record["memory_allocated_mib"] = torch.cuda.max_memory_allocated(self.device) / 2**20
             record["memory_reserved_mib"] = torch.cuda.max_memory_reserved(self.device) / 2**20
@@ -68,5 +74,5 @@ class ThroughputMeter:
 
     def restart(self) -> None:
         """Forget what was counted; called after work that is no training step."""
-        self._examples = self._tokens = self._steps = 0
+        self._examples = self._sequences = self._tokens = self._steps = 0
         self._waited, self._since = 0.0, time.perf_counter()

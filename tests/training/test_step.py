@@ -4,48 +4,22 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
 
-from sparton import packing
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops, l1
 from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
-from sparton.types import TokenBatch, TrainBatch
+from sparton.types import TrainBatch
+from tests.training.bag_encoder import BagEncoder, random_batch
 
-VOCABULARY, WIDTH, BATCH = 40, 16, 8
+BATCH = 8
 CPU = torch.device("cpu")
 
 
-class BagEncoder(nn.Module):
-    """Mean of embeddings, projected to the vocabulary: small, packed, differentiable."""
-
-    def __init__(self, dropout: float = 0.0):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.decoder = nn.Linear(WIDTH, VOCABULARY)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, tokens: TokenBatch) -> torch.Tensor:
-        hidden = self.dropout(self.embedding(tokens.input_ids))
-        owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
-        sums = hidden.new_zeros(tokens.num_sequences, WIDTH).index_add(0, owners, hidden)
-        return self.decoder(sums / tokens.cu_seqlens.diff()[:, None]).relu().log1p()
-
-
 def global_batch(negatives: int) -> TrainBatch:
-    generator = torch.Generator().manual_seed(1)
-
-    def sequences(count: int) -> TokenBatch:
-        lengths = torch.randint(1, 9, (count,), generator=generator).tolist()
-        return TokenBatch.from_lists(
-            [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
-        )
-
-    return TrainBatch(sequences(BATCH), sequences(BATCH * (1 + negatives)))
+    return random_batch(BATCH, negatives, seed=1)
 
 
 def share(batch: TrainBatch, rank: int, size: int) -> TrainBatch:

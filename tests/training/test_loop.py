@@ -1,0 +1,173 @@
+"""The loop: what it logs, keeps and refuses, and that a killed run ends where a whole one does."""
+
+import errno
+import json
+import logging
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparton.losses.objective import Objective
+from sparton.losses.ramps import QuadraticRamp
+from sparton.losses.ranking import InfoNCE
+from sparton.losses.regularizers import Regularizer, flops
+from sparton.training.distributed import World
+from sparton.training.loggers import JsonlLogger
+from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
+from sparton.training.optimization import build_optimizer
+from sparton.training.precision import Precision
+from sparton.training.schedules import CosineSchedule
+from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
+from sparton.training.step import ExactStep
+from sparton.training.throughput import ThroughputMeter
+from tests.training.bag_encoder import BagEncoder, random_batch
+
+STEPS = 12
+CPU = torch.device("cpu")
+
+
+def make_trainer(folder: Path, schedule=CosineSchedule(0.2), evaluate=None) -> Trainer:  # noqa: B008
+    encoder = BagEncoder(dropout=0.3)
+    objective = Objective(InfoNCE(), {}, {"flops": Regularizer(flops, 0.1, QuadraticRamp(8))})
+    step = ExactStep(encoder, objective, World(0, 1, CPU), Precision("fp32", CPU), seed=5)
+    adamw = partial(torch.optim.AdamW, lr=1e-2, fused=True)
+    trainer = Trainer(
+        step=step,
+        optimizer=build_optimizer(encoder, adamw, weight_decay=0.01),
+        schedule=schedule,
+        settings=LoopSettings(STEPS, log_every=1, evaluate_every=3, checkpoint_every=2),
+        folder=folder,
+        meter=ThroughputMeter(CPU, lambda length: 0.0),
+        evaluate=evaluate or (lambda encoder: {"ndcg@10": encoder.decoder.weight.sum().item()}),
+        save_model=lambda encoder, path: torch.save(encoder.state_dict(), path.with_suffix(".pt")),
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    start = trainer.resume()
+    trainer.loggers.append(JsonlLogger(folder / "metrics.jsonl", start))
+    return trainer
+
+
+def run(trainer: Trainer, until: int = STEPS, batches=partial(random_batch, 6, 1)) -> None:
+    trainer.run(batches(seed=step) for step in range(trainer.start_step, until))
+
+
+def records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(record: dict) -> dict:
+    timed = ("examples_per_second", "tokens_per_second", "step_ms", "data_wait_ms")
+    return {key: value for key, value in record.items() if key not in timed}
+
+
+@pytest.mark.parametrize("killed_at", [1, 5, 6, 11])
+def test_killed_run_ends_bit_identical_to_an_uninterrupted_one(tmp_path, killed_at):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    reference = make_trainer(whole)
+    run(reference)
+    run(make_trainer(killed), until=killed_at)
+    with (killed / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 1')  # the kill came in the middle of a line
+    resumed = make_trainer(killed)
+    assert resumed.start_step == killed_at - killed_at % 2
+    run(resumed)
+    for name, value in reference.encoder.state_dict().items():
+        assert torch.equal(value, resumed.encoder.state_dict()[name]), name
+    assert [without_times(r) for r in records(killed)] == [without_times(r) for r in records(whole)]
+    assert resumed.best == reference.best
+
+
+def test_resuming_without_the_schedule_would_be_seen(tmp_path):
+    """Negative control of the test above: a schedule that restarts gives other weights."""
+    run(make_trainer(tmp_path / "whole"))
+    run(make_trainer(tmp_path / "killed"), until=6)
+    restarted = make_trainer(
+        tmp_path / "killed", schedule=lambda step, steps: CosineSchedule(0.2)(step - 6, steps)
+    )
+    run(restarted)
+    last = [records(tmp_path / name)[-1]["loss"] for name in ("whole", "killed")]
+    assert last[0] != last[1]
+
+
+def test_records_hold_every_part_of_the_step(tmp_path):
+    run(make_trainer(tmp_path))
+    first, third = records(tmp_path)[0], records(tmp_path)[2]
+    expected = {
+        "loss", "loss_ranking", "loss_document_flops", "lambda_d_flops", "gradient_norm",
+        "learning_rate", "examples_per_second", "tokens_per_second", "step_ms",
+        "query_active_terms", "document_active_terms", "document_cosine", "document_dead_rows",
+    }  # fmt: skip
+    assert expected <= set(first)
+    assert "dev_ndcg@10" in third and "dev_ndcg@10" not in first
+    assert third["lambda_d_flops"] == pytest.approx(0.1 * (2 / 8) ** 2)
+
+
+def test_the_loss_falls(tmp_path):
+    trainer = make_trainer(tmp_path)
+    run(trainer, batches=lambda seed: random_batch(6, 1, seed=0))
+    losses = [record["loss_ranking"] for record in records(tmp_path)]
+    assert losses[-1] < losses[0]
+
+
+def test_the_best_model_is_kept_not_the_last(tmp_path):
+    scores = iter([0.1, 0.9, 0.2, 0.3])
+    trainer = make_trainer(tmp_path, evaluate=lambda encoder: {"ndcg@10": next(scores)})
+    weights = {}
+    trainer.save_model = lambda encoder, path: weights.update(
+        {trainer.best: encoder.decoder.weight.clone()}
+    )
+    run(trainer)
+    assert trainer.best == 0.9
+    assert list(weights) == [0.1, 0.9]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(tmp_path):
+    trainer = make_trainer(tmp_path)
+
+    def poisoned(seed: int):
+        if seed == 7:
+            with torch.no_grad():
+                trainer.encoder.decoder.bias[0] = float("nan")
+        return random_batch(6, 1, seed)
+
+    with pytest.raises(NonFiniteLossError, match="up to step 8.*smaller learning rate"):
+        run(trainer, batches=poisoned)
+    state = load_checkpoint(tmp_path / "checkpoints")
+    assert state["step"] == 6
+    assert all(value.isfinite().all() for value in state["encoder"].values())
+
+
+def test_a_checkpoint_cut_in_half_is_passed_over(tmp_path, caplog):
+    run(make_trainer(tmp_path))
+    newest = sorted((tmp_path / "checkpoints").glob("*.pt"))[-1]
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+    with caplog.at_level(logging.WARNING):
+        assert load_checkpoint(tmp_path / "checkpoints")["step"] == STEPS - 2
+    assert newest.name in caplog.text
+
+
+def test_only_damaged_checkpoints_are_an_error_that_says_what_to_do(tmp_path):
+    (tmp_path / "step-00000004.pt").write_bytes(b"half")
+    with pytest.raises(CheckpointError, match=r"step-00000004\.pt.*Delete the folder"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 2, {"weight": torch.ones(3)})
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(CheckpointError, match="No space left on device.*make room"):
+        save_checkpoint(tmp_path, 4, {"weight": torch.zeros(3)})
+    assert load_checkpoint(tmp_path)["step"] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.pt"]
+
+
+def test_two_checkpoints_are_kept(tmp_path):
+    run(make_trainer(tmp_path))
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000010.pt", "step-00000012.pt"]
