@@ -1,0 +1,248 @@
+"""Encode, index, search, measure, write.
+
+N documents, Q queries, V vocabulary, K results per query.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.table import Table
+from torch import nn
+
+from sparton.retrieval.encoding import device_of, encode_texts
+from sparton.retrieval.metrics import METRICS, evaluate_run
+from sparton.retrieval.run import Run
+from sparton.retrieval.sparse import SparseIndex, SparseRows, mean_flops
+from sparton.retrieval.trec import write_run
+from sparton.types import RetrievalTask, TokenBatch
+
+if TYPE_CHECKING:
+    from sparton.datasets.tokenization import PackedTokenizer
+
+
+class TaskResult(NamedTuple):
+    """One system on one task.
+
+    Attributes:
+        name: the task's.
+        metrics: mean over the judged queries, by ranx's names.
+        query_terms, document_terms: mean number of active terms.
+        flops: mean number of multiplications to score one pair; see :func:`mean_flops`.
+        seconds: wall-clock time to ``encode``, ``index`` and ``search``.
+        run: the rankings themselves.
+    """
+
+    name: str
+    metrics: dict[str, float]
+    query_terms: float
+    document_terms: float
+    flops: float
+    seconds: dict[str, float]
+    run: Run
+
+
+def evaluate_encoder(
+    encoder: nn.Module,
+    tokenizer: "PackedTokenizer",
+    task: RetrievalTask,
+    *,
+    metrics: Sequence[str] = METRICS,
+    k: int = 1000,
+    batch_tokens: int = 16_384,
+    batch_sequences: int = 256,
+    bf16: bool = False,
+    progress: bool = True,
+) -> TaskResult:
+    """A sparse encoder on a full collection, searched exactly, on the encoder's own device.
+
+    The encoder is in evaluation mode meanwhile; afterwards its mode is what it was.
+
+    Args:
+        encoder: packed tokens to non-negative representations fp32 ``[N, V]``.
+        tokenizer: its tokenizer, with the lengths at which texts are cut.
+        task: collection, queries, judgments.
+        metrics: ranx's names.
+        k: depth of the rankings.
+        batch_tokens, batch_sequences, bf16, progress: see :func:`encode_texts`.
+
+    Raises:
+        ValueError: a task without texts, a metric deeper than ``k``, or representations that are
+            not finite.
+    """
+    _check(task, metrics, k)
+
+    def encode(tokenize: Callable[[Sequence[str]], TokenBatch], side: str) -> SparseRows:
+        texts = task.queries.texts if side == "queries" else task.documents.texts
+        label = f"{task.name}: {side}" if progress else None
+        return encode_texts(
+            encoder,
+            tokenize,
+            texts,
+            batch_tokens=batch_tokens,
+            batch_sequences=batch_sequences,
+            bf16=bf16,
+            progress=label,
+        )
+
+    start = perf_counter()
+    documents = encode(tokenizer.documents, "documents")
+    queries = encode(tokenizer.queries, "queries")
+    seconds = perf_counter() - start
+    return _retrieve(
+        task, queries, documents, metrics, k, device=device_of(encoder), encode=seconds
+    )
+
+
+def evaluate_bm25(
+    task: RetrievalTask,
+    *,
+    k1: float = 0.9,
+    b: float = 0.4,
+    metrics: Sequence[str] = METRICS,
+    k: int = 1000,
+    device: torch.device | str = "cpu",
+) -> TaskResult:
+    """BM25 on the same task, through the same index and metrics."""
+    from sparton.retrieval.bm25 import BM25
+
+    _check(task, metrics, k)
+    start = perf_counter()
+    bm25 = BM25(k1, b)
+    documents = bm25.fit(task.documents.texts)
+    queries = bm25.queries(task.queries.texts)
+    seconds = perf_counter() - start
+    return _retrieve(task, queries, documents, metrics, k, device=device, encode=seconds)
+
+
+def explain(
+    encoder: nn.Module,
+    tokenizer: "PackedTokenizer",
+    text: str,
+    *,
+    kind: Literal["query", "document"] = "document",
+    k: int = 20,
+) -> list[tuple[str, float]]:
+    """The ``k`` heaviest terms of a text's representation with their weights, heaviest first."""
+    tokenize = tokenizer.queries if kind == "query" else tokenizer.documents
+    row = encode_texts(encoder, tokenize, [text])
+    heaviest = np.argsort(-row.values, kind="stable")[:k]
+    terms = tokenizer.tokenizer.convert_ids_to_tokens(row.indices[heaviest].tolist())
+    return list(zip(terms, row.values[heaviest].tolist(), strict=True))
+
+
+def mean_metrics(results: Sequence[TaskResult]) -> dict[str, float]:
+    """Each metric's mean over tasks, every task weighing the same."""
+    return {
+        metric: float(np.mean([result.metrics[metric] for result in results]))
+        for metric in results[0].metrics
+    }
+
+
+def results_table(results: Sequence[TaskResult], title: str | None = None) -> Table:
+    """One row per task, and below them the mean row."""
+    metrics = list(results[0].metrics)
+    table = Table(title=title)
+    table.add_column("task")
+    labels = [_label(metric) for metric in metrics]
+    for label in (*labels, "query terms", "document terms", "FLOPS", "seconds"):
+        table.add_column(label, justify="right")
+    figures = np.array(
+        [
+            [
+                *(result.metrics[metric] for metric in metrics),
+                result.query_terms,
+                result.document_terms,
+                result.flops,
+                sum(result.seconds.values()),
+            ]
+            for result in results
+        ]
+    )
+    formats = (*(".4f" for _ in metrics), ".1f", ".1f", ".2f", ".1f")
+    rows = [*zip((result.name for result in results), figures), ("mean", figures.mean(0))]
+    for name, row in rows:
+        table.add_row(name, *(format(value, style) for value, style in zip(row, formats)))
+        if name == results[-1].name:
+            table.add_section()
+    return table
+
+
+def write_results(
+    results: Sequence[TaskResult], folder: Path | str, description: Mapping[str, Any]
+) -> None:
+    """``results.json`` with the figures below ``description``, and ``runs/<task>.trec``.
+
+    The JSON file is complete before the runs are written, and replaced as a whole.
+    """
+    folder = Path(folder)
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    runs = [f"runs/{_file_name(result.name)}.trec" for result in results]
+    tasks = [
+        result._asdict() | {"run": run, "queries": len(result.run.query_ids)}
+        for result, run in zip(results, runs, strict=True)
+    ]
+    content = dict(description) | {"tasks": tasks, "mean": mean_metrics(results)}
+    fresh = folder / "results.json.tmp"
+    fresh.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    fresh.replace(folder / "results.json")
+    for result, run in zip(results, runs, strict=True):
+        write_run(result.run, folder / run)
+
+
+def _check(task: RetrievalTask, metrics: Sequence[str], k: int) -> None:
+    for side, texts in (("documents", task.documents.texts), ("queries", task.queries.texts)):
+        if not texts:
+            raise ValueError(f"task {task.name} has no {side}: check its files and the split")
+    for metric in metrics:
+        cutoff = metric.partition("@")[2]
+        if cutoff.isdigit() and int(cutoff) > k:
+            raise ValueError(f"{metric} looks deeper than the k={k} documents that are retrieved")
+
+
+def _retrieve(
+    task: RetrievalTask,
+    queries: SparseRows,
+    documents: SparseRows,
+    metrics: Sequence[str],
+    k: int,
+    *,
+    device: torch.device | str,
+    encode: float,
+) -> TaskResult:
+    start = perf_counter()
+    index = SparseIndex(documents, device)
+    indexed = perf_counter()
+    scores, rows = index.search(queries, k, exclude=_own_rows(task) if task.exclude_self else None)
+    seconds = {"encode": encode, "index": indexed - start, "search": perf_counter() - indexed}
+    run = Run(task.queries.ids, task.documents.ids, rows, scores)
+    return TaskResult(
+        task.name,
+        evaluate_run(task.qrels, run, metrics),
+        queries.mean_active_terms,
+        documents.mean_active_terms,
+        mean_flops(queries, documents),
+        seconds,
+        run,
+    )
+
+
+def _own_rows(task: RetrievalTask) -> NDArray[np.int64]:
+    """Row of the document that has a query's id, or -1; int64 ``[Q]``."""
+    row_of = {name: row for row, name in enumerate(task.documents.ids)}
+    return np.array([row_of.get(name, -1) for name in task.queries.ids], np.int64)
+
+
+def _label(metric: str) -> str:
+    name, at, cutoff = metric.partition("@")
+    return (name.capitalize() if name == "recall" else name.upper()) + at + cutoff
+
+
+def _file_name(task: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", task)

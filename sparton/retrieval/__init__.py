@@ -1,0 +1,1 @@
+"""Sparse search, BM25, metrics and TREC files."""

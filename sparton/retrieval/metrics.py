@@ -1,0 +1,78 @@
+"""Ranking metrics, computed by ranx. Q judged queries, K results, J judgments of a query."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparton.retrieval.run import Run
+
+Qrels = Mapping[str, Mapping[str, int]]
+
+METRICS = ("ndcg@10", "mrr@10", "recall@100", "recall@1000")
+
+
+def evaluate_queries(
+    qrels: Qrels, run: Run, metrics: Sequence[str] = METRICS
+) -> dict[str, dict[str, float]]:
+    """Metric to query id to value, over exactly the queries in ``qrels``.
+
+    NDCG's gain is the grade itself, as in trec_eval; MRR and recall take a grade of 1 or more as
+    relevant. A judged query that the run lacks, or without results, or without a relevant
+    document, has the value 0. The order of the run is taken as it is, equal scores included.
+
+    Args:
+        qrels: query id to document id to grade; documents outside the collection count as missed.
+        run: rankings at least as deep as the metrics look.
+        metrics: ranx's names, such as ``ndcg@10``.
+
+    Raises:
+        ValueError: no judged query, or a metric that ranx does not know.
+    """
+    if not qrels:
+        raise ValueError("no query has a judgment: check the qrels file and the split's name")
+    judgments, rankings = _as_arrays(qrels, run)
+    from ranx import evaluate
+
+    with warnings.catch_warnings():
+        # Numba compiles ranx's metrics at the first use on a machine and is verbose about it.
+        warnings.simplefilter("ignore")
+        # ranx unwraps the answer for a single metric; asking for one at a time makes that a rule.
+        values = {
+            metric: evaluate(judgments, rankings, metric, return_mean=False) for metric in metrics
+        }
+    return {
+        metric: dict(zip(qrels, scores.tolist(), strict=True)) for metric, scores in values.items()
+    }
+
+
+def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = METRICS) -> dict[str, float]:
+    """Metric to its mean over the queries in ``qrels``; see :func:`evaluate_queries`."""
+    by_query = evaluate_queries(qrels, run, metrics)
+    return {metric: float(np.mean(list(values.values()))) for metric, values in by_query.items()}
+
+
+def _as_arrays(qrels: Qrels, run: Run) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Judgments ``[Q, J, 2]`` and rankings ``[Q, K, 2]`` of (document, grade or score).
+
+    ranx takes such arrays as they are. Its own containers of strings would be compiled for half
+    a minute, and sorted without a rule for equal scores. Documents are numbers: their row in the
+    run, or numbers behind the last row if the run's collection lacks them.
+    """
+    judged = {name for grades in qrels.values() for name in grades}
+    row_of = {name: row for row, name in enumerate(run.document_ids) if name in judged}
+    for name in judged - row_of.keys():
+        row_of[name] = len(run.document_ids) + len(row_of)
+    most = max(1, *(len(grades) for grades in qrels.values()))
+    judgments = np.zeros((len(qrels), most, 2))
+    rankings = np.full((len(qrels), max(run.rows.shape[1], 1), 2), -1.0)
+    place_of = {name: place for place, name in enumerate(run.query_ids)}
+    for query, (name, grades) in enumerate(qrels.items()):
+        ordered = sorted(grades.items(), key=lambda item: -item[1])
+        judgments[query, : len(ordered), 0] = [row_of[document] for document, _ in ordered]
+        judgments[query, : len(ordered), 1] = [grade for _, grade in ordered]
+        if name in place_of:
+            rankings[query, : run.rows.shape[1], 0] = run.rows[place_of[name]]
+            rankings[query, : run.rows.shape[1], 1] = run.scores[place_of[name]]
+    return judgments, rankings
