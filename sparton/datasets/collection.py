@@ -5,11 +5,12 @@ loaded and not after an hour of encoding.
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from sparton.datasets.files import DataFile, RecordError, decode_json, decode_text, read_lines
+from sparton.datasets.records import parse_text
 from sparton.types import RetrievalTask, TextCollection
 
 OnUnknown = Literal["error", "ignore"]
@@ -19,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 class Judgment(NamedTuple):
-    """One line of a qrels file; ``place`` says where it stands."""
+    """One line of a qrels file; ``number`` is that of the line, from 1."""
 
     query_id: str
     document_id: str
     grade: int
-    place: str
+    number: int
 
 
 def beir_folder(
@@ -59,14 +60,13 @@ def beir_folder(
     folder = Path(path)
     documents = _collect(read_texts(beir_file(folder, "corpus.jsonl")))
     queries = _collect(read_texts(beir_file(folder, "queries.jsonl")))
-    judgments_file = (
-        DataFile(qrels, Path(qrels)) if qrels else beir_file(folder, f"qrels/{split}.tsv")
-    )
+    judged = DataFile(qrels, Path(qrels)) if qrels else beir_file(folder, f"qrels/{split}.tsv")
     return _build_task(
         name or f"{folder.name}/{split}",
         documents,
         queries,
-        read_judgments(judgments_file),
+        read_judgments(judged),
+        place=judged.place,
         on_unknown=on_unknown,
         exclude_self=exclude_self,
     )
@@ -108,11 +108,10 @@ def ir_datasets_task(
         _collect(_ir_texts(dataset_id, "document", dataset.docs_iter())),
         _collect(_ir_texts(dataset_id, "query", dataset.queries_iter())),
         (
-            Judgment(
-                each.query_id, each.doc_id, int(each.relevance), f"{dataset_id}, qrel {number}"
-            )
+            Judgment(each.query_id, each.doc_id, int(each.relevance), number)
             for number, each in enumerate(dataset.qrels_iter(), start=1)
         ),
+        place=lambda number: f"{dataset_id}, judgment {number}",
         on_unknown=on_unknown,
         exclude_self=exclude_self,
     )
@@ -129,19 +128,6 @@ def beir_file(folder: Path, name: str) -> DataFile:
         f"{folder / name}[.gz] does not exist; {place} holds {held or 'nothing'}. A folder in the "
         "layout of BEIR has corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
     )
-
-
-def parse_text(record: Any) -> tuple[str, str]:
-    """Id and text (title, a space, body) of a corpus or query record."""
-    if not isinstance(record, dict) or "_id" not in record or "text" not in record:
-        found = f"the keys {sorted(record)}" if isinstance(record, dict) else repr(record)[:80]
-        raise RecordError(f'a JSON object with "_id" and "text" is expected, found {found}')
-    identifier, title, text = record["_id"], record.get("title") or "", record["text"] or ""
-    if not isinstance(title, str) or not isinstance(text, str):
-        raise RecordError('"title" and "text" must be texts')
-    if isinstance(identifier, bool) or not isinstance(identifier, str | int) or identifier == "":
-        raise RecordError(f'"_id" must be a text or a number, not {identifier!r}')
-    return str(identifier), f"{title} {text}".strip()
 
 
 def read_texts(file: DataFile) -> Iterator[tuple[str, str, str]]:
@@ -167,7 +153,7 @@ def read_judgments(file: DataFile) -> Iterator[Judgment]:
             raise ValueError(f"{place}: query id, document id and grade are expected, not {fields}")
         query_id, document_id, grade = fields
         try:
-            yield Judgment(query_id, document_id, int(grade), place)
+            yield Judgment(query_id, document_id, int(grade), number)
         except ValueError as error:
             if number == 1:
                 continue
@@ -194,6 +180,7 @@ def _build_task(
     queries: dict[str, str],
     judgments: Iterable[Judgment],
     *,
+    place: Callable[[int], str],
     on_unknown: OnUnknown,
     exclude_self: bool,
 ) -> RetrievalTask:
@@ -205,8 +192,8 @@ def _build_task(
         unknown = _unknown(judgment, documents, queries)
         if unknown and on_unknown == "error":
             raise ValueError(
-                f"{judgment.place}: {unknown}. Use the collection that the judgments were made "
-                "for, or set on_unknown=ignore to leave such judgments out"
+                f"{place(judgment.number)}: {unknown}. Use the collection that the judgments were "
+                "made for, or set on_unknown=ignore to leave such judgments out"
             )
         if unknown:
             ignored += 1
@@ -215,7 +202,7 @@ def _build_task(
         known = grades.setdefault(judgment.document_id, judgment.grade)
         if known != judgment.grade:
             raise ValueError(
-                f"{judgment.place}: query {judgment.query_id!r} and document "
+                f"{place(judgment.number)}: query {judgment.query_id!r} and document "
                 f"{judgment.document_id!r} were judged {known} before and {judgment.grade} here"
             )
     if not qrels:

@@ -1,0 +1,199 @@
+"""Training batches by step number, tokenized in worker processes ahead of the step.
+
+Q queries of one rank, K explicit negatives of each.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from sparton.datasets.mixture import Mixture
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.types import Example, TrainBatch
+
+SUBSTITUTION_ATTEMPTS = 100
+
+
+class BatchStream(Dataset[TrainBatch]):
+    """One rank's share of the batch of every step; ``stream[step]`` is a pure function.
+
+    Batch ``step`` holds positions ``step * batch`` to ``(step + 1) * batch - 1`` of the mixture;
+    rank r owns the r-th of ``world_size`` equal contiguous parts of it. The arguments are those of
+    :func:`train_loader`.
+    """
+
+    def __init__(
+        self,
+        data: Mixture,
+        tokenizer: PackedTokenizer,
+        *,
+        batch: int,
+        num_negatives: int = 0,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        unique_positives: bool = False,
+    ) -> None:
+        _check_sizes(batch, num_negatives, rank, world_size)
+        data.check(num_negatives)
+        self.data = data
+        self.tokenizer = tokenizer
+        self.batch = batch
+        self.num_negatives = num_negatives
+        self.seed = seed
+        self.rank = rank
+        self.share = batch // world_size
+        self.unique_positives = unique_positives
+
+    def __getitem__(self, step: int) -> TrainBatch:
+        examples = self.examples(step)
+        texts = [text for each in examples for text in (each.positive, *each.negatives)]
+        return TrainBatch(
+            self.tokenizer.queries([each.query for each in examples]),
+            self.tokenizer.documents(texts),
+            _stack_scores(examples),
+        )
+
+    def examples(self, step: int) -> list[Example]:
+        """This rank's Q examples of the batch of ``step``, as texts."""
+        start, own = step * self.batch, self.rank * self.share
+        if self.unique_positives:
+            return self._unique_batch(start)[own : own + self.share]
+        return self._read(range(start + own, start + own + self.share))
+
+    def _read(self, positions: Sequence[int]) -> list[Example]:
+        return self.data.examples(positions, seed=self.seed, num_negatives=self.num_negatives)
+
+    def _unique_batch(self, start: int) -> list[Example]:
+        """The global batch from position ``start`` on, later duplicates of a positive replaced."""
+        examples = self._read(range(start, start + self.batch))
+        taken: set[str] = set()
+        duplicates = []
+        for row, example in enumerate(examples):
+            if example.positive in taken:
+                duplicates.append(row)
+            taken.add(example.positive)
+        for row in duplicates:
+            examples[row] = self._substitute(start + row, taken)
+            taken.add(examples[row].positive)
+        return examples
+
+    def _substitute(self, position: int, taken: set[str]) -> Example:
+        for attempt in range(1, SUBSTITUTION_ATTEMPTS + 1):
+            example = self.data.substitute(
+                position, attempt, seed=self.seed, num_negatives=self.num_negatives
+            )
+            if example.positive not in taken:
+                return example
+        raise ValueError(
+            f"unique_positives: {SUBSTITUTION_ATTEMPTS} draws for position {position} gave only "
+            f"positives that the batch of {self.batch} already holds: make batch smaller, or set "
+            "unique_positives=false"
+        )
+
+
+def train_loader(
+    data: Mixture,
+    tokenizer: PackedTokenizer,
+    *,
+    batch: int,
+    steps: int,
+    num_negatives: int = 0,
+    seed: int = 0,
+    start_step: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    num_workers: int = 0,
+    unique_positives: bool = False,
+) -> "DataLoader[TrainBatch]":
+    """This rank's batches of steps ``start_step`` to ``steps - 1``, in order.
+
+    The batches do not depend on ``num_workers`` nor on where the run was resumed, and those of all
+    ranks together are the same for every ``world_size``. On a machine with CUDA they come in
+    pinned memory.
+
+    Args:
+        data: the stream of examples.
+        tokenizer: cuts and packs the texts.
+        batch: queries per step over all ranks.
+        steps: total of the run; the loader ends there.
+        num_negatives: K, explicit negatives per query.
+        seed: of the order and of every draw.
+        start_step: first step, above 0 when resuming.
+        rank: number of this process.
+        world_size: number of processes.
+        num_workers: processes that read and tokenize ahead; 0 does it in the step.
+        unique_positives: replace an example whose positive text the global batch holds already
+            by another of the same source. The example replaced is not seen in that epoch.
+
+    Raises:
+        ValueError: ``batch`` is smaller than ``world_size`` or no multiple of it; or a source has
+            no negatives though some are asked for.
+    """
+    stream = BatchStream(
+        data,
+        tokenizer,
+        batch=batch,
+        num_negatives=num_negatives,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        unique_positives=unique_positives,
+    )
+    if num_workers:
+        # Said aloud, this stops the tokenizers library from warning at every fork. This process
+        # keeps its parallel tokenizer; the workers switch theirs off.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    return DataLoader(
+        stream,
+        batch_size=None,
+        sampler=range(start_step, steps),
+        num_workers=num_workers,
+        collate_fn=_as_is,
+        worker_init_fn=_single_threaded_tokenizer,
+        prefetch_factor=4 if num_workers else None,
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+def _check_sizes(batch: int, num_negatives: int, rank: int, world_size: int) -> None:
+    if num_negatives < 0:
+        raise ValueError(f"num_negatives={num_negatives} must not be negative")
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank} is not one of world_size={world_size} processes")
+    if batch < world_size:
+        raise ValueError(
+            f"batch={batch} is smaller than the number of processes, {world_size}: each needs at "
+            "least one query, so raise batch or start fewer processes"
+        )
+    if batch % world_size:
+        raise ValueError(
+            f"batch={batch} does not divide among {world_size} processes: the nearest that do are "
+            f"{batch - batch % world_size} and {batch - batch % world_size + world_size}"
+        )
+
+
+def _stack_scores(examples: Sequence[Example]) -> Tensor | None:
+    """fp32 ``[Q, 1 + K]``, or None where no example has teacher scores."""
+    scored = [example for example in examples if example.teacher_scores]
+    if not scored:
+        return None
+    if len(scored) < len(examples):
+        bare = next(example for example in examples if not example.teacher_scores)
+        raise ValueError(
+            "a batch mixes examples with and without teacher scores "
+            f"(none for the query {bare.query[:80]!r}): mix only sources that all have scores"
+        )
+    return torch.tensor([example.teacher_scores for example in examples], dtype=torch.float32)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _single_threaded_tokenizer(worker: int) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"

@@ -1,0 +1,244 @@
+"""One training record, in any of the accepted shapes, to one canonical row.
+
+Texts may come as the five shapes of the sentence-transformers embedding-training-data collection:
+a pair ``[a, b]``, a list with negatives ``[a, p, n, ...]``, ``{"set": [...]}``,
+``{"query", "pos"}`` and ``{"query", "pos", "neg"}``; or as objects and columns under the names in
+:data:`TEXTS`. Records of ids have the same shapes under the names in :data:`IDS`.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from sparton.datasets.files import RecordError
+
+NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
+POSITIVE_SCORES = ("pos_scores", "pos_score", "positive_scores", "positive_score")
+TEXT_IDS = ("_id", "id", "document_id", "query_id")
+NEGATIVE_SCORES = ("neg_scores", "neg_score", "negative_scores", "negative_score")
+
+
+class Kind(NamedTuple):
+    """The names under which a record may hold its parts."""
+
+    name: str
+    query: tuple[str, ...]
+    positives: tuple[str, ...]
+    negatives: tuple[str, ...]
+    documents: tuple[str, ...]
+
+
+TEXTS = Kind(
+    "text",
+    query=("query", "anchor"),
+    positives=("positive", "positives", "pos"),
+    negatives=("negative", "negatives", "neg"),
+    documents=("documents",),
+)
+IDS = Kind(
+    "id",
+    query=("query_id", "qid"),
+    positives=("positive_id", "positive_ids", "pid"),
+    negatives=("negative_id", "negative_ids", "nid"),
+    documents=("document_ids",),
+)
+
+
+class Row(NamedTuple):
+    """A canonical training record.
+
+    Attributes:
+        query: text or id; empty for a set, of which any two members are a query and a positive.
+        positives: at least one.
+        negatives: any number.
+        scores: empty, or one teacher score per positive, then one per negative.
+    """
+
+    query: str
+    positives: list[str]
+    negatives: list[str]
+    scores: list[float]
+
+
+def parse_text(record: Any) -> tuple[str, str]:
+    """Id and text (title, a space, body) of a record of a collection or of a set of queries."""
+    keys = list(record) if isinstance(record, dict) else []
+    name = next((key for key in TEXT_IDS if key in keys), None)
+    if name is None or "text" not in record:
+        raise RecordError(
+            f"an object with an id ({' or '.join(TEXT_IDS)}) and a text is expected, "
+            f"found {keys or repr(record)[:80]}"
+        )
+    identifier, title, text = record[name], record.get("title") or "", record["text"] or ""
+    if not isinstance(title, str) or not isinstance(text, str):
+        raise RecordError("'title' and 'text' must hold text")
+    return _cell(identifier, IDS, name), f"{title} {text}".strip()
+
+
+class Layout(NamedTuple):
+    """Which keys of a record hold what."""
+
+    query: str
+    positives: str | None
+    negatives: tuple[str, ...]
+    documents: str | None
+    scores: str | None
+    positive_scores: str | None
+    negative_scores: str | None
+
+
+def header(fields: Sequence[str], kind: Kind) -> bool:
+    """True if a line of a TSV file can only be the names of its columns."""
+    return all(_known_name(field, kind) for field in fields)
+
+
+def parse_record(record: Any, kind: Kind) -> Row:
+    """Bring one record into canonical form.
+
+    Args:
+        record: a list ``[query, positive, negatives ...]`` or a mapping.
+        kind: :data:`TEXTS` or :data:`IDS`.
+
+    Raises:
+        RecordError: says what is missing, empty, of the wrong type or of unequal length.
+    """
+    if isinstance(record, list):
+        if len(record) < 2:
+            raise RecordError(
+                f"a list of {len(record)} where [query, positive, negatives ...] is expected"
+            )
+        cells = [_cell(value, kind, part) for value, part in zip(record, _list_parts(len(record)))]
+        return Row(cells[0], cells[1:2], cells[2:], [])
+    if not isinstance(record, dict):
+        raise RecordError(f"a {type(record).__name__} where a JSON list or object is expected")
+    if "set" in record and kind is TEXTS:
+        return _parse_set(record["set"])
+    return _parse_mapping(record, kind, _layout(tuple(record), kind))
+
+
+def _list_parts(length: int) -> list[str]:
+    return ["query", "positive"] + ["negative"] * (length - 2)
+
+
+def _parse_set(value: Any) -> Row:
+    members = list(dict.fromkeys(_cells(value, TEXTS, "set")))
+    if len(members) < 2:
+        raise RecordError(f"a set needs two different texts, this one has {len(members)}")
+    return Row("", members, [], [])
+
+
+def _parse_mapping(record: Mapping[str, Any], kind: Kind, layout: Layout) -> Row:
+    query = _cell(record[layout.query], kind, "query")
+    if layout.documents:
+        documents = _cells(record[layout.documents], kind, layout.documents)
+        return _rank(query, documents, _scores(record, layout.scores, len(documents)))
+    assert layout.positives
+    positives = _cells(record[layout.positives], kind, layout.positives)
+    if not positives:
+        raise RecordError(f"{layout.positives!r} is empty")
+    negatives = [cell for name in layout.negatives for cell in _cells(record[name], kind, name)]
+    if layout.scores:
+        scores = _scores(record, layout.scores, len(positives) + len(negatives))
+    elif layout.positive_scores:
+        scores = _scores(record, layout.positive_scores, len(positives))
+        if negatives:
+            scores += _scores(record, layout.negative_scores, len(negatives))
+    else:
+        scores = []
+    return Row(query, positives, negatives, scores)
+
+
+def _rank(query: str, documents: list[str], scores: list[float]) -> Row:
+    """The document that the teacher scores highest is the positive, the first one of equals."""
+    if not documents:
+        raise RecordError("no documents")
+    best = scores.index(max(scores))
+    order = [best, *(place for place in range(len(documents)) if place != best)]
+    return Row(
+        query,
+        [documents[best]],
+        [documents[place] for place in order[1:]],
+        [scores[place] for place in order],
+    )
+
+
+@lru_cache(maxsize=4096)
+def _layout(keys: tuple[str, ...], kind: Kind) -> Layout:
+    def first(names: tuple[str, ...]) -> str | None:
+        return next((name for name in names if name in keys), None)
+
+    negatives = tuple(key for key in keys if key in kind.negatives)
+    numbered = sorted(
+        (key for key in keys if NUMBERED_NEGATIVE.fullmatch(key)),
+        key=lambda key: int(key.removeprefix("negative_")),
+    )
+    query, documents = first(kind.query), first(kind.documents)
+    layout = Layout(
+        query or "",
+        first(kind.positives),
+        (*negatives, *numbered),
+        documents,
+        "scores" if "scores" in keys else None,
+        first(POSITIVE_SCORES),
+        first(NEGATIVE_SCORES),
+    )
+    if query is None or (documents is None and layout.positives is None):
+        raise RecordError(
+            f"the keys {list(keys)} lack a query ({' or '.join(kind.query)}) or its positive "
+            f"({' or '.join(kind.positives)}, or {' or '.join(kind.documents)} with scores): "
+            "name them through columns"
+        )
+    return layout
+
+
+def _known_name(name: str, kind: Kind) -> bool:
+    names = (*kind.query, *kind.positives, *kind.negatives, *kind.documents)
+    scores = ("scores", *POSITIVE_SCORES, *NEGATIVE_SCORES)
+    return name in names or name in scores or bool(NUMBERED_NEGATIVE.fullmatch(name))
+
+
+def _cell(value: Any, kind: Kind, part: str) -> str:
+    if kind is IDS and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise RecordError(f"{part!r} holds a {type(value).__name__} where {kind.name} is expected")
+    if not value or value.isspace():
+        raise RecordError(f"{part!r} holds an empty {kind.name}")
+    return value
+
+
+def _cells(value: Any, kind: Kind, part: str) -> list[str]:
+    """A text or id, a list of them, a list of ids written as JSON, or null for none."""
+    if kind is IDS and isinstance(value, str) and value.startswith("["):
+        value = _json_list(value, part)
+    if isinstance(value, list):
+        return [_cell(each, kind, part) for each in value]
+    return [] if value is None else [_cell(value, kind, part)]
+
+
+def _scores(record: Mapping[str, Any], name: str | None, expected: int) -> list[float]:
+    if name is None:
+        raise RecordError("some of the documents have teacher scores and others have none")
+    value = record[name]
+    if isinstance(value, str) and value.startswith("["):
+        value = _json_list(value, name)
+    values = value if isinstance(value, list) else [value]
+    try:
+        scores = [float(each) for each in values]
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{name!r} holds something that is not a number: {error}") from error
+    if len(scores) != expected:
+        raise RecordError(f"{name!r} holds {len(scores)} scores for {expected} documents")
+    if not all(map(math.isfinite, scores)):
+        raise RecordError(f"{name!r} holds a score that is not finite")
+    return scores
+
+
+def _json_list(text: str, part: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{part!r} starts like a list but is not JSON: {error}") from error

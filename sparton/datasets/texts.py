@@ -1,0 +1,147 @@
+"""Texts by id on disk: a collection of any size, and an index of its ids of 16 bytes per text."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparton.datasets.files import DataFile
+from sparton.datasets.preparation import (
+    Placed,
+    Reading,
+    Tally,
+    chunks,
+    read_records,
+    report,
+    write_table,
+)
+from sparton.datasets.records import RecordError, parse_text
+from sparton.datasets.store import TABLE, Facts, StoredTable, fingerprint, stored_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROWS_PER_BATCH = 1000
+HASHES, ORDER, EMPTY = "hashes.npy", "order.npy", "empty.npy"
+
+
+class TextTable:
+    """Texts with ids, looked up by row or by id; nothing of it is kept in memory."""
+
+    def __init__(self, name: str, table: StoredTable) -> None:
+        self.name = name
+        self.table = table
+
+    def __len__(self) -> int:
+        return len(self.table.rows)
+
+    def text(self, row: int) -> str:
+        """The text of one row."""
+        return self.table.rows.data.column("text")[row].as_py()
+
+    def find(self, ids: Sequence[str]) -> NDArray[np.int64]:
+        """Row of every id, -1 where there is none; int64 ``[len(ids)]``.
+
+        The hashes narrow the search to one row, whose id is then compared.
+        """
+        hashes = np.load(self.table.folder / HASHES, mmap_mode="r")
+        order = np.load(self.table.folder / ORDER, mmap_mode="r")
+        places = np.searchsorted(hashes, _hash(ids))
+        rows = order[np.minimum(places, len(hashes) - 1)].astype(np.int64)
+        known = self.table.rows.data.column("id").take(rows).to_pylist()
+        rows[np.array([a != b for a, b in zip(ids, known)], bool)] = -1
+        return rows
+
+    def empty(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the text of each row is empty; -1 counts as not empty."""
+        flags = np.load(self.table.folder / EMPTY, mmap_mode="r")
+        return flags[rows] & (rows >= 0)
+
+
+def text_table(
+    name: str, files: Sequence[DataFile], reading: Reading, cache_dir: str | None = None
+) -> TextTable:
+    """Prepare the texts of ``files``, once.
+
+    JSON and Parquet records have an id, a text and perhaps a title; lines of TSV are an id and a
+    text unless ``reading.columns`` names them.
+
+    Raises:
+        ValueError: a malformed record, or an id that occurs twice, with file and line.
+    """
+    reading.check()
+    key = fingerprint(files, kind="texts", reading=reading)
+
+    def build(folder: Path) -> Facts:
+        tally = Tally(reading.on_error)
+        hashes: list[NDArray[np.uint64]] = []
+        empty: list[NDArray[np.bool_]] = []
+        batches = _batches(read_records(files, reading, _parse, tally), hashes, empty)
+        write_table(folder / TABLE, _schema(), batches)
+        if not hashes:
+            raise ValueError(f"{name}: the files hold no text")
+        _write_index(name, folder, np.concatenate(hashes))
+        np.save(folder / EMPTY, np.concatenate(empty))
+        return tally.facts()
+
+    table = stored_table(name, key, build, cache_dir)
+    report(name, len(table.rows), table.facts)
+    return TextTable(name, table)
+
+
+def _schema() -> "pa.Schema":
+    import pyarrow as pa
+
+    return pa.schema([("id", pa.string()), ("text", pa.string())])
+
+
+def _batches(
+    records: Iterator[Placed],
+    hashes: list[NDArray[np.uint64]],
+    empty: list[NDArray[np.bool_]],
+) -> "Iterator[pa.RecordBatch]":
+    import pyarrow as pa
+
+    for placed in chunks(records, ROWS_PER_BATCH):
+        ids = [record.value[0] for record in placed]
+        texts = [record.value[1] for record in placed]
+        hashes.append(_hash(ids))
+        empty.append(np.array([not text for text in texts]))
+        yield pa.record_batch([pa.array(ids), pa.array(texts)], schema=_schema())
+
+
+def _parse(record: object) -> tuple[str, str]:
+    if isinstance(record, list):
+        if len(record) != 2:
+            raise RecordError(
+                f"{len(record)} tab-separated fields where an id and a text are expected: name "
+                "the fields through columns"
+            )
+        record = {"_id": record[0], "text": record[1]}
+    return parse_text(record)
+
+
+def _hash(ids: Sequence[str]) -> NDArray[np.uint64]:
+    from pandas.util import hash_array
+
+    return hash_array(np.array(ids, dtype=object), categorize=False)
+
+
+def _write_index(name: str, folder: Path, hashes: NDArray[np.uint64]) -> None:
+    from datasets import Dataset
+
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    for place in np.flatnonzero(hashes[1:] == hashes[:-1]):
+        rows = order[place : place + 2].tolist()
+        first, second = Dataset.from_file(str(folder / TABLE))[rows]["id"]
+        fault = (
+            f"the id {first!r} occurs twice, as records {rows[0] + 1} and {rows[1] + 1}"
+            if first == second
+            else f"the ids {first!r} and {second!r} have the same hash: rename one"
+        )
+        raise ValueError(f"{name}: {fault}")
+    np.save(folder / HASHES, hashes)
+    np.save(folder / ORDER, order)
