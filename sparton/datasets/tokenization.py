@@ -1,5 +1,6 @@
 """Texts to packed token batches. N texts, T tokens in all."""
 
+import copy
 from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -54,6 +55,9 @@ class PackedTokenizer:
         self.tokenizer = tokenizer
         self.query_length = query_length
         self.document_length = document_length
+        # A copy of its own, so that the truncation set here is not saved with the model.
+        self._encoder = copy.deepcopy(tokenizer.backend_tokenizer)
+        self._encoder.no_padding()
 
     def queries(self, texts: Sequence[str]) -> TokenBatch:
         """N queries packed; an empty text keeps its special tokens."""
@@ -64,15 +68,8 @@ class PackedTokenizer:
         return self._pack(texts, self.document_length)
 
     def _pack(self, texts: Sequence[str], length: int) -> TokenBatch:
-        sequences: list[list[int]] = []
-        if texts:
-            sequences = self.tokenizer(
-                list(texts),
-                truncation=True,
-                max_length=length,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-            )["input_ids"]
+        self._encoder.enable_truncation(length)
+        sequences = [encoding.ids for encoding in self._encoder.encode_batch_fast(list(texts))]
         lengths = np.fromiter(map(len, sequences), np.int64, count=len(sequences))
         boundaries = np.concatenate([[0], np.cumsum(lengths)])
         total = int(boundaries[-1])
