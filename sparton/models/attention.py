@@ -68,8 +68,8 @@ def packed_attention(
         )
     window = -1 if sliding_window is None else sliding_window - 1
     attend = _varlen if _has_varlen_kernel(query) else _padded
-    packed = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-    return attend(*packed, cu_seq_lens_q, max_length_q, scaling, window).unsqueeze(0), None
+    q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
+    return attend(q, k, v, cu_seq_lens_q, max_length_q, scaling, window).unsqueeze(0), None
 
 
 def _has_varlen_kernel(query: Tensor) -> bool:
@@ -114,9 +114,9 @@ def _padded(
 ) -> Tensor:
     """``[T, H, d]`` each; padded to ``[N, H, S, d]`` for attention alone, then packed again."""
     stacked = torch.stack((query, key, value), dim=1)
-    padded = packing.pad(stacked, cu_seqlens, max_seqlen).permute(2, 0, 3, 1, 4)
+    q, k, v = packing.pad(stacked, cu_seqlens, max_seqlen).permute(2, 0, 3, 1, 4).unbind(0)
     mask = _attention_mask(cu_seqlens, max_seqlen, window)
-    mixed = F.scaled_dot_product_attention(*padded.unbind(0), attn_mask=mask, scale=scale)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
     return packing.unpad(mixed.transpose(1, 2), cu_seqlens, query.shape[0])
 
 

@@ -5,6 +5,7 @@ T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabular
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from sparton.models.attention import PACKED_ATTENTION, register_packed_attention
 from sparton.types import TokenBatch
+
+Config = TypeVar("Config", bound=PreTrainedConfig)
 
 ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
@@ -142,7 +145,7 @@ class Backbone(nn.Module):
             )
 
 
-def without_attention_dropout(config: PreTrainedConfig) -> PreTrainedConfig:
+def without_attention_dropout(config: Config) -> Config:
     """Set the attention dropout of a configuration to 0, in place; returns it."""
     for name in ATTENTION_DROPOUTS:
         if hasattr(config, name):

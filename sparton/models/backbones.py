@@ -151,6 +151,8 @@ def start_near_identity(backbone: Backbone, *, bias: float) -> None:
     -1), and the LayerNorm takes the shift out again. All vocabulary entries start at ``bias``:
     at 0 half of them would be active in every text.
     """
+    if not isinstance(backbone.mlm, BertForMaskedLM):
+        raise ValueError(f"{type(backbone.mlm).__name__} has another head than BERT's")
     transform = backbone.mlm.cls.predictions.transform
     nn.init.eye_(transform.dense.weight)
     transform.dense.bias.fill_(4.0)

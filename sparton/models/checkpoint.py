@@ -37,6 +37,8 @@ def load_mlm(name: str, *, revision: str | None = None, subfolder: str = "") -> 
         ValueError: weights are missing from the checkpoint, or a weights file is damaged.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
+    if optional_file(name, "config.json", revision, subfolder) is None:
+        raise FileNotFoundError(f"no config.json in {name}: not a Hugging Face model folder")
     _check_weights(Path(name) / subfolder)
     config = AutoConfig.from_pretrained(name, revision=revision, subfolder=subfolder)
     mlm, report = AutoModelForMaskedLM.from_pretrained(

@@ -21,6 +21,12 @@ from sparton.models.heads import SpartonHead
 
 MODULES = "sentence_transformers.sparse_encoder.models"
 POOLING_FOLDER = "1_SpladePooling"
+LENGTH_KEYS = (
+    ("sentence_bert_config.json", "max_seq_length"),
+    ("tokenizer_config.json", "max_seq_length"),
+    ("tokenizer_config.json", "model_max_length"),
+)
+UNLIMITED = 10**9  # transformers writes 1e30 for a tokenizer without a limit
 
 
 class Lengths(NamedTuple):
@@ -97,14 +103,14 @@ def load_encoder(
 def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
     """The lengths an encoder was trained with; None where the folder does not say.
 
-    sentence-transformers knows one length for both, which it keeps in one of two files.
+    sentence-transformers knows one length for both and has kept it in several places.
     """
     own = _read_json(str(name), "sparton.json", revision)
     if own:
         return Lengths(own["query_length"], own["document_length"])
-    for file in ("sentence_bert_config.json", "tokenizer_config.json"):
-        length = (_read_json(str(name), file, revision) or {}).get("max_seq_length")
-        if length:
+    for file, key in LENGTH_KEYS:
+        length = (_read_json(str(name), file, revision) or {}).get(key)
+        if length and length < UNLIMITED:
             return Lengths(length, length)
     return None
 

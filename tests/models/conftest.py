@@ -1,0 +1,123 @@
+"""Tiny random members of every backbone family, with weights large enough that attention matters.
+
+The families differ where packing could go wrong: BERT has absolute positions and token types,
+DistilBERT another head, XLM-R an offset of the positions, ModernBERT rotary positions and local
+attention (here 4 tokens to each side).
+"""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    DistilBertConfig,
+    DistilBertForMaskedLM,
+    ModernBertConfig,
+    ModernBertForMaskedLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+)
+
+from sparton.models.backbone import without_attention_dropout
+from sparton.models.backbones import word_tokenizer
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+VOCABULARY_SIZE = 60
+MAX_LENGTH = 96
+FAMILIES = ("bert", "distilbert", "xlm_roberta", "modernbert")
+
+
+def _bert() -> PreTrainedModel:
+    config = BertConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=MAX_LENGTH,
+    )
+    return BertForMaskedLM(without_attention_dropout(config))
+
+
+def _distilbert() -> PreTrainedModel:
+    config = DistilBertConfig(
+        vocab_size=VOCABULARY_SIZE,
+        dim=32,
+        n_layers=2,
+        n_heads=2,
+        hidden_dim=48,
+        max_position_embeddings=MAX_LENGTH,
+    )
+    return DistilBertForMaskedLM(without_attention_dropout(config))
+
+
+def _xlm_roberta() -> PreTrainedModel:
+    config = XLMRobertaConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=MAX_LENGTH + 2,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    return XLMRobertaForMaskedLM(without_attention_dropout(config))
+
+
+def _modernbert() -> PreTrainedModel:
+    config = ModernBertConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=MAX_LENGTH,
+        local_attention=8,
+        global_attn_every_n_layers=3,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
+        cls_token_id=2,
+        sep_token_id=3,
+    )
+    return ModernBertForMaskedLM(without_attention_dropout(config))
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def build_mlm() -> Callable[[str], PreTrainedModel]:
+    """Family name to a fresh model; equal names give equal weights."""
+    builders = {
+        "bert": _bert,
+        "distilbert": _distilbert,
+        "xlm_roberta": _xlm_roberta,
+        "modernbert": _modernbert,
+    }
+
+    def build(name: str) -> PreTrainedModel:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            mlm = builders[name]()
+            for parameter in mlm.parameters():
+                if parameter.ndim == 2:
+                    parameter.mul_(5)
+        return mlm.eval()
+
+    return build
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return word_tokenizer([f"w{row}" for row in range(5, VOCABULARY_SIZE)], MAX_LENGTH)

@@ -1,0 +1,262 @@
+"""Packed and padded forwards agree, for every family; what cannot be packed is refused.
+
+The other side of each comparison is the stock Hugging Face model with its own sdpa attention,
+padding and attention mask.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from transformers import DebertaV2Config, DebertaV2ForMaskedLM
+
+from sparton import packing
+from sparton.models.backbone import Backbone
+from sparton.types import TokenBatch
+
+LENGTHS = (3, 1, 0, 30, 2, 17)  # one is empty, two exceed ModernBERT's local window
+TOLERANCE = 1e-5
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def batch(lengths=LENGTHS, seed=0) -> TokenBatch:
+    generator = torch.Generator().manual_seed(seed)
+    return TokenBatch.from_lists(
+        [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
+    )
+
+
+def padded_logits(mlm, tokens: TokenBatch) -> Tensor:
+    mlm.set_attn_implementation("sdpa")
+    logits = mlm(
+        input_ids=tokens.pad(tokens.input_ids, fill=mlm.config.pad_token_id),
+        attention_mask=tokens.padding_mask().long(),
+    ).logits
+    return packing.unpad(logits, tokens.cu_seqlens, tokens.num_tokens)
+
+
+def packed_logits(backbone: Backbone, tokens: TokenBatch) -> Tensor:
+    return backbone.decoder(backbone(tokens))
+
+
+def gradients(module: nn.Module, logits: Tensor) -> dict[str, Tensor]:
+    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    module.zero_grad()
+    logits.backward(upstream)
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    return torch.allclose(left, right, rtol=0, atol=TOLERANCE * float(right.detach().abs().max()))
+
+
+def test_packed_logits_equal_padded(family, build_mlm, tokenizer):
+    tokens = batch()
+    expected = padded_logits(build_mlm(family), tokens)
+    backbone = Backbone(build_mlm(family), tokenizer).eval()
+    assert backbone(tokens).shape == (sum(LENGTHS), 32)
+    assert close(packed_logits(backbone, tokens), expected)
+
+    merged = tokens.cu_seqlens.clone()
+    merged[4] = merged[5]
+    wrong = tokens._replace(cu_seqlens=merged, max_seqlen=32)
+    assert not close(packed_logits(backbone, wrong), expected)
+
+
+def test_positions_that_do_not_restart_are_noticed(family, build_mlm, tokenizer):
+    if family == "modernbert":
+        pytest.skip("rotary positions are relative")
+    tokens = batch()
+    expected = padded_logits(build_mlm(family), tokens)
+    wrong = tokens._replace(position_ids=torch.arange(tokens.num_tokens))
+    backbone = Backbone(build_mlm(family), tokenizer).eval()
+    assert not close(packed_logits(backbone, wrong), expected)
+
+
+def test_the_local_window_is_that_of_transformers(build_mlm, tokenizer):
+    tokens = batch()
+    expected = padded_logits(build_mlm("modernbert"), tokens)
+    backbone = Backbone(build_mlm("modernbert"), tokenizer).eval()
+    local = [m for m in backbone.modules() if getattr(m, "sliding_window", None) is not None]
+    assert len(local) == 2
+    for off in (-1, 1):
+        for layer in local:
+            layer.sliding_window += off
+        assert not close(packed_logits(backbone, tokens), expected)
+        for layer in local:
+            layer.sliding_window -= off
+    assert close(packed_logits(backbone, tokens), expected)
+
+
+def test_packed_gradients_equal_padded(family, build_mlm, tokenizer):
+    tokens = batch()
+    stock = build_mlm(family)
+    expected = gradients(stock, padded_logits(stock, tokens))
+    backbone = Backbone(build_mlm(family), tokenizer).eval()
+    logits = packed_logits(backbone, tokens)
+    with backbone.decoder_in_place() as mlm:
+        actual = gradients(mlm, logits)
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        # Attention scores do not change when a constant is added to all keys: this gradient is 0.
+        if "key.bias" in name or "k_lin.bias" in name:
+            continue
+        assert close(actual[name], gradient), name
+        assert not close(actual[name] * 1.01, gradient), name
+
+
+def test_sequences_do_not_see_each_other(family, build_mlm, tokenizer):
+    backbone = Backbone(build_mlm(family), tokenizer).eval()
+    tokens = batch()
+    before = backbone(tokens)
+    changed = tokens.input_ids.clone()
+    changed[4:34] = 7  # the sequence of 30
+    after = backbone(tokens._replace(input_ids=changed))
+    others = torch.ones(tokens.num_tokens, dtype=torch.bool)
+    others[4:34] = False
+    torch.testing.assert_close(after[others], before[others], rtol=0, atol=1e-6)
+    assert not torch.allclose(after[~others], before[~others], atol=1e-2)
+
+
+def test_a_batch_without_tokens(family, build_mlm, tokenizer):
+    backbone = Backbone(build_mlm(family), tokenizer)
+    assert backbone(TokenBatch.from_lists([])).shape == (0, 32)
+    assert backbone(TokenBatch.from_lists([[], []])).shape == (0, 32)
+
+
+def test_empty_sequences_give_finite_gradients(family, build_mlm, tokenizer):
+    backbone = Backbone(build_mlm(family), tokenizer)
+    packed_logits(backbone, batch((0, 9, 0, 2))).sum().backward()
+    assert all(p.grad.isfinite().all() for p in backbone.parameters() if p.grad is not None)
+
+
+def test_too_long_a_sequence_is_refused(family, build_mlm, tokenizer):
+    backbone = Backbone(build_mlm(family), tokenizer)
+    assert backbone.max_length == 96
+    assert backbone(batch((96,))).shape == (96, 32)
+    with pytest.raises(ValueError, match=r"97 tokens.*96 positions"):
+        backbone(batch((97,)))
+
+
+def test_the_decoder_leaves_and_returns(family, build_mlm, tokenizer):
+    mlm = build_mlm(family)
+    names = set(mlm.state_dict())
+    total = sum(p.numel() for p in mlm.parameters())
+    backbone = Backbone(mlm, tokenizer)
+    assert backbone.decoder.weight is mlm.get_input_embeddings().weight
+    assert backbone.num_parameters() == total
+    with backbone.decoder_in_place() as whole:
+        assert set(whole.state_dict()) == names
+    assert mlm.get_output_embeddings() is not backbone.decoder
+    backbone.to(torch.bfloat16)
+    assert backbone.decoder.weight is mlm.get_input_embeddings().weight
+
+
+def test_gradient_checkpointing_recomputes_and_changes_no_gradient(family, build_mlm, tokenizer):
+    tokens = batch()
+    results, runs = [], []
+    for option in (False, True):
+        backbone = Backbone(build_mlm(family), tokenizer, gradient_checkpointing=option).train()
+        for module in backbone.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        body = backbone.mlm.base_model
+        linear = next(m for m in body.modules() if isinstance(m, nn.Linear))
+        calls: list[nn.Module] = []
+        linear.register_forward_hook(lambda module, *_, calls=calls: calls.append(module))
+        results.append(gradients(backbone, packed_logits(backbone, tokens)))
+        runs.append(len(calls))
+    assert runs == [1, 2]
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(results[1][name], gradient)
+
+
+def test_one_graph_serves_all_lengths(build_mlm, tokenizer):
+    backbone = Backbone(build_mlm("bert"), tokenizer).eval()
+    eager = copy.deepcopy(backbone)
+    counter = CompileCounter()
+    torch._dynamo.reset()
+    backbone.mlm.compile(backend=counter, dynamic=True, fullgraph=True)
+    for lengths in ((3, 5, 7), (10, 20), (1, 1, 1, 9), (2, 0, 4, 5, 30, 12)):
+        tokens = batch(lengths)
+        torch.testing.assert_close(backbone(tokens), eager(tokens))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.gpu
+@cuda
+def test_half_precision_on_a_gpu_is_as_exact_packed_as_padded(family, build_mlm, tokenizer):
+    tokens = batch((3, 1, 90, 30, 2, 17)).to("cuda")
+    truth = padded_logits(build_mlm(family).double().cuda(), tokens)
+    backbone = Backbone(build_mlm(family), tokenizer).eval().cuda()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        padded = padded_logits(build_mlm(family).cuda(), tokens)
+        packed = packed_logits(backbone, tokens)
+        merged = tokens.cu_seqlens.clone()
+        merged[4] = merged[5]
+        wrong = packed_logits(backbone, tokens._replace(cu_seqlens=merged))
+    errors = [float((logits - truth).abs().mean()) for logits in (packed, padded, wrong)]
+    assert errors[0] < 1.25 * errors[1] < errors[2]
+
+
+@pytest.mark.gpu
+@cuda
+def test_compiled_on_a_gpu_without_recompilation(family, build_mlm, tokenizer):
+    eager = Backbone(build_mlm(family), tokenizer).eval().cuda()
+    compiled = Backbone(build_mlm(family), tokenizer, compile=True).eval().cuda()
+    torch._dynamo.reset()
+    with (
+        torch._dynamo.config.patch(error_on_recompile=True),
+        torch.autocast("cuda", torch.bfloat16),
+    ):
+        for lengths in ((3, 5, 7), (10, 20), (1, 1, 1, 9), (2, 4, 5, 90, 12), (64,) * 40):
+            tokens = batch(lengths).to("cuda")
+            actual, expected = packed_logits(compiled, tokens), packed_logits(eager, tokens)
+            scale = float(expected.detach().abs().max())
+            assert float((actual - expected).detach().abs().max()) < 0.05 * scale
+            actual.float().sum().backward()
+    assert all(p.grad.isfinite().all() for p in compiled.parameters() if p.grad is not None)
+
+
+def test_attention_dropout_is_refused(build_mlm, tokenizer):
+    mlm = build_mlm("bert")
+    mlm.config.attention_probs_dropout_prob = 0.1
+    with pytest.raises(ValueError, match=r"attention_probs_dropout_prob is 0\.1"):
+        Backbone(mlm, tokenizer)
+
+
+def test_a_model_without_packable_attention_is_refused(tokenizer):
+    config = DebertaV2Config(
+        vocab_size=60,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=32,
+        attention_probs_dropout_prob=0.0,
+    )
+    with pytest.raises(ValueError, match="does not run on packed sequences"):
+        Backbone(DebertaV2ForMaskedLM(config), tokenizer)
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(build_mlm, tokenizer):
+    tokenizer.add_tokens(["extra"])
+    with pytest.raises(ValueError, match=r"61 tokens.*60 vocabulary rows"):
+        Backbone(build_mlm("bert"), tokenizer)
+
+
+def test_flops_per_token_counts_every_matrix_product(family, build_mlm, tokenizer):
+    backbone = Backbone(build_mlm(family), tokenizer)
+    inner = 2 * 32 * 48 + 4 * 32 * 32  # feed-forward and attention projections of a layer
+    head = 32 * 32
+    layers, spans = 2, 2 * 20
+    if family == "modernbert":
+        inner += 32 * 48  # its feed-forward is gated
+        layers, spans = 4, 2 * 20 + 2 * 9
+    forward = 2 * (layers * inner + head) + 4 * 32 * spans
+    decoder = 2 * 32 * 60
+    assert backbone.flops_per_token(20, training=False) == forward + decoder
+    expected = 3 * forward + decoder + 2 * decoder / 20
+    assert backbone.flops_per_token(20) == pytest.approx(expected)

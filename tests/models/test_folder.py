@@ -1,0 +1,205 @@
+"""Folders against the libraries that read and write them, and folders that must be refused."""
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+from sparton import packing
+from sparton.models.backbone import Backbone
+from sparton.models.backbones import tiny
+from sparton.models.encoder import SpladeEncoder
+from sparton.models.folder import encoder_lengths, load_encoder, save_encoder
+from sparton.models.heads import EagerHead
+from sparton.types import TokenBatch
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+TEXTS = ["the quick brown fox jumps over the lazy dog", "a lazy cat", "foxes hunt quick hens", ""]
+
+
+def make_encoder(seed: int = 0) -> SpladeEncoder:
+    backbone = tiny(TEXTS, hidden_size=32, layers=1, seed=seed)
+    with torch.no_grad():
+        backbone.decoder.bias.add_(2 * torch.rand(backbone.decoder.out_features))
+    return SpladeEncoder(backbone, EagerHead()).eval()
+
+
+@torch.no_grad()
+def encode(encoder: SpladeEncoder, length: int = 12) -> Tensor:
+    ids = encoder.tokenizer(TEXTS, truncation=True, max_length=length)["input_ids"]
+    return encoder.eval()(TokenBatch.from_lists(ids))
+
+
+def encode_elsewhere(path: Path) -> Tensor:
+    model = sentence_transformers.SparseEncoder(str(path), device="cpu")
+    return model.encode(TEXTS, convert_to_sparse_tensor=False)
+
+
+@pytest.fixture
+def saved(tmp_path) -> tuple[Path, Tensor]:
+    """A folder, and the representations that it must give."""
+    encoder = make_encoder()
+    save_encoder(encoder, tmp_path / "model", query_length=8, document_length=12)
+    return tmp_path / "model", encode(encoder)
+
+
+def edit(file: Path, **changes: object) -> None:
+    content = json.loads(file.read_text())
+    content.update(changes)
+    file.write_text(json.dumps(content))
+
+
+def test_a_round_trip_is_exact(saved):
+    path, expected = saved
+    assert torch.equal(encode(load_encoder(path, EagerHead())), expected)
+    assert not torch.allclose(encode(make_encoder(seed=1)), expected, atol=1e-3)
+    assert encoder_lengths(path) == (8, 12)
+
+
+def test_saving_leaves_the_encoder_as_it_was(tmp_path):
+    encoder = make_encoder()
+    before = encode(encoder)
+    save_encoder(encoder, tmp_path / "model", query_length=8, document_length=12)
+    assert torch.equal(encode(encoder), before)
+
+
+def test_every_family_round_trips(family, build_mlm, tokenizer, tmp_path):
+    encoder = SpladeEncoder(Backbone(build_mlm(family), tokenizer), EagerHead()).eval()
+    save_encoder(encoder, tmp_path / "model", query_length=8, document_length=12)
+    again = load_encoder(tmp_path / "model", EagerHead()).eval()
+    tokens = TokenBatch.from_lists([[5, 6, 7], list(range(8, 40))])
+    assert torch.equal(again(tokens), encoder(tokens))
+    stock = AutoModelForMaskedLM.from_pretrained(tmp_path / "model").eval()
+    assert stock.config._attn_implementation == "sdpa"
+    padded = stock(
+        input_ids=tokens.pad(tokens.input_ids, fill=stock.config.pad_token_id),
+        attention_mask=tokens.padding_mask().long(),
+    ).logits
+    logits = packing.unpad(padded, tokens.cu_seqlens, tokens.num_tokens)
+    expected = torch.log1p(torch.relu(torch.stack([logits[:3].amax(0), logits[3:].amax(0)])))
+    torch.testing.assert_close(again(tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_sentence_transformers_loads_the_folder_with_equal_representations(saved):
+    path, expected = saved
+    torch.testing.assert_close(encode_elsewhere(path), expected)
+    model = sentence_transformers.SparseEncoder(str(path), device="cpu")
+    assert model.max_seq_length == 12
+    assert model.similarity_fn_name == "dot"
+    assert len(AutoTokenizer.from_pretrained(path)) == expected.shape[1]
+
+
+def test_a_folder_written_by_sentence_transformers_loads(saved, tmp_path):
+    path, expected = saved
+    sentence_transformers.SparseEncoder(str(path), device="cpu").save(str(tmp_path / "newer"))
+    modules = (tmp_path / "newer/modules.json").read_text()
+    assert "sparse_encoder.modules" in modules  # not the class paths that this project writes
+    assert torch.equal(encode(load_encoder(tmp_path / "newer", EagerHead())), expected)
+    assert encoder_lengths(tmp_path / "newer") == (12, 12)
+
+
+def test_the_general_transformer_class_needs_its_task(saved):
+    path, expected = saved
+    modules = json.loads((path / "modules.json").read_text())
+    modules[0]["type"] = "sentence_transformers.base.modules.transformer.Transformer"
+    (path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match="transformer_task is None; only 'fill-mask'"):
+        load_encoder(path)
+    edit(path / "sentence_bert_config.json", transformer_task="fill-mask")
+    assert torch.equal(encode(load_encoder(path, EagerHead())), expected)
+
+
+def test_a_plain_masked_lm_checkpoint_loads(saved):
+    path, expected = saved
+    shutil.rmtree(path / "1_SpladePooling")
+    for name in ("modules", "config_sentence_transformers", "sentence_bert_config", "sparton"):
+        (path / f"{name}.json").unlink()
+    assert torch.equal(encode(load_encoder(path, EagerHead())), expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("pooling_strategy", "sum"), ("activation_function", "log1p_relu")]
+)
+def test_other_poolings_are_refused(saved, key, value):
+    path, _ = saved
+    edit(path / "1_SpladePooling/config.json", **{key: value})
+    with pytest.raises(ValueError, match=f"1_SpladePooling/config.json: {key} is '{value}'"):
+        load_encoder(path)
+
+
+def test_other_kinds_of_model_are_refused(saved):
+    path, _ = saved
+    modules = json.loads((path / "modules.json").read_text())
+    modules[1]["type"] = "sentence_transformers.models.Pooling"
+    (path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=r"modules.json composes MLMTransformer \+ Pooling"):
+        load_encoder(path)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("tokenizer.json", "no tokenizer in"),
+        ("model.safetensors", "model.safetensors"),
+        ("config.json", "config.json"),
+        ("1_SpladePooling/config.json", "1_SpladePooling/config.json is missing"),
+    ],
+)
+def test_missing_files_are_named(saved, missing, message):
+    path, _ = saved
+    (path / missing).unlink()
+    with pytest.raises(OSError, match=message):
+        load_encoder(path)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.0])
+def test_a_truncated_checkpoint_is_named(saved, share):
+    path, _ = saved
+    file = path / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load_encoder(path)
+
+
+def test_broken_json_is_named(saved):
+    path, _ = saved
+    (path / "modules.json").write_text("[{")
+    with pytest.raises(ValueError, match=r"modules\.json is not valid JSON"):
+        load_encoder(path)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    with pytest.raises(OSError, match="nowhere"):
+        load_encoder(tmp_path / "nowhere")
+
+
+def test_saving_again_replaces_the_folder(saved):
+    path, expected = saved
+    (path / "stale.txt").write_text("from an earlier model")
+    other = make_encoder(seed=1)
+    save_encoder(other, path, query_length=4, document_length=6)
+    assert not torch.allclose(encode(load_encoder(path, EagerHead())), expected)
+    assert encoder_lengths(path) == (4, 6)
+    assert not (path / "stale.txt").exists()
+    assert [entry.name for entry in path.parent.iterdir()] == ["model"]
+
+
+def test_a_full_disk_leaves_the_old_folder_untouched(saved, monkeypatch):
+    path, expected = saved
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_encoder(make_encoder(seed=1), path, query_length=4, document_length=6)
+    assert [entry.name for entry in path.parent.iterdir()] == ["model"]
+    assert torch.equal(encode(load_encoder(path, EagerHead())), expected)
