@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import nn
 
@@ -25,6 +26,9 @@ from sparton.types import RetrievalTask, TokenBatch
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
+    from sparton.models.encoder import SpladeEncoder
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 class TaskResult(NamedTuple):
@@ -46,6 +50,45 @@ class TaskResult(NamedTuple):
     flops: float
     seconds: dict[str, float]
     run: Run
+
+
+def load_retriever(
+    model: Path | str,
+    *,
+    device: torch.device | str = "cpu",
+    query_length: int | None = None,
+    document_length: int | None = None,
+) -> "tuple[SpladeEncoder, PackedTokenizer]":
+    """An encoder on its device and its tokenizer, ready for :func:`evaluate_encoder`.
+
+    Args:
+        model: a folder of ``train.py``, a sentence-transformers or masked-LM folder, or a name on
+            the Hugging Face hub.
+        device: where to put the encoder.
+        query_length, document_length: tokens at which texts are cut; None takes what the model's
+            folder says, or 64 and 256 if it is silent.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        OSError, ValueError: from :func:`sparton.models.folder.load_encoder`.
+    """
+    from sparton.datasets.tokenization import PackedTokenizer
+    from sparton.models.folder import Lengths, encoder_lengths, load_encoder
+
+    if not Path(model).is_dir() and not _HUB_NAME.fullmatch(str(model)):
+        raise FileNotFoundError(
+            f"model {model}: no such folder; give a folder of train.py, a sentence-transformers "
+            "folder, or a hub name such as naver/splade-v3"
+        )
+    encoder = load_encoder(model).to(device)
+    lengths = encoder_lengths(model) or Lengths(query=64, document=256)
+    tokenizer = PackedTokenizer(
+        encoder.tokenizer,
+        query_length or lengths.query,
+        document_length or lengths.document,
+        max_length=encoder.backbone.max_length,
+    )
+    return encoder, tokenizer
 
 
 def evaluate_encoder(
@@ -146,54 +189,57 @@ def mean_metrics(results: Sequence[TaskResult]) -> dict[str, float]:
 
 
 def results_table(results: Sequence[TaskResult], title: str | None = None) -> Table:
-    """One row per task, and below them the mean row."""
+    """One row per task, and below them the mean row; "terms q/d" are the mean active terms."""
     metrics = list(results[0].metrics)
-    table = Table(title=title)
-    table.add_column("task")
-    labels = [_label(metric) for metric in metrics]
-    for label in (*labels, "query terms", "document terms", "FLOPS", "seconds"):
-        table.add_column(label, justify="right")
-    figures = np.array(
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("task", no_wrap=True)
+    for label in (*(_label(metric) for metric in metrics), "terms q/d", "FLOPS", "seconds"):
+        table.add_column(label, justify="right", no_wrap=True)
+    figures = [
         [
-            [
-                *(result.metrics[metric] for metric in metrics),
-                result.query_terms,
-                result.document_terms,
-                result.flops,
-                sum(result.seconds.values()),
-            ]
-            for result in results
+            *(result.metrics[metric] for metric in metrics),
+            result.query_terms,
+            result.document_terms,
+            result.flops,
+            sum(result.seconds.values()),
         ]
-    )
-    formats = (*(".4f" for _ in metrics), ".1f", ".1f", ".2f", ".1f")
-    rows = [*zip((result.name for result in results), figures), ("mean", figures.mean(0))]
-    for name, row in rows:
-        table.add_row(name, *(format(value, style) for value, style in zip(row, formats)))
-        if name == results[-1].name:
+        for result in results
+    ]
+    rows = [*zip((result.name for result in results), figures), ("mean", np.mean(figures, axis=0))]
+    for name, (*values, query_terms, document_terms, flops, seconds) in rows:
+        if name == "mean":
             table.add_section()
+        table.add_row(
+            name,
+            *(f"{value:.4f}" for value in values),
+            f"{query_terms:.1f}/{document_terms:.1f}",
+            f"{flops:.2f}",
+            f"{seconds:.1f}",
+        )
     return table
 
 
 def write_results(
     results: Sequence[TaskResult], folder: Path | str, description: Mapping[str, Any]
 ) -> None:
-    """``results.json`` with the figures below ``description``, and ``runs/<task>.trec``.
-
-    The JSON file is complete before the runs are written, and replaced as a whole.
-    """
+    """``results.json``: the description, the tasks' figures, and the means; replaced as a whole."""
     folder = Path(folder)
-    (folder / "runs").mkdir(parents=True, exist_ok=True)
-    runs = [f"runs/{_file_name(result.name)}.trec" for result in results]
+    folder.mkdir(parents=True, exist_ok=True)
     tasks = [
-        result._asdict() | {"run": run, "queries": len(result.run.query_ids)}
-        for result, run in zip(results, runs, strict=True)
+        result._asdict() | {"run": _run_file(result), "queries": len(result.run.query_ids)}
+        for result in results
     ]
     content = dict(description) | {"tasks": tasks, "mean": mean_metrics(results)}
     fresh = folder / "results.json.tmp"
     fresh.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     fresh.replace(folder / "results.json")
-    for result, run in zip(results, runs, strict=True):
-        write_run(result.run, folder / run)
+
+
+def write_task_run(result: TaskResult, folder: Path | str) -> None:
+    """The rankings as ``runs/<task>.trec``, where ``results.json`` says they are."""
+    path = Path(folder) / _run_file(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_run(result.run, path)
 
 
 def _check(task: RetrievalTask, metrics: Sequence[str], k: int) -> None:
@@ -240,9 +286,8 @@ def _own_rows(task: RetrievalTask) -> NDArray[np.int64]:
 
 
 def _label(metric: str) -> str:
-    name, at, cutoff = metric.partition("@")
-    return (name.capitalize() if name == "recall" else name.upper()) + at + cutoff
+    return metric.upper().replace("RECALL", "R")
 
 
-def _file_name(task: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", task)
+def _run_file(result: TaskResult) -> str:
+    return f"runs/{re.sub('[^a-zA-Z0-9_.-]+', '-', result.name)}.trec"

@@ -1,6 +1,9 @@
 """Runs and judgments as TREC files, as trec_eval and its relatives read them."""
 
+from collections.abc import Iterable
 from pathlib import Path
+
+import numpy as np
 
 from sparton.retrieval.metrics import Qrels
 from sparton.retrieval.run import Run
@@ -15,12 +18,15 @@ def write_run(run: Run, path: Path | str, tag: str = "sparton") -> None:
     Raises:
         ValueError: an identifier is empty or holds white space, which the format cannot express.
     """
+    found = np.unique(run.rows)
+    _check_identifiers(run.query_ids)
+    _check_identifiers([run.document_ids[row] for row in found[found >= 0]])
     with Path(path).open("w", encoding="utf-8") as file:
         for query, ranking in run.rankings():
-            _check_identifier(query)
-            for rank, (document, score) in enumerate(ranking, start=1):
-                _check_identifier(document)
-                file.write(f"{query} Q0 {document} {rank} {score:.9g} {tag}\n")
+            file.writelines(
+                f"{query} Q0 {document} {rank} {score:.9g} {tag}\n"
+                for rank, (document, score) in enumerate(ranking, start=1)
+            )
 
 
 def read_run(path: Path | str) -> Run:
@@ -49,17 +55,20 @@ def write_qrels(qrels: Qrels, path: Path | str) -> None:
     Raises:
         ValueError: an identifier is empty or holds white space.
     """
+    _check_identifiers(qrels)
+    _check_identifiers({document for grades in qrels.values() for document in grades})
     with Path(path).open("w", encoding="utf-8") as file:
-        for query, grades in qrels.items():
-            _check_identifier(query)
-            for document, grade in grades.items():
-                _check_identifier(document)
-                file.write(f"{query} 0 {document} {grade}\n")
-
-
-def _check_identifier(name: str) -> None:
-    if len(name.split()) != 1 or name != name.strip():
-        raise ValueError(
-            f"the identifier {name!r} is empty or holds white space, which TREC files cannot "
-            "express: rename it in the collection"
+        file.writelines(
+            f"{query} 0 {document} {grade}\n"
+            for query, grades in qrels.items()
+            for document, grade in grades.items()
         )
+
+
+def _check_identifiers(names: Iterable[str]) -> None:
+    for name in names:
+        if name.split() != [name]:
+            raise ValueError(
+                f"the identifier {name!r} is empty or holds white space, which TREC files cannot "
+                "express: rename it in the collection"
+            )
