@@ -1,0 +1,86 @@
+"""The same algorithm in PyTorch, for CPU tensors: maximum and its token, nothing of size T x V.
+
+N sequences, T packed tokens, D hidden, V vocabulary.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.splade_head.operands import check_operands
+
+LOGITS_AT_ONCE = 2**22
+TOKENS_AT_ONCE = 1024
+
+
+def _runs(bounds: list[int]) -> Iterator[tuple[int, int]]:
+    """Consecutive sequences ``first, last`` of at most TOKENS_AT_ONCE tokens, or a single one."""
+    first = 0
+    for n in range(1, len(bounds)):
+        if bounds[n] - bounds[first] > TOKENS_AT_ONCE and n - 1 > first:
+            yield first, n - 1
+            first = n - 1
+    if len(bounds) > 1:
+        yield first, len(bounds) - 1
+
+
+def splade_head_forward_cpu(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, *, argmax: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Arguments and results of :func:`~sparton.kernels.splade_head.forward.splade_head_forward`,
+    in tiles of at most LOGITS_AT_ONCE logits (or one vocabulary row). Also takes float64; the
+    representations are fp32 all the same."""
+    check_operands(hidden, weight, bias, cu_seqlens)
+    bounds, V = cu_seqlens.tolist(), weight.shape[0]
+    maximum = hidden.new_full((len(bounds) - 1, V), float("-inf"))
+    winners = torch.full((len(bounds) - 1, V) if argmax else (0,), -1, dtype=torch.int32)
+    for first, last in _runs(bounds):
+        low, high = bounds[first], bounds[last]
+        tile = max(LOGITS_AT_ONCE // max(high - low, 1), 1)
+        for v in range(0, V, tile):
+            logits = hidden[low:high] @ weight[v : v + tile].T
+            for n in range(first, last):
+                if bounds[n] == bounds[n + 1]:
+                    continue
+                block = logits[bounds[n] - low : bounds[n + 1] - low]
+                if argmax:
+                    best, token = block.max(dim=0)
+                    winners[n, v : v + tile] = token + bounds[n]
+                else:
+                    best = block.amax(dim=0)
+                maximum[n, v : v + tile] = best
+    logits = maximum.to(torch.promote_types(maximum.dtype, torch.float32))
+    if bias is not None:
+        logits = logits + bias.to(logits.dtype)
+    return logits.relu().log1p().float(), winners
+
+
+def splade_head_backward_cpu(
+    grad: Tensor,
+    reps: Tensor,
+    argmax: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    bias_dtype: torch.dtype | None,
+    need_hidden: bool = True,
+    need_weight: bool = True,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Arguments and results of :func:`~sparton.kernels.splade_head.backward.splade_head_backward`,
+    as products with the sparse ``[T, V]`` matrix of the active entries."""
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    n, v = (reps > 0).nonzero(as_tuple=True)
+    g = grad[n, v].to(dtype) * torch.exp(-reps[n, v].to(dtype))
+    tokens = argmax[n, v].long()
+    size = (hidden.shape[0], weight.shape[0])
+    logit_grads = torch.sparse_coo_tensor(torch.stack((tokens, v)), g, size, check_invariants=False)
+    dhidden = dweight = dbias = None
+    if need_hidden:
+        dhidden = (logit_grads @ weight.to(dtype)).to(hidden.dtype)
+    if need_weight:
+        dweight = (logit_grads.T @ hidden.to(dtype)).to(weight.dtype)
+    if bias_dtype is not None:
+        dbias = g.new_zeros(weight.shape[0]).index_add_(0, v, g).to(bias_dtype)
+    return dhidden, dweight, dbias

@@ -1,0 +1,314 @@
+"""Forward of the SPLADE head: one kernel, the logits stay in registers.
+
+N sequences, T packed tokens, D hidden, V vocabulary.
+
+A program owns BLOCK_V vocabulary rows and a group: the sequences that start within one stretch of
+GROUP_TOKENS tokens. It walks over the group's tokens in tiles of BLOCK_T that ignore the
+boundaries of sequences, so the matrix products follow the number of real tokens. The maximum of
+the sequence in progress is carried from tile to tile and written out where the sequence ends.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from sparton.kernels.splade_head.operands import check_operands
+
+# Columns of the accumulator that a slot of the running maximum folds together lie SLOTS apart: in
+# the layout of Hopper's and Ampere's matrix instructions one thread holds all of them.
+SLOTS = tl.constexpr(8)
+NO_STOP = tl.constexpr(2**31 - 1)
+
+
+class ForwardConfig(NamedTuple):
+    """One way to launch the kernel.
+
+    Attributes:
+        descriptors: read the operands through tensor descriptors (TMA, compute capability 9 up).
+        block_v, block_t, block_d: tile of vocabulary rows, tokens and hidden units.
+        segment: tokens that are searched at once for the ends of sequences.
+        group_tokens: tokens that one program walks over.
+        band: vocabulary tiles that run side by side, to share hidden states in the L2 cache.
+    """
+
+    descriptors: bool
+    block_v: int
+    block_t: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+    segment: int = 32
+    group_tokens: int = 4096
+    band: int = 32
+
+
+HOPPER = (
+    ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=3),
+    ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=4),
+    ForwardConfig(True, 256, 128, 64, num_warps=8, num_stages=3),
+    ForwardConfig(True, 128, 128, 64, num_warps=4, num_stages=3, group_tokens=2048),
+)
+PORTABLE = (ForwardConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
+FULL_PRECISION = (ForwardConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
+
+
+def forward_configs(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[ForwardConfig, ...]:
+    """Every configuration meant for operands of ``dtype`` on a GPU of this compute capability;
+    the first one is used."""
+    if dtype == torch.float32:
+        return FULL_PRECISION
+    return HOPPER + PORTABLE if capability[0] == 9 else PORTABLE
+
+
+@triton.jit
+def _halves(x):
+    """Columns of ``x`` ``[M, W]`` as two blocks ``[M, W / 2]``, left and right."""
+    pairs = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
+    return tl.split(tl.permute(pairs, (0, 2, 1)))
+
+
+@triton.jit
+def _fold(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
+    """Fold the logits of tokens ``lo, lo + 1, ...`` into the running maximum, left to right.
+
+    Strictly greater replaces, so that within a slot the first of equal logits stays. MASKED
+    leaves out tokens outside ``start : stop``.
+    """
+    if logits.shape[1] > SLOTS:
+        left, right = _halves(logits)
+        best, token = _fold(best, token, left, lo, start, stop, MASKED)
+        best, token = _fold(best, token, right, lo + logits.shape[1] // 2, start, stop, MASKED)
+    else:
+        better = logits > best
+        if MASKED:
+            offs_t = lo + tl.arange(0, SLOTS)
+            better = better & ((offs_t >= start) & (offs_t < stop))[None, :]
+        best = tl.where(better, logits, best)
+        token = tl.where(better, lo, token)
+    return best, token
+
+
+@triton.jit
+def _log1p(x):
+    """Accurate for small x >= 0 too: the rounding error of 1 + x is divided out."""
+    one_more = 1.0 + x
+    lost = one_more == 1.0
+    return tl.where(lost, x, tl.log(one_more) * (x / tl.where(lost, 1.0, one_more - 1.0)))
+
+
+@triton.jit
+def _write_row(best, token, occupied, bias, reps_ptrs, argmax_ptrs, mask, ARGMAX: tl.constexpr):
+    """Join the slots (the first of equal logits wins), add the bias and store one sequence."""
+    value = tl.max(best, 1)
+    logit = tl.maximum(value + bias, 0.0)
+    # Comparisons drop NaN: if nothing was greater than -inf, every logit was NaN.
+    logit = tl.where((value == float("-inf")) & occupied, float("nan"), logit)
+    tl.store(reps_ptrs, _log1p(logit), mask)
+    if ARGMAX:
+        tokens = token + tl.arange(0, SLOTS)[None, :]
+        tokens = tl.where((best == value[:, None]) & (token >= 0), tokens, NO_STOP)
+        first = tl.min(tokens, 1)
+        tl.store(argmax_ptrs, tl.where(first == NO_STOP, -1, first), mask)
+
+
+@triton.jit
+def _reduce_tile(
+    logits, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+    SEGMENT: tl.constexpr, ARGMAX: tl.constexpr,
+):  # fmt: skip
+    """Fold a tile of logits, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
+
+    ``state`` is (running maximum, its token, sequence in progress, its start, its stop, end of the
+    group's sequences).
+    """
+    if logits.shape[1] > SEGMENT:
+        left, right = _halves(logits)
+        state = _reduce_tile(
+            left, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
+        )
+        state = _reduce_tile(
+            right, lo + logits.shape[1] // 2, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            SEGMENT, ARGMAX,
+        )  # fmt: skip
+    else:
+        best, token, n, start, stop, last = state
+        hi = lo + logits.shape[1]
+        while stop <= hi:
+            best, token = _fold(best, token, logits, lo, start, stop, True)
+            row = n.to(tl.int64) * V + offs_v
+            _write_row(
+                best,
+                token,
+                start < stop,
+                bias,
+                reps_ptr + row,
+                argmax_ptr + row,
+                offs_v < V,
+                ARGMAX,
+            )
+            best = tl.full(best.shape, float("-inf"), tl.float32)
+            token = tl.full(token.shape, -1, tl.int32)
+            n += 1
+            start = stop
+            stop = tl.load(cu_ptr + n + 1, mask=n < last, other=NO_STOP)
+        if start <= lo:
+            best, token = _fold(best, token, logits, lo, start, stop, False)
+        else:
+            best, token = _fold(best, token, logits, lo, start, stop, True)
+        state = (best, token, n, start, stop, last)
+    return state
+
+
+@triton.jit
+def _logits_tile(
+    hidden, weight, lo, first_v, T, V, stride_ht, stride_wv,
+    D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """``weight[first_v :] . hidden[lo :]^T`` as fp32 ``[BLOCK_V, BLOCK_T]``."""
+    acc = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
+    if not DESCRIPTORS:
+        offs_v = first_v.to(tl.int64) + tl.arange(0, BLOCK_V)
+        offs_t = lo.to(tl.int64) + tl.arange(0, BLOCK_T)
+        offs_d = tl.arange(0, BLOCK_D)
+        w_ptrs = weight + offs_v[:, None] * stride_wv + offs_d[None, :]
+        h_ptrs = hidden + offs_t[None, :] * stride_ht + offs_d[:, None]
+    for d in range(0, D, BLOCK_D):
+        if DESCRIPTORS:
+            w = weight.load([first_v, d])
+            h = hidden.load([lo, d]).T
+        else:
+            inside = d + offs_d < D
+            w = tl.load(w_ptrs + d, (offs_v < V)[:, None] & inside[None, :], 0.0)
+            h = tl.load(h_ptrs + d, (offs_t < T)[None, :] & inside[:, None], 0.0)
+        acc = tl.dot(w, h, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _splade_head_fwd_kernel(
+    hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr,
+    T, V, num_groups, stride_ht, stride_wv,
+    D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    BIAS: tl.constexpr, ARGMAX: tl.constexpr,
+):  # fmt: skip
+    pid = tl.program_id(0)
+    num_blocks = tl.cdiv(V, BLOCK_V)
+    band = pid // (BAND * num_groups)
+    width = tl.minimum(num_blocks - band * BAND, BAND)
+    within = pid - band * BAND * num_groups
+    group = within // width
+    first_v = (band * BAND + within % width) * BLOCK_V
+
+    first = tl.load(group_ptr + group)
+    last = tl.load(group_ptr + group + 1)
+    if first == last:
+        return
+    begin = tl.load(cu_ptr + first)
+    end = tl.load(cu_ptr + last)
+    offs_v = first_v + tl.arange(0, BLOCK_V)
+    bias = tl.zeros((BLOCK_V,), tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + offs_v, offs_v < V, 0.0).to(tl.float32)
+    best = tl.full((BLOCK_V, SLOTS), float("-inf"), tl.float32)
+    token = tl.full((BLOCK_V, SLOTS), -1, tl.int32)
+    state = (best, token, first, begin, tl.load(cu_ptr + first + 1), last)
+    # At least one tile, so that a group of empty sequences is written too.
+    for tile in tl.range(0, tl.maximum(tl.cdiv(end - begin, BLOCK_T), 1)):
+        lo = begin + tile * BLOCK_T
+        acc = _logits_tile(
+            hidden, weight, lo, first_v, T, V, stride_ht, stride_wv,
+            D, BLOCK_V, BLOCK_T, BLOCK_D, DESCRIPTORS,
+        )  # fmt: skip
+        state = _reduce_tile(
+            acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
+        )
+
+
+def group_bounds(cu_seqlens: Tensor, total: int, group_tokens: int) -> Tensor:
+    """Sequences of each group, int32 ``[G + 1]``: group g holds those that start at tokens
+    ``g * group_tokens : (g + 1) * group_tokens``. One more group than needed for ``total`` tokens
+    catches the empty sequences at the very end."""
+    starts = torch.arange(total // group_tokens + 2, device=cu_seqlens.device) * group_tokens
+    return torch.searchsorted(cu_seqlens[:-1], starts.int(), out_int32=True)
+
+
+def _fits_descriptors(*operands: Tensor) -> bool:
+    """Tensor descriptors ask for 16-byte aligned rows."""
+    return all(
+        x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in operands
+    )
+
+
+def _select_config(hidden: Tensor, weight: Tensor) -> ForwardConfig:
+    capability = torch.cuda.get_device_capability(hidden.device)
+    fits = _fits_descriptors(hidden, weight)
+    configs = forward_configs(hidden.dtype, capability)
+    return next(config for config in configs if fits or not config.descriptors)
+
+
+def splade_head_forward(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    *,
+    argmax: bool = True,
+    config: ForwardConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Launch the fused forward.
+
+    Args:
+        hidden: ``[T, D]`` float16, bfloat16 or float32.
+        weight: ``[V, D]``, the same dtype.
+        bias: ``[V]`` any float dtype, or None.
+        cu_seqlens: int32 ``[N + 1]``, from 0 to T.
+        argmax: also return the winning tokens.
+        config: how to launch; by default the first fitting one of :func:`forward_configs`.
+
+    Returns:
+        reps fp32 ``[N, V]`` and the absolute token index of each maximum, int32 ``[N, V]``
+        (-1 where a sequence is empty), or an empty tensor if ``argmax`` is False.
+
+    Raises:
+        ValueError: operands that do not fit together, or that the descriptors of ``config``
+            cannot address.
+    """
+    check_operands(hidden, weight, bias, cu_seqlens)
+    hidden, weight = hidden.contiguous(), weight.contiguous()
+    (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.numel() - 1
+    reps = torch.empty(N, V, device=hidden.device)
+    winners = torch.empty((N, V) if argmax else 0, dtype=torch.int32, device=hidden.device)
+    if reps.numel() == 0:
+        return reps, winners
+    if T == 0:
+        return reps.zero_(), winners.fill_(-1)
+    config = config or _select_config(hidden, weight)
+    operands = (hidden, weight)
+    if config.descriptors:
+        if not _fits_descriptors(hidden, weight):
+            raise ValueError(
+                f"{config} needs 16-byte aligned rows, got D = {D} of {hidden.dtype}; "
+                "use a configuration without descriptors"
+            )
+        operands = (
+            TensorDescriptor.from_tensor(hidden, [config.block_t, config.block_d]),
+            TensorDescriptor.from_tensor(weight, [config.block_v, config.block_d]),
+        )
+    groups = group_bounds(cu_seqlens, T, config.group_tokens)
+    num_groups = groups.numel() - 1
+    grid = (triton.cdiv(V, config.block_v) * num_groups,)
+    _splade_head_fwd_kernel[grid](
+        *operands, bias, cu_seqlens, groups, reps, winners,
+        T, V, num_groups, hidden.stride(0), weight.stride(0),
+        D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
+        SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
+        BIAS=bias is not None, ARGMAX=argmax,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return reps, winners

@@ -1,0 +1,157 @@
+"""The SPLADE head as PyTorch operators: autograd, torch.compile, autocast.
+
+N sequences, T packed tokens, D hidden, V vocabulary.
+
+Both operators are registered with torch.library, so that a compiled encoder keeps one graph. CUDA
+tensors run the Triton kernels, CPU tensors the PyTorch version of the same algorithm; Triton is
+imported when the first CUDA tensor arrives.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
+from sparton.kernels.splade_head.operands import check_operands
+
+
+@torch.library.custom_op("sparton::splade_head", mutates_args=())
+def _forward_op(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, argmax: bool
+) -> tuple[Tensor, Tensor]:
+    if not hidden.is_cuda:
+        return splade_head_forward_cpu(hidden, weight, bias, cu_seqlens, argmax=argmax)
+    from sparton.kernels.splade_head.forward import splade_head_forward
+
+    return splade_head_forward(hidden, weight, bias, cu_seqlens, argmax=argmax)
+
+
+@_forward_op.register_fake
+def _(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, argmax: bool
+) -> tuple[Tensor, Tensor]:
+    check_operands(hidden, weight, bias, cu_seqlens)
+    shape = (cu_seqlens.shape[0] - 1, weight.shape[0])
+    reps = hidden.new_empty(shape, dtype=torch.float32)
+    return reps, hidden.new_empty(shape if argmax else (0,), dtype=torch.int32)
+
+
+@torch.library.custom_op("sparton::splade_head_backward", mutates_args=())
+def _backward_op(
+    grad: Tensor,
+    reps: Tensor,
+    argmax: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    cu_seqlens: Tensor,
+    bias_dtype: torch.dtype | None,
+    need_hidden: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    backward = splade_head_backward_cpu
+    if hidden.is_cuda:
+        from sparton.kernels.splade_head.backward import splade_head_backward
+
+        backward = splade_head_backward
+    gradients = backward(
+        grad,
+        reps,
+        argmax,
+        hidden,
+        weight,
+        cu_seqlens,
+        bias_dtype=bias_dtype,
+        need_hidden=need_hidden,
+        need_weight=need_weight,
+    )
+    # An operator's schema knows no optional results: an unwanted one is an empty tensor.
+    dhidden, dweight, dbias = (hidden.new_empty(0) if x is None else x for x in gradients)
+    return dhidden, dweight, dbias
+
+
+@_backward_op.register_fake
+def _(
+    grad: Tensor,
+    reps: Tensor,
+    argmax: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    cu_seqlens: Tensor,
+    bias_dtype: torch.dtype | None,
+    need_hidden: bool,
+    need_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    nothing = hidden.new_empty(0)
+    return (
+        hidden.new_empty(hidden.shape) if need_hidden else nothing,
+        weight.new_empty(weight.shape) if need_weight else nothing.clone(),
+        nothing.clone()
+        if bias_dtype is None
+        else weight.new_empty(weight.shape[0], dtype=bias_dtype),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    hidden, weight, bias, cu_seqlens, _ = inputs
+    ctx.save_for_backward(*output, hidden, weight, cu_seqlens)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    need_hidden, need_weight, need_bias, *_ = ctx.needs_input_grad
+    dhidden, dweight, dbias = _backward_op(
+        grad,
+        *ctx.saved_tensors,
+        ctx.bias_dtype if need_bias else None,
+        need_hidden,
+        need_weight,
+    )
+    return (
+        dhidden if need_hidden else None,
+        dweight if need_weight else None,
+        dbias if need_bias else None,
+        None,
+        None,
+    )
+
+
+_forward_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def splade_head(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
+) -> Tensor:
+    """SPLADE representations of N packed sequences without materialising their logits.
+
+    ``reps[n, v] = log1p(relu(max over the tokens t of sequence n of hidden[t] . weight[v]
+    + bias[v]))``; an empty sequence gives zeros. Equal logits: the first token gets the gradient.
+    Products and sums run in fp32. Under torch.autocast ``hidden`` and ``weight`` are cast to its
+    dtype first. Results and gradients are bitwise reproducible on one kind of device. A logit that
+    is NaN is ignored as long as its sequence has another; a row of nothing but NaN gives NaN.
+
+    Args:
+        hidden: ``[T, D]`` float16, bfloat16 or float32 (float64 on the CPU).
+        weight: ``[V, D]``, the same dtype (or any under autocast).
+        bias: ``[V]``, any float dtype, or None.
+        cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences; from 0 to T, ascending.
+        max_seqlen: upper bound of the sequence lengths. This version needs none; the argument
+            keeps the signature that attention kernels have.
+
+    Returns:
+        fp32 ``[N, V]``. Differentiable once, with respect to hidden, weight and bias; gradients
+        come in the dtype of each.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together.
+    """
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    operands = (hidden, weight, bias)
+    check_operands(*operands, cu_seqlens)
+    differentiate = torch.is_grad_enabled() and any(
+        x is not None and x.requires_grad for x in operands
+    )
+    return _forward_op(*operands, cu_seqlens, differentiate)[0]

@@ -1,0 +1,29 @@
+"""What the operands of the SPLADE head must look like; shared by its CPU and GPU versions."""
+
+import torch
+from torch import Tensor
+
+
+def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor) -> None:
+    """Raise ValueError unless the shapes and dtypes fit together; reads no values."""
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            "hidden [T, D] and weight [V, D] must be matrices with the same D, got "
+            f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
+        )
+    if hidden.dtype != weight.dtype or not hidden.is_floating_point():
+        raise ValueError(
+            "hidden and weight must have the same float dtype, got "
+            f"{hidden.dtype} and {weight.dtype}; cast one, or run under torch.autocast"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be [V] = [{weight.shape[0]}], got {tuple(bias.shape)}")
+    if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.numel() < 1:
+        raise ValueError(
+            f"cu_seqlens must be int32 [N + 1], got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
+        )
+    if len({x.device for x in (hidden, weight, cu_seqlens, bias) if x is not None}) > 1:
+        raise ValueError(
+            f"operands must be on one device, got hidden on {hidden.device}, weight on "
+            f"{weight.device}, cu_seqlens on {cu_seqlens.device}"
+        )

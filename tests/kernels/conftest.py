@@ -1,0 +1,22 @@
+import pytest
+import torch
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uninitialised memory holds NaN, or integers that index nothing."""
+
+    def poison(allocate):
+        def allocate_poisoned(*args, **kwargs):
+            tensor = allocate(*args, **kwargs)
+            return tensor.fill_(float("nan") if tensor.is_floating_point() else -(2**30))
+
+        return allocate_poisoned
+
+    monkeypatch.setattr(torch, "empty", poison(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))

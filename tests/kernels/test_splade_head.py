@@ -1,0 +1,257 @@
+"""The SPLADE head's kernels against float64, on the GPU or in Triton's interpreter.
+
+N sequences, T packed tokens, D hidden, V vocabulary.
+"""
+
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparton.kernels.splade_head import splade_head_reference
+from sparton.kernels.splade_head.backward import splade_head_backward
+from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
+from sparton.kernels.splade_head.forward import (
+    FULL_PRECISION,
+    HOPPER,
+    PORTABLE,
+    ForwardConfig,
+    splade_head_forward,
+)
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+# The interpreter computes bfloat16 products wrongly.
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+SMALL = ForwardConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
+LENGTHS = [5, 0, 17, 64, 1, 3, 0, 0, 33, 2, 0]
+
+
+class Problem(NamedTuple):
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    cu_seqlens: Tensor
+
+
+def make_problem(
+    lengths: list[int],
+    V: int,
+    D: int,
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    bias: float | None = -2.0,
+) -> Problem:
+    generator = torch.Generator().manual_seed(V * D + len(lengths))
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    hidden = torch.randn(sum(lengths), D, generator=generator).to(device, dtype)
+    weight = (torch.randn(V, D, generator=generator) * 2 / D**0.5).to(device, dtype)
+    shift = None if bias is None else torch.randn(V, generator=generator).to(device) + bias
+    return Problem(hidden, weight, shift, cu_seqlens.to(device))
+
+
+def with_gradients(problem: Problem, upstream: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Representations and gradients of the reference at some precision."""
+    leaves = [None if x is None else x.detach().to(dtype).requires_grad_() for x in problem[:3]]
+    reps = splade_head_reference(*leaves, problem.cu_seqlens)
+    wanted = [x for x in leaves if x is not None]
+    return reps.detach(), *torch.autograd.grad(reps, wanted, upstream.to(dtype))
+
+
+def launch(
+    problem: Problem, upstream: Tensor, config: ForwardConfig | None = None
+) -> tuple[Tensor, ...]:
+    """Representations and gradients of the Triton kernels, and the argmax."""
+    if config is None and not torch.cuda.is_available():
+        config = SMALL
+    reps, argmax = splade_head_forward(*problem, config=config)
+    gradients = splade_head_backward(
+        upstream, reps, argmax, problem.hidden, problem.weight, problem.cu_seqlens,
+        bias_dtype=None if problem.bias is None else problem.bias.dtype,
+    )  # fmt: skip
+    return reps, *(x for x in gradients if x is not None), argmax
+
+
+def upstream_for(problem: Problem) -> Tensor:
+    shape = (problem.cu_seqlens.numel() - 1, problem.weight.shape[0])
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(shape, generator=generator).to(problem.hidden.device)
+
+
+def error(actual: Tensor, truth: Tensor) -> float:
+    """Root mean square of the difference over that of the truth."""
+    return float((actual.double() - truth).norm() / truth.norm().clamp_min(1e-30))
+
+
+def tolerances(problem: Problem) -> tuple[float, ...]:
+    """Of reps, dhidden, dweight, dbias: half a unit in the last place of what is stored."""
+    stored = torch.finfo(problem.hidden.dtype).eps / 2 + 2e-6
+    return 2e-6, stored, stored, 2e-6
+
+
+def assert_close_to_truth(results: tuple[Tensor, ...], problem: Problem, upstream: Tensor) -> None:
+    truth = with_gradients(problem, upstream, torch.float64)
+    eager = with_gradients(problem, upstream, problem.hidden.dtype)
+    for actual, exact, same_precision, allowed in zip(
+        results, truth, eager, tolerances(problem), strict=False
+    ):
+        assert error(actual, exact) <= allowed
+        assert error(actual, exact) <= error(same_precision, exact) + 1e-6
+
+
+def winners(problem: Problem) -> Tensor:
+    """First token of the largest logit in float64, -1 for empty sequences."""
+    logits = problem.hidden.double() @ problem.weight.double().T
+    bounds = problem.cu_seqlens.tolist()
+    rows = [
+        logits[start:stop].argmax(0) + start
+        if start < stop
+        else logits.new_full(logits.shape[1:], -1)
+        for start, stop in pairwise(bounds)
+    ]
+    return torch.stack(rows).int()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("lengths", "V", "D", "bias"),
+    [
+        (LENGTHS, 37, 24, -2.0),
+        (LENGTHS, 37, 24, None),
+        ([1], 1, 1, 3.0),
+        ([0, 1, 0], 17, 7, 1.0),
+        ([128], 16, 16, -3.0),
+        ([13] * 7, 61, 31, 0.0),
+    ],
+)
+def test_values_and_gradients_against_float64(lengths, V, D, bias, dtype, device):
+    problem = make_problem(lengths, V, D, device, dtype=dtype, bias=bias)
+    upstream = upstream_for(problem)
+    *results, argmax = launch(problem, upstream)
+    assert results[0].dtype == torch.float32
+    assert [x.dtype for x in results[1:3]] == [dtype, dtype]
+    assert_close_to_truth(tuple(results), problem, upstream)
+    assert torch.equal(argmax, winners(problem))
+
+
+def test_the_tolerances_notice_small_faults(device):
+    problem = make_problem(LENGTHS, 37, 24, device, dtype=torch.float16)
+    upstream = upstream_for(problem)
+    reps, dhidden, dweight, dbias, argmax = launch(problem, upstream)
+    good = (reps, dhidden, dweight, dbias)
+    dropped_tile = reps.clone()
+    dropped_tile[3, :16] = 0
+    neighbour = torch.where(argmax > 0, argmax - 1, argmax)
+    wrong_winner = splade_head_backward(
+        upstream, reps, neighbour, problem.hidden, problem.weight, problem.cu_seqlens,
+        bias_dtype=torch.float32,
+    )  # fmt: skip
+    for bad in (
+        (dropped_tile, *good[1:]),
+        *((*good[:i], good[i] * 1.01, *good[i + 1 :]) for i in range(4)),
+        (reps, *wrong_winner),
+    ):
+        with pytest.raises(AssertionError):
+            assert_close_to_truth(bad, problem, upstream)
+
+
+@pytest.mark.parametrize("config", [*HOPPER, *PORTABLE, *FULL_PRECISION])
+def test_every_configuration(config, device):
+    """A tile that a configuration loses shows as zeros; all tiles are in use here."""
+    if config.descriptors and device.type == "cuda" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    dtype = torch.float32 if config in FULL_PRECISION else DTYPES[-1]
+    lengths = [300, 20, 0, 256, 1, 90, 33]
+    problem = make_problem(lengths, 2 * config.block_v + 3, 72, device, dtype=dtype)
+    reps, argmax = splade_head_forward(*problem, config=config._replace(group_tokens=320))
+    truth = splade_head_reference(*(x.double() for x in problem[:3]), problem.cu_seqlens)
+    assert error(reps, truth) < 2e-6
+    assert torch.equal(argmax, winners(problem))
+
+
+def test_ties_go_to_the_first_token(device):
+    problem = make_problem([40, 7, 90], 21, 16, device, dtype=torch.float16, bias=1.0)
+    problem.hidden[:] = problem.hidden[0]
+    reps, argmax = splade_head_forward(*problem, config=SMALL)
+    assert (reps > 0).any()
+    assert torch.equal(argmax, problem.cu_seqlens[:-1, None].expand(3, 21))
+    _, on_cpu = splade_head_forward_cpu(*(x.cpu().float() for x in problem[:3]), problem[3].cpu())
+    assert torch.equal(on_cpu, argmax.cpu())
+
+
+def test_ties_between_two_places(device):
+    """The same best token twice, at every distance: the first one wins."""
+    problem = make_problem([64], 5, 16, device, bias=9.0)
+    problem.hidden[:] = 0
+    expected = []
+    sequences = []
+    for first in range(0, 60, 7):
+        sequence = problem.hidden.clone()
+        sequence[first] = sequence[first + 1 + first // 4 :: 9] = problem.weight.sum(0)
+        sequences.append(sequence)
+        expected.append(first + 64 * len(expected))
+    cu_seqlens = torch.arange(0, 64 * len(expected) + 1, 64, dtype=torch.int32, device=device)
+    hidden = torch.cat(sequences)
+    _, argmax = splade_head_forward(hidden, problem.weight, problem.bias, cu_seqlens, config=SMALL)
+    positive = (problem.weight @ problem.weight.sum(0)) > 0
+    assert positive.any()
+    assert torch.equal(
+        argmax[:, positive],
+        torch.tensor(expected, device=device).int()[:, None].expand(-1, int(positive.sum())),
+    )
+
+
+def test_without_argmax_the_values_are_the_same(device):
+    problem = make_problem(LENGTHS, 37, 24, device)
+    reps, argmax = splade_head_forward(*problem, config=SMALL)
+    alone, nothing = splade_head_forward(*problem, argmax=False, config=SMALL)
+    assert torch.equal(alone, reps)
+    assert nothing.numel() == 0 < argmax.numel()
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0, 0]])
+def test_no_tokens(lengths, device):
+    problem = make_problem(lengths, 9, 8, device, bias=5.0)
+    upstream = upstream_for(problem)
+    reps, dhidden, dweight, dbias, argmax = launch(problem, upstream)
+    assert reps.shape == argmax.shape == (len(lengths), 9)
+    assert not reps.any()
+    assert not any(x.any() for x in (dhidden, dweight, dbias))
+
+
+def test_bitwise_repeatable_and_blind_to_upstream_strides(device):
+    problem = make_problem(LENGTHS, 37, 24, device, dtype=torch.float16)
+    upstream = upstream_for(problem)
+    strided = torch.stack((upstream, torch.full_like(upstream, float("nan"))), -1)[..., 0]
+    assert not strided.is_contiguous()
+    expected = launch(problem, upstream)
+    for again in (upstream, strided):
+        assert all(torch.equal(a, b) for a, b in zip(expected, launch(problem, again), strict=True))
+    everywhere = torch.ones(1, 1, device=device).expand_as(upstream)
+    assert_close_to_truth(launch(problem, everywhere)[:4], problem, everywhere)
+
+
+def test_rows_of_nan_stay_visible(device):
+    problem = make_problem([3, 4], 8, 8, device)
+    problem.hidden[3:] = float("nan")
+    reps, _ = splade_head_forward(*problem, config=SMALL)
+    assert reps[0].isfinite().all()
+    assert reps[1].isnan().all()
+
+
+@pytest.mark.parametrize("wanted", ["hidden", "weight", "bias"])
+def test_only_wanted_gradients(wanted, device):
+    problem = make_problem([5, 3], 9, 8, device)
+    reps, argmax = splade_head_forward(*problem, config=SMALL)
+    for backward in (splade_head_backward, splade_head_backward_cpu):
+        if backward is splade_head_backward_cpu and device.type == "cuda":
+            continue
+        gradients = backward(
+            upstream_for(problem), reps, argmax, problem.hidden, problem.weight,
+            problem.cu_seqlens, bias_dtype=torch.float32 if wanted == "bias" else None,
+            need_hidden=wanted == "hidden", need_weight=wanted == "weight",
+        )  # fmt: skip
+        names = ("hidden", "weight", "bias")
+        assert [n for n, x in zip(names, gradients, strict=True) if x is not None] == [wanted]

@@ -1,0 +1,137 @@
+"""The operator as PyTorch sees it: autograd, autocast, torch.compile, errors; any device."""
+
+import pytest
+import torch
+
+from sparton.kernels.splade_head import cpu, function, splade_head, splade_head_reference
+
+LENGTHS = (5, 0, 17, 30, 1, 3, 0)
+V, D = 37, 24
+
+
+@pytest.fixture
+def operands(device):
+    generator = torch.Generator().manual_seed(0)
+    cu_seqlens = torch.tensor((0, *LENGTHS)).cumsum(0).int().to(device)
+    hidden = torch.randn(sum(LENGTHS), D, generator=generator).to(device).requires_grad_()
+    weight = torch.randn(V, D, generator=generator).to(device).requires_grad_()
+    bias = torch.randn(V, generator=generator).to(device).requires_grad_()
+    return hidden, weight, bias, cu_seqlens, max(LENGTHS)
+
+
+def gradients(reps, leaves):
+    upstream = torch.randn(reps.shape, generator=torch.Generator().manual_seed(1))
+    return torch.autograd.grad(reps, leaves, upstream.to(reps))
+
+
+def test_matches_the_reference(operands):
+    leaves, cu_seqlens = operands[:3], operands[3]
+    reps = splade_head(*operands)
+    truth = [x.detach().double().requires_grad_() for x in leaves]
+    exact = splade_head_reference(*truth, cu_seqlens)
+    torch.testing.assert_close(reps.double(), exact, rtol=1e-6, atol=1e-6)
+    for actual, expected in zip(gradients(reps, leaves), gradients(exact, truth), strict=True):
+        torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(actual.double() * 1.01, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("budget", [(1, 1), (40, 7), (2**20, 2**20)])
+def test_cpu_tiles_do_not_change_the_result(operands, budget, monkeypatch):
+    plain = [x.detach().cpu() for x in operands[:4]]
+    expected = cpu.splade_head_forward_cpu(*plain)
+    monkeypatch.setattr(cpu, "LOGITS_AT_ONCE", budget[0])
+    monkeypatch.setattr(cpu, "TOKENS_AT_ONCE", budget[1])
+    reps, argmax = cpu.splade_head_forward_cpu(*plain)
+    torch.testing.assert_close(reps, expected[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(argmax, expected[1])
+    alone, _ = cpu.splade_head_forward_cpu(*plain, argmax=False)
+    torch.testing.assert_close(alone, expected[0], rtol=1e-6, atol=1e-6)
+
+
+def test_float64_gradients_on_the_cpu(operands):
+    """Representations are fp32, but float64 operands get gradients from float64 sums."""
+    leaves = [x.detach().cpu().double().requires_grad_() for x in operands[:3]]
+    reps = splade_head(*leaves, operands[3].cpu(), operands[4])
+    exact = splade_head_reference(*leaves, operands[3].cpu())
+    assert reps.dtype == torch.float32
+    for actual, expected in zip(gradients(reps, leaves), gradients(exact, leaves), strict=True):
+        assert actual.dtype == torch.float64
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_compiles_into_one_graph(operands):
+    def loss(hidden, weight, bias, cu_seqlens, longest):
+        return 3 * splade_head(hidden * 2, weight, bias, cu_seqlens, longest)
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    leaves = operands[:3]
+    for autocast in (False, True):
+        with torch.autocast(operands[0].device.type, torch.bfloat16, enabled=autocast):
+            expected, actual = loss(*operands), compiled(*operands)
+        assert torch.equal(actual, expected)
+        for a, b in zip(gradients(actual, leaves), gradients(expected, leaves), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_registration(operands):
+    torch.library.opcheck(function._forward_op, (*operands[:4], True))
+
+
+def test_autocast_rounds_the_operands_and_returns_full_precision(operands):
+    leaves, cu_seqlens = operands[:3], operands[3]
+    with torch.autocast(cu_seqlens.device.type, torch.bfloat16):
+        reps = splade_head(*operands)
+    assert reps.dtype == torch.float32
+    grads = gradients(reps, leaves)
+    assert all(g.dtype == torch.float32 for g in grads)
+    rounded = [x.detach().bfloat16().double().requires_grad_() for x in leaves[:2]]
+    exact = splade_head_reference(*rounded, leaves[2].double(), cu_seqlens)
+    # On the CPU the products themselves are rounded to bfloat16.
+    torch.testing.assert_close(reps.double(), exact, rtol=2e-2, atol=2e-2)
+    full = splade_head_reference(*leaves, cu_seqlens)
+    assert not torch.equal(reps, full)
+
+
+def test_gradients_only_where_needed(operands):
+    hidden, weight, bias, cu_seqlens, longest = operands
+    reps = splade_head(hidden.detach(), weight, bias.detach(), cu_seqlens, longest)
+    reps.sum().backward()
+    assert weight.grad is not None
+    assert hidden.grad is None
+    assert bias.grad is None
+    splade_head(hidden, weight.detach(), None, cu_seqlens, longest).sum().backward()
+    assert hidden.grad is not None
+
+
+def test_argmax_only_when_a_gradient_can_follow(operands, monkeypatch):
+    asked = []
+
+    def spy(*args):
+        asked.append(args[-1])
+        return original(*args)
+
+    original = function._forward_op
+    monkeypatch.setattr(function, "_forward_op", spy)
+    splade_head(*operands)
+    with torch.no_grad():
+        splade_head(*operands)
+    splade_head(*(x.detach() for x in operands[:3]), *operands[3:])
+    assert asked == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("index", "replacement", "message"),
+    [
+        (0, torch.zeros(56, D + 1), r"\(56, 25\) and \(37, 24\)"),
+        (1, torch.zeros(V, D, dtype=torch.float16), "torch.float16"),
+        (2, torch.zeros(V + 1), r"\[37\], got \(38,\)"),
+        (3, torch.zeros(8, dtype=torch.int64), "torch.int64"),
+        (3, torch.zeros(0, dtype=torch.int32), r"\(0,\)"),
+    ],
+)
+def test_operands_that_do_not_fit(operands, index, replacement, message):
+    wrong = list(operands)
+    wrong[index] = replacement.to(operands[0].device)
+    with pytest.raises(ValueError, match=message):
+        splade_head(*wrong)

@@ -1,0 +1,89 @@
+"""Every head computes the same function; torch.compile needs a C++ compiler."""
+
+from pathlib import Path
+
+import hydra.utils
+import pytest
+import torch
+import yaml
+
+from sparton.kernels.splade_head import splade_head_reference
+from sparton.models.heads import CompiledHead, EagerHead, SpartonHead, TiledHead
+from sparton.types import TokenBatch
+
+V, D = 61, 16
+HEADS = {
+    "eager": EagerHead(),
+    "tiled": TiledHead(tile=7),
+    "tiled_default": TiledHead(),
+    "sparton": SpartonHead(),
+    "compiled": CompiledHead(),
+    "tiled_compiled": TiledHead(tile=32, compiled=True),
+}
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if "compiled" in name else []) for name in HEADS
+]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def problem(bias: bool = True):
+    tokens = TokenBatch.from_lists([[1] * n for n in (5, 0, 9, 1)]).to(DEVICE)
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.randn(15, D, generator=generator).to(DEVICE).requires_grad_()
+    weight = torch.randn(V, D, generator=generator).to(DEVICE).requires_grad_()
+    shift = torch.randn(V, generator=generator).to(DEVICE).requires_grad_()
+    return hidden, weight, shift if bias else None, tokens
+
+
+def results(head, hidden, weight, bias, tokens):
+    reps = head(hidden, weight, bias, tokens)
+    leaves = [x for x in (hidden, weight, bias) if x is not None]
+    upstream = torch.randn(4, V, generator=torch.Generator().manual_seed(5)).to(DEVICE)
+    return [reps, *torch.autograd.grad(reps, leaves, upstream)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_agree_with_the_reference(name, bias):
+    hidden, weight, shift, tokens = problem(bias)
+    actual = results(HEADS[name], hidden, weight, shift, tokens)
+    double = [
+        None if x is None else x.detach().double().requires_grad_() for x in (hidden, weight, shift)
+    ]
+
+    def reference(hidden, weight, bias, tokens):
+        return splade_head_reference(hidden, weight, bias, tokens.cu_seqlens)
+
+    truth = results(reference, *double, tokens)
+    assert actual[0].dtype == torch.float32
+    for a, b in zip(actual, truth, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(a.double() * 1.01, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_under_autocast(name):
+    hidden, weight, bias, tokens = problem()
+    exact = results(HEADS["eager"], hidden, weight, bias, tokens)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        reps = HEADS[name](hidden, weight, bias, tokens)
+    assert reps.dtype == torch.float32
+    error = (reps - exact[0]).norm() / exact[0].norm()
+    assert 1e-5 < error < 1e-2, "products must be rounded to bfloat16, and no more than that"
+    leaves = (hidden, weight, bias)
+    for leaf, gradient in zip(leaves, torch.autograd.grad(reps.sum(), leaves), strict=True):
+        assert gradient.dtype == leaf.dtype
+
+
+def test_a_tile_needs_rows():
+    with pytest.raises(ValueError, match="got 0"):
+        TiledHead(tile=0)
+
+
+@pytest.mark.parametrize("name", ["eager", "compiled", "tiled", "tiled_compiled", "sparton"])
+def test_head_configs(name):
+    path = Path(__file__).parents[2] / "configs" / "head" / f"{name}.yaml"
+    head = hydra.utils.instantiate(yaml.safe_load(path.read_text()))
+    assert list(head.parameters()) == []
+    assert type(head) is type(HEADS[name])
