@@ -10,8 +10,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.datasets.files import locate
 from sparton.datasets.permutation import derive_key, permute
-from sparton.datasets.sources import Records
+from sparton.datasets.preparation import OnError
+from sparton.datasets.sources import Records, text_records
 from sparton.types import Example
 
 WEIGHTED_BLOCK = 1 << 16
@@ -146,6 +148,43 @@ class Mixture:
         )
         source = list(self.sources.values())[number]
         return source.example(index % int(self.sizes[number]), draw, num_negatives)
+
+
+def text_mixture(
+    files: Mapping[str, str | Sequence[str]],
+    *,
+    root: str | None = None,
+    hub: str | None = None,
+    weights: Mapping[str, float] | None = None,
+    on_error: OnError = "stop",
+    limit: int | None = None,
+    require_negatives: bool = False,
+    cache_dir: str | None = None,
+) -> Mixture:
+    """A mixture of text files from one place, one source per entry of ``files``.
+
+    Args:
+        files: source name to file name, pattern, or list of them.
+        weights: as in :class:`Mixture`.
+        root, hub, on_error, limit, require_negatives, cache_dir: as in
+            :func:`sparton.datasets.sources.text_records`; ``limit`` is per source.
+    """
+    for entry in files.values():  # a missing file stops the run before the others are prepared
+        locate(entry, root=root, hub=hub)
+    sources = {
+        name: text_records(
+            entry,
+            root=root,
+            hub=hub,
+            on_error=on_error,
+            limit=limit,
+            require_negatives=require_negatives,
+            name=name,
+            cache_dir=cache_dir,
+        )
+        for name, entry in files.items()
+    }
+    return Mixture(sources, weights)
 
 
 def _block_counts(sources: Mapping[str, Source], weights: Mapping[str, float]) -> NDArray[np.int64]:

@@ -43,7 +43,7 @@ def fingerprint(files: Sequence[DataFile], **settings: Any) -> str:
         [file.name, str(file.path.resolve()), (stat := file.path.stat()).st_size, stat.st_mtime_ns]
         for file in files
     ]
-    content = json.dumps([LAYOUT_VERSION, states, settings], sort_keys=True)
+    content = json.dumps([LAYOUT_VERSION, states, settings], sort_keys=True, default=repr)
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 

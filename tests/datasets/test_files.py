@@ -1,0 +1,144 @@
+"""Finding files and reading their lines; damage is named with file and line."""
+
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparton.datasets.files import (
+    DataFile,
+    RecordError,
+    decode_json,
+    decode_text,
+    detect_format,
+    locate,
+    read_lines,
+    read_parquet,
+)
+
+
+def data_file(path: str | Path) -> DataFile:
+    return DataFile(str(path), Path(path))
+
+
+def test_lines_keep_their_numbers_and_lose_only_their_endings(tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbffirst\r\n\n  \nsecond \n\tthird"
+    expected = [(1, b"first"), (4, b"second "), (5, b"\tthird")]
+    for name, stored in (("plain", content), ("packed", gzip.compress(content))):
+        (tmp_path / name).write_bytes(stored)
+        assert list(read_lines(data_file(tmp_path / name))) == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 16])
+def test_gzip_members_one_after_the_other_are_one_file(
+    tmp_path: Path, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparton.datasets.files.CHUNK", chunk)
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"a\nb\n") + gzip.compress(b"c\n") + bytes(20))
+    assert [line for _, line in read_lines(data_file(path))] == [b"a", b"b", b"c"]
+
+
+def test_cut_gzip_gives_every_whole_line_and_names_the_last(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(b"".join(b"line %d\n" % number for number in range(1, 100_001)))
+    path.write_bytes(whole[: len(whole) // 2])
+    lines = read_lines(data_file(path))
+    read: list[bytes] = []
+    with pytest.raises(ValueError, match=f"{path}: the gzip data is .*get the file again") as error:
+        for _, line in lines:
+            read.append(line)
+    assert len(read) > 10_000 and read[-1] == b"line %d" % len(read)
+    assert f"after line {len(read)} " in str(error.value)
+
+
+def test_damaged_gzip_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    whole = gzip.compress(b"".join(b"line %d\n" % number for number in range(100_000)))
+    half = len(whole) // 2
+    path.write_bytes(whole[:half] + bytes(64) + whole[half + 64 :])
+    with pytest.raises(ValueError, match=rf"{path}: the gzip data is .* after line \d+"):
+        list(read_lines(data_file(path)))
+
+
+def test_bytes_read_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"0123456789\n" * 5000)
+    positions: list[int] = []
+    list(read_lines(data_file(path), positions.append))
+    assert positions == sorted(positions) and positions[-1] == path.stat().st_size
+
+
+def test_parquet_rows_and_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"query": ["a", "b"], "pos": [["x"], None]}), path)
+    rows = [(1, {"query": "a", "pos": ["x"]}), (2, {"query": "b", "pos": None})]
+    assert list(read_parquet(data_file(path))) == rows
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=f"{path}: not readable as Parquet after row 0"):
+        list(read_parquet(data_file(path)))
+
+
+def test_faults_of_a_line() -> None:
+    with pytest.raises(RecordError, match=r"byte 0xe9 at column 4 .*iconv"):
+        decode_text("caf\xe9".encode("latin1"))
+    with pytest.raises(RecordError, match=r"not JSON \(one record per line .* at column 4"):
+        decode_json(b"[1,")
+    with pytest.raises(RecordError, match="half of a surrogate pair"):
+        decode_json(rb'["a", "\ud83d"]')
+    assert decode_json(rb'["\ud83d\ude00", "\ud55c"]') == ["\U0001f600", "한"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a.jsonl", "jsonl"), ("b.json.gz", "jsonl"), ("c.tsv.gz", "tsv"), ("d.parquet", "parquet")],
+)
+def test_formats(name: str, expected: str) -> None:
+    assert detect_format(data_file(name)) == expected
+
+
+def test_unknown_format_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"ending '\.csv' .*\.jsonl.*set format to one of jsonl"):
+        detect_format(data_file("a.csv"))
+
+
+def test_locate_in_a_folder(write_lines: Callable[..., str], tmp_path: Path) -> None:
+    for name in ("in/b.tsv", "in/a.tsv", "in/c.jsonl"):
+        write_lines(["x"], name)
+    root = str(tmp_path / "in")
+    assert [file.path.name for file in locate("*.tsv", root=root)] == ["a.tsv", "b.tsv"]
+    assert [file.path.name for file in locate(["c.jsonl", "a.tsv"], root=root)] == [
+        "c.jsonl",
+        "a.tsv",
+    ]
+    assert locate(f"{root}/c.jsonl")[0].path.name == "c.jsonl"
+    with pytest.raises(FileNotFoundError, match=r"d\.tsv: no such file.*holds a\.tsv, b\.tsv, c"):
+        locate("d.tsv", root=root)
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist: set data_dir or root"):
+        locate("d.tsv", root=f"{root}/nowhere")
+
+
+def test_hub_files_go_through_datasets_and_keep_their_names(
+    monkeypatch: pytest.MonkeyPatch, write_lines: Callable[..., str]
+) -> None:
+    asked: list[str] = []
+    blob = write_lines(["x"], "0f3a")
+
+    def download(self: datasets.DownloadManager, url: str) -> str:
+        asked.append(url)
+        if "missing" in url:
+            raise OSError("404")
+        return blob
+
+    monkeypatch.setattr(datasets.DownloadManager, "download", download)
+    (file,) = locate("pairs.jsonl.gz", hub="owner/data")
+    assert asked == ["hf://datasets/owner/data/pairs.jsonl.gz"]
+    assert file.place(3) == "owner/data/pairs.jsonl.gz, line 3" and str(file.path) == blob
+    assert detect_format(file) == "jsonl"
+    with pytest.raises(ConnectionError, match=r"missing\.tsv could not .*set root to a local"):
+        locate("missing.tsv", hub="owner/data")
+    assert locate(blob, root="/", hub="owner/data")[0].name == blob
