@@ -2,7 +2,7 @@
 
 A document is about a handful of concepts of one topic. It names each of them by one or two of the
 concept's four synonyms, between function words, adverbs, invented names and stray words of other
-topics. A query asks for five concepts of one document, about half of them by synonyms that the
+topics. A query asks for five concepts of one document, two of them on average by synonyms that the
 document does not use. Exact matching therefore finds only some of the words; a model that has
 learned from training pairs which words stand for the same concept finds nearly all of them.
 
@@ -30,10 +30,11 @@ from sparton.types import Example, RetrievalTask, TextCollection
 
 Split = Literal["train", "dev", "test"]
 
-DOCUMENTS = 3000
-HELD_OUT = 250  # documents behind the dev queries, and as many behind the test queries
+DOCUMENTS = 2400
+HELD_OUT = 200  # documents behind the dev queries, and as many behind the test queries
+SENTENCES = 4  # of a document, enough to name every concept
 TRAIN_QUERIES_PER_DOCUMENT = 2
-SAME_WORD = 0.55  # chance that a query names a concept by a word that its document uses
+SAME_WORD = 0.6  # chance that a query names a concept by a word that its document uses
 JUDGED_IRRELEVANT = 10
 
 DOCUMENT_SENTENCES = (
@@ -214,7 +215,7 @@ def _document(rng: random.Random, row: int, names: list[str]) -> Document:
         tuple(rng.sample(ADJECTIVES, 2)),
     )
     words = {concept: rng.sample(concept, rng.choice((1, 1, 2))) for concept in facts.concepts}
-    templates = rng.sample(DOCUMENT_SENTENCES, len(DOCUMENT_SENTENCES))
+    templates = rng.sample(DOCUMENT_SENTENCES, SENTENCES)
     sentences = _fill(rng, templates, facts, words, names)
     return Document(f"d{row}", " ".join(sentences), topic.name, facts)
 
