@@ -22,15 +22,12 @@ def build_evaluator(cfg: DictConfig) -> Callable[..., evaluation.TaskResult]:
     device = cfg.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if cfg.model == "bm25":
         return instantiate(cfg.bm25, device=device)
-    lengths = {name: cfg[name] for name in ("query_length", "document_length")}
-    retriever = evaluation.load_retriever(cfg.model, device=device, **lengths)
-    return instantiate(cfg.encoder, *retriever)
+    lengths = (cfg.query_length, cfg.document_length)
+    return instantiate(cfg.encoder, *evaluation.load_retriever(cfg.model, *lengths, device=device))
 
 
 def build_tasks(cfg: DictConfig) -> dict[str, partial]:
-    nodes = cfg.evaluation.get(cfg.split)
-    if not nodes:
-        raise ValueError(f"this evaluation has no tasks for split={cfg.split}: try dev or test")
+    nodes = cfg.evaluation.get(cfg.split) or sys.exit(f"no split={cfg.split}: try dev or test")
     tasks = {name: partial(instantiate, node) for name, node in nodes.items()}
     for build in tasks.values():
         build()  # Every task is downloaded and checked before the first is encoded.

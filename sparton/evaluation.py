@@ -54,19 +54,19 @@ class TaskResult(NamedTuple):
 
 def load_retriever(
     model: Path | str,
-    *,
-    device: torch.device | str = "cpu",
     query_length: int | None = None,
     document_length: int | None = None,
+    *,
+    device: torch.device | str = "cpu",
 ) -> "tuple[SpladeEncoder, PackedTokenizer]":
     """An encoder on its device and its tokenizer, ready for :func:`evaluate_encoder`.
 
     Args:
         model: a folder of ``train.py``, a sentence-transformers or masked-LM folder, or a name on
             the Hugging Face hub.
-        device: where to put the encoder.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent.
+        device: where to put the encoder.
 
     Raises:
         FileNotFoundError: no such folder.

@@ -68,7 +68,7 @@ def encode_texts(
 def _batches(cu_seqlens: torch.Tensor, most_tokens: int, most: int) -> Iterator[tuple[int, int]]:
     """Consecutive ranges of sequences within both bounds, never empty."""
     start = longest = 0
-    lengths = cu_seqlens.diff().tolist()
+    lengths = cu_seqlens.diff().clamp(min=1).tolist()
     for row, length in enumerate(lengths):
         longest = max(longest, length)
         if row > start and (row - start == most or (row + 1 - start) * longest > most_tokens):

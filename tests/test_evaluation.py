@@ -1,0 +1,308 @@
+"""From texts to tables, with an encoder whose results are known; and ``evaluate.py`` as a user
+calls it."""
+
+import io
+import json
+import os
+import runpy
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.evaluation import (
+    evaluate_bm25,
+    evaluate_encoder,
+    explain,
+    load_retriever,
+    mean_metrics,
+    results_table,
+    write_results,
+    write_task_run,
+)
+from sparton.models.backbones import tiny
+from sparton.models.encoder import SpladeEncoder
+from sparton.models.folder import save_encoder
+from sparton.models.heads import EagerHead
+from sparton.packing import sequence_ids
+from sparton.retrieval.trec import read_run
+from sparton.types import RetrievalTask, TextCollection, TokenBatch
+
+ROOT = Path(__file__).resolve().parents[1]
+WORDS = ["red", "green", "blue", "crimson", "cat", "dog", "bird", "fish"]
+DOCUMENTS = {
+    "d0": "red cat",
+    "d1": "crimson dog dog",
+    "d2": "green bird",
+    "d3": "",
+    "d4": "blue fish fish fish",
+    "own": "red dog",
+}
+QUERIES = {"q0": "red cat", "q1": "green", "own": "red dog"}
+QRELS = {"q0": {"d0": 2, "d1": 1}, "q1": {"d2": 1, "d4": 0}, "own": {"d1": 1}}
+
+
+class LexicalEncoder(nn.Module):
+    """Every word weighs 1, but "red" and "crimson" also stand for each other, at 0.5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weights = torch.eye(len(WORDS) + 4)
+        weights[:4] = 0  # the special tokens
+        red, crimson = 4 + WORDS.index("red"), 4 + WORDS.index("crimson")
+        weights[red, crimson] = weights[crimson, red] = 0.5
+        self.embedding = nn.Embedding.from_pretrained(weights)
+
+    def forward(self, tokens: TokenBatch) -> torch.Tensor:
+        owners = sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
+        reps = torch.zeros(tokens.num_sequences, self.embedding.embedding_dim)
+        weights = self.embedding(tokens.input_ids)
+        return reps.scatter_reduce(0, owners[:, None].expand_as(weights), weights, "amax")
+
+
+@pytest.fixture
+def tokenizer() -> PackedTokenizer:
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: row for row, word in enumerate([*special, *WORDS])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=backend, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    return PackedTokenizer(fast, query_length=8, document_length=8)
+
+
+def make_task(name: str = "toy", exclude_self: bool = False) -> RetrievalTask:
+    documents = TextCollection(list(DOCUMENTS), list(DOCUMENTS.values()))
+    queries = TextCollection(list(QUERIES), list(QUERIES.values()))
+    return RetrievalTask(name, documents, queries, QRELS, exclude_self)
+
+
+def rankings(result) -> dict[str, list[str]]:
+    return {query: [name for name, _ in found] for query, found in result.run.rankings()}
+
+
+def test_encoder_from_texts_to_metrics(tokenizer):
+    result = evaluate_encoder(LexicalEncoder(), tokenizer, make_task(), progress=False)
+    assert rankings(result) == {
+        "q0": ["d0", "own", "d1"],
+        "q1": ["d2"],
+        "own": ["own", "d1", "d0"],
+    }
+    scores = {query: [score for _, score in found] for query, found in result.run.rankings()}
+    assert scores == {"q0": [2.25, 1.25, 1.0], "q1": [1.0], "own": [2.25, 2.0, 1.25]}
+    ndcg = ((2 + 1 / np.log2(4)) / (2 + 1 / np.log2(3)) + 1 + 1 / np.log2(3)) / 3
+    assert result.metrics["ndcg@10"] == pytest.approx(ndcg, abs=1e-12)
+    assert result.metrics["mrr@10"] == pytest.approx((1 + 1 + 1 / 2) / 3, abs=1e-12)
+    assert result.metrics["recall@100"] == result.metrics["recall@1000"] == 1
+    assert result.query_terms == pytest.approx((3 + 1 + 3) / 3)
+    assert result.document_terms == pytest.approx((3 + 3 + 2 + 0 + 2 + 3) / 6)
+    assert result.flops == pytest.approx(((3 + 2 + 2) + 1 + (2 + 3 + 3)) / 18)
+    assert set(result.seconds) == {"encode", "index", "search"}
+    assert min(result.seconds.values()) > 0
+
+
+def test_own_document_is_left_out_only_where_the_task_says_so(tokenizer):
+    result = evaluate_encoder(
+        LexicalEncoder(), tokenizer, make_task(exclude_self=True), progress=False
+    )
+    assert rankings(result) == {"q0": ["d0", "own", "d1"], "q1": ["d2"], "own": ["d1", "d0"]}
+    assert result.metrics["mrr@10"] == 1
+
+
+def test_bm25_on_the_same_task():
+    result = evaluate_bm25(make_task(exclude_self=True))
+    assert rankings(result)["q0"] == ["d0", "own"]
+    assert rankings(result)["q1"] == ["d2"]
+    assert rankings(result)["own"][0] in ("d0", "d1")
+    assert result.metrics["recall@100"] == pytest.approx((1 / 2 + 1 + 1) / 3)
+    assert result.query_terms == pytest.approx(5 / 3)
+
+
+def test_depth_and_metrics_are_chosen_together(tokenizer):
+    result = evaluate_encoder(
+        LexicalEncoder(), tokenizer, make_task(), metrics=["mrr@2"], k=2, progress=False
+    )
+    assert result.run.rows.shape == (3, 2)
+    assert list(result.metrics) == ["mrr@2"]
+    for evaluate in (evaluate_bm25, lambda task, **k: evaluate_encoder(None, None, task, **k)):
+        with pytest.raises(ValueError, match="recall@100 looks deeper than the k=10 "):
+            evaluate(make_task(), k=10)
+
+
+@pytest.mark.parametrize("side", ["documents", "queries"])
+def test_task_without_texts(tokenizer, side):
+    task = make_task()._replace(**{side: TextCollection([], [])})
+    with pytest.raises(ValueError, match=f"task toy has no {side}"):
+        evaluate_encoder(LexicalEncoder(), tokenizer, task, progress=False)
+
+
+def test_explain_decodes_a_text_into_weighted_terms(tokenizer):
+    terms = explain(LexicalEncoder(), tokenizer, "dog crimson dog", kind="document")
+    assert terms == [("crimson", 1.0), ("dog", 1.0), ("red", 0.5)]
+    assert explain(LexicalEncoder(), tokenizer, "red", kind="query", k=1) == [("red", 1.0)]
+
+
+@pytest.fixture
+def results(tokenizer):
+    first = evaluate_encoder(LexicalEncoder(), tokenizer, make_task("a/b c"), progress=False)
+    return [first, evaluate_bm25(make_task("other"))]
+
+
+def test_means_weigh_tasks_equally(results):
+    for metric, mean in mean_metrics(results).items():
+        assert mean == pytest.approx(
+            (results[0].metrics[metric] + results[1].metrics[metric]) / 2, abs=1e-12
+        )
+    assert mean_metrics(results)["recall@100"] < results[0].metrics["recall@100"]
+
+
+def test_table_has_a_row_per_task_and_the_mean_and_fits_a_terminal(results):
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(results_table(results, title="toy model"))
+    lines = console.export_text().splitlines()
+    assert "…" not in "".join(lines)
+    rows = {line.split("  ")[0].strip(): line for line in lines if line.strip()}
+    means = mean_metrics(results)
+    for name, metrics in ((" a/b c", results[0].metrics), ("mean", means)):
+        row = rows[name.strip()]
+        for metric in ("ndcg@10", "mrr@10", "recall@100", "recall@1000"):
+            assert f"{metrics[metric]:.4f}" in row
+
+
+def test_written_results_can_be_read_again(results, tmp_path):
+    write_results(results, tmp_path / "new" / "folder", {"model": "toy"})
+    folder = tmp_path / "new" / "folder"
+    for result in results:
+        write_task_run(result, folder)
+    content = json.loads((folder / "results.json").read_text())
+    assert content["model"] == "toy"
+    assert content["mean"] == mean_metrics(results)
+    assert [task["name"] for task in content["tasks"]] == ["a/b c", "other"]
+    assert content["tasks"][0]["metrics"] == results[0].metrics
+    for task, result in zip(content["tasks"], results, strict=True):
+        again = dict(read_run(folder / task["run"]).rankings())
+        assert again == {
+            query: [(name, pytest.approx(score)) for name, score in found]
+            for query, found in result.run.rankings()
+        }
+
+
+@pytest.fixture
+def beir(tmp_path) -> Path:
+    folder = tmp_path / "toy"
+    (folder / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", DOCUMENTS), ("queries", QUERIES)):
+        lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    lines = [
+        f"{query}\t{name}\t{grade}" for query, all in QRELS.items() for name, grade in all.items()
+    ]
+    header = "query-id\tcorpus-id\tscore\n"
+    (folder / "qrels" / "test.tsv").write_text(header + "\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    torch.manual_seed(0)
+    backbone = tiny(DOCUMENTS.values(), hidden_size=32, layers=1, max_length=32)
+    encoder = SpladeEncoder(backbone, EagerHead())
+    save_encoder(encoder, tmp_path / "model", query_length=6, document_length=12)
+    return tmp_path / "model"
+
+
+def test_retriever_comes_with_its_lengths(model):
+    encoder, tokenizer = load_retriever(model)
+    assert (tokenizer.query_length, tokenizer.document_length) == (6, 12)
+    _, tokenizer = load_retriever(model, 5, 20)
+    assert (tokenizer.query_length, tokenizer.document_length) == (5, 20)
+    with pytest.raises(ValueError, match="document_length=500"):
+        load_retriever(model, document_length=500)
+    assert encoder(tokenizer.queries(["red cat"])).shape == (1, encoder.vocabulary_size)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder", "/nowhere", "../nowhere"])
+def test_missing_model_folder(name):
+    with pytest.raises(FileNotFoundError, match=f"{name}: no such folder; give a folder"):
+        load_retriever(name)
+
+
+def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "evaluate.py"), "device=cpu", *arguments],
+        cwd=folder,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_script_evaluates_bm25(tmp_path, beir):
+    task = (f"evaluation.path={beir}", "evaluation=beir_folder", "evaluation.exclude_self=true")
+    done = run_script(tmp_path, "model=bm25", *task)
+    assert done.returncode == 0, done.stderr
+    (output,) = (tmp_path / "runs" / "evaluate").iterdir()
+    content = json.loads((output / "results.json").read_text())
+    expected = evaluate_bm25(make_task(exclude_self=True))
+    assert content["mean"] == pytest.approx(expected.metrics)
+    assert f"{expected.metrics['ndcg@10']:.4f}" in done.stdout
+    assert content["config"]["model"] == "bm25"
+    assert content["environment"]["packages"]["torch"] == version("torch")
+    found = {q: [name for name, _ in each] for q, each in expected.run.rankings()}
+    again = read_run(output / content["tasks"][0]["run"]).rankings()
+    assert {query: [name for name, _ in each] for query, each in again} == found
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "toy"]
+
+
+def test_script_evaluates_a_model_folder(tmp_path, beir, model):
+    output = tmp_path / "out"
+    done = run_script(
+        tmp_path,
+        f"model={model}",
+        "evaluation=beir_folder",
+        f"evaluation.path={beir}",
+        f"output={output}",
+    )
+    assert done.returncode == 0, done.stderr
+    task = json.loads((output / "results.json").read_text())["tasks"][0]
+    encoder, tokenizer = load_retriever(model)
+    expected = evaluate_encoder(encoder, tokenizer, make_task(), progress=False)
+    assert task["metrics"] == pytest.approx(expected.metrics)
+    assert task["document_terms"] == pytest.approx(expected.document_terms)
+    assert "documents" in done.stderr, "progress is shown"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "set model=..., see configs/evaluate.yaml"),
+        (("model=bm25", "evaluation=big_beir"), "Available options in 'evaluation'"),
+        (("model=bm25", "evaluation=beir_folder"), "set evaluation.path=..."),
+        (("model=./nowhere", "evaluation=in_domain"), "model ./nowhere: no such folder"),
+        (("model=bm25", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),
+        (("model=bm25", "evaluation=in_domain", "split=train"), "no split=train"),
+    ],
+    ids=["no_model", "evaluation", "no_path", "model", "data", "split"],
+)
+def test_script_refuses_before_any_work(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", "device=cpu", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
+    assert stop.value.code not in (None, 0)
+    assert message in f"{stop.value.code} {capsys.readouterr().err}"
+    assert list(tmp_path.iterdir()) == []
