@@ -20,10 +20,10 @@ class Logger(Protocol):
 
 
 class JsonlLogger:
-    """One JSON object per line in ``metrics.jsonl``; the file that reports and plots are made from.
+    """One JSON object per line, the file that reports and plots are made from.
 
-    Lines beyond ``start_step``, the number of steps completed, are dropped when a run resumes there:
-    the file of a resumed run holds every step once.
+    Lines beyond ``start_step``, the number of steps completed, are dropped when a run resumes
+    there: the file of a resumed run holds every step once.
     """
 
     def __init__(self, path: Path, start_step: int = 0):

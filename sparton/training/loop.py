@@ -55,7 +55,8 @@ class Trainer:
     Attributes:
         step: accumulates the exact gradient of one batch.
         schedule: ``(step, steps) -> factor`` on the learning rate.
-        folder: of the run; ``checkpoints`` and ``best`` are written below it.
+        folder: of the run. ``checkpoints`` and ``model`` are written below it; ``model`` holds the
+            best model on the dev set so far, or the last where there is no dev set.
         evaluate: ``encoder -> metrics`` on the dev set.
         save_model: writes the encoder to a folder.
     """
@@ -108,6 +109,11 @@ class Trainer:
             self._finite &= output.loss.isfinite()
             self.meter.count(batch, waited)
             self._finish_step(step + 1, output, norm)
+        if self.settings.evaluate_every is None and self.world.is_main:
+            self._check_finite(self.settings.steps)
+            self.save_model(self.encoder, self.folder / "model")
+        for logger in self.loggers:
+            logger.close()
 
     def _finish_step(self, completed: int, output: StepOutput, norm: Tensor) -> None:
         settings = self.settings
@@ -139,7 +145,7 @@ class Trainer:
         return record | self.meter.read()
 
     def _evaluate(self) -> Record:
-        """Dev metrics on the main rank, and the best model so far kept in ``best``."""
+        """Dev metrics on the main rank; the model is saved when it is the best so far."""
         metrics: dict[str, float] = {}
         if self.world.is_main:
             self.encoder.eval()
@@ -147,7 +153,7 @@ class Trainer:
             self.encoder.train()
             if metrics and metrics[self.settings.select_by] > self.best:
                 self.best = metrics[self.settings.select_by]
-                self.save_model(self.encoder, self.folder / "best")
+                self.save_model(self.encoder, self.folder / "model")
         self.world.barrier()
         self.meter.restart()
         return {f"dev_{name}": value for name, value in metrics.items()}

@@ -35,6 +35,10 @@ class Precision:
             return torch.float16
         return torch.float32 if self.name == "fp32" else torch.bfloat16
 
+    @property
+    def is_half(self) -> bool:
+        return self.name != "fp32"
+
     def autocast(self) -> AbstractContextManager:
         if self.name in ("fp32", "bf16_pure"):
             return nullcontext()

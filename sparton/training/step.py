@@ -108,11 +108,12 @@ class ExactStep:
         """The objective on the global batch, and its gradients for this rank's rows."""
         world = self.world
         leaves = [world.gather(side.detach()).requires_grad_() for side in sides]
-        value = self.objective(*leaves, step)
+        queries, documents = leaves
+        value = self.objective(queries, documents, step)
         gradients = torch.autograd.grad(self.scale(value.loss), leaves)
         own = [gradient.chunk(world.size)[world.rank] for gradient in gradients]
-        representations = (leaf.detach() for leaf in leaves)
-        return StepOutput(value.loss.detach(), value.parts, *representations), own
+        output = StepOutput(value.loss.detach(), value.parts, queries.detach(), documents.detach())
+        return output, own
 
     def _replay(self, micro_batches: list[_MicroBatch], gradients: list[Tensor]) -> None:
         """Encode every micro-batch again, with a graph, and backpropagate its rows' gradients."""

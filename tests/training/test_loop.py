@@ -22,13 +22,17 @@ from sparton.training.schedules import CosineSchedule
 from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
+from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
 
 STEPS = 12
 CPU = torch.device("cpu")
 
 
-def make_trainer(folder: Path, schedule=CosineSchedule(0.2), evaluate=None) -> Trainer:  # noqa: B008
+SCHEDULE = CosineSchedule(0.2)
+
+
+def make_trainer(folder: Path, schedule=SCHEDULE, evaluate=None) -> Trainer:
     encoder = BagEncoder(dropout=0.3)
     objective = Objective(InfoNCE(), {}, {"flops": Regularizer(flops, 0.1, QuadraticRamp(8))})
     step = ExactStep(encoder, objective, World(0, 1, CPU), Precision("fp32", CPU), seed=5)
@@ -49,7 +53,11 @@ def make_trainer(folder: Path, schedule=CosineSchedule(0.2), evaluate=None) -> T
     return trainer
 
 
-def run(trainer: Trainer, until: int = STEPS, batches=partial(random_batch, 6, 1)) -> None:
+def some_batch(seed: int) -> TrainBatch:
+    return random_batch(6, 1, seed)
+
+
+def run(trainer: Trainer, until: int = STEPS, batches=some_batch) -> None:
     trainer.run(batches(seed=step) for step in range(trainer.start_step, until))
 
 
@@ -84,7 +92,7 @@ def test_resuming_without_the_schedule_would_be_seen(tmp_path):
     run(make_trainer(tmp_path / "whole"))
     run(make_trainer(tmp_path / "killed"), until=6)
     restarted = make_trainer(
-        tmp_path / "killed", schedule=lambda step, steps: CosineSchedule(0.2)(step - 6, steps)
+        tmp_path / "killed", schedule=lambda step, steps: SCHEDULE(step - 6, steps)
     )
     run(restarted)
     last = [records(tmp_path / name)[-1]["loss"] for name in ("whole", "killed")]
@@ -132,7 +140,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(tmp_
                 trainer.encoder.decoder.bias[0] = float("nan")
         return random_batch(6, 1, seed)
 
-    with pytest.raises(NonFiniteLossError, match="up to step 8.*smaller learning rate"):
+    with pytest.raises(NonFiniteLossError, match=r"up to step 8.*smaller learning rate"):
         run(trainer, batches=poisoned)
     state = load_checkpoint(tmp_path / "checkpoints")
     assert state["step"] == 6
@@ -161,7 +169,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(CheckpointError, match="No space left on device.*make room"):
+    with pytest.raises(CheckpointError, match=r"No space left on device.*make room"):
         save_checkpoint(tmp_path, 4, {"weight": torch.zeros(3)})
     assert load_checkpoint(tmp_path)["step"] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.pt"]

@@ -1,0 +1,87 @@
+"""Turn run folders of train.py and evaluate.py into measurement records, one JSON line per run.
+
+    python scripts/record_runs.py --study in_domain runs/in_domain/*/seed=* runs/evaluate/*
+
+Appends to ``results/<gpu>/<study>.jsonl``, replacing earlier records of the same label and seed.
+"""
+
+import argparse
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--study", required=True)
+    parser.add_argument("--results", type=Path, default=ROOT / "results")
+    arguments = parser.parse_args()
+    for folder in arguments.runs:
+        record = describe_run(folder)
+        path = arguments.results / device_name(record) / f"{arguments.study}.jsonl"
+        append(path, record)
+        print(f"{path}: {record['label']} seed {record['seed']}")
+
+
+def describe_run(folder: Path) -> dict[str, Any]:
+    """Everything a table needs from one run folder."""
+    results = json.loads((folder / "results.json").read_text())
+    manifest_file = folder / "manifest.json"
+    trained = manifest_file.exists()
+    manifest = json.loads(manifest_file.read_text()) if trained else results["environment"]
+    config = manifest["config"] if trained else results["config"]
+    record = {
+        "label": config["head"]["_target_"].rsplit(".", 1)[-1] if trained else config["model"],
+        "seed": config.get("seed"),
+        "environment": {key: manifest[key] for key in ("command", "git", "packages", "hardware")},
+        "config": config,
+        "tasks": {
+            task["name"]: {
+                "metrics": task["metrics"],
+                "query_terms": task["query_terms"],
+                "document_terms": task["document_terms"],
+                "seconds": task["seconds"],
+            }
+            for task in results["tasks"]
+        },
+    }
+    return record | (training_figures(folder / "metrics.jsonl") if trained else {})
+
+
+def training_figures(path: Path) -> dict[str, Any]:
+    """Medians over the log lines without the first, which holds compilation and warm-up."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    timed = [line for line in lines if "step_ms" in line][1:]
+    figures: dict[str, Any] = {
+        key: statistics.median(line[key] for line in timed)
+        for key in ("examples_per_second", "tokens_per_second", "step_ms", "data_wait_ms", "mfu")
+        if all(key in line for line in timed)
+    }
+    quantiles = statistics.quantiles((line["step_ms"] for line in timed), n=5)
+    figures |= {"step_ms_p20": quantiles[0], "step_ms_p80": quantiles[-1]}
+    peaks = [line["memory_allocated_mib"] for line in lines if "memory_allocated_mib" in line]
+    if peaks:
+        figures["peak_memory_mib"] = max(peaks)
+    return figures | {"steps": lines[-1]["step"], "loss": timed[-1]["loss"]}
+
+
+def device_name(record: dict[str, Any]) -> str:
+    hardware = record["environment"]["hardware"]
+    return re.sub(r"[^a-z0-9]+", "-", hardware.get("gpu", "cpu").lower()).strip("-")
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kept = path.read_text().splitlines() if path.exists() else []
+    same = (record["label"], record["seed"])
+    kept = [line for line in kept if (json.loads(line)["label"], json.loads(line)["seed"]) != same]
+    path.write_text("\n".join([*kept, json.dumps(record, sort_keys=True)]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

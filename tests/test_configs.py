@@ -1,0 +1,114 @@
+"""Every configuration composes, names only what exists, and refuses what could not train."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from hydra.utils import get_object
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from sparton import config
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+GROUPS = {
+    "backbone": "backbone",
+    "head": "head",
+    "loss": "loss",
+    "regularizer": "regularizer@document_regularizer",
+    "data": "data",
+    "evaluation": "evaluation",
+    "optimizer": "optimizer",
+    "scheduler": "scheduler",
+    "logger": "logger",
+    "experiment": "experiment",
+    "debug": "debug",
+}
+OPTIONS = [
+    f"{mount}={path.stem}"
+    for group, mount in GROUPS.items()
+    for path in sorted((CONFIGS / group).glob("*.yaml"))
+]
+
+
+@pytest.fixture(autouse=True)
+def hydra_config():
+    config.register()
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        yield
+
+
+def train_config(*overrides: str) -> DictConfig:
+    return compose("train", list(overrides), return_hydra_config=False)
+
+
+def targets(node) -> set[str]:
+    """All ``_target_`` values below a node, interpolations left alone."""
+    plain = OmegaConf.to_container(node) if isinstance(node, DictConfig | ListConfig) else node
+    if isinstance(plain, dict):
+        here = {plain["_target_"]} if "_target_" in plain else set()
+        return here.union(*(targets(value) for value in plain.values()))
+    if isinstance(plain, list):
+        return set().union(*(targets(value) for value in plain))
+    return set()
+
+
+def test_every_group_has_options():
+    for group in GROUPS:
+        if group != "experiment":
+            assert list((CONFIGS / group).glob("*.yaml")), group
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_composes_and_names_what_exists(option):
+    cfg = train_config(option)
+    config.check(cfg, world_size=1)
+    found = targets(cfg)
+    assert found
+    for target in found:
+        assert callable(get_object(target)), target
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.name)
+def test_every_file_says_what_it_is_in_its_first_line(path):
+    first, second = path.read_text().splitlines()[:2]
+    assert first.startswith("# ") and (first != "# @package _global_" or second.startswith("# "))
+
+
+def test_a_wrong_option_lists_the_right_ones():
+    with pytest.raises(MissingConfigException, match=r"(?s)head/spartan.*sparton"):
+        train_config("head=spartan")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [("bacth=512", "bacth"), ("batch=lots", "lots"), ("num_workers=1.5", "1.5")],
+)
+def test_misspelt_or_mistyped_scalars_stop_before_any_work(override, message):
+    with pytest.raises((ConfigCompositionException, MissingConfigException)) as caught:
+        train_config(override)
+    assert message in f"{caught.value} {caught.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world_size", "message"),
+    [
+        (["batch=0"], 1, "batch=0: must be at least 1"),
+        (["micro_batch=0"], 1, "micro_batch=0: must be at least 1, or null"),
+        (["num_negatives=-1"], 1, "num_negatives=-1: must not be negative"),
+        (["precision=fp8"], 1, "precision=fp8: choose from fp32, bf16"),
+        (["batch=6"], 4, "multiple of their number, 4; try batch=4"),
+        (["batch=2"], 4, "try batch=4"),
+        (["examples=100"], 1, "examples=100 makes no step of batch=512"),
+    ],
+)
+def test_combinations_that_could_not_train_are_refused(overrides, world_size, message):
+    with pytest.raises(ValueError, match=message):
+        config.check(train_config(*overrides), world_size)
+
+
+def test_the_defaults_are_the_recipe_of_the_paper():
+    cfg = train_config()
+    assert (cfg.batch, config.total_steps(cfg)) == (512, 50646)
+    assert config.total_steps(train_config("batch=384")) == 67528
+    assert (cfg.query_length, cfg.document_length, cfg.optimizer.lr) == (64, 256, 2e-5)
