@@ -120,8 +120,9 @@ def text_records(
     Raises:
         FileNotFoundError, ValueError: what is wrong, with file and line.
     """
-    found = locate(files, root=root, hub=hub)
     reading = Reading(format, columns, on_error, limit)
+    reading.check()
+    found = locate(files, root=root, hub=hub)
     read = _reader(found, reading, TEXTS, require_negatives)
     key = fingerprint(found, kind="text", reading=reading, negatives=require_negatives)
     name = name or found[0].name
@@ -162,8 +163,9 @@ def id_records(
     Raises:
         FileNotFoundError, ValueError: what is wrong, with file and line; also unknown ids.
     """
-    found = locate(files, root=root, hub=hub)
     reading = Reading(format, columns, on_error, limit)
+    reading.check()
+    found = locate(files, root=root, hub=hub)
     name = name or found[0].name
     sides = [
         text_table(f"{name} ({part})", located, Reading(columns=names), cache_dir)
@@ -213,6 +215,7 @@ def beir_pairs(
         for file in ("queries", "corpus")
     )
     reading = Reading(on_error=on_error)
+    reading.check()
     texts = (queries, documents)
     folders = [side.table.folder.name for side in texts]
     key = fingerprint([judgments], kind="beir", reading=reading, texts=folders)

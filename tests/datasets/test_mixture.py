@@ -1,0 +1,138 @@
+"""The stream of examples: exact shares, every example once an epoch, the same wherever entered."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from sparton.datasets.mixture import WEIGHTED_BLOCK, Mixture, Share, text_mixture
+from sparton.types import Example
+
+
+class Numbers:
+    """A source whose examples say what they are."""
+
+    def __init__(self, name: str, size: int, negatives: int = 0, scored: bool = False) -> None:
+        self.name, self.size, self.negatives, self.scored = name, size, negatives, scored
+
+    def __len__(self) -> int:
+        return self.size
+
+    def example(self, index: int, draw: int, num_negatives: int) -> Example:
+        negatives = tuple(f"n{number}" for number in range(min(self.negatives, num_negatives)))
+        scores = tuple(1.0 for _ in range(1 + len(negatives))) if self.scored else ()
+        return Example(f"{self.name} {index}", str(draw), negatives, scores)
+
+
+def queries(mixture: Mixture, positions: range, seed: int = 0) -> list[str]:
+    return [example.query for example in mixture.examples(positions, seed=seed)]
+
+
+def test_without_weights_an_epoch_holds_every_example_once() -> None:
+    mixture = Mixture({"a": Numbers("a", 7), "b": Numbers("b", 30), "c": Numbers("c", 1)})
+    everything = {f"a {n}" for n in range(7)} | {f"b {n}" for n in range(30)} | {"c 0"}
+    assert len(mixture) == 38
+    epochs = [queries(mixture, range(38 * epoch, 38 * (epoch + 1))) for epoch in range(3)]
+    for epoch in epochs:
+        assert set(epoch) == everything
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert queries(mixture, range(38), seed=1) != epochs[0]
+
+
+def test_with_weights_shares_are_exact_and_small_sources_are_repeated() -> None:
+    sources = {"a": Numbers("a", 10), "b": Numbers("b", 100_000), "c": Numbers("c", 50)}
+    mixture = Mixture(sources, {"b": 1, "a": 2, "c": 5})
+    for block in range(3):
+        positions = range(block * WEIGHTED_BLOCK, (block + 1) * WEIGHTED_BLOCK)
+        counts = Counter(query.split()[0] for query in queries(mixture, positions))
+        assert counts == {"a": WEIGHTED_BLOCK // 4, "b": WEIGHTED_BLOCK // 8, "c": 40_960}
+    positions = np.arange(2 * WEIGHTED_BLOCK)
+    chosen, indices, _ = mixture.locate(positions, 0)
+    times = np.bincount(indices[chosen == 0])
+    assert times.sum() == 2 * WEIGHTED_BLOCK // 4 and times.max() - times.min() <= 1
+    assert np.bincount(indices[chosen == 1]).max() == 1
+
+
+def test_shares_that_do_not_divide_are_rounded_to_the_nearest_position() -> None:
+    sources = {name: Numbers(name, 5) for name in "abc"}
+    mixture = Mixture(sources, dict.fromkeys("abc", 1.0))
+    assert mixture.counts.sum() == WEIGHTED_BLOCK
+    assert set(mixture.counts) == {WEIGHTED_BLOCK // 3, WEIGHTED_BLOCK // 3 + 1}
+
+
+def test_shares_hold_within_short_stretches_as_chance_allows() -> None:
+    mixture = Mixture({"a": Numbers("a", 900_000), "b": Numbers("b", 100_000)})
+    chosen, _, _ = mixture.locate(np.arange(10_000), 5)
+    assert abs((chosen == 1).sum() - 1000) < 5 * 30
+    assert (np.sort(chosen) != chosen).any()
+
+
+def test_any_position_can_be_entered_directly() -> None:
+    mixture = Mixture({"a": Numbers("a", 100), "b": Numbers("b", 9)}, {"a": 1.0, "b": 0.5})
+    stream = mixture.examples(range(70_000), seed=3)
+    for start in (0, 1, 12_345, WEIGHTED_BLOCK - 2, 69_999):
+        assert (
+            mixture.examples(range(start, start + 5), seed=3)[: 70_000 - start]
+            == (stream[start : start + 5])
+        )
+    far = 10**12
+    assert mixture.examples([far + 1], seed=3) == mixture.examples([far, far + 1], seed=3)[1:]
+
+
+def test_draws_differ_between_positions_and_seeds() -> None:
+    mixture = Mixture({"a": Numbers("a", 3)})
+    examples = [e for seed in (0, 1) for e in mixture.examples(range(500), seed=seed)]
+    draws = [int(example.positive) for example in examples]
+    assert len(set(draws)) == 1000 and min(draws) >= 0 and max(draws) < 2**63
+
+
+def test_substitutes_come_from_the_source_of_the_position() -> None:
+    mixture = Mixture({"a": Numbers("a", 50), "b": Numbers("b", 50)})
+    for position, own in enumerate(queries(mixture, range(20))):
+        found = [mixture.substitute(position, attempt, seed=0).query for attempt in range(1, 20)]
+        assert {query.split()[0] for query in found} == {own.split()[0]}
+        assert len(set(found)) > 10
+
+
+def test_describe() -> None:
+    mixture = Mixture({"a": Numbers("a", 30), "b": Numbers("b", 10)})
+    assert mixture.describe() == [Share("a", 30, 0.75), Share("b", 10, 0.25)]
+    weighted = Mixture(mixture.sources, {"a": 1, "b": 3})
+    assert weighted.describe() == [Share("a", 30, 0.25), Share("b", 10, 0.75)]
+
+
+def test_impossible_mixtures() -> None:
+    sources = {"a": Numbers("a", 5), "b": Numbers("b", 5)}
+    with pytest.raises(ValueError, match="at least one source"):
+        Mixture({})
+    with pytest.raises(ValueError, match="source 'a' of the mixture has no examples"):
+        Mixture({"a": Numbers("a", 0)})
+    with pytest.raises(
+        ValueError, match=r"given for \['a', 'c'\] but the sources are \['a', 'b'\]"
+    ):
+        Mixture(sources, {"a": 1, "c": 1})
+    for weight in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"weight of source 'b' is .* must be positive"):
+            Mixture(sources, {"a": 1, "b": weight})
+    with pytest.raises(ValueError, match="source 'b' is below 1 in 65536"):
+        Mixture(sources, {"a": 1, "b": 1e-6})
+
+
+def test_sources_that_cannot_train_together() -> None:
+    with pytest.raises(ValueError, match="'b' does not give num_negatives=2"):
+        Mixture({"a": Numbers("a", 5, 2), "b": Numbers("b", 5, 1)}).check(2)
+    mixed = Mixture({"a": Numbers("a", 5, scored=True), "b": Numbers("b", 5)})
+    with pytest.raises(ValueError, match="some sources have teacher scores, but b has none"):
+        mixed.check(0)
+    Mixture({"a": Numbers("a", 5, 2), "b": Numbers("b", 5, 2)}).check(2)
+
+
+def test_text_mixture(write_jsonl: Callable[..., str], tmp_path: object) -> None:
+    write_jsonl([["q", "p"]] * 3, "in/one.jsonl")
+    write_jsonl([["q", "p"]] * 5, "in/two.jsonl")
+    files = {"first": "one.jsonl", "second": ["two.jsonl"]}
+    mixture = text_mixture(files, root=f"{tmp_path}/in", limit=4)
+    assert mixture.describe() == [Share("first", 3, 3 / 7), Share("second", 4, 4 / 7)]
+    with pytest.raises(FileNotFoundError, match=r"three\.jsonl"):
+        text_mixture({**files, "third": "three.jsonl"}, root=f"{tmp_path}/in")
