@@ -294,9 +294,10 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
         (("model=bm25", "evaluation=beir_folder"), "set evaluation.path=..."),
         (("model=./nowhere", "evaluation=in_domain"), "model ./nowhere: no such folder"),
         (("model=bm25", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),
+        (("model=bm25", "evaluation=in_domain"), "evaluation=small_beir_folders or beir_folder"),
         (("model=bm25", "evaluation=in_domain", "split=train"), "no split=train"),
     ],
-    ids=["no_model", "evaluation", "no_path", "model", "data", "split"],
+    ids=["no_model", "evaluation", "no_path", "model", "data", "remedy", "split"],
 )
 def test_script_refuses_before_any_work(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
