@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.splade_head import splade_head_reference
-from sparton.kernels.splade_head.backward import splade_head_backward
+from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
 from sparton.kernels.splade_head.forward import (
     FULL_PRECISION,
@@ -25,6 +25,10 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 # The interpreter computes bfloat16 products wrongly.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 SMALL = ForwardConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
+# The interpreter sorts slowly: short chunks. Small shares, so that tokens are split.
+CUT = (
+    BackwardConfig() if torch.cuda.is_available() else BackwardConfig(chunk=16, share=32, block_e=8)
+)
 LENGTHS = [5, 0, 17, 64, 1, 3, 0, 0, 33, 2, 0]
 
 
@@ -61,7 +65,11 @@ def with_gradients(problem: Problem, upstream: Tensor, dtype: torch.dtype) -> tu
 
 
 def launch(
-    problem: Problem, upstream: Tensor, config: ForwardConfig | None = None
+    problem: Problem,
+    upstream: Tensor,
+    *,
+    config: ForwardConfig | None = None,
+    cut: BackwardConfig = CUT,
 ) -> tuple[Tensor, ...]:
     """Representations and gradients of the Triton kernels, and the argmax."""
     if config is None and not torch.cuda.is_available():
@@ -69,7 +77,7 @@ def launch(
     reps, argmax = splade_head_forward(*problem, config=config)
     gradients = splade_head_backward(
         upstream, reps, argmax, problem.hidden, problem.weight, problem.cu_seqlens,
-        bias_dtype=None if problem.bias is None else problem.bias.dtype,
+        bias_dtype=None if problem.bias is None else problem.bias.dtype, config=cut,
     )  # fmt: skip
     return reps, *(x for x in gradients if x is not None), argmax
 
@@ -119,7 +127,7 @@ def winners(problem: Problem) -> Tensor:
     ("lengths", "V", "D", "bias"),
     [
         (LENGTHS, 37, 24, -2.0),
-        (LENGTHS, 37, 24, None),
+        ([3, 0, 20], 37, 24, None),
         ([1], 1, 1, 3.0),
         ([0, 1, 0], 17, 7, 1.0),
         ([128], 16, 16, -3.0),
@@ -143,10 +151,11 @@ def test_the_tolerances_notice_small_faults(device):
     good = (reps, dhidden, dweight, dbias)
     dropped_tile = reps.clone()
     dropped_tile[3, :16] = 0
-    neighbour = torch.where(argmax > 0, argmax - 1, argmax)
+    begins, lengths = problem.cu_seqlens[:-1, None], problem.cu_seqlens.diff()[:, None]
+    neighbour = begins + (argmax - begins + 1) % lengths.clamp_min(1)
     wrong_winner = splade_head_backward(
         upstream, reps, neighbour, problem.hidden, problem.weight, problem.cu_seqlens,
-        bias_dtype=torch.float32,
+        bias_dtype=torch.float32, config=CUT,
     )  # fmt: skip
     for bad in (
         (dropped_tile, *good[1:]),
@@ -211,6 +220,17 @@ def test_without_argmax_the_values_are_the_same(device):
     assert nothing.numel() == 0 < argmax.numel()
 
 
+@pytest.mark.parametrize("cut", [(16, 1, 4), (16, 100, 16), (64, 3, 2)])
+def test_hot_tokens_split_over_programs(cut, device):
+    """One token wins everything, the next ones nothing; another sequence is ordinary."""
+    problem = make_problem([6, 9], 53, 8, device, bias=20.0)
+    problem.hidden[1:6] = problem.hidden[0]
+    upstream = upstream_for(problem)
+    reps, *gradients, argmax = launch(problem, upstream, cut=BackwardConfig(*cut))
+    assert (argmax[0] == 0).all()
+    assert_close_to_truth((reps, *gradients), problem, upstream)
+
+
 @pytest.mark.parametrize("lengths", [[], [0, 0, 0]])
 def test_no_tokens(lengths, device):
     problem = make_problem(lengths, 9, 8, device, bias=5.0)
@@ -222,7 +242,7 @@ def test_no_tokens(lengths, device):
 
 
 def test_bitwise_repeatable_and_blind_to_upstream_strides(device):
-    problem = make_problem(LENGTHS, 37, 24, device, dtype=torch.float16)
+    problem = make_problem([5, 0, 21, 1], 37, 24, device, dtype=torch.float16)
     upstream = upstream_for(problem)
     strided = torch.stack((upstream, torch.full_like(upstream, float("nan"))), -1)[..., 0]
     assert not strided.is_contiguous()
@@ -245,13 +265,15 @@ def test_rows_of_nan_stay_visible(device):
 def test_only_wanted_gradients(wanted, device):
     problem = make_problem([5, 3], 9, 8, device)
     reps, argmax = splade_head_forward(*problem, config=SMALL)
-    for backward in (splade_head_backward, splade_head_backward_cpu):
-        if backward is splade_head_backward_cpu and device.type == "cuda":
-            continue
-        gradients = backward(
-            upstream_for(problem), reps, argmax, problem.hidden, problem.weight,
-            problem.cu_seqlens, bias_dtype=torch.float32 if wanted == "bias" else None,
-            need_hidden=wanted == "hidden", need_weight=wanted == "weight",
-        )  # fmt: skip
+    arguments = (upstream_for(problem), reps, argmax, *problem[:2], problem.cu_seqlens)
+    needs = {
+        "bias_dtype": torch.float32 if wanted == "bias" else None,
+        "need_hidden": wanted == "hidden",
+        "need_weight": wanted == "weight",
+    }
+    for gradients in (
+        splade_head_backward(*arguments, **needs, config=CUT),
+        splade_head_backward_cpu(*(x.cpu() for x in arguments), **needs),
+    ):
         names = ("hidden", "weight", "bias")
         assert [n for n, x in zip(names, gradients, strict=True) if x is not None] == [wanted]

@@ -164,29 +164,19 @@ def _reduce_tile(
 
 
 @triton.jit
-def _logits_tile(
-    hidden, weight, lo, first_v, T, V, stride_ht, stride_wv,
-    D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+def _load_tile(
+    x, first_row, num_rows, first_d, stride_row, ROWS: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
-    """``weight[first_v :] . hidden[lo :]^T`` as fp32 ``[BLOCK_V, BLOCK_T]``."""
-    acc = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
-    if not DESCRIPTORS:
-        offs_v = first_v.to(tl.int64) + tl.arange(0, BLOCK_V)
-        offs_t = lo.to(tl.int64) + tl.arange(0, BLOCK_T)
-        offs_d = tl.arange(0, BLOCK_D)
-        w_ptrs = weight + offs_v[:, None] * stride_wv + offs_d[None, :]
-        h_ptrs = hidden + offs_t[None, :] * stride_ht + offs_d[:, None]
-    for d in range(0, D, BLOCK_D):
-        if DESCRIPTORS:
-            w = weight.load([first_v, d])
-            h = hidden.load([lo, d]).T
-        else:
-            inside = d + offs_d < D
-            w = tl.load(w_ptrs + d, (offs_v < V)[:, None] & inside[None, :], 0.0)
-            h = tl.load(h_ptrs + d, (offs_t < T)[None, :] & inside[:, None], 0.0)
-        acc = tl.dot(w, h, acc, input_precision="ieee")
-    return acc
+    """``x[first_row : first_row + ROWS, first_d : first_d + BLOCK_D]``, zeros beyond the edges."""
+    if DESCRIPTORS:
+        tile = x.load([first_row, first_d])
+    else:
+        rows = first_row + tl.arange(0, ROWS)
+        offs_d = first_d + tl.arange(0, BLOCK_D)
+        ptrs = x + rows.to(tl.int64)[:, None] * stride_row + offs_d[None, :]
+        tile = tl.load(ptrs, (rows < num_rows)[:, None] & (offs_d < D)[None, :], 0.0)
+    return tile
 
 
 @triton.jit
@@ -218,16 +208,22 @@ def _splade_head_fwd_kernel(
     best = tl.full((BLOCK_V, SLOTS), float("-inf"), tl.float32)
     token = tl.full((BLOCK_V, SLOTS), -1, tl.int32)
     state = (best, token, first, begin, tl.load(cu_ptr + first + 1), last)
+    # One loop over tiles and hidden units: the loads of the next tile run ahead of the epilogue.
     # At least one tile, so that a group of empty sequences is written too.
-    for tile in tl.range(0, tl.maximum(tl.cdiv(end - begin, BLOCK_T), 1)):
-        lo = begin + tile * BLOCK_T
-        acc = _logits_tile(
-            hidden, weight, lo, first_v, T, V, stride_ht, stride_wv,
-            D, BLOCK_V, BLOCK_T, BLOCK_D, DESCRIPTORS,
-        )  # fmt: skip
-        state = _reduce_tile(
-            acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
-        )
+    steps_per_tile: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    steps = tl.maximum(tl.cdiv(end - begin, BLOCK_T), 1) * steps_per_tile
+    acc = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
+    for step in range(steps):
+        lo = begin + step // steps_per_tile * BLOCK_T
+        d = step % steps_per_tile * BLOCK_D
+        w = _load_tile(weight, first_v, V, d, stride_wv, BLOCK_V, D, BLOCK_D, DESCRIPTORS)
+        h = _load_tile(hidden, lo, T, d, stride_ht, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
+        acc = tl.dot(w, h.T, acc, input_precision="ieee")
+        if d + BLOCK_D >= D:
+            state = _reduce_tile(
+                acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
+            )
+            acc = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
 
 
 def group_bounds(cu_seqlens: Tensor, total: int, group_tokens: int) -> Tensor:
