@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sparton.datasets.files import locate
 from sparton.datasets.permutation import derive_key, permute
-from sparton.datasets.preparation import OnError
+from sparton.datasets.preparation import Columns, OnError
 from sparton.datasets.sources import Records, text_records
 from sparton.types import Example
 
@@ -155,6 +155,7 @@ def text_mixture(
     *,
     root: str | None = None,
     hub: str | None = None,
+    columns: Columns | None = None,
     weights: Mapping[str, float] | None = None,
     on_error: OnError = "stop",
     limit: int | None = None,
@@ -166,7 +167,7 @@ def text_mixture(
     Args:
         files: source name to file name, pattern, or list of them.
         weights: as in :class:`Mixture`.
-        root, hub, on_error, limit, require_negatives, cache_dir: as in
+        root, hub, columns, on_error, limit, require_negatives, cache_dir: as in
             :func:`sparton.datasets.sources.text_records`; ``limit`` is per source.
     """
     for entry in files.values():  # a missing file stops the run before the others are prepared
@@ -176,6 +177,7 @@ def text_mixture(
             entry,
             root=root,
             hub=hub,
+            columns=columns,
             on_error=on_error,
             limit=limit,
             require_negatives=require_negatives,
