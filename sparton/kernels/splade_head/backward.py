@@ -58,7 +58,7 @@ def _sum_rows(
     return tl.sum(acc, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _dweight_kernel(
     counts_ptr, sources_ptr, g_ptr, hidden_ptr, dweight_ptr, N,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -72,7 +72,7 @@ def _dweight_kernel(
     tl.store(dweight_ptr + v * D + offs_d, total.to(dweight_ptr.dtype.element_ty), offs_d < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _dhidden_part_kernel(
     owner_ptr, stops_ptr, parts_ptr, sources_ptr, g_ptr, weight_ptr, partial_ptr, T,
     D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, SHARE: tl.constexpr,

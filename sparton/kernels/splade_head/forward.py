@@ -179,7 +179,7 @@ def _load_tile(
     return tile
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T", "num_groups"])
 def _splade_head_fwd_kernel(
     hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr,
     T, V, num_groups, stride_ht, stride_wv,

@@ -31,7 +31,7 @@ class ActiveEntries(NamedTuple):
     g: Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _by_vocabulary_kernel(
     grad_ptr, reps_ptr, argmax_ptr, counts_ptr, sources_ptr, g_ptr, dbias_ptr, N, V,
     BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, LISTS: tl.constexpr, DBIAS: tl.constexpr,
@@ -60,7 +60,7 @@ def _by_vocabulary_kernel(
         tl.store(dbias_ptr + offs_v, dbias, offs_v < V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _count_kernel(reps_ptr, argmax_ptr, counts_ptr, T, V, CHUNK: tl.constexpr):
     """Active entries of one sequence and vocabulary chunk, per token. The additions are of
     integers: their order does not matter."""
@@ -72,7 +72,7 @@ def _count_kernel(reps_ptr, argmax_ptr, counts_ptr, T, V, CHUNK: tl.constexpr):
     tl.atomic_add(counts_ptr + chunk * T + token, 1, active, sem="relaxed")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"])
 def _by_token_kernel(
     grad_ptr, reps_ptr, argmax_ptr, cu_ptr, sums_ptr, stops_ptr, sources_ptr, g_ptr, T, V, C,
     CHUNK: tl.constexpr, WIDE: tl.constexpr,

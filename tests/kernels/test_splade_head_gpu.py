@@ -1,0 +1,227 @@
+"""What only a GPU can show: bfloat16, real tile sizes, long sequences, more than 2^31 elements."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+
+from sparton.kernels.splade_head import splade_head, splade_head_reference
+from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
+from sparton.kernels.splade_head.forward import (
+    FULL_PRECISION,
+    forward_configs,
+    splade_head_forward,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def operands(lengths, V, D, dtype, *, bias=0.0, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    hidden = torch.randn(sum(lengths), D, generator=generator, device="cuda").to(dtype)
+    weight = torch.randn(V, D, generator=generator, device="cuda").to(dtype) / D**0.5
+    shift = torch.randn(V, generator=generator, device="cuda") + bias
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
+    return hidden, weight, shift, cu_seqlens
+
+
+def relative(actual, truth):
+    return float((actual.double() - truth.double()).norm() / truth.double().norm())
+
+
+def gradients(reps, leaves, upstream):
+    return torch.autograd.grad(reps, leaves, upstream.to(reps.dtype))
+
+
+def real_lengths(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    queries = torch.randint(5, 65, (40,), generator=generator).tolist()
+    documents = torch.randint(20, 257, (40,), generator=generator).tolist()
+    return [*queries, 0, *documents, 0]
+
+
+def gradients_at(argmax, exact, leaves, upstream):
+    """float64 gradients if these were the winning tokens. Sums in fp32 may settle near-ties
+    differently from float64, and one entry that moves outweighs all rounding."""
+    hidden, weight = (x.detach().double() for x in leaves[:2])
+    g = upstream.double() * torch.exp(-exact.double()) * (exact > 0)
+    logits = torch.zeros(hidden.shape[0], weight.shape[0], dtype=torch.float64, device="cuda")
+    columns = torch.arange(weight.shape[0], device="cuda").expand_as(argmax)
+    logits.index_put_((argmax.clamp_min(0).long(), columns), g, accumulate=True)
+    return logits @ weight, logits.T @ hidden, g.sum(0)
+
+
+@pytest.mark.parametrize("bias", [1.0, -3.0])
+@pytest.mark.parametrize("D", [768, 384, 100])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_real_sizes_against_float64(dtype, D, bias):
+    """A vocabulary of odd size; D = 100 in 16 bit is too narrow for tensor descriptors."""
+    hidden, weight, shift, cu_seqlens = operands(real_lengths(), 5003, D, dtype, bias=bias)
+    leaves = [x.requires_grad_() for x in (hidden, weight, shift)]
+    upstream = torch.randn(cu_seqlens.numel() - 1, 5003, device="cuda")
+    reps = splade_head(*leaves, cu_seqlens, 256)
+    truth = [x.detach().double().requires_grad_() for x in leaves]
+    exact = splade_head_reference(*truth, cu_seqlens)
+    rounded = [x.detach().to(dtype).requires_grad_() for x in leaves]
+    eager = splade_head_reference(*rounded, cu_seqlens)
+    assert relative(reps, exact) < 2e-5 < relative(reps * 1.001, exact)
+    assert relative(reps, exact) <= relative(eager, exact) + 5e-6
+
+    _, argmax = splade_head_forward(*(x.detach() for x in leaves), cu_seqlens)
+    logits = truth[0].detach() @ truth[1].detach().T + truth[2].detach()
+    won = logits.gather(0, argmax.clamp_min(0).long()).relu().log1p()
+    occupied = cu_seqlens.diff() > 0
+    assert relative(won[occupied], exact[occupied].detach()) < 2e-5
+    assert (argmax[~occupied] == -1).all()
+    stored = torch.finfo(dtype).eps / 2 + 2e-5
+    results = zip(
+        gradients(reps, leaves, upstream),
+        gradients_at(argmax, exact.detach(), leaves, upstream),
+        gradients(exact, truth, upstream),
+        gradients(eager, rounded, upstream),
+        strict=True,
+    )
+    for actual, at_winners, expected, same_precision in results:
+        assert relative(actual, at_winners) <= stored < relative(actual * 1.01, at_winners)
+        assert relative(actual, expected) <= relative(same_precision, expected) + 1e-2
+
+
+def listed_configs():
+    return [(dtype, i) for dtype in DTYPES for i in range(len(forward_configs(dtype, (9, 0))))]
+
+
+@pytest.mark.parametrize(("dtype", "index"), listed_configs())
+def test_every_listed_configuration(dtype, index):
+    configs = forward_configs(dtype, torch.cuda.get_device_capability())
+    if index >= len(configs):
+        pytest.skip("not listed for this GPU")
+    values = operands(real_lengths(index), 3001, 768, dtype, bias=-1.0)
+    reps, argmax = splade_head_forward(*values, config=configs[index])
+    # Full precision products of the same operands, in another order of summation.
+    expected, expected_argmax = splade_head_forward(
+        *(x.float() for x in values[:3]), values[3], config=FULL_PRECISION[0]
+    )
+    torch.testing.assert_close(reps, expected, rtol=1e-4, atol=1e-5)
+    assert (argmax == expected_argmax).float().mean() > 0.9999
+    assert (reps > 0).float().mean() > 0.2
+    again = splade_head_forward(*values, config=configs[index])
+    assert torch.equal(again[0], reps)
+    assert torch.equal(again[1], argmax)
+
+
+@pytest.mark.parametrize("length", [1024, 16384, 600_000])
+def test_long_sequences(length):
+    values = operands([7, length, 3], 130, 64, torch.bfloat16)
+    reps, argmax = splade_head_forward(*values)
+    upstream = torch.randn_like(reps)
+    results = splade_head_backward(
+        upstream, reps, argmax, *values[:2], values[3], bias_dtype=torch.float32
+    )
+    truth = [x.double().requires_grad_() for x in values[:3]]
+    exact = splade_head_reference(*truth, values[3])
+    assert relative(reps, exact.detach()) < 2e-5
+    for actual, expected in zip(results, gradients(exact, truth, upstream), strict=True):
+        assert relative(actual, expected) < 4e-3
+
+
+@pytest.mark.parametrize("concentrated", [False, True])
+def test_backward_is_repeatable_and_independent_of_the_cut(concentrated):
+    hidden, weight, shift, cu_seqlens = operands(real_lengths(), 30522, 384, torch.bfloat16)
+    if concentrated:
+        hidden[cu_seqlens[:-1].clamp_max(hidden.shape[0] - 1).long()] *= 4
+    reps, argmax = splade_head_forward(hidden, weight, shift, cu_seqlens)
+    upstream = torch.randn_like(reps)
+
+    def run(config):
+        return splade_head_backward(
+            upstream, reps, argmax, hidden, weight, cu_seqlens,
+            bias_dtype=torch.float32, config=config,
+        )  # fmt: skip
+
+    expected = run(BackwardConfig())
+    for actual, again in zip(run(BackwardConfig()), expected, strict=True):
+        assert torch.equal(actual, again)
+    for config in (BackwardConfig(share=64), BackwardConfig(chunk=256, block_e=32)):
+        for actual, other in zip(run(config), expected, strict=True):
+            assert relative(actual, other) < 2e-3
+
+
+def test_more_than_2_to_the_31_representations():
+    """Single tokens, so that N x V is what is large; checked at the far end."""
+    N, V, D = 2**14 + 8, 2**17 + 1, 16
+    hidden, weight, shift, cu_seqlens = operands([1] * N, V, D, torch.bfloat16, bias=-3.0)
+    reps, argmax = splade_head_forward(hidden, weight, shift, cu_seqlens)
+    exact = (hidden[-3:].double() @ weight.double().T + shift.double()).relu().log1p()
+    assert reps.numel() > 2**31
+    assert relative(reps[-3:], exact) < 1e-5
+    assert (argmax[-1] == N - 1).all()
+    upstream = torch.ones(1, 1, device="cuda").expand(N, V)
+    dhidden, dweight, dbias = splade_head_backward(
+        upstream, reps, argmax, hidden, weight, cu_seqlens, bias_dtype=torch.float32
+    )
+    g = (reps[-3:] > 0) * torch.exp(-reps[-3:])
+    assert relative(dhidden[-3:], g.double() @ weight.double()) < 4e-3
+    last = (reps[:, -3:] > 0) * torch.exp(-reps[:, -3:])
+    assert relative(dweight[-3:], last.T.double() @ hidden.double()) < 4e-3
+    assert relative(dbias[-3:], last.sum(0)) < 1e-5
+
+
+def test_more_than_2_to_the_31_hidden_units():
+    T, V, D = 2**21 + 2**12, 64, 1024
+    hidden = torch.zeros(T, D, dtype=torch.bfloat16, device="cuda")
+    hidden[-5:] = 1
+    weight = torch.randn(V, D, device="cuda").bfloat16()
+    cu_seqlens = torch.tensor([0, 10, T - 5, T], dtype=torch.int32, device="cuda")
+    reps, argmax = splade_head_forward(hidden, weight, None, cu_seqlens)
+    assert hidden.numel() > 2**31
+    exact = weight.double().sum(1).relu().log1p()
+    assert relative(reps[2], exact) < 1e-5
+    assert not reps[:2].any()
+    assert (argmax[2] == T - 5).all()
+    dhidden, dweight, _ = splade_head_backward(
+        torch.ones_like(reps), reps, argmax, hidden, weight, cu_seqlens, bias_dtype=None
+    )
+    g = (exact > 0) * torch.exp(-exact)
+    assert relative(dhidden[-5], g @ weight.double()) < 4e-3
+    assert not dhidden[:-5].any()
+    assert relative(dweight, g[:, None] * torch.ones_like(weight)) < 4e-3
+
+
+def test_without_gradients_nothing_but_the_result_is_allocated():
+    hidden, weight, shift, cu_seqlens = operands([100] * 64, 30522, 384, torch.bfloat16)
+    splade_head(hidden, weight, shift, cu_seqlens, 100)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        reps = splade_head(hidden, weight, shift, cu_seqlens, 100)
+    extra = torch.cuda.max_memory_allocated() - before - reps.numel() * 4
+    assert extra < 2**20
+
+
+def test_compiles_with_inductor_into_one_graph():
+    hidden, weight, shift, cu_seqlens = operands([100, 20], 1000, 64, torch.bfloat16)
+    leaves = [x.requires_grad_() for x in (hidden, weight, shift)]
+
+    def loss(hidden, weight, shift):
+        return splade_head(2 * hidden, weight, shift, cu_seqlens, 100).sum()
+
+    compiled = torch.compile(loss, fullgraph=True)
+    actual = torch.autograd.grad(compiled(*leaves), leaves)
+    for a, b in zip(actual, torch.autograd.grad(loss(*leaves), leaves), strict=True):
+        assert relative(a, b) < 2e-2
+
+
+def test_nothing_waits_for_the_device():
+    hidden, weight, shift, cu_seqlens = operands([100, 20, 0], 1000, 64, torch.bfloat16)
+    leaves = [x.requires_grad_() for x in (hidden, weight, shift)]
+    for mode in ("default", "error"):  # the first round compiles
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            splade_head(*leaves, cu_seqlens, 100).sum().backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
