@@ -1,7 +1,9 @@
 """Train a retriever: ``python train.py head=sparton batch=512``; configs/ holds every choice."""
 
 import json
+import os
 import sys
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +18,13 @@ from rich.console import Console
 from sparton import config
 from sparton.datasets.loader import train_loader
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.evaluation import evaluate_encoder, mean_metrics, results_table, write_results
+from sparton.evaluation import (
+    evaluate_encoder,
+    mean_metrics,
+    results_table,
+    write_results,
+    write_task_run,
+)
 from sparton.losses.objective import Objective
 from sparton.models.encoder import SpladeEncoder
 from sparton.models.folder import load_encoder, save_encoder
@@ -29,30 +37,48 @@ from sparton.training.precision import Precision
 from sparton.training.state import CheckpointError
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
+from sparton.types import RetrievalTask
+
+# What a user can mend: shown in one sentence. HYDRA_FULL_ERROR=1 shows where it was raised.
+EXPECTED_ERRORS = (
+    ValueError,
+    OSError,
+    InstantiationException,
+    NonFiniteLossError,
+    CheckpointError,
+)
 
 config.register()
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
-    folder = Path(HydraConfig.get().runtime.output_dir)
     world = join_world()
+    try:
+        run(cfg, world, Path(HydraConfig.get().runtime.output_dir))
+    except EXPECTED_ERRORS as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(f"train.py: {error}")
+    finally:
+        world.close()
+
+
+def run(cfg: DictConfig, world: World, folder: Path) -> None:
+    """Train, or go on with what ``folder`` holds; then evaluate the best model."""
     console = Console(quiet=not world.is_main)
-    try:
-        config.check(cfg, world.size)
-        trainer, tokenizer = build_trainer(cfg, world, folder)
-        batches = build_loader(cfg, world, tokenizer, trainer.resume())
-        if world.is_main:
-            trainer.loggers = build_loggers(cfg, folder, console, trainer.start_step)
-    except (ValueError, OSError, CheckpointError, InstantiationException) as error:
-        sys.exit(f"train.py: {error}")
-    try:
-        trainer.run(batches)
-    except (NonFiniteLossError, CheckpointError) as error:
-        sys.exit(f"train.py: {error}")
+    config.check(cfg, world.size)
+    trainer, tokenizer = build_trainer(cfg, world, folder)
+    batches = build_loader(cfg, world, tokenizer, trainer.resume())
+    tests = {name: partial(instantiate, task) for name, task in (cfg.evaluation.test or {}).items()}
     if world.is_main:
-        evaluate_model(cfg, world, folder, tokenizer, console)
-    world.close()
+        for build in tests.values():
+            build()  # Every task is downloaded and checked before the training, not after it.
+        trainer.loggers = build_loggers(cfg, folder, console, trainer.start_step)
+    trainer.run(batches)
+    if world.is_main and tests:
+        model = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
+        test_model(model, tokenizer, tests, folder, bf16=trainer.step.precision.is_half)
 
 
 def build_trainer(cfg: DictConfig, world: World, folder: Path) -> tuple[Trainer, PackedTokenizer]:
@@ -121,20 +147,22 @@ def build_loggers(cfg: DictConfig, folder: Path, console: Console, start_step: i
     return loggers
 
 
-def evaluate_model(
-    cfg: DictConfig, world: World, folder: Path, tokenizer: PackedTokenizer, console: Console
+def test_model(
+    encoder: SpladeEncoder,
+    tokenizer: PackedTokenizer,
+    tasks: Mapping[str, Callable[[], RetrievalTask]],
+    folder: Path,
+    *,
+    bf16: bool,
 ) -> None:
-    """The saved model on the test tasks: ``results.json`` and a table."""
-    if not cfg.evaluation.test:
-        return
-    encoder = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
-    bf16 = Precision(cfg.precision, world.device).is_half
+    """One task after the other; ``results.json`` and the runs grow with each, a table ends it."""
     results = []
-    for name, task in cfg.evaluation.test.items():
-        task = instantiate(task)._replace(name=name)
+    for name, build in tasks.items():
+        task = build()._replace(name=name)
         results.append(evaluate_encoder(encoder, tokenizer, task, bf16=bf16))
         write_results(results, folder, {"model": str(folder / "model")})
-    console.print(results_table(results, title=str(folder)))
+        write_task_run(results[-1], folder)
+    Console().print(results_table(results, title=str(folder)))
 
 
 if __name__ == "__main__":

@@ -123,12 +123,12 @@ class Trainer:
             record |= self._describe(completed, output, norm)
         if settings.due(settings.evaluate_every, completed):
             record |= self._evaluate()
-        if settings.due(settings.checkpoint_every, completed):
-            self._check_finite(completed)
-            self._checkpoint(completed)
         if record and self.world.is_main:
             for logger in self.loggers:
                 logger.log(record, completed)
+        if settings.due(settings.checkpoint_every, completed):  # after its record is written
+            self._check_finite(completed)
+            self._checkpoint(completed)
 
     def _describe(self, completed: int, output: StepOutput, norm: Tensor) -> Record:
         record: Record = {"loss": output.loss.item()}

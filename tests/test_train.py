@@ -1,0 +1,160 @@
+"""train.py as its users run it: one process or several, killed and resumed, with every logger."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+import train
+from sparton import config
+from sparton.training.distributed import World
+
+ROOT = Path(__file__).resolve().parents[1]
+ALONE = World(0, 1, torch.device("cpu"))
+MINIATURE = [
+    "experiment=quickstart",
+    "debug=tiny",
+    "backbone.hidden_size=32",
+]
+
+
+def run_here(folder: Path, *overrides: str) -> list[dict]:
+    """A run in this process; gives its metric records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config.register()
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        cfg = compose("train", [*MINIATURE, *overrides])
+    train.run(cfg, ALONE, folder)
+    return read_records(folder)
+
+
+def read_records(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def run_command(folder: Path, *overrides: str, launcher: tuple[str, ...] = ()) -> list[str]:
+    command = launcher or (sys.executable,)
+    return [*command, str(ROOT / "train.py"), *MINIATURE, f"hydra.run.dir={folder}", *overrides]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
+    run_here(folder)
+    return folder
+
+
+def test_a_run_leaves_model_metrics_results_and_manifest(reference):
+    manifest = json.loads((reference / "manifest.json").read_text())
+    assert manifest["config"]["batch"] == 8
+    assert {"command", "git", "packages", "hardware"} <= set(manifest)
+    results = json.loads((reference / "results.json").read_text())
+    assert 0 < results["mean"]["ndcg@10"] < 1
+    assert list(reference.rglob("quickstart*.trec"))
+    records = read_records(reference)
+    assert [record["step"] for record in records] == [1, 2, 3, 4]
+    assert "dev_ndcg@10" in records[1]
+
+
+def test_the_model_loads_in_sentence_transformers_with_the_same_representations(reference):
+    from sentence_transformers import SparseEncoder
+
+    from sparton.datasets.tokenization import PackedTokenizer
+    from sparton.models.folder import load_encoder
+
+    encoder = load_encoder(reference / "model").eval()
+    texts = ["the first text", "another one, a little longer than the first"]
+    tokens = PackedTokenizer(encoder.tokenizer, 24, 64).documents(texts)
+    theirs = SparseEncoder(str(reference / "model"), device="cpu").encode(texts).to_dense()
+    with torch.no_grad():
+        ours = encoder(tokens)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+    assert ours.sum() > 0
+    assert not torch.allclose(ours[0], theirs[1], atol=1e-3)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def test_a_run_killed_by_the_system_ends_bit_identical(tmp_path, reference):
+    """SIGKILL as soon as the checkpoint of step 2 is there, then the same command again."""
+    command = run_command(tmp_path)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        deadline = time.time() + 120
+        while not (tmp_path / "checkpoints" / "step-00000002.pt").exists():
+            assert process.poll() is None, process.stdout.read().decode()
+            assert time.time() < deadline, "no checkpoint within two minutes"
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    subprocess.run(command, check=True, capture_output=True)
+    whole = weights(reference)
+    assert whole.keys() == weights(tmp_path).keys()
+    assert all(torch.equal(whole[name], value) for name, value in weights(tmp_path).items())
+    steps = [record["step"] for record in read_records(tmp_path)]
+    assert steps == [1, 2, 3, 4]
+
+
+def test_two_processes_train_as_one(tmp_path, reference):
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    subprocess.run(run_command(tmp_path, launcher=torchrun), check=True, capture_output=True)
+    for one, two in zip(read_records(reference), read_records(tmp_path), strict=True):
+        for key in ("loss", "gradient_norm", "query_active_terms"):
+            assert two[key] == pytest.approx(one[key], rel=1e-4), (one["step"], key)
+
+
+def test_micro_batches_train_as_one_batch(tmp_path, reference):
+    records = run_here(tmp_path, "micro_batch=3")
+    for one, many in zip(read_records(reference), records, strict=True):
+        assert many["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert records[0]["loss"] != run_here(tmp_path / "other", "seed=1")[0]["loss"]
+
+
+def test_a_sweep_gives_each_cell_its_folder(tmp_path):
+    overrides = ["head=eager,sparton", f"hydra.sweep.dir={tmp_path}", "evaluation.test={}"]
+    command = [sys.executable, str(ROOT / "train.py"), "-m", *MINIATURE, *overrides]
+    subprocess.run(command, check=True, capture_output=True)
+    cells = sorted(path.parent for path in tmp_path.rglob("metrics.jsonl"))
+    assert len(cells) == 2
+    eager, sparton = (read_records(cell) for cell in cells)
+    assert sparton[-1]["loss"] == pytest.approx(eager[-1]["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("logger", ["wandb", "tensorboard"])
+def test_other_loggers_write_beside_the_screen(tmp_path, logger):
+    pytest.importorskip(logger)
+    offline = ["logger.wandb.mode=offline"] if logger == "wandb" else []
+    overrides = [f"logger={logger}", *offline, "steps=1", "evaluation.test={}"]
+    environment = os.environ | {"WANDB_SILENT": "true"}
+    subprocess.run(run_command(tmp_path, *overrides), check=True, env=environment)
+    pattern = {"wandb": "wandb/offline-run-*/*.wandb", "tensorboard": "tensorboard/*tfevents*"}
+    assert list(tmp_path.glob(pattern[logger]))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("batch=0", "batch=0: must be at least 1"),
+        ("precision=fp16", "precision=fp16 needs a CUDA GPU"),
+        ("document_length=1000", "document_length=1000 is more than the 64 positions"),
+        ("query_regularizer.flops.weight=-1", "weight must not be negative, got -1"),
+    ],
+)
+def test_what_could_not_train_is_refused_in_one_sentence(tmp_path, override, message):
+    if "fp16" in override and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    process = subprocess.run(
+        run_command(tmp_path, override), capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 1
+    assert message in process.stderr
+    assert "Traceback" not in process.stderr
