@@ -144,10 +144,6 @@ def train_loader(
         world_size=world_size,
         unique_positives=unique_positives,
     )
-    if num_workers:
-        # Said aloud, this stops the tokenizers library from warning at every fork. This process
-        # keeps its parallel tokenizer; the workers switch theirs off.
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     return DataLoader(
         stream,
         batch_size=None,
@@ -196,4 +192,5 @@ def _as_is(batch: Any) -> Any:
 
 
 def _single_threaded_tokenizer(worker: int) -> None:
+    """Each of several workers would otherwise start as many threads as there are cores."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
