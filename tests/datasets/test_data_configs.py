@@ -1,0 +1,99 @@
+"""Every data configuration reads a small folder of the files that it names."""
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from sparton.datasets.mixture import Mixture
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "data"
+PAIR = ["query", "positive"]
+SHAPES: dict[str, Any] = {
+    "msmarco": {"query": "q", "pos": ["p"], "neg": ["n", "m"]},
+    "wikianswers": {"set": ["a", "b", "c"]},
+    "searchqa": {"query": "q", "pos": ["p", "r"]},
+}
+SCORED = {"query": "q", "pos": ["p"], "pos_scores": [2], "neg": ["n"], "neg_scores": [1]}
+
+
+def build(name: str, data_dir: Path, **changes: Any) -> Mixture:
+    config = OmegaConf.create({"data_dir": str(data_dir)})
+    config.data = OmegaConf.merge(OmegaConf.load(CONFIGS / f"{name}.yaml"), changes)
+    return instantiate(config.data)
+
+
+def test_mistral_splade_from_a_local_folder(tmp_path: Path) -> None:
+    files = OmegaConf.load(CONFIGS / "mistral_splade.yaml").files
+    for source, file in files.items():
+        record = json.dumps(SHAPES.get(source, PAIR)) + "\n"
+        (tmp_path / file).write_bytes(gzip.compress(record.encode() * 3))
+    (tmp_path / files.squad).write_bytes(gzip.compress(b'["query", ""]\n["query", "positive"]\n'))
+    mixture = build("mistral_splade", tmp_path, root=str(tmp_path))
+    sizes = {share.source: share.examples for share in mixture.describe()}
+    assert sizes == dict.fromkeys(files, 3) | {"squad": 1}
+    examples = mixture.examples(range(len(mixture)), seed=0)
+    assert all(example.query and example.positive for example in examples)
+
+
+def test_text_files_with_renamed_columns(write_jsonl: Callable[..., str], tmp_path: Path) -> None:
+    write_jsonl([{"question": "q", "positive": "p"}], "mine.jsonl")
+    changes = {"files": {"mine": "mine.jsonl"}, "columns": {"question": "query"}}
+    (example,) = build("text_files", tmp_path, **changes).examples([0], seed=0)
+    assert example[:2] == ("q", "p")
+
+
+def test_triples(write_lines: Callable[..., str], tmp_path: Path) -> None:
+    write_lines(["q\tp\tn"], "triples/triples.tsv")
+    mixture = build("triples", tmp_path)
+    mixture.check(1)
+    assert mixture.examples([0], seed=0, num_negatives=1)[0][:3] == ("q", "p", ("n",))
+
+
+def test_msmarco_ids(write_lines: Callable[..., str], tmp_path: Path) -> None:
+    write_lines(["1\t10\t11"], "msmarco/qidpidtriples.train.full.2.tsv")
+    write_lines(["1\tq"], "msmarco/queries.train.tsv")
+    write_lines(["10\tp", "11\tn"], "msmarco/collection.tsv")
+    mixture = build("msmarco_ids", tmp_path)
+    assert mixture.examples([0], seed=0, num_negatives=1)[0][:3] == ("q", "p", ("n",))
+
+
+def test_distillation(write_jsonl: Callable[..., str], tmp_path: Path) -> None:
+    write_jsonl([SCORED], "distillation/part.jsonl.gz")
+    (example,) = build("distillation", tmp_path).examples([0], seed=0, num_negatives=1)
+    assert example.teacher_scores == (2.0, 1.0)
+
+
+def test_distillation_by_id(tmp_path: Path) -> None:
+    tables = {
+        "train": {"query_id": [7], "document_ids": [[3, 5]], "scores": [[1.0, 2.0]]},
+        "queries": {"query_id": [7], "text": ["seven"]},
+        "documents": {"document_id": [5, 3], "text": ["five", "three"]},
+    }
+    for name, columns in tables.items():
+        folder = tmp_path / "ms-marco-en-bge" / name
+        folder.mkdir(parents=True)
+        pq.write_table(pa.table(columns), folder / "0000.parquet")
+    (example,) = build("distillation_ids", tmp_path).examples([0], seed=0, num_negatives=1)
+    assert example == ("seven", "five", ("three",), (2.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "folders"),
+    [("beir_folder", ["scifact"]), ("squad_acl", ["squad", "acl_title_abstract"])],
+)
+def test_beir_folders(
+    write_beir: Callable[..., str], tmp_path: Path, name: str, folders: list[str]
+):
+    record = [{"_id": "1", "text": "words"}]
+    made = Path(write_beir(record, record, ["1\t1\t1"], split="train"))
+    for folder in folders:
+        (tmp_path / folder).symlink_to(made)
+    assert len(build(name, tmp_path)) == len(folders)
