@@ -33,7 +33,7 @@ Split = Literal["train", "dev", "test"]
 DOCUMENTS = 2400
 HELD_OUT = 200  # documents behind the dev queries, and as many behind the test queries
 SENTENCES = 4  # of a document, enough to name every concept
-TRAIN_QUERIES_PER_DOCUMENT = 2
+TRAIN_QUERIES_PER_DOCUMENT = 4
 SAME_WORD = 0.6  # chance that a query names a concept by a word that its document uses
 JUDGED_IRRELEVANT = 10
 
