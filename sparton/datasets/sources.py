@@ -55,10 +55,11 @@ class Records:
         record has enough; otherwise each is taken once before any is taken again. Of a set it
         chooses the query and the positive.
         """
-        rows = self.table.rows.data
-        query = rows.column("query")[index].as_py()
-        positives = rows.column("positives")[index].values
-        negatives = rows.column("negatives")[index].values
+        row = self.table.rows[index]
+        query = row["query"][0].as_py()
+        positives, negatives, scores = (
+            row[name][0].values for name in ("positives", "negatives", "scores")
+        )
         if num_negatives and not len(negatives):
             raise ValueError(f"{self.name}: example {index} has no negatives")
         generator = random.Random(draw)
@@ -68,14 +69,12 @@ class Records:
         chosen = int(generator.random() * len(positives))
         others = _choose(len(negatives), num_negatives, generator)
         cells = [positives[chosen].as_py(), *(negatives[other].as_py() for other in others)]
-        scores = rows.column("scores")[index].values
-        if len(scores):
-            kept = [chosen, *(len(positives) + other for other in others)]
-            scores = [scores[place].as_py() for place in kept]
+        kept = [chosen, *(len(positives) + other for other in others)] if len(scores) else []
         if self.texts:
             query = self.texts[0].text(query)
             cells = [self.texts[1].text(cell) for cell in cells]
-        return Example(query, cells[0], tuple(cells[1:]), tuple(scores))
+        teacher_scores = tuple(scores[place].as_py() for place in kept)
+        return Example(query, cells[0], tuple(cells[1:]), teacher_scores)
 
 
 def _choose(size: int, count: int, generator: random.Random) -> list[int]:

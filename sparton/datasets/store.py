@@ -28,7 +28,8 @@ class StoredTable(NamedTuple):
     """A table on disk.
 
     Attributes:
-        rows: memory-mapped; a worker process shares its pages.
+        rows: memory-mapped; a worker process shares its pages. In Arrow format: ``rows[i]`` is a
+            table of one row, found without walking through the batches before it.
         facts: what the conversion found out, as JSON values.
         folder: where the table lies, with whatever else was built beside it.
     """
@@ -69,7 +70,7 @@ def stored_table(name: str, key: str, build: Build, cache_dir: str | None = None
     with FileLock(cache / f"{key}.lock"):
         if not folder.is_dir():
             _build_whole(name, folder, build)
-    rows = Dataset.from_file(str(folder / TABLE))
+    rows = Dataset.from_file(str(folder / TABLE)).with_format("arrow")
     return StoredTable(rows, json.loads((folder / FACTS).read_text()), folder)
 
 

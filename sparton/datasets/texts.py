@@ -39,7 +39,7 @@ class TextTable:
 
     def text(self, row: int) -> str:
         """The text of one row."""
-        return self.table.rows.data.column("text")[row].as_py()
+        return self.table.rows[row]["text"][0].as_py()
 
     def find(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Row of every id, -1 where there is none; int64 ``[len(ids)]``.
