@@ -74,9 +74,9 @@ def test_real_sizes_against_float64(dtype, D, bias):
     _, argmax = splade_head_forward(*(x.detach() for x in leaves), cu_seqlens)
     logits = truth[0].detach() @ truth[1].detach().T + truth[2].detach()
     won = logits.gather(0, argmax.clamp_min(0).long()).relu().log1p()
-    occupied = cu_seqlens.diff() > 0
-    assert relative(won[occupied], exact[occupied].detach()) < 2e-5
-    assert (argmax[~occupied] == -1).all()
+    active = reps > 0
+    assert relative(won[active], exact[active].detach()) < 2e-5
+    assert (argmax[cu_seqlens.diff() == 0] == -1).all()
     stored = torch.finfo(dtype).eps / 2 + 2e-5
     results = zip(
         gradients(reps, leaves, upstream),
@@ -106,11 +106,16 @@ def test_every_listed_configuration(dtype, index):
         *(x.float() for x in values[:3]), values[3], config=FULL_PRECISION[0]
     )
     torch.testing.assert_close(reps, expected, rtol=1e-4, atol=1e-5)
-    assert (argmax == expected_argmax).float().mean() > 0.9999
-    assert (reps > 0).float().mean() > 0.2
+    active = reps > 0
+    assert active.float().mean() > 0.2
+    assert (argmax == expected_argmax)[active].float().mean() > 0.999
     again = splade_head_forward(*values, config=configs[index])
     assert torch.equal(again[0], reps)
     assert torch.equal(again[1], argmax)
+    values[0][: values[3][1]] = float("nan")
+    broken, _ = splade_head_forward(*values, config=configs[index])
+    assert broken[0].isnan().all()
+    assert torch.equal(broken[1:], reps[1:])
 
 
 @pytest.mark.parametrize("length", [1024, 16384, 600_000])

@@ -8,7 +8,7 @@ boundaries of sequences, so the matrix products follow the number of real tokens
 the sequence in progress is carried from tile to tile and written out where the sequence ends.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -17,11 +17,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sparton.kernels.splade_head.operands import check_operands
-
-# Columns of the accumulator that a slot of the running maximum folds together lie SLOTS apart: in
-# the layout of Hopper's and Ampere's matrix instructions one thread holds all of them.
-SLOTS = tl.constexpr(8)
-NO_STOP = tl.constexpr(2**31 - 1)
+from sparton.kernels.splade_head.reduction import SLOTS, reduce_tile
 
 
 class ForwardConfig(NamedTuple):
@@ -33,6 +29,10 @@ class ForwardConfig(NamedTuple):
         segment: tokens that are searched at once for the ends of sequences.
         group_tokens: tokens that one program walks over.
         band: vocabulary tiles that run side by side, to share hidden states in the L2 cache.
+        packed: find value and token with one integer maximum, by keeping the token's place within
+            a segment in the low ``log2(segment / 8)`` bits of the logit: half the instructions of
+            the search. Logits lose those bits (with segments of 128 tokens a relative 2e-6), and
+            those that then are equal count as ties, which the first token wins.
     """
 
     descriptors: bool
@@ -44,6 +44,7 @@ class ForwardConfig(NamedTuple):
     segment: int = 32
     group_tokens: int = 4096
     band: int = 32
+    packed: bool = False
 
 
 HOPPER = (
@@ -51,6 +52,12 @@ HOPPER = (
     ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=4),
     ForwardConfig(True, 256, 128, 64, num_warps=8, num_stages=3),
     ForwardConfig(True, 128, 128, 64, num_warps=4, num_stages=3, group_tokens=2048),
+    ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=3, segment=64, packed=True),
+    ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=4, segment=64, packed=True),
+    ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=3, segment=128, packed=True),
+    ForwardConfig(
+        True, 128, 128, 64, num_warps=4, num_stages=3, segment=64, group_tokens=2048, packed=True
+    ),
 )
 PORTABLE = (ForwardConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
 FULL_PRECISION = (ForwardConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
@@ -62,105 +69,6 @@ def forward_configs(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Fo
     if dtype == torch.float32:
         return FULL_PRECISION
     return HOPPER + PORTABLE if capability[0] == 9 else PORTABLE
-
-
-@triton.jit
-def _halves(x):
-    """Columns of ``x`` ``[M, W]`` as two blocks ``[M, W / 2]``, left and right."""
-    pairs = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
-    return tl.split(tl.permute(pairs, (0, 2, 1)))
-
-
-@triton.jit
-def _fold(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
-    """Fold the logits of tokens ``lo, lo + 1, ...`` into the running maximum, left to right.
-
-    Strictly greater replaces, so that within a slot the first of equal logits stays. MASKED
-    leaves out tokens outside ``start : stop``.
-    """
-    if logits.shape[1] > SLOTS:
-        left, right = _halves(logits)
-        best, token = _fold(best, token, left, lo, start, stop, MASKED)
-        best, token = _fold(best, token, right, lo + logits.shape[1] // 2, start, stop, MASKED)
-    else:
-        better = logits > best
-        if MASKED:
-            offs_t = lo + tl.arange(0, SLOTS)
-            better = better & ((offs_t >= start) & (offs_t < stop))[None, :]
-        best = tl.where(better, logits, best)
-        token = tl.where(better, lo, token)
-    return best, token
-
-
-@triton.jit
-def _log1p(x):
-    """Accurate for small x >= 0 too: the rounding error of 1 + x is divided out."""
-    one_more = 1.0 + x
-    lost = one_more == 1.0
-    return tl.where(lost, x, tl.log(one_more) * (x / tl.where(lost, 1.0, one_more - 1.0)))
-
-
-@triton.jit
-def _write_row(best, token, occupied, bias, reps_ptrs, argmax_ptrs, mask, ARGMAX: tl.constexpr):
-    """Join the slots (the first of equal logits wins), add the bias and store one sequence."""
-    value = tl.max(best, 1)
-    logit = tl.maximum(value + bias, 0.0)
-    # Comparisons drop NaN: if nothing was greater than -inf, every logit was NaN.
-    logit = tl.where((value == float("-inf")) & occupied, float("nan"), logit)
-    tl.store(reps_ptrs, _log1p(logit), mask)
-    if ARGMAX:
-        tokens = token + tl.arange(0, SLOTS)[None, :]
-        tokens = tl.where((best == value[:, None]) & (token >= 0), tokens, NO_STOP)
-        first = tl.min(tokens, 1)
-        tl.store(argmax_ptrs, tl.where(first == NO_STOP, -1, first), mask)
-
-
-@triton.jit
-def _reduce_tile(
-    logits, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-    SEGMENT: tl.constexpr, ARGMAX: tl.constexpr,
-):  # fmt: skip
-    """Fold a tile of logits, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
-
-    ``state`` is (running maximum, its token, sequence in progress, its start, its stop, end of the
-    group's sequences).
-    """
-    if logits.shape[1] > SEGMENT:
-        left, right = _halves(logits)
-        state = _reduce_tile(
-            left, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
-        )
-        state = _reduce_tile(
-            right, lo + logits.shape[1] // 2, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, ARGMAX,
-        )  # fmt: skip
-    else:
-        best, token, n, start, stop, last = state
-        hi = lo + logits.shape[1]
-        while stop <= hi:
-            best, token = _fold(best, token, logits, lo, start, stop, True)
-            row = n.to(tl.int64) * V + offs_v
-            _write_row(
-                best,
-                token,
-                start < stop,
-                bias,
-                reps_ptr + row,
-                argmax_ptr + row,
-                offs_v < V,
-                ARGMAX,
-            )
-            best = tl.full(best.shape, float("-inf"), tl.float32)
-            token = tl.full(token.shape, -1, tl.int32)
-            n += 1
-            start = stop
-            stop = tl.load(cu_ptr + n + 1, mask=n < last, other=NO_STOP)
-        if start <= lo:
-            best, token = _fold(best, token, logits, lo, start, stop, False)
-        else:
-            best, token = _fold(best, token, logits, lo, start, stop, True)
-        state = (best, token, n, start, stop, last)
-    return state
 
 
 @triton.jit
@@ -179,13 +87,25 @@ def _load_tile(
     return tile
 
 
-@triton.jit(do_not_specialize=["T", "num_groups"])
+def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """For Triton's profiler: useful FLOPs, and bytes if every tensor were moved once."""
+    T, V, D = (arguments[name] for name in ("T", "V", "D"))
+    size = getattr(arguments["hidden"], "base", arguments["hidden"]).element_size()
+    results = arguments["reps_ptr"].numel() + arguments["argmax_ptr"].numel()
+    return {
+        "name": f"{kernel.name} [T={T}, D={D}, V={V}]",
+        f"flops{8 * size}": 2 * T * D * V,
+        "bytes": (T + V) * D * size + 4 * results,
+    }
+
+
+@triton.jit(do_not_specialize=["T", "num_groups"], launch_metadata=_launch_metadata)
 def _splade_head_fwd_kernel(
     hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr,
     T, V, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    BIAS: tl.constexpr, ARGMAX: tl.constexpr,
+    BIAS: tl.constexpr, ARGMAX: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     num_blocks = tl.cdiv(V, BLOCK_V)
@@ -205,14 +125,19 @@ def _splade_head_fwd_kernel(
     bias = tl.zeros((BLOCK_V,), tl.float32)
     if BIAS:
         bias = tl.load(bias_ptr + offs_v, offs_v < V, 0.0).to(tl.float32)
-    best = tl.full((BLOCK_V, SLOTS), float("-inf"), tl.float32)
+    clean = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
+    if PACKED:
+        clean += bias[:, None]
+        best = tl.zeros((BLOCK_V, SLOTS), tl.int32)
+    else:
+        best = tl.full((BLOCK_V, SLOTS), float("-inf"), tl.float32)
     token = tl.full((BLOCK_V, SLOTS), -1, tl.int32)
     state = (best, token, first, begin, tl.load(cu_ptr + first + 1), last)
     # One loop over tiles and hidden units: the loads of the next tile run ahead of the epilogue.
     # At least one tile, so that a group of empty sequences is written too.
     steps_per_tile: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
     steps = tl.maximum(tl.cdiv(end - begin, BLOCK_T), 1) * steps_per_tile
-    acc = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
+    acc = clean
     for step in range(steps):
         lo = begin + step // steps_per_tile * BLOCK_T
         d = step % steps_per_tile * BLOCK_D
@@ -220,10 +145,11 @@ def _splade_head_fwd_kernel(
         h = _load_tile(hidden, lo, T, d, stride_ht, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
         if d + BLOCK_D >= D:
-            state = _reduce_tile(
-                acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
-            )
-            acc = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
+            state = reduce_tile(
+                acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+                SEGMENT, ARGMAX, PACKED,
+            )  # fmt: skip
+            acc = clean
 
 
 def group_bounds(cu_seqlens: Tensor, total: int, group_tokens: int) -> Tensor:
@@ -304,7 +230,7 @@ def splade_head_forward(
         T, V, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
-        BIAS=bias is not None, ARGMAX=argmax,
+        BIAS=bias is not None, ARGMAX=argmax, PACKED=config.packed,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return reps, winners
