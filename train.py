@@ -9,6 +9,7 @@ from pathlib import Path
 
 import hydra
 import torch
+import transformers
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -49,6 +50,7 @@ EXPECTED_ERRORS = (
 )
 
 config.register()
+transformers.utils.logging.disable_progress_bar()
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")

@@ -20,9 +20,12 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--study", required=True)
     parser.add_argument("--results", type=Path, default=ROOT / "results")
+    parser.add_argument("--commit", help="of runs on a machine that had the files without git")
     arguments = parser.parse_args()
     for folder in arguments.runs:
         record = describe_run(folder)
+        if record["environment"]["git"] is None:
+            record["environment"]["git"] = {"sha": arguments.commit, "dirty": False}
         path = arguments.results / device_name(record) / f"{arguments.study}.jsonl"
         append(path, record)
         print(f"{path}: {record['label']} seed {record['seed']}")
@@ -36,7 +39,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
     manifest = json.loads(manifest_file.read_text()) if trained else results["environment"]
     config = manifest["config"] if trained else results["config"]
     record = {
-        "label": config["head"]["_target_"].rsplit(".", 1)[-1] if trained else config["model"],
+        "label": head_name(config["head"]) if trained else config["model"],
         "seed": config.get("seed"),
         "environment": {key: manifest[key] for key in ("command", "git", "packages", "hardware")},
         "config": config,
@@ -51,6 +54,11 @@ def describe_run(folder: Path) -> dict[str, Any]:
         },
     }
     return record | (training_figures(folder / "metrics.jsonl") if trained else {})
+
+
+def head_name(head: dict[str, Any]) -> str:
+    name = head["_target_"].rsplit(".", 1)[-1]
+    return f"{name} compiled" if head.get("compiled") else name
 
 
 def training_figures(path: Path) -> dict[str, Any]:

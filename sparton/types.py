@@ -44,9 +44,10 @@ class TokenBatch(NamedTuple):
         return self.input_ids.numel()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "TokenBatch":
-        return TokenBatch(
-            *(tensor.to(device, non_blocking=non_blocking) for tensor in self[:3]), self.max_seqlen
+        input_ids, position_ids, cu_seqlens = (
+            tensor.to(device, non_blocking=non_blocking) for tensor in self[:3]
         )
+        return TokenBatch(input_ids, position_ids, cu_seqlens, self.max_seqlen)
 
     def select(self, start: int, stop: int) -> "TokenBatch":
         """Sequences ``start : stop`` as a batch of their own. Meant for batches on the CPU:
