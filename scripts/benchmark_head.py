@@ -26,7 +26,7 @@ from rich.table import Table
 from torch import Tensor
 
 from sparton.kernels.splade_head import splade_head_reference
-from sparton.kernels.splade_head.forward import forward_configs, splade_head_forward
+from sparton.kernels.splade_head.forward import ForwardConfig, forward_configs, splade_head_forward
 from sparton.models.heads import CompiledHead, EagerHead, SpartonHead, TiledHead
 from sparton.types import TokenBatch
 
@@ -218,7 +218,7 @@ def gemm_cell(problem: Problem) -> dict[str, Any]:
     return {**measure(lambda: torch.mm(problem.hidden, weight.T, out=logits)), "status": "ok"}
 
 
-def config_cell(problem: Problem, config: Any, truth: Tensor) -> dict[str, Any]:
+def config_cell(problem: Problem, config: ForwardConfig, truth: Tensor) -> dict[str, Any]:
     """One configuration of the forward kernel, checked at the measured shape."""
     operands = (*problem[:3], problem.tokens.cu_seqlens)
     reps, argmax = splade_head_forward(*operands, config=config)
@@ -254,10 +254,19 @@ def head_records(problem: Problem, heads: Sequence[str]) -> list[dict[str, Any]]
     return records
 
 
-def config_records(problem: Problem) -> list[dict[str, Any]]:
+def neighbours(config: ForwardConfig) -> list[ForwardConfig]:
+    """The configuration and what one changed setting makes of it, block shapes apart."""
+    changes: list[dict[str, int]] = [{}, {"band": 8}]
+    changes += [{"segment": n} for n in (32, 64, 128) if n != config.segment]
+    changes += [{"group_tokens": n} for n in (1024, 16384)]
+    return [config._replace(**change) for change in changes]
+
+
+def config_records(problem: Problem, vary: bool) -> list[dict[str, Any]]:
     truth = by_sequence(reference, problem, torch.float32)[0]
     records = []
-    for config in forward_configs(problem.hidden.dtype, torch.cuda.get_device_capability()):
+    listed = forward_configs(problem.hidden.dtype, torch.cuda.get_device_capability())
+    for config in [c for one in listed for c in (neighbours(one) if vary else [one])]:
         cell = guarded(lambda: config_cell(problem, config, truth))  # noqa: B023
         records.append({"head": str(config), "mode": "forward", **cell})
     return records
@@ -283,6 +292,7 @@ def main() -> None:
     parser.add_argument(
         "--sparton-configs", action="store_true", help="every forward config instead"
     )
+    parser.add_argument("--vary", action="store_true", help="and their neighbours")
     parser.add_argument("--output", type=Path, help="JSONL file to append to")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
@@ -298,7 +308,7 @@ def main() -> None:
                 "active": active, "concentrated": arguments.concentrated,
             }  # fmt: skip
             if arguments.sparton_configs:
-                records = config_records(problem)
+                records = config_records(problem, arguments.vary)
             else:
                 records = head_records(problem, arguments.heads)
             show(records, 2 * T * D * V, json.dumps(shape), console)

@@ -298,3 +298,17 @@ def test_only_wanted_gradients(wanted, device):
     ):
         names = ("hidden", "weight", "bias")
         assert [n for n, x in zip(names, gradients, strict=True) if x is not None] == [wanted]
+
+
+def test_launcher_refuses_what_it_cannot_do(device):
+    problem = make_problem([5, 3], 9, 8, device)
+    with pytest.raises(ValueError, match="float64"):
+        splade_head_forward(*(x.double() for x in problem[:3]), problem.cu_seqlens, config=SMALL)
+    narrow = Problem(problem.hidden[:, :5], problem.weight[:, :5], *problem[2:])
+    with pytest.raises(ValueError, match="D = 5"):
+        splade_head_forward(*narrow, config=SMALL._replace(descriptors=True))
+    reps, argmax = splade_head_forward(*problem, config=SMALL)
+    with pytest.raises(ValueError, match=r"\(2, 9\).*\(1, 9\)"):
+        splade_head_backward(
+            reps, reps, argmax[:1], *problem[:2], problem.cu_seqlens, bias_dtype=None
+        )

@@ -202,6 +202,8 @@ def splade_head_forward(
             cannot address.
     """
     check_operands(hidden, weight, bias, cu_seqlens)
+    if hidden.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise ValueError(f"the kernel takes float16, bfloat16 or float32, got {hidden.dtype}")
     hidden, weight = hidden.contiguous(), weight.contiguous()
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.numel() - 1
     reps = torch.empty(N, V, device=hidden.device)
