@@ -45,7 +45,7 @@ def main(cfg: DictConfig) -> None:
         sys.exit(f"{error}\nwithout a download: evaluation=small_beir_folders or beir_folder")
     except (ValueError, OSError) as error:
         sys.exit(str(error))
-    overrides = re.sub(r"[^\w.,=-]+", "_", HydraConfig.get().job.override_dirname)
+    overrides = re.sub(r"[^\w.+-]+", "_", HydraConfig.get().job.override_dirname)
     output = Path(cfg.output or Path("runs", "evaluate", overrides))
     description = {"config": config, "environment": describe_environment()}
     results = []

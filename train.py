@@ -1,7 +1,11 @@
 """Train a retriever: ``python train.py head=sparton batch=512``; configs/ holds every choice."""
 
-import json
 import os
+
+# OpenMP threads that spin while they wait would starve the processes that tokenise ahead.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial

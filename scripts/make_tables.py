@@ -50,7 +50,10 @@ def in_domain_table() -> str:
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in read_records("in_domain"):
         groups[record["label"]].append(record)
-    rows = [in_domain_row(label, groups[label]) for label in ("bm25", *HEADS) if label in groups]
+    baselines = sorted(label for label in groups if label.startswith("BM25"))
+    rows = [
+        in_domain_row(label, groups[label]) for label in (*baselines, *HEADS) if label in groups
+    ]
     header = ["", "pairs/s", "ms/step", "peak GiB", *(f"{task}" for task in TASKS), "terms q / d"]
     return markdown(header, rows)
 
@@ -107,7 +110,6 @@ def head_cell(record: Record | None) -> str:
 
 def display_name(label: str) -> str:
     names = {
-        "bm25": "BM25",
         "cublas_gemm": "bare cuBLAS GEMM",
         "EagerHead": "eager",
         "CompiledHead": "compiled",

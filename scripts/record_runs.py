@@ -1,6 +1,6 @@
 """Turn run folders of train.py and evaluate.py into measurement records, one JSON line per run.
 
-    python scripts/record_runs.py --study in_domain runs/in_domain/*/seed=* runs/evaluate/*
+    python scripts/record_runs.py --study in_domain runs/in_domain/*/seed-* runs/evaluate/*
 
 Appends to ``results/<gpu>/<study>.jsonl``, replacing earlier records of the same label and seed.
 """
@@ -39,7 +39,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
     manifest = json.loads(manifest_file.read_text()) if trained else results["environment"]
     config = manifest["config"] if trained else results["config"]
     record = {
-        "label": head_name(config["head"]) if trained else config["model"],
+        "label": head_name(config["head"]) if trained else system_name(config),
         "seed": config.get("seed"),
         "environment": {key: manifest[key] for key in ("command", "git", "packages", "hardware")},
         "config": config,
@@ -59,6 +59,12 @@ def describe_run(folder: Path) -> dict[str, Any]:
 def head_name(head: dict[str, Any]) -> str:
     name = head["_target_"].rsplit(".", 1)[-1]
     return f"{name} compiled" if head.get("compiled") else name
+
+
+def system_name(config: dict[str, Any]) -> str:
+    if config["model"] != "bm25":
+        return config["model"]
+    return f"BM25, k1 {config['bm25']['k1']}, b {config['bm25']['b']}"
 
 
 def training_figures(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_conda_environment_has_the_pinned_versions():
 
 def test_ranges_admit_the_pinned_versions_and_cover_them():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    ranges = project["dependencies"] + sum(project["optional-dependencies"].values(), [])
+    ranges = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
     requirements = {r.name: r for r in map(Requirement, ranges)}
     versions = pinned()
     assert set(requirements) == set(versions)

@@ -92,10 +92,17 @@ def _ahead(
 
 @contextmanager
 def _progress(label: str | None, total: int) -> Iterator[Callable[[int], None]]:
-    """A function that moves a bar on; the bar is on standard error, or not at all."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    """A function that moves a bar on; the bar is on standard error, or not at all. A terminal is
+    cleared of it at the end, a log keeps the full bar."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     console = Console(stderr=True)
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=label is None) as bar:
+    options = {"transient": console.is_terminal, "disable": label is None}
+    with Progress(*columns, console=console, **options) as bar:
         task = bar.add_task(label or "", total=total)
         yield lambda steps: bar.advance(task, steps)
 

@@ -36,8 +36,21 @@ def describe_representations(reps: Tensor) -> dict[str, float]:
     return dict(zip(names, figures, strict=True))
 
 
-def collapse_warning(side: str, figures: dict[str, float], vocabulary_size: int) -> str | None:
-    """A sentence for the user when the representations of a side look collapsed, else None."""
+def collapse_warning(
+    side: str,
+    figures: dict[str, float],
+    before: dict[str, float] | None,
+    vocabulary_size: int,
+) -> str | None:
+    """A sentence for the user when the representations of a side look collapsed, else None.
+
+    Args:
+        side: query or document.
+        figures: of :func:`describe_representations`, now.
+        before: those of the previous logging step, or None at the first. Dense representations
+            that are getting sparser are no cause for alarm.
+        vocabulary_size: V.
+    """
     if figures["dead_rows"] > 0.5:
         return (
             f"{figures['dead_rows']:.0%} of the {side} representations are empty: lower the "
@@ -49,9 +62,10 @@ def collapse_warning(side: str, figures: dict[str, float], vocabulary_size: int)
             f"{figures['cosine']:.3f}): lower the learning rate, or scale down the MLM head at "
             "the start (logit_scale)"
         )
-    if figures["active_terms"] > 0.5 * vocabulary_size:
+    falling = before is None or figures["active_terms"] < 0.98 * before["active_terms"]
+    if figures["active_terms"] > 0.5 * vocabulary_size and not falling:
         return (
-            f"a {side} has {figures['active_terms']:,.0f} active terms of {vocabulary_size:,}: "
-            "raise the regularizer's weight if this does not fall soon"
+            f"a {side} has {figures['active_terms']:,.0f} active terms of {vocabulary_size:,} and "
+            "they do not get fewer: raise the regularizer's weight or shorten its ramp"
         )
     return None

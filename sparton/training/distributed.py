@@ -3,10 +3,14 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+# The others wait while rank 0 evaluates. A rank that dies does not keep them: torchrun ends all.
+_PATIENCE = timedelta(hours=2)
 
 
 @dataclass(frozen=True)
@@ -76,5 +80,6 @@ def join_world() -> World:
             )
         torch.cuda.set_device(device)
     if size > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=_PATIENCE)
     return World(rank, size, device)

@@ -69,7 +69,7 @@ class ScreenLogger:
         shown += [
             f"[dim]{label}[/] {record[key]:{form}}" for key, label, form in _SHOWN if key in record
         ]
-        self._console.print("  ".join(shown), highlight=False)
+        self._console.print("  ".join(shown), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         return None

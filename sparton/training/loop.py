@@ -78,6 +78,7 @@ class Trainer:
         self.world = self.step.world
         self.scaler = self.step.precision.grad_scaler()
         self.step.scale = self.scaler.scale
+        self._figures: dict[str, dict[str, float]] = {}
         self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
 
     def resume(self) -> int:
@@ -137,7 +138,8 @@ class Trainer:
         for side, reps in (("query", output.queries), ("document", output.documents)):
             figures = describe_representations(reps)
             record |= {f"{side}_{name}": value for name, value in figures.items()}
-            warning = collapse_warning(side, figures, reps.shape[1])
+            warning = collapse_warning(side, figures, self._figures.get(side), reps.shape[1])
+            self._figures[side] = figures
             if warning and self.world.is_main:
                 log.warning("step %d: %s", completed, warning)
         record["gradient_norm"] = norm.item()

@@ -19,6 +19,7 @@ _PACKAGES = (
     "ranx",
     "numpy",
 )
+_DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
 
 
 def describe_environment() -> dict[str, Any]:
@@ -40,16 +41,18 @@ def _version(package: str) -> str | None:
 
 
 def _git_state() -> dict[str, Any] | None:
-    root = Path(__file__).resolve().parents[2]
+    git = ("git", "-C", str(Path(__file__).resolve().parents[2]))
+    sha = _output(*git, "rev-parse", "--verify", "HEAD")
+    return {"sha": sha, "dirty": bool(_output(*git, "status", "--porcelain"))} if sha else None
 
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
+def _output(*command: str) -> str | None:
+    """Standard output of a command, None where it fails or does not exist."""
     try:
-        return {"sha": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
+    return process.stdout.strip()
 
 
 def _hardware() -> dict[str, Any]:
@@ -59,4 +62,5 @@ def _hardware() -> dict[str, Any]:
         hardware["gpu"] = torch.cuda.get_device_name()
         hardware["gpus"] = torch.cuda.device_count()
         hardware["cuda"] = torch.version.cuda
+        hardware["driver"] = _output(*_DRIVER_QUERY)
     return hardware
