@@ -23,6 +23,10 @@ static: $(READY)  ## Lint, types and import layers; writes nothing
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/make_tables.py --check
+
+tables: $(READY)  ## Write the tables of README.md from the records in results/
+	$(BIN)/python scripts/make_tables.py
 
 format: $(READY)  ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
@@ -42,4 +46,4 @@ $(READY): requirements.txt pyproject.toml
 clean:  ## Remove the environment and caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 
-.PHONY: help quickstart test test-gpu check static format environment clean
+.PHONY: help quickstart test test-gpu check static tables format environment clean

@@ -81,47 +81,18 @@ def in_domain_row(label: str, records: list[Record]) -> list[str]:
     return [display_name(label), *speed, *quality, f"{terms[0]:.0f} / {terms[1]:.0f}"]
 
 
-def head_table() -> str:
-    """Forward and forward + backward of every head at every measured shape."""
-    cells = {
-        (r["shape"], r["active"], r["head"], r["mode"]): r
-        for r in read_records("head")
-        if not r["concentrated"]
-    }
-    shapes = list(dict.fromkeys((shape, active) for shape, active, _, _ in cells))
-    heads = list(dict.fromkeys(head for _, _, head, _ in cells))
-    rows = []
-    for shape, active in shapes:
-        for head in heads:
-            cell = [cells.get((shape, active, head, m)) for m in ("forward", "forward_backward")]
-            if any(cell):
-                rows.append([shape, active, display_name(head), *map(head_cell, cell)])
-    header = ["shape", "active", "head", "forward ms / MiB", "forward + backward ms / MiB"]
-    return markdown(header, rows)
-
-
-def head_cell(record: Record | None) -> str:
-    if record is None:
-        return ""
-    if record["status"] != "ok":
-        return str(record["status"])
-    return f"{record['p50_ms']:.2f} / {record['peak_bytes'] / 2**20:,.0f}"
-
-
 def display_name(label: str) -> str:
     names = {
-        "cublas_gemm": "bare cuBLAS GEMM",
         "EagerHead": "eager",
         "CompiledHead": "compiled",
         "TiledHead": "tiled",
         "TiledHead compiled": "tiled_compiled",
         "SpartonHead": "**sparton**",
-        "sparton": "**sparton**",
     }
     return names.get(label, label)
 
 
-TABLES = {"in_domain": in_domain_table, "head": head_table}
+TABLES = {"in_domain": in_domain_table}
 
 if __name__ == "__main__":
     main()
