@@ -25,7 +25,6 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 # The interpreter computes bfloat16 products wrongly.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 SMALL = ForwardConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
-PACKED = SMALL._replace(packed=True, segment=32)
 # The interpreter sorts slowly: short chunks. Small shares, so that tokens are split.
 CUT = (
     BackwardConfig() if torch.cuda.is_available() else BackwardConfig(chunk=16, share=32, block_e=8)
@@ -146,15 +145,6 @@ def test_values_and_gradients_against_float64(lengths, V, D, bias, dtype, device
     assert torch.equal(argmax, winners(problem))
 
 
-def test_packed_search_against_float64(device):
-    problem = make_problem(LENGTHS, 37, 24, device, dtype=torch.float16)
-    upstream = upstream_for(problem)
-    *results, argmax = launch(problem, upstream, config=PACKED)
-    assert_close_to_truth(tuple(results), problem, upstream)
-    active = results[0] > 0
-    assert torch.equal(argmax[active], winners(problem)[active])
-
-
 def test_the_tolerances_notice_small_faults(device):
     problem = make_problem(LENGTHS, 37, 24, device, dtype=torch.float16)
     upstream = upstream_for(problem)
@@ -193,11 +183,10 @@ def test_every_configuration(config, device):
     assert active.double().mean() > 0.2
 
 
-@pytest.mark.parametrize("config", [SMALL, PACKED])
-def test_ties_go_to_the_first_token(config, device):
+def test_ties_go_to_the_first_token(device):
     problem = make_problem([40, 7, 90], 21, 16, device, dtype=torch.float16, bias=1.0)
     problem.hidden[:] = problem.hidden[0]
-    reps, argmax = splade_head_forward(*problem, config=config)
+    reps, argmax = splade_head_forward(*problem, config=SMALL)
     active = reps > 0
     assert active.any()
     first = problem.cu_seqlens[:-1, None].expand(3, 21)
@@ -206,8 +195,7 @@ def test_ties_go_to_the_first_token(config, device):
     assert torch.equal(on_cpu, first.cpu())
 
 
-@pytest.mark.parametrize("config", [SMALL, PACKED])
-def test_ties_between_two_places(config, device):
+def test_ties_between_two_places(device):
     """The same best token twice, at every distance: the first one wins."""
     problem = make_problem([64], 5, 16, device, bias=9.0)
     problem.hidden[:] = 0
@@ -220,7 +208,7 @@ def test_ties_between_two_places(config, device):
         expected.append(first + 64 * len(expected))
     cu_seqlens = torch.arange(0, 64 * len(expected) + 1, 64, dtype=torch.int32, device=device)
     hidden = torch.cat(sequences)
-    _, argmax = splade_head_forward(hidden, problem.weight, problem.bias, cu_seqlens, config=config)
+    _, argmax = splade_head_forward(hidden, problem.weight, problem.bias, cu_seqlens, config=SMALL)
     positive = (problem.weight @ problem.weight.sum(0)) > 0
     assert positive.any()
     assert torch.equal(
@@ -229,11 +217,10 @@ def test_ties_between_two_places(config, device):
     )
 
 
-@pytest.mark.parametrize("config", [SMALL, PACKED])
-def test_without_argmax_the_values_are_the_same(config, device):
+def test_without_argmax_the_values_are_the_same(device):
     problem = make_problem(LENGTHS, 37, 24, device)
-    reps, argmax = splade_head_forward(*problem, config=config)
-    alone, nothing = splade_head_forward(*problem, argmax=False, config=config)
+    reps, argmax = splade_head_forward(*problem, config=SMALL)
+    alone, nothing = splade_head_forward(*problem, argmax=False, config=SMALL)
     assert torch.equal(alone, reps)
     assert nothing.numel() == 0 < argmax.numel()
 

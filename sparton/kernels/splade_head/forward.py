@@ -29,10 +29,6 @@ class ForwardConfig(NamedTuple):
         segment: tokens that are searched at once for the ends of sequences.
         group_tokens: tokens that one program walks over.
         band: vocabulary tiles that run side by side, to share hidden states in the L2 cache.
-        packed: find value and token with one integer maximum, by keeping the token's place within
-            a segment in the low ``log2(segment / 8)`` bits of the logit: half the instructions of
-            the search. Logits lose those bits (with segments of 128 tokens a relative 2e-6), and
-            those that then are equal count as ties, which the first token wins.
     """
 
     descriptors: bool
@@ -44,7 +40,6 @@ class ForwardConfig(NamedTuple):
     segment: int = 32
     group_tokens: int = 4096
     band: int = 32
-    packed: bool = False
 
 
 HOPPER = (
@@ -52,12 +47,6 @@ HOPPER = (
     ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=4),
     ForwardConfig(True, 256, 128, 64, num_warps=8, num_stages=3),
     ForwardConfig(True, 128, 128, 64, num_warps=4, num_stages=3, group_tokens=2048),
-    ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=3, segment=64, packed=True),
-    ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=4, segment=64, packed=True),
-    ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=3, segment=128, packed=True),
-    ForwardConfig(
-        True, 128, 128, 64, num_warps=4, num_stages=3, segment=64, group_tokens=2048, packed=True
-    ),
 )
 PORTABLE = (ForwardConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
 FULL_PRECISION = (ForwardConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
@@ -105,7 +94,7 @@ def _splade_head_fwd_kernel(
     T, V, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    BIAS: tl.constexpr, ARGMAX: tl.constexpr, PACKED: tl.constexpr,
+    BIAS: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     num_blocks = tl.cdiv(V, BLOCK_V)
@@ -126,11 +115,7 @@ def _splade_head_fwd_kernel(
     if BIAS:
         bias = tl.load(bias_ptr + offs_v, offs_v < V, 0.0).to(tl.float32)
     clean = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
-    if PACKED:
-        clean += bias[:, None]
-        best = tl.zeros((BLOCK_V, SLOTS), tl.int32)
-    else:
-        best = tl.full((BLOCK_V, SLOTS), float("-inf"), tl.float32)
+    best = tl.full((BLOCK_V, SLOTS), float("-inf"), tl.float32)
     token = tl.full((BLOCK_V, SLOTS), -1, tl.int32)
     state = (best, token, first, begin, tl.load(cu_ptr + first + 1), last)
     # One loop over tiles and hidden units: the loads of the next tile run ahead of the epilogue.
@@ -146,9 +131,8 @@ def _splade_head_fwd_kernel(
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
         if d + BLOCK_D >= D:
             state = reduce_tile(
-                acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-                SEGMENT, ARGMAX, PACKED,
-            )  # fmt: skip
+                acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
+            )
             acc = clean
 
 
@@ -232,7 +216,7 @@ def splade_head_forward(
         T, V, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
-        BIAS=bias is not None, ARGMAX=argmax, PACKED=config.packed,
+        BIAS=bias is not None, ARGMAX=argmax,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return reps, winners

@@ -44,41 +44,6 @@ def _fold(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _largest_key(
-    key, logits, start, stop, GROUP: tl.constexpr, LAST: tl.constexpr, MASKED: tl.constexpr
-):
-    """Largest key of each slot, and of ``key``: the bits of a positive logit, the lowest of them
-    replaced by how many groups of SLOTS tokens follow in the segment. Positive floats order like
-    integers; negative ones are below the initial 0."""
-    if logits.shape[1] > SLOTS:
-        left, right = _halves(logits)
-        key = _largest_key(key, left, start, stop, GROUP, LAST, MASKED)
-        middle: tl.constexpr = GROUP + logits.shape[1] // 2 // SLOTS
-        key = _largest_key(key, right, start, stop, middle, LAST, MASKED)
-    else:
-        new = (logits.to(tl.int32, bitcast=True) & ~LAST) | (LAST - GROUP)
-        if MASKED:
-            place = GROUP * SLOTS + tl.arange(0, SLOTS)
-            new = tl.where(((place >= start) & (place < stop))[None, :], new, 0)
-        key = tl.maximum(key, new)
-    return key
-
-
-@triton.jit
-def _fold_segment(best, token, logits, lo, start, stop, MASKED: tl.constexpr, PACKED: tl.constexpr):
-    if PACKED:
-        last: tl.constexpr = logits.shape[1] // SLOTS - 1
-        key = tl.zeros(best.shape, tl.int32)
-        key = _largest_key(key, logits, start - lo, stop - lo, 0, last, MASKED)
-        better = key > (best | last)
-        best = tl.where(better, key, best)
-        token = tl.where(better, lo, token)
-    else:
-        best, token = _fold(best, token, logits, lo, start, stop, MASKED)
-    return best, token
-
-
-@triton.jit
 def _log1p(x):
     """Accurate for small x >= 0 too: the rounding error of 1 + x is divided out."""
     one_more = 1.0 + x
@@ -88,22 +53,14 @@ def _log1p(x):
 
 @triton.jit
 def _write_row(
-    best, token, occupied, bias, reps_ptrs, argmax_ptrs, mask,
-    SEGMENT: tl.constexpr, ARGMAX: tl.constexpr, PACKED: tl.constexpr,
+    best, token, occupied, bias, reps_ptrs, argmax_ptrs, mask, ARGMAX: tl.constexpr
 ):  # fmt: skip
     """Join the slots (the first of equal logits wins) and store one sequence."""
     tokens = token + tl.arange(0, SLOTS)[None, :]
-    if PACKED:  # logits include the bias, the initial 0 is relu
-        last: tl.constexpr = SEGMENT // SLOTS - 1
-        tokens += (last - (best & last)) * SLOTS
-        best = best & ~last
-        value = tl.max(best, 1)
-        logit = value.to(tl.float32, bitcast=True)
-    else:
-        value = tl.max(best, 1)
-        logit = tl.maximum(value + bias, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        # Comparisons drop NaN: if nothing was greater than -inf, every logit was NaN.
-        logit = tl.where((value == float("-inf")) & occupied, float("nan"), logit)
+    value = tl.max(best, 1)
+    logit = tl.maximum(value + bias, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    # Comparisons drop NaN: if nothing was greater than -inf, every logit was NaN.
+    logit = tl.where((value == float("-inf")) & occupied, float("nan"), logit)
     tl.store(reps_ptrs, _log1p(logit), mask)
     if ARGMAX:
         tokens = tl.where((best == value[:, None]) & (token >= 0), tokens, NO_STOP)
@@ -114,7 +71,7 @@ def _write_row(
 @triton.jit
 def reduce_tile(
     logits, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-    SEGMENT: tl.constexpr, ARGMAX: tl.constexpr, PACKED: tl.constexpr,
+    SEGMENT: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Fold a tile of logits, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
 
@@ -124,31 +81,30 @@ def reduce_tile(
     if logits.shape[1] > SEGMENT:
         left, right = _halves(logits)
         state = reduce_tile(
-            left, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, ARGMAX, PACKED,
-        )  # fmt: skip
+            left, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
+        )
+        middle = lo + logits.shape[1] // 2
         state = reduce_tile(
-            right, lo + logits.shape[1] // 2, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, ARGMAX, PACKED,
-        )  # fmt: skip
+            right, middle, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
+        )
     else:
         best, token, n, start, stop, last = state
         hi = lo + logits.shape[1]
         while stop <= hi:
-            best, token = _fold_segment(best, token, logits, lo, start, stop, True, PACKED)
+            best, token = _fold(best, token, logits, lo, start, stop, True)
             row = n.to(tl.int64) * V + offs_v
             _write_row(
                 best, token, start < stop, bias, reps_ptr + row, argmax_ptr + row, offs_v < V,
-                logits.shape[1], ARGMAX, PACKED,
+                ARGMAX=ARGMAX,
             )  # fmt: skip
-            best = tl.full(best.shape, 0 if PACKED else float("-inf"), best.dtype)
+            best = tl.full(best.shape, float("-inf"), tl.float32)
             token = tl.full(token.shape, -1, tl.int32)
             n += 1
             start = stop
             stop = tl.load(cu_ptr + n + 1, mask=n < last, other=NO_STOP)
         if start <= lo:
-            best, token = _fold_segment(best, token, logits, lo, start, stop, False, PACKED)
+            best, token = _fold(best, token, logits, lo, start, stop, False)
         else:
-            best, token = _fold_segment(best, token, logits, lo, start, stop, True, PACKED)
+            best, token = _fold(best, token, logits, lo, start, stop, True)
         state = (best, token, n, start, stop, last)
     return state
