@@ -100,4 +100,4 @@ class SpartonHead(nn.Module):
     def forward(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
     ) -> Tensor:
-        return splade_head(hidden, weight, bias, tokens.cu_seqlens, tokens.max_seqlen)
+        return splade_head(hidden, weight, bias, tokens.cu_seqlens)

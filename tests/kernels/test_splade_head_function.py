@@ -16,7 +16,7 @@ def operands(device):
     hidden = torch.randn(sum(LENGTHS), D, generator=generator).to(device).requires_grad_()
     weight = torch.randn(V, D, generator=generator).to(device).requires_grad_()
     bias = torch.randn(V, generator=generator).to(device).requires_grad_()
-    return hidden, weight, bias, cu_seqlens, max(LENGTHS)
+    return hidden, weight, bias, cu_seqlens
 
 
 def gradients(reps, leaves):
@@ -25,7 +25,7 @@ def gradients(reps, leaves):
 
 
 def test_matches_the_reference(operands):
-    leaves, cu_seqlens = operands[:3], operands[3]
+    *leaves, cu_seqlens = operands
     reps = splade_head(*operands)
     truth = [x.detach().double().requires_grad_() for x in leaves]
     exact = splade_head_reference(*truth, cu_seqlens)
@@ -38,7 +38,7 @@ def test_matches_the_reference(operands):
 
 @pytest.mark.parametrize("budget", [(1, 1), (40, 7), (2**20, 2**20)])
 def test_cpu_tiles_do_not_change_the_result(operands, budget, monkeypatch):
-    plain = [x.detach().cpu() for x in operands[:4]]
+    plain = [x.detach().cpu() for x in operands]
     expected = cpu.splade_head_forward_cpu(*plain)
     monkeypatch.setattr(cpu, "LOGITS_AT_ONCE", budget[0])
     monkeypatch.setattr(cpu, "TOKENS_AT_ONCE", budget[1])
@@ -52,7 +52,7 @@ def test_cpu_tiles_do_not_change_the_result(operands, budget, monkeypatch):
 def test_float64_gradients_on_the_cpu(operands):
     """Representations are fp32, but float64 operands get gradients from float64 sums."""
     leaves = [x.detach().cpu().double().requires_grad_() for x in operands[:3]]
-    reps = splade_head(*leaves, operands[3].cpu(), operands[4])
+    reps = splade_head(*leaves, operands[3].cpu())
     exact = splade_head_reference(*leaves, operands[3].cpu())
     assert reps.dtype == torch.float32
     for actual, expected in zip(gradients(reps, leaves), gradients(exact, leaves), strict=True):
@@ -61,8 +61,8 @@ def test_float64_gradients_on_the_cpu(operands):
 
 
 def test_compiles_into_one_graph(operands):
-    def loss(hidden, weight, bias, cu_seqlens, longest):
-        return 3 * splade_head(hidden * 2, weight, bias, cu_seqlens, longest)
+    def loss(hidden, weight, bias, cu_seqlens):
+        return 3 * splade_head(hidden * 2, weight, bias, cu_seqlens)
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     leaves = operands[:3]
@@ -75,11 +75,11 @@ def test_compiles_into_one_graph(operands):
 
 
 def test_registration(operands):
-    torch.library.opcheck(function._forward_op, (*operands[:4], True))
+    torch.library.opcheck(function._forward_op, (*operands, True))
 
 
 def test_autocast_rounds_the_operands_and_returns_full_precision(operands):
-    leaves, cu_seqlens = operands[:3], operands[3]
+    *leaves, cu_seqlens = operands
     with torch.autocast(cu_seqlens.device.type, torch.bfloat16):
         reps = splade_head(*operands)
     assert reps.dtype == torch.float32
@@ -94,13 +94,13 @@ def test_autocast_rounds_the_operands_and_returns_full_precision(operands):
 
 
 def test_gradients_only_where_needed(operands):
-    hidden, weight, bias, cu_seqlens, longest = operands
-    reps = splade_head(hidden.detach(), weight, bias.detach(), cu_seqlens, longest)
+    hidden, weight, bias, cu_seqlens = operands
+    reps = splade_head(hidden.detach(), weight, bias.detach(), cu_seqlens)
     reps.sum().backward()
     assert weight.grad is not None
     assert hidden.grad is None
     assert bias.grad is None
-    splade_head(hidden, weight.detach(), None, cu_seqlens, longest).sum().backward()
+    splade_head(hidden, weight.detach(), None, cu_seqlens).sum().backward()
     assert hidden.grad is not None
 
 
@@ -116,7 +116,7 @@ def test_argmax_only_when_a_gradient_can_follow(operands, monkeypatch):
     splade_head(*operands)
     with torch.no_grad():
         splade_head(*operands)
-    splade_head(*(x.detach() for x in operands[:3]), *operands[3:])
+    splade_head(*(x.detach() for x in operands))
     assert asked == [True, False, False]
 
 

@@ -63,7 +63,7 @@ def test_real_sizes_against_float64(dtype, D, bias):
     hidden, weight, shift, cu_seqlens = operands(real_lengths(), 5003, D, dtype, bias=bias)
     leaves = [x.requires_grad_() for x in (hidden, weight, shift)]
     upstream = torch.randn(cu_seqlens.numel() - 1, 5003, device="cuda")
-    reps = splade_head(*leaves, cu_seqlens, 256)
+    reps = splade_head(*leaves, cu_seqlens)
     truth = [x.detach().double().requires_grad_() for x in leaves]
     exact = splade_head_reference(*truth, cu_seqlens)
     rounded = [x.detach().to(dtype).requires_grad_() for x in leaves]
@@ -198,12 +198,12 @@ def test_more_than_2_to_the_31_hidden_units():
 
 def test_without_gradients_nothing_but_the_result_is_allocated():
     hidden, weight, shift, cu_seqlens = operands([100] * 64, 30522, 384, torch.bfloat16)
-    splade_head(hidden, weight, shift, cu_seqlens, 100)
+    splade_head(hidden, weight, shift, cu_seqlens)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     with torch.no_grad():
-        reps = splade_head(hidden, weight, shift, cu_seqlens, 100)
+        reps = splade_head(hidden, weight, shift, cu_seqlens)
     extra = torch.cuda.max_memory_allocated() - before - reps.numel() * 4
     assert extra < 2**20
 
@@ -213,7 +213,7 @@ def test_compiles_with_inductor_into_one_graph():
     leaves = [x.requires_grad_() for x in (hidden, weight, shift)]
 
     def loss(hidden, weight, shift):
-        return splade_head(2 * hidden, weight, shift, cu_seqlens, 100).sum()
+        return splade_head(2 * hidden, weight, shift, cu_seqlens).sum()
 
     compiled = torch.compile(loss, fullgraph=True)
     actual = torch.autograd.grad(compiled(*leaves), leaves)
@@ -227,6 +227,6 @@ def test_nothing_waits_for_the_device():
     for mode in ("default", "error"):  # the first round compiles
         torch.cuda.set_sync_debug_mode(mode)
         try:
-            splade_head(*leaves, cu_seqlens, 100).sum().backward()
+            splade_head(*leaves, cu_seqlens).sum().backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")

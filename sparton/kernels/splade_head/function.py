@@ -119,9 +119,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-def splade_head(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
-) -> Tensor:
+def splade_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor) -> Tensor:
     """SPLADE representations of N packed sequences without materialising their logits.
 
     ``reps[n, v] = log1p(relu(max over the tokens t of sequence n of hidden[t] . weight[v]
@@ -135,8 +133,6 @@ def splade_head(
         weight: ``[V, D]``, the same dtype (or any under autocast).
         bias: ``[V]``, any float dtype, or None.
         cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences; from 0 to T, ascending.
-        max_seqlen: upper bound of the sequence lengths. This version needs none; the argument
-            keeps the signature that attention kernels have.
 
     Returns:
         fp32 ``[N, V]``. Differentiable once, with respect to hidden, weight and bias; gradients
