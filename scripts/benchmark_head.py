@@ -265,7 +265,8 @@ def neighbours(config: ForwardConfig) -> list[ForwardConfig]:
 def config_records(problem: Problem, vary: bool) -> list[dict[str, Any]]:
     truth = by_sequence(reference, problem, torch.float32)[0]
     records = []
-    listed = forward_configs(problem.hidden.dtype, torch.cuda.get_device_capability())
+    capability = torch.cuda.get_device_capability()
+    listed = forward_configs(problem.hidden.dtype, capability, problem.hidden.shape[1])
     for config in [c for one in listed for c in (neighbours(one) if vary else [one])]:
         cell = guarded(lambda: config_cell(problem, config, truth))  # noqa: B023
         records.append({"head": str(config), "mode": "forward", **cell})

@@ -18,6 +18,7 @@ from sparton.kernels.splade_head.forward import (
     HOPPER,
     PORTABLE,
     ForwardConfig,
+    forward_configs,
     splade_head_forward,
 )
 
@@ -181,6 +182,17 @@ def test_every_configuration(config, device):
     active = reps > 0
     assert (argmax == winners(problem))[active].double().mean() > 0.995
     assert active.double().mean() > 0.2
+
+
+@pytest.mark.parametrize(
+    ("D", "tile"), [(384, (128, 128)), (512, (128, 128)), (513, (256, 128)), (768, (256, 128))]
+)
+def test_the_default_depends_on_the_hidden_size(D, tile):
+    configs = forward_configs(torch.bfloat16, (9, 0), D)
+    assert (configs[0].block_v, configs[0].block_t) == tile
+    assert set(configs) == {*HOPPER, *PORTABLE}
+    assert forward_configs(torch.bfloat16, (8, 0), D) == PORTABLE
+    assert forward_configs(torch.float32, (9, 0), D) == FULL_PRECISION
 
 
 def test_ties_go_to_the_first_token(device):

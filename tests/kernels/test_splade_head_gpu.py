@@ -91,12 +91,12 @@ def test_real_sizes_against_float64(dtype, D, bias):
 
 
 def listed_configs():
-    return [(dtype, i) for dtype in DTYPES for i in range(len(forward_configs(dtype, (9, 0))))]
+    return [(dtype, i) for dtype in DTYPES for i in range(len(forward_configs(dtype, (9, 0), 768)))]
 
 
 @pytest.mark.parametrize(("dtype", "index"), listed_configs())
 def test_every_listed_configuration(dtype, index):
-    configs = forward_configs(dtype, torch.cuda.get_device_capability())
+    configs = forward_configs(dtype, torch.cuda.get_device_capability(), 768)
     if index >= len(configs):
         pytest.skip("not listed for this GPU")
     values = operands(real_lengths(index), 3001, 768, dtype, bias=-1.0)
