@@ -180,7 +180,7 @@ def show_next_steps(folder: Path, picture: Path, seconds: float) -> None:
         ("python train.py experiment=quickstart head=eager", "the common head, the same curve"),
         ("python train.py -m experiment=quickstart batch=64,128,256", "a sweep"),
         (
-            f"python evaluate.py \"model='{folder / 'model'}'\" evaluation=quickstart",
+            f"python evaluate.py model={folder / 'model'} evaluation=quickstart",
             "any model folder",
         ),
         (

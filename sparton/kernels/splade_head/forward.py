@@ -187,8 +187,9 @@ def splade_head_forward(
         config: how to launch; by default the first fitting one of :func:`forward_configs`.
 
     Returns:
-        reps fp32 ``[N, V]`` and the absolute token index of each maximum, int32 ``[N, V]``
-        (-1 where a sequence is empty), or an empty tensor if ``argmax`` is False.
+        reps fp32 ``[N, V]`` and the absolute token index of each maximum, int32 ``[N, V]``, or an
+        empty tensor if ``argmax`` is False. The index may be -1 where reps is 0, and is -1 in empty
+        sequences and where every logit is NaN.
 
     Raises:
         ValueError: operands that do not fit together, or that the descriptors of ``config``
