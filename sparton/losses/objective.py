@@ -25,20 +25,23 @@ class Objective:
     """A ranking loss plus regularizers on query and document representations.
 
     Attributes:
-        ranking: ``(scores [Q, N], positives [Q]) -> scalar``.
+        ranking: ``(scores [Q, N], positives [Q], teacher_scores [Q, 1 + K] | None) -> scalar``.
         query_regularizers, document_regularizers: by name, for the log.
     """
 
-    ranking: Callable[[Tensor, Tensor], Tensor]
+    ranking: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     query_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     document_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
 
-    def __call__(self, queries: Tensor, documents: Tensor, step: int) -> ObjectiveValue:
+    def __call__(
+        self, queries: Tensor, documents: Tensor, step: int, teacher_scores: Tensor | None = None
+    ) -> ObjectiveValue:
         """
         Args:
             queries: ``[Q, V]``.
             documents: ``[N, V]``, grouped by query, the positive first.
             step: decides the regularizers' weights.
+            teacher_scores: fp32 ``[Q, 1 + K]``, for ranking losses that follow a teacher.
 
         Raises:
             ValueError: N is not a multiple of Q.
@@ -52,7 +55,7 @@ class Objective:
             queries, documents = queries.float(), documents.float()
             documents_per_query = documents.shape[0] // queries.shape[0]
             positives = torch.arange(queries.shape[0], device=queries.device) * documents_per_query
-            ranking = self.ranking(queries @ documents.T, positives)
+            ranking = self.ranking(queries @ documents.T, positives, teacher_scores)
             loss, parts = ranking, {"ranking": ranking.detach()}
             for side, reps, regularizers in (
                 ("query", queries, self.query_regularizers),

@@ -26,11 +26,14 @@ class InfoNCE:
         if self.temperature <= 0:
             raise ValueError(f"InfoNCE temperature must be positive, got {self.temperature}")
 
-    def __call__(self, scores: Tensor, positives: Tensor) -> Tensor:
+    def __call__(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
+    ) -> Tensor:
         """
         Args:
             scores: fp32 ``[Q, N]``.
             positives: int64 ``[Q]``, the column of each query's positive.
+            teacher_scores: not used; all ranking losses are called alike.
 
         Returns:
             fp32 scalar, in nats.

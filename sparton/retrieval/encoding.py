@@ -101,8 +101,8 @@ def _progress(label: str | None, total: int) -> Iterator[Callable[[int], None]]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    options = {"transient": console.is_terminal, "disable": label is None}
-    with Progress(*columns, console=console, **options) as bar:
+    brief = console.is_terminal
+    with Progress(*columns, console=console, transient=brief, disable=label is None) as bar:
         task = bar.add_task(label or "", total=total)
         yield lambda steps: bar.advance(task, steps)
 

@@ -74,7 +74,7 @@ class ExactStep:
         with torch.set_grad_enabled(direct):
             encoded = [self._encode(micro_batch) for micro_batch in micro_batches]
         sides = encoded[0] if direct else [torch.cat(side) for side in zip(*encoded, strict=True)]
-        output, gradients = self._differentiate(sides, step)
+        output, gradients = self._differentiate(sides, batch.teacher_scores, step)
         if direct:
             torch.autograd.backward(sides, gradients)
         else:
@@ -104,12 +104,16 @@ class ExactStep:
         with self.precision.autocast():
             return self.encoder(micro_batch.queries), self.encoder(micro_batch.documents)
 
-    def _differentiate(self, sides: Sequence[Tensor], step: int) -> tuple[StepOutput, list[Tensor]]:
+    def _differentiate(
+        self, sides: Sequence[Tensor], teacher_scores: Tensor | None, step: int
+    ) -> tuple[StepOutput, list[Tensor]]:
         """The objective on the global batch, and its gradients for this rank's rows."""
         world = self.world
+        if teacher_scores is not None:
+            teacher_scores = world.gather(teacher_scores.to(world.device, non_blocking=True))
         leaves = [world.gather(side.detach()).requires_grad_() for side in sides]
         queries, documents = leaves
-        value = self.objective(queries, documents, step)
+        value = self.objective(queries, documents, step, teacher_scores)
         gradients = torch.autograd.grad(self.scale(value.loss), leaves)
         own = [gradient.chunk(world.size)[world.rank] for gradient in gradients]
         output = StepOutput(value.loss.detach(), value.parts, queries.detach(), documents.detach())

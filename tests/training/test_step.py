@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from sparton.losses.distillation import MarginMSE
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops, l1
@@ -58,6 +59,21 @@ def distance(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
 def test_micro_batch_does_not_change_the_gradient(negatives, micro_batch):
     alone = World(0, 1, CPU)
     assert distance(gradients(alone, negatives, micro_batch), truth(negatives)) < 1e-6
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_teacher_scores_reach_the_loss(micro_batch):
+    batch = random_batch(BATCH, 1, seed=1)
+    teacher = torch.randn(BATCH, 2, generator=torch.Generator().manual_seed(2))
+    objective = Objective(MarginMSE())
+    expected = BagEncoder()
+    loss = objective(expected(batch.queries), expected(batch.documents), 0, teacher).loss
+    loss.backward()
+    encoder = BagEncoder()
+    step = ExactStep(encoder, objective, World(0, 1, CPU), Precision("fp32", CPU), micro_batch)
+    step(batch._replace(teacher_scores=teacher), step=0)
+    pairs = ([p.grad for p in model.parameters()] for model in (encoder, expected))
+    assert distance(*pairs) < 1e-6
 
 
 def test_averaging_over_chunks_would_have_been_seen():
