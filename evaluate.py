@@ -41,9 +41,7 @@ def main(cfg: DictConfig) -> None:
         evaluate, tasks = build_evaluator(cfg), build_tasks(cfg)
     except MissingMandatoryValue as error:
         sys.exit(f"set {error.full_key}=..., see configs/evaluate.yaml")
-    except InstantiationException as error:
-        sys.exit(f"{error}\nwithout a download: evaluation=small_beir_folders or beir_folder")
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, InstantiationException) as error:
         sys.exit(str(error))
     overrides = re.sub(r"[^\w.+-]+", "_", HydraConfig.get().job.override_dirname)
     output = Path(cfg.output or Path("runs", "evaluate", overrides))

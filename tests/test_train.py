@@ -120,7 +120,7 @@ def test_micro_batches_train_as_one_batch(tmp_path, reference):
 
 
 def test_a_sweep_gives_each_cell_its_folder(tmp_path):
-    overrides = ["head=eager,sparton", f"hydra.sweep.dir={tmp_path}", "evaluation.test={}"]
+    overrides = ["head=eager,sparton", f"hydra.sweep.dir={tmp_path}", "evaluation=none"]
     command = [sys.executable, str(ROOT / "train.py"), "-m", *MINIATURE, *overrides]
     subprocess.run(command, check=True, capture_output=True)
     cells = sorted(path.parent for path in tmp_path.rglob("metrics.jsonl"))
@@ -133,7 +133,7 @@ def test_a_sweep_gives_each_cell_its_folder(tmp_path):
 def test_other_loggers_write_beside_the_screen(tmp_path, logger):
     pytest.importorskip(logger)
     offline = ["logger.wandb.mode=offline"] if logger == "wandb" else []
-    overrides = [f"logger={logger}", *offline, "steps=1", "evaluation.test={}"]
+    overrides = [f"logger={logger}", *offline, "steps=1", "evaluation=none"]
     environment = os.environ | {"WANDB_SILENT": "true"}
     subprocess.run(run_command(tmp_path, *overrides), check=True, env=environment)
     pattern = {"wandb": "wandb/offline-run-*/*.wandb", "tensorboard": "tensorboard/*tfevents*"}

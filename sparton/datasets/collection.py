@@ -90,6 +90,7 @@ def ir_datasets_task(
     Raises:
         ValueError: an id that ir_datasets does not know, or one without documents, queries or
             judgments.
+        OSError: the download failed.
     """
     import ir_datasets
 
@@ -103,18 +104,26 @@ def ir_datasets_task(
     for part in ("docs", "queries", "qrels"):
         if not getattr(dataset, f"has_{part}")():
             raise ValueError(f"{dataset_id} of ir_datasets has no {part}: name a split, as /test")
-    return _build_task(
-        name or dataset_id,
-        _collect(_ir_texts(dataset_id, "document", dataset.docs_iter())),
-        _collect(_ir_texts(dataset_id, "query", dataset.queries_iter())),
-        (
-            Judgment(each.query_id, each.doc_id, int(each.relevance), number)
-            for number, each in enumerate(dataset.qrels_iter(), start=1)
-        ),
-        place=lambda number: f"{dataset_id}, judgment {number}",
-        on_unknown=on_unknown,
-        exclude_self=exclude_self,
+    judgments = (
+        Judgment(each.query_id, each.doc_id, int(each.relevance), number)
+        for number, each in enumerate(dataset.qrels_iter(), start=1)
     )
+    try:
+        return _build_task(
+            name or dataset_id,
+            _collect(_ir_texts(dataset_id, "document", dataset.docs_iter())),
+            _collect(_ir_texts(dataset_id, "query", dataset.queries_iter())),
+            judgments,
+            place=lambda number: f"{dataset_id}, judgment {number}",
+            on_unknown=on_unknown,
+            exclude_self=exclude_self,
+        )
+    except OSError as error:
+        raise OSError(
+            f"ir_datasets could not fetch {dataset_id} ({error}). Without a connection: "
+            "evaluation=small_beir_folders or beir_folder with the files in the layout of BEIR; "
+            "evaluation=none trains without any"
+        ) from error
 
 
 def beir_file(folder: Path, name: str) -> DataFile:
