@@ -12,6 +12,7 @@ import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from safetensors import SafetensorError
 from torch import nn
 
 from sparton.models.backbone import Backbone
@@ -46,13 +47,13 @@ def save_encoder(
     beside ``path`` under a name that ends in ``.old``.
 
     Raises:
-        OSError: the disk is full or not writable; what was at ``path`` before is untouched.
+        OSError: the disk is full or not writable; names the folder and the room left. What was at
+            ``path`` before is untouched.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
-        fresh.mkdir()
+        fresh.mkdir(parents=True)
         with encoder.backbone.decoder_in_place() as mlm:
             mlm.save_pretrained(fresh)
         encoder.tokenizer.save_pretrained(fresh)
@@ -62,6 +63,11 @@ def save_encoder(
             file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         _flush(fresh)
         _replace(path, fresh)
+    except Exception as error:
+        # A failed write is an OSError, a SafetensorError, or a bare Exception of tokenizers.
+        if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
+            raise
+        raise _not_written(path, error) from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
@@ -190,6 +196,16 @@ def _read_json(name: str, file: str, revision: str | None) -> Any:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
 
 
+def _not_written(path: Path, error: Exception) -> OSError:
+    existing = next(each for each in path.absolute().parents if each.is_dir())
+    free = shutil.disk_usage(existing).free / 2**20
+    return OSError(
+        f"the model folder {path} could not be written; {free:,.1f} MiB are free in {existing}. "
+        "Make room and run the same command again; what was at the path before is untouched. "
+        f"({error})"
+    )
+
+
 def _flush(folder: Path) -> None:
     for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
@@ -204,6 +220,11 @@ def _replace(path: Path, fresh: Path) -> None:
     existed = path.exists()
     if existed:
         path.rename(old)
-    fresh.rename(path)
+    try:
+        fresh.rename(path)
+    except OSError:
+        if existed:
+            old.rename(path)
+        raise
     if existed:
         shutil.rmtree(old)

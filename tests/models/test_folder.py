@@ -3,7 +3,10 @@
 import errno
 import json
 import os
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -192,14 +195,61 @@ def test_saving_again_replaces_the_folder(saved):
     assert [entry.name for entry in path.parent.iterdir()] == ["model"]
 
 
-def test_a_full_disk_leaves_the_old_folder_untouched(saved, monkeypatch):
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Writing more than ``size`` bytes to a file fails, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("size", "cause"),
+    [(100, "OSError"), (10_000, "SafetensorError"), (200_000, "Exception")],
+    ids=["config", "weights", "tokenizer"],
+)
+def test_a_failing_write_is_one_clear_error_and_touches_nothing(saved, size, cause):
+    path, expected = saved
+    backbone = tiny([*TEXTS, "long" * 100_000], hidden_size=32, layers=1)
+    encoder = SpladeEncoder(backbone, EagerHead())
+    message = rf"folder {path} could not be written; [\d,.]+ MiB are free in {path.parent}\. Make"
+    with largest_file(size), pytest.raises(OSError, match=message) as caught:
+        save_encoder(encoder, path, query_length=4, document_length=6)
+    assert type(caught.value.__cause__).__name__ == cause
+    assert "before is untouched. (" in str(caught.value)
+    assert "File too large" in str(caught.value)
+    assert [entry.name for entry in path.parent.iterdir()] == ["model"]
+    assert torch.equal(encode(load_encoder(path, EagerHead())), expected)
+    save_encoder(encoder, path, query_length=4, document_length=6)  # room again: nothing in the way
+    assert encoder_lengths(path) == (4, 6)
+
+
+@pytest.mark.parametrize("place", ["fsync", "rename"])
+def test_a_disk_that_fails_late_leaves_the_old_folder_untouched(saved, monkeypatch, place):
     path, expected = saved
 
-    def full(descriptor: int) -> None:
+    def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    rename = Path.rename
+    if place == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        monkeypatch.setattr(
+            Path, "rename", lambda own, to: (full if own.suffix == ".tmp" else rename)(own, to)
+        )
     with pytest.raises(OSError, match="No space left"):
         save_encoder(make_encoder(seed=1), path, query_length=4, document_length=6)
     assert [entry.name for entry in path.parent.iterdir()] == ["model"]
     assert torch.equal(encode(load_encoder(path, EagerHead())), expected)
+
+
+def test_a_fault_of_the_program_is_not_called_a_full_disk(tmp_path, monkeypatch):
+    encoder = make_encoder()
+    monkeypatch.setattr(encoder.tokenizer, "save_pretrained", None)
+    with pytest.raises(TypeError):
+        save_encoder(encoder, tmp_path / "model", query_length=4, document_length=6)
+    assert list(tmp_path.iterdir()) == []
