@@ -5,6 +5,7 @@ loaded and not after an hour of encoding.
 """
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,6 +16,13 @@ from sparton.types import RetrievalTask, TextCollection
 
 OnUnknown = Literal["error", "ignore"]
 Qrels = dict[str, dict[str, int]]
+
+# What the columns of a qrels file may be called in its first line, case, hyphens and so on aside.
+HEADER = (
+    {"queryid", "qid", "query", "topicid", "topic"},
+    {"corpusid", "documentid", "docid", "did", "docno", "passageid", "pid", "corpus", "document"},
+    {"score", "grade", "relevance", "rel", "label", "judgment"},
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +63,8 @@ def beir_folder(
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: malformed or contradictory content, naming file and line.
+        ValueError: malformed or contradictory content, or an id with white space, naming file and
+            line.
     """
     folder = Path(path)
     documents = _collect(read_texts(beir_file(folder, "corpus.jsonl")))
@@ -104,11 +113,11 @@ def ir_datasets_task(
     for part in ("docs", "queries", "qrels"):
         if not getattr(dataset, f"has_{part}")():
             raise ValueError(f"{dataset_id} of ir_datasets has no {part}: name a split, as /test")
-    judgments = (
-        Judgment(each.query_id, each.doc_id, int(each.relevance), number)
-        for number, each in enumerate(dataset.qrels_iter(), start=1)
-    )
     try:
+        judgments = (
+            Judgment(each.query_id, each.doc_id, int(each.relevance), number)
+            for number, each in enumerate(dataset.qrels_iter(), start=1)
+        )
         return _build_task(
             name or dataset_id,
             _collect(_ir_texts(dataset_id, "document", dataset.docs_iter())),
@@ -164,9 +173,17 @@ def read_judgments(file: DataFile) -> Iterator[Judgment]:
         try:
             yield Judgment(query_id, document_id, int(grade), number)
         except ValueError as error:
-            if number == 1:
+            if number == 1 and _is_header(fields):
                 continue
-            raise ValueError(f"{place}: the grade {grade!r} is not an integer") from error
+            raise ValueError(
+                f"{place}: the grade {grade!r} is not an integer: correct the line, or name the "
+                "columns query-id, corpus-id, score if it is a header"
+            ) from error
+
+
+def _is_header(fields: list[str]) -> bool:
+    names = (re.sub(r"[\W_]+", "", field).lower() for field in fields)
+    return all(name in known for name, known in zip(names, HEADER, strict=True))
 
 
 def _ir_texts(dataset_id: str, kind: str, records: Iterable[Any]) -> Iterator[tuple[str, str, str]]:
@@ -179,6 +196,11 @@ def _collect(entries: Iterable[tuple[str, str, str]]) -> dict[str, str]:
     for place, identifier, text in entries:
         if identifier in texts:
             raise ValueError(f"{place}: the id {identifier!r} occurs a second time")
+        if identifier.split() != [identifier]:
+            raise ValueError(
+                f"{place}: the id {identifier!r} holds white space, which the TREC files of a "
+                "run's results cannot express: rename it there and in the judgments"
+            )
         texts[identifier] = text
     return texts
 
@@ -202,7 +224,7 @@ def _build_task(
         if unknown and on_unknown == "error":
             raise ValueError(
                 f"{place(judgment.number)}: {unknown}. Use the collection that the judgments were "
-                "made for, or set on_unknown=ignore to leave such judgments out"
+                "made for, or set evaluation.on_unknown=ignore to leave such judgments out"
             )
         if unknown:
             ignored += 1

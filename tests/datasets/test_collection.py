@@ -63,6 +63,18 @@ FAULTS: dict[str, tuple[list[Any], list[Any], list[str], str]] = {
     "no text": (DOCUMENTS, [{"_id": "q1"}], QRELS, r"queries\.jsonl, line 1: an object"),
     "contradiction": (DOCUMENTS, QUERIES, [*QRELS, "q1\td2\t0"], "line 5: .*judged 1 before and 0"),
     "broken grade": (DOCUMENTS, QUERIES, ["q1\td2\thigh"], "line 2: the grade 'high' is not an"),
+    "document id with white space": (
+        [*DOCUMENTS, {"_id": "d 4", "text": "x"}],
+        QUERIES,
+        QRELS,
+        r"corpus\.jsonl, line 4: the id 'd 4' holds white space, .*: rename it there",
+    ),
+    "query id with white space": (
+        DOCUMENTS,
+        [*QUERIES, {"_id": "q4\u00a0", "text": "x"}],
+        QRELS,
+        r"queries\.jsonl, line 4: the id 'q4\\xa0' holds white space",
+    ),
     "columns": (DOCUMENTS, QUERIES, ["q1\td2"], "line 2: query id, document id and grade"),
     "nothing judged": (DOCUMENTS, QUERIES, [], "beir/test: no judgment is left"),
 }
@@ -76,11 +88,29 @@ def test_faults_are_named(write_beir: WriteBeir, fault: str) -> None:
         beir_folder(folder)
 
 
+HEADERS = ["query-id\tcorpus-id\tscore", "query_id doc-id relevance", "QID\tDocID\tlabel", ""]
+
+
+@pytest.mark.parametrize("header", [*HEADERS, "query-id\tQ0\tcorpus-id\tscore"])
+def test_known_headers_are_no_judgments(write_beir: WriteBeir, header: str) -> None:
+    folder = Path(write_beir(DOCUMENTS, QUERIES, QRELS))
+    (folder / "qrels" / "test.tsv").write_text("\n".join([header, *QRELS]) + "\n")
+    assert beir_folder(str(folder)).qrels == {"q1": {"d2": 1}, "q2": {"d1": 2, "d3": 0}}
+
+
+@pytest.mark.parametrize("line", ["q1\td1\thigh", "q1\td1\t1.0", "query-id\td1\tscore"])
+def test_a_malformed_first_judgment_is_no_header(write_beir: WriteBeir, line: str) -> None:
+    folder = Path(write_beir(DOCUMENTS, QUERIES, QRELS))
+    (folder / "qrels" / "test.tsv").write_text("\n".join([line, *QRELS]) + "\n")
+    with pytest.raises(ValueError, match=r"test\.tsv, line 1: the grade '.*' is not an integer"):
+        beir_folder(str(folder))
+
+
 def test_unknown_ids_can_be_ignored_and_are_counted(
     write_beir: WriteBeir, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = write_beir(DOCUMENTS, QUERIES, [*QRELS, "q9\td1\t1", "q1\td9\t1"])
-    with pytest.raises(ValueError, match="on_unknown=ignore"):
+    with pytest.raises(ValueError, match=r"set evaluation\.on_unknown=ignore"):
         beir_folder(folder)
     with caplog.at_level(logging.WARNING):
         task = beir_folder(folder, on_unknown="ignore")
@@ -143,6 +173,31 @@ def test_reads_through_ir_datasets(registered: str) -> None:
     assert list(zip(*task.documents)) == [("d1", "Title body"), ("d2", "alone")]
     assert list(zip(*task.queries)) == [("q1", "first query")]
     assert task.qrels == {"q1": {"d1": 2, "d2": 0}}
+
+
+@pytest.mark.parametrize("part", ["docs_iter", "queries_iter", "qrels_iter"])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_failed_download_says_what_to_do_without(
+    registered: str, monkeypatch: pytest.MonkeyPatch, part: str, lazy: bool
+) -> None:
+    def fail(*_: object) -> Iterator[None]:
+        raise ConnectionError("no route to host")
+
+    def fail_when_read(*_: object) -> Iterator[None]:
+        yield fail()  # type: ignore[misc]
+
+    owner = {"docs_iter": Documents, "queries_iter": Queries, "qrels_iter": Judgments}[part]
+    monkeypatch.setattr(owner, part, fail_when_read if lazy else fail)
+    message = rf"could not fetch {registered} \(no route to host\).*evaluation=small_beir_folders"
+    with pytest.raises(OSError, match=message):
+        ir_datasets_task(registered)
+
+
+def test_ir_datasets_ids_with_white_space(registered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = [GenericQuery("q1", "first query"), GenericQuery("q 2", "second")]
+    monkeypatch.setattr(Queries, "queries_iter", lambda _: iter(queries))
+    with pytest.raises(ValueError, match=f"{registered}, query 2: the id 'q 2' holds white"):
+        ir_datasets_task(registered)
 
 
 def test_ir_datasets_without_judgments_or_unknown(registered: str) -> None:
