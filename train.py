@@ -7,15 +7,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hydra
 import torch
 import transformers
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
+from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
@@ -24,6 +26,7 @@ from sparton import config
 from sparton.datasets.loader import train_loader
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.evaluation import (
+    TaskResult,
     evaluate_encoder,
     mean_metrics,
     results_table,
@@ -33,8 +36,8 @@ from sparton.evaluation import (
 from sparton.losses.objective import Objective
 from sparton.models.encoder import SpladeEncoder
 from sparton.models.folder import load_encoder, save_encoder
-from sparton.training.distributed import World, join_world
-from sparton.training.loggers import JsonlLogger, ScreenLogger
+from sparton.training.distributed import World, join_world, leave_world
+from sparton.training.loggers import JsonlLogger, Logger, ScreenLogger
 from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
 from sparton.training.manifest import describe_environment
 from sparton.training.optimization import build_optimizer
@@ -42,7 +45,7 @@ from sparton.training.precision import Precision
 from sparton.training.state import CheckpointError
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
-from sparton.types import RetrievalTask
+from sparton.types import RetrievalTask, TrainBatch
 
 # What a user can mend: shown in one sentence. HYDRA_FULL_ERROR=1 shows where it was raised.
 EXPECTED_ERRORS = (
@@ -51,7 +54,10 @@ EXPECTED_ERRORS = (
     InstantiationException,
     NonFiniteLossError,
     CheckpointError,
+    torch.OutOfMemoryError,
 )
+TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
+failures: list[str] = []
 
 config.register()
 transformers.utils.logging.disable_progress_bar()
@@ -59,35 +65,51 @@ transformers.utils.logging.disable_progress_bar()
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
-    world = join_world()
     try:
-        run(cfg, world, Path(HydraConfig.get().runtime.output_dir))
+        run(cfg, join_world(), Path(HydraConfig.get().runtime.output_dir))
     except EXPECTED_ERRORS as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        sys.exit(f"train.py: {error}")
-    finally:
-        world.close()
+        failures.append(str(error))
+        if os.environ.get("RANK", "0") == "0":
+            print(f"train.py: {error}", file=sys.stderr)
+        # A sweep goes on with its next cell, unless other processes wait for this one.
+        if HydraConfig.get().mode != RunMode.MULTIRUN or "RANK" in os.environ:
+            sys.exit(1)
 
 
 def run(cfg: DictConfig, world: World, folder: Path) -> None:
     """Train, or go on with what ``folder`` holds; then evaluate the best model."""
-    console = Console(quiet=not world.is_main)
     config.check(cfg, world.size)
-    trainer, tokenizer = build_trainer(cfg, world, folder)
+    dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})
+    trainer, tokenizer = build_trainer(cfg, world, folder, dev_tasks)
     batches = build_loader(cfg, world, tokenizer, trainer.resume())
-    tests = {name: partial(instantiate, task) for name, task in (cfg.evaluation.test or {}).items()}
     if world.is_main:
-        for build in tests.values():
-            build()  # Every task is downloaded and checked before the training, not after it.
-        trainer.loggers = build_loggers(cfg, folder, console, trainer.start_step)
-    trainer.run(batches)
-    if world.is_main and tests:
-        model = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
-        test_model(model, tokenizer, tests, folder, bf16=trainer.step.precision.is_half)
+        trainer.loggers = build_loggers(cfg, folder, trainer)
+    try:
+        trainer.run(batches)
+        if tests:
+            encoder = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
+            bf16 = trainer.step.precision.is_half
+            test_model(encoder, tokenizer, tests, folder, bf16=bf16)
+    finally:
+        for logger in trainer.loggers:
+            logger.close()
 
 
-def build_trainer(cfg: DictConfig, world: World, folder: Path) -> tuple[Trainer, PackedTokenizer]:
+def build_tasks(cfg: DictConfig) -> tuple[list[RetrievalTask], TaskBuilders]:
+    """The dev tasks, and how to build each test task. Every task is downloaded and checked here,
+    before the training and not after it."""
+    dev = [instantiate(task) for task in (cfg.evaluation.dev or {}).values()]
+    tests = {name: partial(instantiate, task) for name, task in (cfg.evaluation.test or {}).items()}
+    for build in tests.values():
+        build()
+    return dev, tests
+
+
+def build_trainer(
+    cfg: DictConfig, world: World, folder: Path, dev_tasks: list[RetrievalTask]
+) -> tuple[Trainer, PackedTokenizer]:
     """Model, objective, optimizer and the loop around them."""
     torch.manual_seed(cfg.seed)
     precision = Precision(cfg.precision, world.device)
@@ -100,7 +122,6 @@ def build_trainer(cfg: DictConfig, world: World, folder: Path) -> tuple[Trainer,
     regularizers = [cfg.query_regularizer, cfg.document_regularizer]
     regularizers = [instantiate(named, _convert_="partial") for named in regularizers]
     objective = Objective(instantiate(cfg.loss), *regularizers)
-    dev_tasks = [instantiate(task) for task in (cfg.evaluation.dev or {}).values()]
     evaluate = partial(evaluate_encoder, tokenizer=tokenizer, bf16=precision.is_half)
     trainer = Trainer(
         step=ExactStep(encoder, objective, world, precision, cfg.micro_batch, cfg.seed),
@@ -109,7 +130,7 @@ def build_trainer(cfg: DictConfig, world: World, folder: Path) -> tuple[Trainer,
         settings=LoopSettings(
             steps=config.total_steps(cfg),
             log_every=cfg.log_every,
-            evaluate_every=cfg.evaluation.every if dev_tasks else None,
+            evaluate_every=cfg.evaluation.every if cfg.evaluation.dev else None,
             checkpoint_every=cfg.checkpoint_every,
             clip_norm=cfg.clip_norm,
         ),
@@ -117,11 +138,14 @@ def build_trainer(cfg: DictConfig, world: World, folder: Path) -> tuple[Trainer,
         meter=ThroughputMeter(world.device, backbone.flops_per_token, world.size),
         evaluate=lambda model: mean_metrics([evaluate(model, task=task) for task in dev_tasks]),
         save_model=partial(save_encoder, **lengths),
+        identity=config.identity(cfg),
     )
     return trainer, tokenizer
 
 
-def build_loader(cfg: DictConfig, world: World, tokenizer: PackedTokenizer, start_step: int):
+def build_loader(
+    cfg: DictConfig, world: World, tokenizer: PackedTokenizer, start_step: int
+) -> Iterable[TrainBatch]:
     """This process's batches from ``start_step`` on."""
     return train_loader(
         instantiate(cfg.data),
@@ -138,14 +162,18 @@ def build_loader(cfg: DictConfig, world: World, tokenizer: PackedTokenizer, star
     )
 
 
-def build_loggers(cfg: DictConfig, folder: Path, console: Console, start_step: int) -> list:
-    """Screen and metrics.jsonl, and what ``logger`` asks for; the manifest goes to all."""
-    manifest = describe_environment() | {"config": OmegaConf.to_container(cfg, resolve=True)}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    console.print(f"run folder: {folder}", highlight=False)
-    loggers = [
-        ScreenLogger(console, config.total_steps(cfg)),
-        JsonlLogger(folder / "metrics.jsonl", start_step),
+def build_loggers(cfg: DictConfig, folder: Path, trainer: Trainer) -> list[Logger]:
+    """Screen, metrics.jsonl, and what ``logger`` asks for. A part that trains leaves a manifest."""
+    manifest = describe_run(cfg)
+    steps, start = trainer.settings.steps, trainer.start_step
+    if start < steps:
+        name = f"manifest-from-step-{start}.json" if start else "manifest.json"
+        (folder / name).write_text(json.dumps(manifest, indent=2) + "\n")
+    console = Console()
+    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+    loggers: list[Logger] = [
+        ScreenLogger(console, steps),
+        JsonlLogger(folder / "metrics.jsonl", start),
         *instantiate(cfg.logger, _convert_="partial").values(),
     ]
     for logger in loggers:
@@ -153,23 +181,29 @@ def build_loggers(cfg: DictConfig, folder: Path, console: Console, start_step: i
     return loggers
 
 
+def describe_run(cfg: DictConfig) -> dict[str, Any]:
+    return describe_environment() | {"config": OmegaConf.to_container(cfg, resolve=True)}
+
+
 def test_model(
     encoder: SpladeEncoder,
     tokenizer: PackedTokenizer,
-    tasks: Mapping[str, Callable[[], RetrievalTask]],
+    tasks: TaskBuilders,
     folder: Path,
     *,
     bf16: bool,
 ) -> None:
     """One task after the other; ``results.json`` and the runs grow with each, a table ends it."""
-    results = []
+    results: list[TaskResult] = []
     for name, build in tasks.items():
         task = build()._replace(name=name)
         results.append(evaluate_encoder(encoder, tokenizer, task, bf16=bf16))
         write_results(results, folder, {"model": str(folder / "model")})
         write_task_run(results[-1], folder)
-    Console().print(results_table(results, title=str(folder)))
+    Console().print(results_table(results, title="test tasks"))
 
 
 if __name__ == "__main__":
     main()
+    leave_world()
+    sys.exit(1 if failures else 0)

@@ -4,12 +4,21 @@ The groups (backbone, head, ...) are plain YAML with ``_target_``; the scalars h
 that ``batch=lots`` and ``bacth=512`` stop before any work.
 """
 
-from dataclasses import dataclass, field
+import hashlib
+import re
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
 
 from sparton.training.precision import PRECISIONS
+
+_LONGEST_NAME = 120
+# What may differ between the parts of one run: it changes neither the model nor its selection.
+_INCIDENTAL = {
+    "study", "micro_batch", "log_every", "checkpoint_every", "num_workers", "logger",
+}  # fmt: skip
 
 
 @dataclass
@@ -46,16 +55,48 @@ class TrainConfig:
 
 
 def register() -> None:
-    """Make the schema known to Hydra as ``train_schema``."""
+    """Make the schema known to Hydra as ``train_schema``, and ``folder_name`` as a resolver."""
     ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+    OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
 
 
-def total_steps(cfg: TrainConfig) -> int:
+def folder_name(text: str) -> str:
+    """A text as the name of one folder: what a shell, Hydra and a file system take unquoted.
+
+    Other characters become ``_``; a long name is cut and ends in a digest of the whole text.
+    """
+    name = re.sub(r"[^\w.+@-]+", "_", text).lstrip(".")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def identity(cfg: DictConfig) -> dict[str, str]:
+    """What makes a run the run it is: dotted key to value. A checkpoint belongs to one identity."""
+    flat: dict[str, str] = {}
+
+    def flatten(key: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, below in value.items():
+                flatten(f"{key}.{name}", below)
+        else:
+            flat[key] = str(value)
+
+    for each in fields(TrainConfig):
+        if each.name not in _INCIDENTAL:
+            value = cfg[each.name]
+            if OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True)
+            flatten(each.name, value)
+    return {key: value for key, value in flat.items() if not key.startswith("evaluation.test")}
+
+
+def total_steps(cfg: DictConfig) -> int:
     """``steps``, or as many as ``examples`` makes at this batch."""
     return cfg.steps if cfg.steps is not None else cfg.examples // cfg.batch
 
 
-def check(cfg: TrainConfig, world_size: int) -> None:
+def check(cfg: DictConfig, world_size: int) -> None:
     """Refuse combinations that could not train.
 
     Raises:
@@ -65,10 +106,12 @@ def check(cfg: TrainConfig, world_size: int) -> None:
     for name in positive:
         if getattr(cfg, name) < 1:
             raise ValueError(f"{name}={getattr(cfg, name)}: must be at least 1")
-    for name in ("micro_batch", "checkpoint_every", "steps"):
-        value = getattr(cfg, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{name}={value}: must be at least 1, or null")
+    for name in ("micro_batch", "checkpoint_every", "steps", "evaluation.every"):
+        value = OmegaConf.select(cfg, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value}: must be a whole number from 1 on, or null")
+    if cfg.clip_norm is not None and cfg.clip_norm <= 0:
+        raise ValueError(f"clip_norm={cfg.clip_norm}: must be positive, or null for no clipping")
     for name in ("num_negatives", "num_workers"):
         if getattr(cfg, name) < 0:
             raise ValueError(f"{name}={getattr(cfg, name)}: must not be negative")

@@ -94,7 +94,9 @@ def test_misspelt_or_mistyped_scalars_stop_before_any_work(override, message):
     ("overrides", "world_size", "message"),
     [
         (["batch=0"], 1, "batch=0: must be at least 1"),
-        (["micro_batch=0"], 1, "micro_batch=0: must be at least 1, or null"),
+        (["micro_batch=0"], 1, "micro_batch=0: must be a whole number from 1 on, or null"),
+        (["evaluation.every=lots"], 1, "evaluation.every=lots: must be a whole number"),
+        (["clip_norm=-1"], 1, "clip_norm=-1.0: must be positive, or null"),
         (["num_negatives=-1"], 1, "num_negatives=-1: must not be negative"),
         (["precision=fp8"], 1, "precision=fp8: choose from fp32, bf16"),
         (["batch=6"], 4, "multiple of their number, 4; try batch=4"),
@@ -112,3 +114,29 @@ def test_the_defaults_are_the_recipe_of_the_paper():
     assert (cfg.batch, config.total_steps(cfg)) == (512, 50646)
     assert config.total_steps(train_config("batch=384")) == 67528
     assert (cfg.query_length, cfg.document_length, cfg.optimizer.lr) == (64, 256, 2e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("head-sparton+batch-512", "head-sparton+batch-512"),
+        ("data.path-../../x y", "data.path-.._.._x_y"),
+        ("regularizer-[flops,anti_zero]", "regularizer-_flops_anti_zero_"),
+    ],
+)
+def test_folder_names_need_no_quotes_and_stay_one_folder(text, name):
+    assert config.folder_name(text) == name
+
+
+def test_long_folder_names_are_cut_and_stay_apart():
+    first, second = (config.folder_name("x" * 300 + end) for end in "ab")
+    assert first != second
+    assert max(len(first), len(second)) < 140
+
+
+def test_the_identity_of_a_run_is_what_decides_its_result():
+    base = config.identity(train_config())
+    same = ["micro_batch=8", "num_workers=0", "log_every=1", "study=x", "logger=wandb"]
+    assert config.identity(train_config(*same)) == base
+    for override in ("batch=384", "data_dir=elsewhere", "optimizer.lr=1e-5", "data=squad_acl"):
+        assert config.identity(train_config(override)) != base, override

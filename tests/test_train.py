@@ -15,6 +15,7 @@ from hydra import compose, initialize_config_dir
 import train
 from sparton import config
 from sparton.training.distributed import World
+from sparton.training.state import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = World(0, 1, torch.device("cpu"))
@@ -96,6 +97,7 @@ def test_a_run_killed_by_the_system_ends_bit_identical(tmp_path, reference):
             assert time.time() < deadline, "no checkpoint within two minutes"
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
     subprocess.run(command, check=True, capture_output=True)
     whole = weights(reference)
     assert whole.keys() == weights(tmp_path).keys()
@@ -119,10 +121,28 @@ def test_micro_batches_train_as_one_batch(tmp_path, reference):
     assert records[0]["loss"] != run_here(tmp_path / "other", "seed=1")[0]["loss"]
 
 
+def test_another_configuration_does_not_resume_this_one(tmp_path):
+    run_here(tmp_path, "steps=2")
+    with pytest.raises(CheckpointError, match=r"batch=16 \(was 8\)"):
+        run_here(tmp_path, "steps=2", "batch=16")
+    records = run_here(tmp_path, "steps=2", "log_every=2", "num_workers=1")
+    assert [record["step"] for record in records] == [1, 2]
+
+
+def test_a_sweep_goes_on_after_a_cell_that_cannot_train_and_says_so(tmp_path):
+    overrides = ["query_length=2000,24", f"hydra.sweep.dir={tmp_path}", "evaluation=none"]
+    command = [sys.executable, str(ROOT / "train.py"), "-m", *MINIATURE, *overrides, "steps=1"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert "query_length=2000 is more than the 64 positions" in process.stderr
+    assert len(list(tmp_path.rglob("model/model.safetensors"))) == 1
+
+
 def test_a_sweep_gives_each_cell_its_folder(tmp_path):
     overrides = ["head=eager,sparton", f"hydra.sweep.dir={tmp_path}", "evaluation=none"]
-    command = [sys.executable, str(ROOT / "train.py"), "-m", *MINIATURE, *overrides]
-    subprocess.run(command, check=True, capture_output=True)
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+    command = [*launcher, str(ROOT / "train.py"), "-m", *MINIATURE, *overrides]
+    subprocess.run(command, check=True, capture_output=True, timeout=240)
     cells = sorted(path.parent for path in tmp_path.rglob("metrics.jsonl"))
     assert len(cells) == 2
     eager, sparton = (read_records(cell) for cell in cells)

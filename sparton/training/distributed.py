@@ -58,9 +58,12 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def close(self) -> None:
-        if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+
+def leave_world() -> None:
+    """End this process's part in the group. The group lives as long as the process: torchrun's
+    rendezvous does not serve a second one, which the next cell of a sweep would ask for."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def join_world() -> World:

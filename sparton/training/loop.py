@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.loggers import Logger, Record
 from sparton.training.optimization import Optimizer, update
-from sparton.training.state import load_checkpoint, save_checkpoint
+from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
 from sparton.training.step import ExactStep, StepOutput
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import TrainBatch
@@ -59,6 +59,7 @@ class Trainer:
             best model on the dev set so far, or the last where there is no dev set.
         evaluate: ``encoder -> metrics`` on the dev set.
         save_model: writes the encoder to a folder.
+        identity: the settings of the run; a checkpoint of a run with others is refused.
     """
 
     step: ExactStep
@@ -69,6 +70,7 @@ class Trainer:
     meter: ThroughputMeter
     evaluate: Callable[[nn.Module], dict[str, float]]
     save_model: Callable[[nn.Module, Path], Any]
+    identity: Mapping[str, str] = field(default_factory=dict)
     best: float = float("-inf")
     start_step: int = 0
     loggers: list[Logger] = field(default_factory=list)
@@ -82,10 +84,15 @@ class Trainer:
         self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
 
     def resume(self) -> int:
-        """Take up the newest checkpoint, if there is one. Returns the step to go on from."""
+        """Take up the newest checkpoint, if there is one. Returns the step to go on from.
+
+        Raises:
+            CheckpointError: the checkpoints are damaged, or of a run with other settings.
+        """
         state = load_checkpoint(self.folder / "checkpoints")
         if state is None:
             return 0
+        self._check_identity(state["identity"])
         self.encoder.load_state_dict(state["encoder"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
@@ -108,13 +115,13 @@ class Trainer:
             rate_factor = self.schedule(step, self.settings.steps)
             norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
             self._finite &= output.loss.isfinite()
+            if not self.scaler.is_enabled():  # which expects overflows and skips their updates
+                self._finite &= norm.isfinite()
             self.meter.count(batch, waited)
             self._finish_step(step + 1, output, norm)
         if self.settings.evaluate_every is None and self.world.is_main:
-            self._check_finite(self.settings.steps)
+            self._check_finite(self.settings.steps, saving=True)
             self.save_model(self.encoder, self.folder / "model")
-        for logger in self.loggers:
-            logger.close()
 
     def _finish_step(self, completed: int, output: StepOutput, norm: Tensor) -> None:
         settings = self.settings
@@ -123,12 +130,12 @@ class Trainer:
             self._check_finite(completed)
             record |= self._describe(completed, output, norm)
         if settings.due(settings.evaluate_every, completed):
+            self._check_finite(completed, saving=True)
             record |= self._evaluate()
-        if record and self.world.is_main:
-            for logger in self.loggers:
-                logger.log(record, completed)
+        for logger in self.loggers if record else ():  # only the main rank has any
+            logger.log(record, completed)
         if settings.due(settings.checkpoint_every, completed):  # after its record is written
-            self._check_finite(completed)
+            self._check_finite(completed, saving=True)
             self._checkpoint(completed)
 
     def _describe(self, completed: int, output: StepOutput, norm: Tensor) -> Record:
@@ -167,19 +174,38 @@ class Trainer:
                 "optimizer": self.optimizer.state_dict(),
                 "scaler": self.scaler.state_dict(),
                 "best": self.best,
+                "identity": dict(self.identity),
             }
             save_checkpoint(self.folder / "checkpoints", completed, state)
         self.world.barrier()
 
-    def _check_finite(self, completed: int) -> None:
-        if self._finite.item():
-            return
-        period = self.settings.log_every
-        raise NonFiniteLossError(
-            f"the loss was not finite in one of the {period} steps up to step {completed}. "
-            f"Checkpoints in {self.folder / 'checkpoints'} are from before. Try a smaller learning "
-            "rate, precision=bf16 instead of fp16, or a higher loss.temperature"
-        )
+    def _check_finite(self, completed: int, saving: bool = False) -> None:
+        """Losses and gradients since the last check; before something is saved, weights too."""
+        finite = self._finite
+        if saving:
+            weights = [parameter.detach() for parameter in self.encoder.parameters()]
+            finite = finite & nn.utils.get_total_norm(weights).isfinite()
+        if not finite.item():
+            raise NonFiniteLossError(
+                f"the loss, a gradient or a weight was not finite by step {completed}; nothing has "
+                f"been saved since. Earlier checkpoints, if any, are in {self.folder}/checkpoints. "
+                "Try a smaller learning rate, gradient clipping, precision=bf16 instead of fp16, "
+                "or a higher loss.temperature"
+            )
+
+    def _check_identity(self, stored: Mapping[str, str]) -> None:
+        keys = sorted(set(stored) | set(self.identity))
+        changed = [
+            f"{key}={self.identity.get(key, 'absent')} (was {stored.get(key, 'absent')})"
+            for key in keys
+            if stored.get(key) != self.identity.get(key)
+        ]
+        if changed:
+            raise CheckpointError(
+                f"{self.folder} holds the checkpoints of a run with other settings: "
+                f"{', '.join(changed)}. Give this run a folder of its own with study=NAME, or "
+                "delete that one"
+            )
 
 
 def _timed(batches: Iterable[TrainBatch]) -> Iterator[tuple[TrainBatch, float]]:

@@ -1,6 +1,7 @@
 """What a run was: enough to repeat it and to compare it with another."""
 
 import platform
+import shlex
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -25,7 +26,7 @@ _DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,nohea
 def describe_environment() -> dict[str, Any]:
     """Command line, git state, versions and hardware of this process."""
     return {
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "git": _git_state(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},

@@ -10,6 +10,9 @@ class ConstantSchedule:
 
     warmup: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_share("warmup", self.warmup)
+
     def __call__(self, step: int, steps: int) -> float:
         """Factor on the base learning rate for the update of ``step`` (from 0) out of ``steps``."""
         return _warm(step, steps, self.warmup)
@@ -21,6 +24,9 @@ class LinearSchedule:
 
     warmup: float = 0.06
     final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_share("warmup", self.warmup)
 
     def __call__(self, step: int, steps: int) -> float:
         decay = 1 - _progress(step, steps, self.warmup)
@@ -34,9 +40,17 @@ class CosineSchedule:
     warmup: float = 0.06
     final: float = 0.0
 
+    def __post_init__(self) -> None:
+        _check_share("warmup", self.warmup)
+
     def __call__(self, step: int, steps: int) -> float:
         decay = (1 + math.cos(math.pi * _progress(step, steps, self.warmup))) / 2
         return _warm(step, steps, self.warmup) * (self.final + (1 - self.final) * decay)
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"scheduler.{name} is a share of the steps in [0, 1), got {value}")
 
 
 def _warm(step: int, steps: int, warmup: float) -> float:

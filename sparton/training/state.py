@@ -37,9 +37,11 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     except (OSError, RuntimeError) as error:
         staged.unlink(missing_ok=True)
         free = shutil.disk_usage(folder).free / 2**20
+        earlier = [kept.name for kept in _newest_first(folder)]
+        going_on = f"from {earlier[0]}" if earlier else "from step 0, as none exists yet"
         raise CheckpointError(
-            f"the checkpoint {path} could not be written ({error}; {free:,.0f} MiB free). Earlier "
-            "checkpoints are intact: make room and run the same command again to go on from there"
+            f"the checkpoint {path} could not be written; {free:,.1f} MiB are free there. Make "
+            f"room and run the same command again: it goes on {going_on}. ({error})"
         ) from error
     for old in _newest_first(folder)[_KEPT:]:
         old.unlink()

@@ -68,7 +68,6 @@ class ThroughputMeter:
         if self.device.type == "cuda":
             record["memory_allocated_mib"] = torch.cuda.max_memory_allocated(self.device) / 2**20
             record["memory_reserved_mib"] = torch.cuda.max_memory_reserved(self.device) / 2**20
-            torch.cuda.reset_peak_memory_stats(self.device)
         self.restart()
         return record
 
@@ -76,3 +75,5 @@ class ThroughputMeter:
         """Forget what was counted; called after work that is no training step."""
         self._examples = self._sequences = self._tokens = self._steps = 0
         self._waited, self._since = 0.0, time.perf_counter()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)

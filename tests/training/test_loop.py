@@ -16,7 +16,7 @@ from sparton.losses.regularizers import Regularizer, flops
 from sparton.training.distributed import World
 from sparton.training.loggers import JsonlLogger
 from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
-from sparton.training.optimization import build_optimizer
+from sparton.training.optimization import build_optimizer, update
 from sparton.training.precision import Precision
 from sparton.training.schedules import CosineSchedule
 from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
@@ -140,11 +140,65 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(tmp_
                 trainer.encoder.decoder.bias[0] = float("nan")
         return random_batch(6, 1, seed)
 
-    with pytest.raises(NonFiniteLossError, match=r"up to step 8.*smaller learning rate"):
+    with pytest.raises(NonFiniteLossError, match=r"not finite by step 8.*smaller learning rate"):
         run(trainer, batches=poisoned)
     state = load_checkpoint(tmp_path / "checkpoints")
     assert state["step"] == 6
     assert all(value.isfinite().all() for value in state["encoder"].values())
+
+
+def test_a_gradient_that_is_not_finite_is_noticed_before_anything_is_saved(tmp_path):
+    trainer = make_trainer(tmp_path)
+    poison = {6: float("nan")}
+    trainer.encoder.decoder.bias.register_hook(lambda g: g + poison.get(trainer.at, 0.0))
+
+    def noting(seed: int):
+        trainer.at = seed
+        return random_batch(6, 1, seed)
+
+    saved = []
+    trainer.save_model = lambda encoder, path: saved.append(encoder.decoder.bias.isfinite().all())
+    with pytest.raises(NonFiniteLossError, match="a gradient or a weight was not finite by step 7"):
+        run(trainer, batches=noting)
+    assert all(saved)
+    assert load_checkpoint(tmp_path / "checkpoints")["step"] == 6
+
+
+def test_weights_that_overflow_in_the_last_update_are_not_saved(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.schedule = lambda step, steps: 1e38 if step == 5 else 1.0
+    with pytest.raises(NonFiniteLossError, match="by step 6"):
+        run(trainer)
+    assert load_checkpoint(tmp_path / "checkpoints")["step"] == 4
+
+
+def test_a_checkpoint_of_other_settings_is_refused_with_their_names(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.identity = {"batch": "6", "data.path": "a", "head": "eager"}
+    run(trainer, until=4)
+    other = make_trainer(tmp_path / "elsewhere")
+    other.folder, other.identity = tmp_path, {"batch": "6", "data.path": "b"}
+    message = r"data.path=b \(was a\), head=absent \(was eager\).*study=NAME"
+    with pytest.raises(CheckpointError, match=message):
+        other.resume()
+    other.identity = trainer.identity
+    assert other.resume() == 4
+
+
+def test_the_gradient_is_clipped_and_vectors_do_not_decay(tmp_path):
+    trainer = make_trainer(tmp_path)
+    decays = {id(p): g["weight_decay"] for g in trainer.optimizer.param_groups for p in g["params"]}
+    assert decays[id(trainer.encoder.decoder.weight)] == 0.01
+    assert decays[id(trainer.encoder.decoder.bias)] == 0.0
+    for limit in (1e-3, None):
+        sgd = torch.optim.SGD(trainer.encoder.parameters(), lr=1.0)
+        sgd.param_groups[0]["base_lr"] = 1.0
+        before = trainer.encoder.decoder.weight.clone()
+        trainer.step(random_batch(6, 1, seed=0), 0)
+        norm = update(sgd, trainer.scaler, 1.0, limit)
+        moved = (trainer.encoder.decoder.weight - before).norm()
+        assert (moved <= 1e-3) == (limit is not None)
+        assert norm > 1e-2
 
 
 def test_a_checkpoint_cut_in_half_is_passed_over(tmp_path, caplog):
@@ -169,7 +223,10 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(CheckpointError, match=r"No space left on device.*make room"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"could not be written.*Make room.*from step-00000002.pt.*No space left",
+    ):
         save_checkpoint(tmp_path, 4, {"weight": torch.zeros(3)})
     assert load_checkpoint(tmp_path)["step"] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.pt"]

@@ -128,3 +128,31 @@ def test_steps_draw_different_dropout_and_repeat_themselves():
     step = ExactStep(encoder, objective(), World(0, 1, CPU), Precision("fp32", CPU))
     losses = [step(global_batch(0), step=number).loss.item() for number in (0, 1, 0)]
     assert losses[0] == losses[2] != losses[1]
+
+
+def _broadcast_worker(rank: int, size: int, store: str, results) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    layer = torch.nn.Linear(2, 2)
+    torch.nn.init.constant_(layer.weight, rank + 1.0)
+    World(rank, size, CPU).broadcast(layer)
+    results[rank] = layer.weight.detach()
+    dist.destroy_process_group()
+
+
+def test_every_rank_starts_from_the_weights_of_rank_0(tmp_path):
+    with mp.Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_broadcast_worker, (2, str(tmp_path / "store"), results), nprocs=2)
+        assert all((results[rank] == 1.0).all() for rank in range(2))
+
+
+def test_ranks_draw_different_dropout():
+    losses = []
+    for rank in (0, 1):
+        step = ExactStep(
+            BagEncoder(dropout=0.5), objective(), World(rank, 1, CPU), Precision("fp32", CPU)
+        )
+        micro_batch = next(step._split(global_batch(0), step=0))
+        losses.append(step._encode(micro_batch)[0].sum().item())
+    assert losses[0] != losses[1]
