@@ -41,8 +41,9 @@ def locate(
     """Find the files of a source, downloading those of a hub repository once.
 
     Args:
-        files: names or glob patterns, relative to ``root`` if that is given. On the hub, exact
-            names in the repository.
+        files: names or glob patterns, relative to ``root`` if that is given; a name stands for
+            that file or, where there is none, for the same with .gz. On the hub, exact names in
+            the repository.
         root: local folder that holds the files; goes before ``hub``.
         hub: dataset repository on the Hugging Face hub, ``owner/name``.
 
@@ -58,8 +59,9 @@ def locate(
 
 def _find(folder: Path, name: str) -> list[DataFile]:
     path = folder / name
-    if path.is_file():
-        return [DataFile(str(path), path)]
+    for candidate in (path, path.with_name(f"{path.name}.gz")):
+        if candidate.is_file():
+            return [DataFile(str(candidate), candidate)]
     found = sorted(p for p in path.parent.glob(path.name) if p.is_file())
     if not found:
         raise FileNotFoundError(f"{path}: no such file. {_listing(path.parent)}")

@@ -142,3 +142,15 @@ def test_hub_files_go_through_datasets_and_keep_their_names(
     with pytest.raises(ConnectionError, match=r"missing\.tsv could not .*set root to a local"):
         locate("missing.tsv", hub="owner/data")
     assert locate(blob, root="/", hub="owner/data")[0].name == blob
+
+
+def test_a_name_is_found_with_gz_at_its_end(tmp_path: Path) -> None:
+    packed = tmp_path / "a.tsv.gz"
+    packed.write_bytes(gzip.compress(b"x\ty\n"))
+    (found,) = locate("a.tsv", root=str(tmp_path))
+    assert found == data_file(packed)
+    assert detect_format(found) == "tsv"
+    (tmp_path / "a.tsv").write_bytes(b"plain\tfirst\n")
+    assert locate("a.tsv", root=str(tmp_path)) == [data_file(tmp_path / "a.tsv")]
+    with pytest.raises(FileNotFoundError, match=r"a: no such file\. The folder holds a\.tsv, a\."):
+        locate("a", root=str(tmp_path))
