@@ -131,8 +131,9 @@ def train_loader(
             by another of the same source. The example replaced is not seen in that epoch.
 
     Raises:
-        ValueError: ``batch`` is smaller than ``world_size`` or no multiple of it; or a source has
-            no negatives though some are asked for.
+        ValueError: ``batch`` is smaller than ``world_size`` or no multiple of it; a source has no
+            negatives though some are asked for; or the first batch cannot be made, for lack of
+            distinct positives or of teacher scores.
     """
     stream = BatchStream(
         data,
@@ -144,6 +145,8 @@ def train_loader(
         world_size=world_size,
         unique_positives=unique_positives,
     )
+    if start_step < steps:  # what is wrong with the data appears here and not inside a worker
+        _stack_scores(stream.examples(start_step))
     return DataLoader(
         stream,
         batch_size=None,

@@ -166,6 +166,29 @@ def test_too_few_different_positives(
     assert BatchStream(Mixture({"a": source}), tokenizer, batch=3, unique_positives=True)[0]
 
 
+def test_what_the_first_batch_lacks_is_said_in_the_parent_process(
+    write_jsonl: Callable[..., str], tokenizer: PackedTokenizer
+) -> None:
+    source = text_records(write_jsonl([[f"w{number}", f"w{number % 3}"] for number in range(20)]))
+
+    def length(steps: int, batch: int = 4) -> int:
+        loader = train_loader(
+            Mixture({"a": source}),
+            tokenizer,
+            batch=batch,
+            steps=steps,
+            start_step=5,
+            num_workers=1,
+            unique_positives=True,
+        )
+        return len(loader)
+
+    with pytest.raises(ValueError, match=r"^unique_positives: 100 draws .* make batch smaller"):
+        length(steps=6)
+    assert length(steps=5) == 0, "no step is left, so none is tried"
+    assert length(steps=6, batch=3) == 1
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
