@@ -4,7 +4,7 @@ P positions looked up at once. Position p of the stream is a pure function of (s
 costs nothing and every rank and worker process sees the same stream without talking to the others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -187,6 +187,22 @@ def text_mixture(
         for name, entry in files.items()
     }
     return Mixture(sources, weights)
+
+
+def build_mixture(
+    sources: Mapping[str, Callable[..., Records]],
+    *,
+    weights: Mapping[str, float] | None = None,
+    on_error: OnError = "stop",
+) -> Mixture:
+    """A mixture of prepared sources that all treat a malformed record alike.
+
+    Args:
+        sources: by name, what prepares the source when called with ``on_error``.
+        weights: as in :class:`Mixture`.
+        on_error: stop at a malformed record, or skip and count it.
+    """
+    return Mixture({name: make(on_error=on_error) for name, make in sources.items()}, weights)
 
 
 def _block_counts(sources: Mapping[str, Source], weights: Mapping[str, float]) -> NDArray[np.int64]:

@@ -70,7 +70,7 @@ class Tally:
         """Stop with a message, or count the record that is at ``place``."""
         if self.on_error == "stop":
             raise ValueError(
-                f"{place}: {fault}. Correct the record, or set on_error=skip to leave such "
+                f"{place}: {fault}. Correct the record, or set data.on_error=skip to leave such "
                 "records out"
             )
         self.skipped += 1

@@ -42,10 +42,10 @@ class Records:
         """Raise ValueError if some record cannot give ``num_negatives`` negatives."""
         bare = self.table.facts["first_without_negatives"]
         if num_negatives and bare:
+            key = "require_negatives of its source" if self.texts else "data.require_negatives"
             raise ValueError(
                 f"{self.name}: num_negatives={num_negatives}, but {bare} has no negatives: set "
-                "num_negatives=0, or require_negatives=true with on_error=skip to leave such "
-                "records out"
+                f"num_negatives=0, or {key}=true with data.on_error=skip to leave such records out"
             )
 
     def example(self, index: int, draw: int, num_negatives: int) -> Example:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -57,6 +58,15 @@ def test_triples(write_lines: Callable[..., str], tmp_path: Path) -> None:
     assert mixture.examples([0], seed=0, num_negatives=1)[0][:3] == ("q", "p", ("n",))
 
 
+def test_msmarco_ids_from_gzipped_files(tmp_path: Path) -> None:
+    (tmp_path / "msmarco").mkdir()
+    files = {"qidpidtriples.train.full.2": "1\t10\t11", "queries.train": "1\tq"}
+    for name, line in {**files, "collection": "10\tp\n11\tn"}.items():
+        (tmp_path / "msmarco" / f"{name}.tsv.gz").write_bytes(gzip.compress(line.encode() + b"\n"))
+    mixture = build("msmarco_ids", tmp_path)
+    assert mixture.examples([0], seed=0, num_negatives=1)[0][:3] == ("q", "p", ("n",))
+
+
 def test_msmarco_ids(write_lines: Callable[..., str], tmp_path: Path) -> None:
     write_lines(["1\t10\t11"], "msmarco/qidpidtriples.train.full.2.tsv")
     write_lines(["1\tq"], "msmarco/queries.train.tsv")
@@ -97,3 +107,47 @@ def test_beir_folders(
     for folder in folders:
         (tmp_path / folder).symlink_to(made)
     assert len(build(name, tmp_path)) == len(folders)
+
+
+def test_the_remedy_of_a_malformed_record_works_for_every_kind_of_source(
+    write_beir: Callable[..., str], write_lines: Callable[..., str], tmp_path: Path
+) -> None:
+    record = [{"_id": "1", "text": "words"}]
+    made = Path(write_beir(record, record, ["1\t1\t1", "1\t9\t1"], split="train"))
+    (tmp_path / "scifact").symlink_to(made)
+    write_lines(["1\t10\t11", "1\t10\t12"], "msmarco/qidpidtriples.train.full.2.tsv")
+    write_lines(["1\tq"], "msmarco/queries.train.tsv")
+    write_lines(["10\tp", "11\tn"], "msmarco/collection.tsv")
+    write_lines(["q\tp\tn", "q"], "triples/triples.tsv")
+    for name in ("beir_folder", "msmarco_ids", "triples"):
+        with pytest.raises(InstantiationException, match=r"line \d.* set data\.on_error=skip"):
+            build(name, tmp_path)
+        assert len(build(name, tmp_path, on_error="skip")) == 1
+
+
+def test_every_configuration_of_files_has_the_keys_that_messages_name() -> None:
+    for path in CONFIGS.glob("*.yaml"):
+        config = OmegaConf.load(path)
+        assert ("on_error" in config) == (path.stem != "quickstart"), path.stem
+        if config._target_.endswith("text_mixture"):
+            assert "require_negatives" in config, path.stem
+
+
+@pytest.mark.parametrize("name", ["text_files", "msmarco_ids"])
+def test_records_without_negatives_can_be_left_out(
+    write_lines: Callable[..., str], tmp_path: Path, name: str
+) -> None:
+    write_lines(["1\t10\t11", "1\t10"], "msmarco/qidpidtriples.train.full.2.tsv")
+    write_lines(["1\tq"], "msmarco/queries.train.tsv")
+    write_lines(["10\tp", "11\tn"], "msmarco/collection.tsv")
+    write_lines(["q\tp\tn", "q\tp"], "mine.tsv")
+    changes: dict[str, Any] = {"files": {"mine": "mine.tsv"}} if name == "text_files" else {}
+    if name == "msmarco_ids":
+        changes = {"sources": {"msmarco": {"columns": None}}}
+    with pytest.raises(ValueError, match=r"require_negatives.*=true with data\.on_error=skip"):
+        build(name, tmp_path, **changes).check(1)
+    strict = {"sources": {"msmarco": {"columns": None, "require_negatives": True}}}
+    changes = changes | ({"require_negatives": True} if name == "text_files" else strict)
+    mixture = build(name, tmp_path, on_error="skip", **changes)
+    mixture.check(1)
+    assert len(mixture) == 1
