@@ -184,8 +184,8 @@ def show_next_steps(folder: Path, picture: Path, seconds: float) -> None:
             "any model folder",
         ),
         (
-            "python train.py backbone=distilbert data=beir_folder data.sources.pairs.path=FOLDER "
-            "evaluation=beir_folder evaluation.path=FOLDER",
+            "python train.py backbone=distilbert batch=32 steps=2000 data=beir_folder "
+            "data.sources.pairs.path=FOLDER evaluation=beir_folder evaluation.path=FOLDER",
             "your own data",
         ),
     ):

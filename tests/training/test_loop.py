@@ -223,10 +223,8 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(
-        CheckpointError,
-        match=r"could not be written.*Make room.*from step-00000002.pt.*No space left",
-    ):
+    message = r"could not be written.*Make room.*from step-00000002\.pt.*No space left"
+    with pytest.raises(CheckpointError, match=message):
         save_checkpoint(tmp_path, 4, {"weight": torch.zeros(3)})
     assert load_checkpoint(tmp_path)["step"] == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002.pt"]
