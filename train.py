@@ -70,12 +70,12 @@ def main(cfg: DictConfig) -> None:
     except EXPECTED_ERRORS as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        failures.append(str(error))
-        if os.environ.get("RANK", "0") == "0":
-            print(f"train.py: {error}", file=sys.stderr)
+        rank = os.environ.get("RANK")
+        print(f"train.py{f' (rank {rank})' if rank else ''}: {error}", file=sys.stderr)
         # A sweep goes on with its next cell, unless other processes wait for this one.
-        if HydraConfig.get().mode != RunMode.MULTIRUN or "RANK" in os.environ:
+        if HydraConfig.get().mode != RunMode.MULTIRUN or rank:
             sys.exit(1)
+        failures.append(str(error))
 
 
 def run(cfg: DictConfig, world: World, folder: Path) -> None:
@@ -91,7 +91,8 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
         if tests:
             encoder = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
             bf16 = trainer.step.precision.is_half
-            test_model(encoder, tokenizer, tests, folder, bf16=bf16)
+            evaluate = partial(evaluate_encoder, encoder, tokenizer, bf16=bf16)
+            run_tests(evaluate, tests, folder, describe_run(cfg))
     finally:
         for logger in trainer.loggers:
             logger.close()
@@ -185,20 +186,17 @@ def describe_run(cfg: DictConfig) -> dict[str, Any]:
     return describe_environment() | {"config": OmegaConf.to_container(cfg, resolve=True)}
 
 
-def test_model(
-    encoder: SpladeEncoder,
-    tokenizer: PackedTokenizer,
+def run_tests(
+    evaluate: Callable[..., TaskResult],
     tasks: TaskBuilders,
     folder: Path,
-    *,
-    bf16: bool,
+    description: Mapping[str, Any],
 ) -> None:
     """One task after the other; ``results.json`` and the runs grow with each, a table ends it."""
     results: list[TaskResult] = []
     for name, build in tasks.items():
-        task = build()._replace(name=name)
-        results.append(evaluate_encoder(encoder, tokenizer, task, bf16=bf16))
-        write_results(results, folder, {"model": str(folder / "model")})
+        results.append(evaluate(build()._replace(name=name)))
+        write_results(results, folder, {"model": str(folder / "model"), **description})
         write_task_run(results[-1], folder)
     Console().print(results_table(results, title="test tasks"))
 
