@@ -1,57 +1,59 @@
 """Evaluate a retriever: ``python evaluate.py model=PATH evaluation=small_beir``."""
 
-import re
+import os
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import hydra
-import torch
+import transformers
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from rich.console import Console
 
-from sparton import evaluation
+from sparton import config, evaluation
 from sparton.training.manifest import describe_environment
 
+transformers.utils.logging.disable_progress_bar()
 
-def build_evaluator(cfg: DictConfig) -> Callable[..., evaluation.TaskResult]:
-    device = cfg.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+def run(cfg: DictConfig) -> None:
+    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    tasks = cfg.evaluation.get(cfg.split) if cfg.split in ("dev", "test") else None
+    if not tasks:
+        raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
+    for task in tasks.values():
+        instantiate(task)  # Every task is downloaded and checked before the first is encoded.
+    device = evaluation.choose_device(cfg.device)
     if cfg.model == "bm25":
-        return instantiate(cfg.bm25, device=device)
-    lengths = (cfg.query_length, cfg.document_length)
-    return instantiate(cfg.encoder, *evaluation.load_retriever(cfg.model, *lengths, device=device))
-
-
-def build_tasks(cfg: DictConfig) -> dict[str, partial]:
-    nodes = cfg.evaluation.get(cfg.split) or sys.exit(f"no split={cfg.split}: try dev or test")
-    tasks = {name: partial(instantiate, node) for name, node in nodes.items()}
-    for build in tasks.values():
-        build()  # Every task is downloaded and checked before the first is encoded.
-    return tasks
+        evaluate = instantiate(cfg.bm25, device=device)
+    else:
+        model = (cfg.model, cfg.query_length, cfg.document_length)
+        evaluate = instantiate(cfg.encoder, *evaluation.load_retriever(*model, device=device))
+    overrides = config.folder_name(HydraConfig.get().job.override_dirname)
+    output = Path(cfg.output or Path("runs", "evaluate", overrides))
+    output.mkdir(parents=True, exist_ok=True)
+    description = {"config": resolved, "environment": describe_environment()}
+    results = []
+    for name, task in tasks.items():
+        results.append(evaluate(instantiate(task)._replace(name=name)))
+        evaluation.write_results(results, output, description)
+        evaluation.write_task_run(results[-1], output)
+    Console().print(evaluation.results_table(results, title=cfg.model))
+    Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="evaluate")
 def main(cfg: DictConfig) -> None:
     try:
-        config = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-        evaluate, tasks = build_evaluator(cfg), build_tasks(cfg)
+        run(cfg)
     except MissingMandatoryValue as error:
         sys.exit(f"set {error.full_key}=..., see configs/evaluate.yaml")
-    except (ValueError, OSError, InstantiationException) as error:
-        sys.exit(str(error))
-    overrides = re.sub(r"[^\w.+-]+", "_", HydraConfig.get().job.override_dirname)
-    output = Path(cfg.output or Path("runs", "evaluate", overrides))
-    description = {"config": config, "environment": describe_environment()}
-    results = []
-    for name, build in tasks.items():
-        results.append(evaluate(build()._replace(name=name)))
-        evaluation.write_results(results, output, description)
-        evaluation.write_task_run(results[-1], output)
-    Console().print(evaluation.results_table(results, title=cfg.model), f"written to {output}")
+    except (InstantiationException, ValueError, OSError) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(f"evaluate.py: {error}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from torch import nn
 
 from sparton.retrieval.encoding import device_of, encode_texts
 from sparton.retrieval.metrics import METRICS, evaluate_run
+from sparton.retrieval.output import replacing
 from sparton.retrieval.run import Run
 from sparton.retrieval.sparse import SparseIndex, SparseRows, mean_flops
 from sparton.retrieval.trec import write_run
@@ -50,6 +51,20 @@ class TaskResult(NamedTuple):
     flops: float
     seconds: dict[str, float]
     run: Run
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device of that name; for None a GPU if there is one.
+
+    Raises:
+        ValueError: no such device, or PyTorch cannot use it.
+    """
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={name} cannot be used ({error}): try device=cpu") from error
+    return device
 
 
 def load_retriever(
@@ -222,24 +237,28 @@ def results_table(results: Sequence[TaskResult], title: str | None = None) -> Ta
 def write_results(
     results: Sequence[TaskResult], folder: Path | str, description: Mapping[str, Any]
 ) -> None:
-    """``results.json``: the description, the tasks' figures, and the means; replaced as a whole."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    """``results.json``: the description, the tasks' figures, and the means; replaced as a whole.
+
+    Raises:
+        OSError: the disk is full or not writable; names the file and the room left.
+    """
     tasks = [
         result._asdict() | {"run": _run_file(result), "queries": len(result.run.query_ids)}
         for result in results
     ]
     content = dict(description) | {"tasks": tasks, "mean": mean_metrics(results)}
-    fresh = folder / "results.json.tmp"
-    fresh.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    fresh.replace(folder / "results.json")
+    with replacing(Path(folder) / "results.json") as fresh:
+        fresh.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def write_task_run(result: TaskResult, folder: Path | str) -> None:
-    """The rankings as ``runs/<task>.trec``, where ``results.json`` says they are."""
-    path = Path(folder) / _run_file(result)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_run(result.run, path)
+    """The rankings as ``runs/<task>.trec``, where ``results.json`` says they are.
+
+    Raises:
+        OSError: as for :func:`write_results`.
+    """
+    with replacing(Path(folder) / _run_file(result)) as fresh:
+        write_run(result.run, fresh)
 
 
 def _check(task: RetrievalTask, metrics: Sequence[str], k: int) -> None:

@@ -1,9 +1,12 @@
 """From texts to tables, with an encoder whose results are known; and ``evaluate.py`` as a user
 calls it."""
 
+import errno
 import io
 import json
 import os
+import re
+import resource
 import runpy
 import subprocess
 import sys
@@ -292,18 +295,113 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
         ((), "set model=..., see configs/evaluate.yaml"),
         (("model=bm25", "evaluation=big_beir"), "Available options in 'evaluation'"),
         (("model=bm25", "evaluation=beir_folder"), "set evaluation.path=..."),
-        (("model=./nowhere", "evaluation=in_domain"), "model ./nowhere: no such folder"),
+        (("model=./nowhere", "evaluation=quickstart"), "model ./nowhere: no such folder"),
         (("model=bm25", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),
-        (("model=bm25", "evaluation=in_domain"), "evaluation=small_beir_folders or beir_folder"),
-        (("model=bm25", "evaluation=in_domain", "split=train"), "no split=train"),
+        (("model=./nowhere", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),
+        (("model=bm25", "evaluation=quickstart", "split=train"), "split=train has no tasks"),
+        (("model=bm25", "evaluation=in_domain", "split=every"), "try dev or test"),
+        (("model=bm25", "evaluation=none"), "split=test has no tasks in this evaluation"),
+        (("model=bm25", "evaluation=quickstart", "device=gpu"), "device=gpu cannot be used"),
+        (("model=bm25", "evaluation=quickstart", "device=cuda:99"), "): try device=cpu"),
     ],
-    ids=["no_model", "evaluation", "no_path", "model", "data", "remedy", "split"],
+    ids=[
+        "no_model",
+        "evaluation",
+        "no_path",
+        "model",
+        "data",
+        "tasks_before_model",
+        "split",
+        "key_that_is_no_split",
+        "no_tasks",
+        "device",
+        "no_gpu",
+    ],
 )
 def test_script_refuses_before_any_work(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["evaluate.py", "device=cpu", *arguments])
+    assert message in refusal(monkeypatch, *arguments) + capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def refusal(monkeypatch, *arguments: str) -> str:
+    """What the script, run in this process, says when it gives up; no traceback is possible."""
+    device = () if any(each.startswith("device=") for each in arguments) else ("device=cpu",)
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *device, *arguments])
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
     assert stop.value.code not in (None, 0)
-    assert message in f"{stop.value.code} {capsys.readouterr().err}"
-    assert list(tmp_path.iterdir()) == []
+    return str(stop.value.code)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("bm25.k=50", "evaluate.py: recall@100 looks deeper than the k=50 documents"),
+        ("bm25.b=2", "evaluate.py: BM25 needs k1 >= 0 and 0 <= b <= 1, got k1=0.9, b=2"),
+    ],
+)
+def test_script_says_in_one_sentence_what_it_cannot_do(tmp_path, monkeypatch, argument, message):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("model=bm25", "evaluation=quickstart", argument)
+    said = refusal(monkeypatch, *arguments)
+    assert said.startswith(message)
+    assert "\n" not in said
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match=re.escape(message.removeprefix("evaluate.py: "))):
+        runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("size", [100, 10_000], ids=["results", "run"])
+def test_script_on_a_full_disk(tmp_path, monkeypatch, size):
+    """The limit on the size of a file lets the first, or the second file fail."""
+    monkeypatch.chdir(tmp_path)
+    # The limit holds for child processes, too: git must not die while it rewrites its index.
+    monkeypatch.setenv("GIT_OPTIONAL_LOCKS", "0")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        said = refusal(monkeypatch, "model=bm25", "evaluation=quickstart", "output=out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    failed = {100: "out/results.json", 10_000: "out/runs/quickstart.trec"}[size]
+    assert re.match(rf"evaluate.py: {failed} could not be written; [\d,.]+ MiB are free in ", said)
+    assert "Make room and run the same command again" in said
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == ([] if size == 100 else ["out/results.json"])
+
+
+def test_results_that_cannot_be_written_leave_the_earlier_ones(results, tmp_path, monkeypatch):
+    write_results(results, tmp_path, {"model": "first"})
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"results\.json could not be written; .*No space left"):
+        write_results(results, tmp_path, {"model": "second"})
+    monkeypatch.undo()
+    assert json.loads((tmp_path / "results.json").read_text())["model"] == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_script_makes_one_folder_of_any_overrides(tmp_path, beir, monkeypatch, capsys):
+    """Slashes and hundreds of characters in the overrides, and a line that is not wrapped."""
+    deep = tmp_path / ("long" * 30) / ("name" * 30)
+    deep.parent.mkdir()
+    beir.rename(deep)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    task = ("evaluation=beir_folder", f"evaluation.path={deep}", "evaluation.on_unknown=ignore")
+    with (deep / "qrels" / "test.tsv").open("a") as file:
+        file.write("q0\tunheard-of\t1\n")
+    arguments = ["evaluate.py", "device=cpu", "model=bm25", *task]
+    monkeypatch.setattr(sys, "argv", arguments)
+    runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
+    (output,) = (tmp_path / "runs" / "evaluate").iterdir()
+    assert (output / "results.json").is_file()
+    assert len(output.name) < 140
+    assert f"written to runs/evaluate/{output.name}" in capsys.readouterr().out.splitlines()
+    said = refusal(monkeypatch, "model=bm25", *task[:2])
+    assert "'unheard-of' is judged but not" in said
+    assert "set evaluation.on_unknown=ignore" in said

@@ -1,0 +1,31 @@
+"""Result files that are there whole or not at all."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write beside ``path`` that takes its place when complete; the folder is made.
+
+    Raises:
+        OSError: the disk is full or not writable; names the file and the room left. What was at
+            ``path`` before is untouched.
+    """
+    fresh = path.with_name(f"{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield fresh
+        fresh.replace(path)
+    except OSError as error:
+        existing = next(each for each in path.absolute().parents if each.is_dir())
+        free = shutil.disk_usage(existing).free / 2**20
+        raise OSError(
+            f"{path} could not be written; {free:,.1f} MiB are free in {existing}. Make room and "
+            f"run the same command again ({error})"
+        ) from error
+    finally:
+        with suppress(OSError):
+            fresh.unlink()
