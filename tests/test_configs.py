@@ -1,5 +1,7 @@
 """Every configuration composes, names only what exists, and refuses what could not train."""
 
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ GROUPS = {
     "experiment": "experiment",
     "debug": "debug",
 }
+HYDRA_KEYS = ("_target_", "_partial_", "_convert_", "_args_", "_recursive_")
 OPTIONS = [
     f"{mount}={path.stem}"
     for group, mount in GROUPS.items()
@@ -42,15 +45,24 @@ def train_config(*overrides: str) -> DictConfig:
     return compose("train", list(overrides), return_hydra_config=False)
 
 
-def targets(node) -> set[str]:
-    """All ``_target_`` values below a node, interpolations left alone."""
+def nodes(node) -> Iterator[dict]:
+    """All nodes with a ``_target_`` from a node on, interpolations left alone."""
     plain = OmegaConf.to_container(node) if isinstance(node, DictConfig | ListConfig) else node
     if isinstance(plain, dict):
-        here = {plain["_target_"]} if "_target_" in plain else set()
-        return here.union(*(targets(value) for value in plain.values()))
+        if "_target_" in plain:
+            yield plain
+        plain = list(plain.values())
     if isinstance(plain, list):
-        return set().union(*(targets(value) for value in plain))
-    return set()
+        for value in plain:
+            yield from nodes(value)
+
+
+def bind(node: dict) -> None:
+    """Raise TypeError if the target does not take the node's keys."""
+    target = get_object(node["_target_"])
+    assert callable(target), node["_target_"]
+    keys = {key: value for key, value in node.items() if key not in HYDRA_KEYS}
+    inspect.signature(target).bind_partial(**keys)
 
 
 def test_every_group_has_options():
@@ -63,10 +75,31 @@ def test_every_group_has_options():
 def test_every_option_composes_and_names_what_exists(option):
     cfg = train_config(option)
     config.check(cfg, world_size=1)
-    found = targets(cfg)
+    found = list(nodes(cfg))
     assert found
-    for target in found:
-        assert callable(get_object(target)), target
+    for node in found:
+        bind(node)
+
+
+def test_every_node_of_an_evaluation_binds():
+    for path in sorted((CONFIGS / "evaluation").glob("*.yaml")):
+        cfg = compose("evaluate", [f"evaluation={path.stem}"])
+        assert len(list(nodes(cfg))) >= 2
+        for node in nodes(cfg):
+            bind(node)
+
+
+def test_a_misspelt_key_does_not_bind():
+    cfg = train_config("data=squad_acl")
+    misspelt = OmegaConf.to_container(cfg.data)
+    misspelt["sources"]["acl"]["spilt"] = "train"
+    with pytest.raises(TypeError, match="spilt"):
+        for node in nodes(misspelt):
+            bind(node)
+    with pytest.raises(TypeError, match="wieghts"):
+        bind(OmegaConf.to_container(cfg.data) | {"wieghts": None})
+    with pytest.raises(TypeError, match="temprature"):
+        bind(OmegaConf.to_container(cfg.loss) | {"temprature": 1.0})
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.name)
