@@ -53,7 +53,7 @@ def main(cfg: DictConfig) -> None:
     except (InstantiationException, ValueError, OSError) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        sys.exit(f"evaluate.py: {error}")
+        sys.exit(f"evaluate.py: {config.explain(error)}")
 
 
 if __name__ == "__main__":

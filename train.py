@@ -71,7 +71,8 @@ def main(cfg: DictConfig) -> None:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         rank = os.environ.get("RANK")
-        print(f"train.py{f' (rank {rank})' if rank else ''}: {error}", file=sys.stderr)
+        speaker = f"train.py (rank {rank})" if rank else "train.py"
+        print(f"{speaker}: {config.explain(error)}", file=sys.stderr)
         # A sweep goes on with its next cell, unless other processes wait for this one.
         if HydraConfig.get().mode != RunMode.MULTIRUN or rank:
             sys.exit(1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.training.precision import PRECISIONS
@@ -69,6 +70,13 @@ def folder_name(text: str) -> str:
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def explain(error: Exception) -> str:
+    """What went wrong in the words of who noticed: Hydra wraps errors of the objects it builds."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        return str(error.__cause__)
+    return str(error)
 
 
 def identity(cfg: DictConfig) -> dict[str, str]:

@@ -42,7 +42,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_state() -> dict[str, Any] | None:
-    git = ("git", "-C", str(Path(__file__).resolve().parents[2]))
+    git = ("git", "--no-optional-locks", "-C", str(Path(__file__).resolve().parents[2]))
     sha = _output(*git, "rev-parse", "--verify", "HEAD")
     return {"sha": sha, "dirty": bool(_output(*git, "status", "--porcelain"))} if sha else None
 
