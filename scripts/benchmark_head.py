@@ -10,9 +10,6 @@ gets the status red_gate and no time. N sequences, T packed tokens, D hidden, V 
 import argparse
 import json
 import math
-import shlex
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -28,6 +25,7 @@ from torch import Tensor
 from sparton.kernels.splade_head import splade_head_reference
 from sparton.kernels.splade_head.forward import ForwardConfig, forward_configs, splade_head_forward
 from sparton.models.heads import CompiledHead, EagerHead, SpartonHead, TiledHead
+from sparton.training.manifest import describe_environment
 from sparton.types import TokenBatch
 
 HEADS: dict[str, Callable[[], torch.nn.Module]] = {
@@ -163,22 +161,15 @@ def measure(run: Callable[[], Any], seconds: float = 2.0) -> dict[str, float]:
 
 
 def environment() -> dict[str, Any]:
-    def output(*command: str) -> str | None:
-        """What the command prints, None if it fails or does not exist."""
-        try:
-            return subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True).strip()
-        except (OSError, subprocess.CalledProcessError):
-            return None
-
-    here = str(Path(__file__).parent)
-    git_sha = output("git", "-C", here, "rev-parse", "HEAD")
-    changes = None if git_sha is None else output("git", "-C", here, "status", "--porcelain")
+    """What every record says of the machine and the code; git is None where there is none."""
+    found = describe_environment()
+    git = found["git"] or {"sha": None, "dirty": None}
     return {
-        "command": shlex.join(sys.argv),
-        "git_sha": git_sha,
-        "dirty": None if changes is None else bool(changes),
+        "command": found["command"],
+        "git_sha": git["sha"],
+        "dirty": git["dirty"],
         "gpu": torch.cuda.get_device_name(),
-        "driver": output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "driver": found["hardware"].get("driver"),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "seed": 0,

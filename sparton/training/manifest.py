@@ -44,7 +44,10 @@ def _version(package: str) -> str | None:
 def _git_state() -> dict[str, Any] | None:
     git = ("git", "--no-optional-locks", "-C", str(Path(__file__).resolve().parents[2]))
     sha = _output(*git, "rev-parse", "--verify", "HEAD")
-    return {"sha": sha, "dirty": bool(_output(*git, "status", "--porcelain"))} if sha else None
+    changes = _output(*git, "status", "--porcelain")
+    if sha is None:
+        return None
+    return {"sha": sha, "dirty": None if changes is None else bool(changes)}
 
 
 def _output(*command: str) -> str | None:

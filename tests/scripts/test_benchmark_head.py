@@ -70,7 +70,7 @@ def test_environment_without_git(benchmark, monkeypatch, fault):
 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     clean = benchmark.environment()
-    monkeypatch.setattr(subprocess, "check_output", fail)
+    monkeypatch.setattr(subprocess, "run", fail)
     record = benchmark.environment()
     assert record["git_sha"] is record["dirty"] is record["driver"] is None
     assert clean.keys() == record.keys()

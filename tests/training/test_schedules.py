@@ -85,3 +85,11 @@ def test_the_manifest_is_json_and_survives_a_machine_without_git(monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", missing)
     assert manifest.describe_environment()["git"] is None
+
+
+def test_a_tree_that_cannot_be_asked_is_not_called_clean(monkeypatch):
+    answers = {"rev-parse": "abc", "status": None}
+    monkeypatch.setattr(manifest, "_output", lambda *command: answers.get(command[4]))
+    assert manifest._git_state() == {"sha": "abc", "dirty": None}
+    answers["status"] = ""
+    assert manifest._git_state() == {"sha": "abc", "dirty": False}
