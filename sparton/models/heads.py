@@ -5,7 +5,7 @@ N sequences, S tokens of the longest, T packed tokens, D hidden, V vocabulary.
 ``head(hidden [T, D], weight [V, D], bias [V] or None, tokens) -> reps fp32 [N, V]`` with
 ``reps = log1p(relu(max over the sequence of hidden . weight^T + bias))``. Heads have no parameters:
 weight and bias belong to the backbone's decoder. Under torch.autocast the products run in its
-dtype. The first three heads work on the padded view, as SPLADE is trained today; they are the
+dtype. All heads but the last work on the padded view, as SPLADE is trained today; they are the
 baselines of :class:`SpartonHead`.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from sparton.kernels.hybrid_head import hybrid_head
 from sparton.kernels.splade_head import splade_head
 from sparton.types import TokenBatch
 
@@ -92,6 +93,20 @@ class TiledHead(nn.Module):
         return torch.cat(
             [self._head(padded, *rows, mask) for rows in zip(weights, biases, strict=True)], dim=1
         )
+
+
+class HybridHead(nn.Module):
+    """The design that the Sparton paper measured (its Algorithms 2 and 3).
+
+    cuBLAS products of vocabulary tiles through torch.compile, a kernel for the masked maximum of
+    each tile, and a backward that adds with atomics: on a GPU its gradients differ in their last
+    bits from call to call.
+    """
+
+    def forward(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
+    ) -> Tensor:
+        return hybrid_head(tokens.pad(hidden), weight, bias, tokens.padding_mask())
 
 
 class SpartonHead(nn.Module):

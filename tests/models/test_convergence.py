@@ -16,7 +16,7 @@ from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops
 from sparton.models.backbones import tiny
 from sparton.models.encoder import SpladeEncoder
-from sparton.models.heads import CompiledHead, EagerHead, SpartonHead, TiledHead
+from sparton.models.heads import CompiledHead, EagerHead, HybridHead, SpartonHead, TiledHead
 from sparton.training.distributed import World
 from sparton.training.optimization import build_optimizer, update
 from sparton.training.precision import Precision
@@ -29,6 +29,7 @@ HEADS = {
     "tiled": partial(TiledHead, tile=300),
     "tiled_compiled": partial(TiledHead, tile=300, compiled=True),
     "sparton": SpartonHead,
+    "sparton_hybrid": HybridHead,
 }
 
 

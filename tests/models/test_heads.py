@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from sparton.kernels.splade_head import splade_head_reference
-from sparton.models.heads import CompiledHead, EagerHead, SpartonHead, TiledHead
+from sparton.models.heads import CompiledHead, EagerHead, HybridHead, SpartonHead, TiledHead
 from sparton.types import TokenBatch
 
 V, D = 61, 16
@@ -17,6 +17,7 @@ HEADS = {
     "tiled": TiledHead(tile=7),
     "tiled_default": TiledHead(),
     "sparton": SpartonHead(),
+    "sparton_hybrid": HybridHead(),
     "compiled": CompiledHead(),
     "tiled_compiled": TiledHead(tile=32, compiled=True),
 }
@@ -81,7 +82,7 @@ def test_a_tile_needs_rows():
         TiledHead(tile=0)
 
 
-@pytest.mark.parametrize("name", ["eager", "compiled", "tiled", "tiled_compiled", "sparton"])
+@pytest.mark.parametrize("name", [name for name in HEADS if name != "tiled_default"])
 def test_head_configs(name):
     path = Path(__file__).parents[2] / "configs" / "head" / f"{name}.yaml"
     head = hydra.utils.instantiate(yaml.safe_load(path.read_text()))
