@@ -2,11 +2,12 @@
 
 N sequences, T packed tokens, D hidden, V vocabulary.
 
-Only active entries, those with ``reps > 0``, carry a gradient ``g = grad * exp(-reps)``. Each
-entry moves two rows: ``g * hidden[argmax]`` to ``dweight[v]`` and ``g * weight[v]`` to
-``dhidden[argmax]``. Entries are first listed by destination in a fixed order (see ordering.py);
-the program that owns a destination row then adds them up in fp32 and stores once, in the dtype of
-the operand. Work follows the number of active entries, and nothing waits for the host.
+Only active entries, those with ``reps > 0``, carry a gradient ``g = grad * exp(-reps)``, or with a
+second log1p ``g = grad * exp(-(reps + expm1(reps)))``. Each entry moves two rows:
+``g * hidden[argmax]`` to ``dweight[v]`` and ``g * weight[v]`` to ``dhidden[argmax]``. Entries are
+first listed by destination in a fixed order (see ordering.py); the program that owns a destination
+row then adds them up in fp32 and stores once, in the dtype of the operand. Work follows the number
+of active entries, and nothing waits for the host.
 """
 
 from typing import NamedTuple
@@ -154,6 +155,7 @@ def splade_head_backward(
     bias_dtype: torch.dtype | None,
     need_hidden: bool = True,
     need_weight: bool = True,
+    activation: str = "relu",
     config: BackwardConfig = DEFAULT_CONFIG,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of ``sum(grad * reps)``.
@@ -166,6 +168,7 @@ def splade_head_backward(
         cu_seqlens: int32 ``[N + 1]``.
         bias_dtype: dtype of the wanted bias gradient, None for no such gradient.
         need_hidden, need_weight: whether these gradients are wanted.
+        activation: of the forward.
         config: how the work is cut. The order of summation, hence the last bits, depend on it.
 
     Returns:
@@ -188,14 +191,15 @@ def splade_head_backward(
     if reps.numel() and hidden.shape[0]:
         if dweight is not None or dbias is not None:
             by_vocabulary = entries_by_vocabulary(
-                grad, reps, argmax, dbias, lists=dweight is not None
+                grad, reps, argmax, dbias, lists=dweight is not None, activation=activation
             )
             if dweight is not None:
                 _dweight(by_vocabulary, hidden, dweight, N, config)
             del by_vocabulary
         if dhidden is not None:
             by_token = entries_by_token(
-                grad, reps, argmax, cu_seqlens, hidden.shape[0], chunk=config.chunk
-            )
+                grad, reps, argmax, cu_seqlens, hidden.shape[0],
+                chunk=config.chunk, activation=activation,
+            )  # fmt: skip
             _dhidden(by_token, weight, dhidden, config)
     return dhidden, dweight, None if dbias is None else dbias.to(bias_dtype)

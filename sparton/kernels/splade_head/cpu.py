@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.splade_head.operands import check_operands
+from sparton.kernels.splade_head.variants import activate
 
 LOGITS_AT_ONCE = 2**22
 TOKENS_AT_ONCE = 1024
@@ -26,7 +27,13 @@ def _runs(bounds: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def splade_head_forward_cpu(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, *, argmax: bool = True
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    *,
+    argmax: bool = True,
+    activation: str = "relu",
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results of :func:`~sparton.kernels.splade_head.forward.splade_head_forward`,
     in tiles of at most LOGITS_AT_ONCE logits (or one vocabulary row). Also takes float64; the
@@ -53,7 +60,7 @@ def splade_head_forward_cpu(
     logits = maximum.to(torch.promote_types(maximum.dtype, torch.float32))
     if bias is not None:
         logits = logits + bias.to(logits.dtype)
-    return logits.relu().log1p().float(), winners
+    return activate(logits, activation).float(), winners
 
 
 def splade_head_backward_cpu(
@@ -67,12 +74,16 @@ def splade_head_backward_cpu(
     bias_dtype: torch.dtype | None,
     need_hidden: bool = True,
     need_weight: bool = True,
+    activation: str = "relu",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Arguments and results of :func:`~sparton.kernels.splade_head.backward.splade_head_backward`,
     as products with the sparse ``[T, V]`` matrix of the active entries."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     n, v = (reps > 0).nonzero(as_tuple=True)
-    g = grad[n, v].to(dtype) * torch.exp(-reps[n, v].to(dtype))
+    values = reps[n, v].to(dtype)
+    if activation == "log1p_relu":
+        values = values + values.expm1()
+    g = grad[n, v].to(dtype) * torch.exp(-values)
     tokens = argmax[n, v].long()
     size = (hidden.shape[0], weight.shape[0])
     logit_grads = torch.sparse_coo_tensor(torch.stack((tokens, v)), g, size, check_invariants=False)

@@ -103,7 +103,7 @@ def _splade_head_fwd_kernel(
     T, V, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    BIAS: tl.constexpr, ARGMAX: tl.constexpr,
+    BIAS: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     num_blocks = tl.cdiv(V, BLOCK_V)
@@ -140,8 +140,9 @@ def _splade_head_fwd_kernel(
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
         if d + BLOCK_D >= D:
             state = reduce_tile(
-                acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
-            )
+                acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+                SEGMENT, TWICE, ARGMAX,
+            )  # fmt: skip
             acc = clean
 
 
@@ -174,6 +175,7 @@ def splade_head_forward(
     cu_seqlens: Tensor,
     *,
     argmax: bool = True,
+    activation: str = "relu",
     config: ForwardConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Launch the fused forward.
@@ -184,6 +186,7 @@ def splade_head_forward(
         bias: ``[V]`` any float dtype, or None.
         cu_seqlens: int32 ``[N + 1]``, from 0 to T.
         argmax: also return the winning tokens.
+        activation: "relu" or "log1p_relu", the latter with a second log1p.
         config: how to launch; by default the first fitting one of :func:`forward_configs`.
 
     Returns:
@@ -226,7 +229,7 @@ def splade_head_forward(
         T, V, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
-        BIAS=bias is not None, ARGMAX=argmax,
+        BIAS=bias is not None, TWICE=activation == "log1p_relu", ARGMAX=argmax,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return reps, winners

@@ -14,22 +14,34 @@ from torch import Tensor
 
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
 from sparton.kernels.splade_head.operands import check_operands
+from sparton.kernels.splade_head.variants import Activation, check_variant
 
 
 @torch.library.custom_op("sparton::splade_head", mutates_args=())
 def _forward_op(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, argmax: bool
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    activation: str,
+    argmax: bool,
 ) -> tuple[Tensor, Tensor]:
-    if not hidden.is_cuda:
-        return splade_head_forward_cpu(hidden, weight, bias, cu_seqlens, argmax=argmax)
-    from sparton.kernels.splade_head.forward import splade_head_forward
+    forward = splade_head_forward_cpu
+    if hidden.is_cuda:
+        from sparton.kernels.splade_head.forward import splade_head_forward
 
-    return splade_head_forward(hidden, weight, bias, cu_seqlens, argmax=argmax)
+        forward = splade_head_forward
+    return forward(hidden, weight, bias, cu_seqlens, activation=activation, argmax=argmax)
 
 
 @_forward_op.register_fake
 def _(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, argmax: bool
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    activation: str,
+    argmax: bool,
 ) -> tuple[Tensor, Tensor]:
     check_operands(hidden, weight, bias, cu_seqlens)
     shape = (cu_seqlens.shape[0] - 1, weight.shape[0])
@@ -45,6 +57,7 @@ def _backward_op(
     hidden: Tensor,
     weight: Tensor,
     cu_seqlens: Tensor,
+    activation: str,
     bias_dtype: torch.dtype | None,
     need_hidden: bool,
     need_weight: bool,
@@ -61,6 +74,7 @@ def _backward_op(
         hidden,
         weight,
         cu_seqlens,
+        activation=activation,
         bias_dtype=bias_dtype,
         need_hidden=need_hidden,
         need_weight=need_weight,
@@ -78,6 +92,7 @@ def _(
     hidden: Tensor,
     weight: Tensor,
     cu_seqlens: Tensor,
+    activation: str,
     bias_dtype: torch.dtype | None,
     need_hidden: bool,
     need_weight: bool,
@@ -93,7 +108,7 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    hidden, weight, bias, cu_seqlens, _ = inputs
+    hidden, weight, bias, cu_seqlens, ctx.activation, _ = inputs
     ctx.save_for_backward(*output, hidden, weight, cu_seqlens)
     ctx.bias_dtype = None if bias is None else bias.dtype
 
@@ -103,6 +118,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     dhidden, dweight, dbias = _backward_op(
         grad,
         *ctx.saved_tensors,
+        ctx.activation,
         ctx.bias_dtype if need_bias else None,
         need_hidden,
         need_weight,
@@ -113,13 +129,21 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         dbias if need_bias else None,
         None,
         None,
+        None,
     )
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-def splade_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor) -> Tensor:
+def splade_head(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    *,
+    activation: Activation = "relu",
+) -> Tensor:
     """SPLADE representations of N packed sequences without materialising their logits.
 
     ``reps[n, v] = log1p(relu(max over the tokens t of sequence n of hidden[t] . weight[v]
@@ -133,14 +157,17 @@ def splade_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens:
         weight: ``[V, D]``, the same dtype (or any under autocast).
         bias: ``[V]``, any float dtype, or None.
         cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences; from 0 to T, ascending.
+        activation: "relu" as above, or "log1p_relu" for a second log1p, as OpenSearch's models use
+            it (https://arxiv.org/abs/2504.14839).
 
     Returns:
         fp32 ``[N, V]``. Differentiable once, with respect to hidden, weight and bias; gradients
         come in the dtype of each.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together.
+        ValueError: shapes, dtypes or devices that do not fit together, or an unknown activation.
     """
+    check_variant("max", activation)
     device = hidden.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -150,4 +177,4 @@ def splade_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens:
     differentiate = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in operands
     )
-    return _forward_op(*operands, cu_seqlens, differentiate)[0]
+    return _forward_op(*operands, cu_seqlens, activation, differentiate)[0]

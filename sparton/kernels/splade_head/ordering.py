@@ -31,10 +31,19 @@ class ActiveEntries(NamedTuple):
     g: Tensor
 
 
+@triton.jit
+def _logit_grad(grad, reps, TWICE: tl.constexpr):
+    """Gradient of an active logit from its representation; TWICE if that is log1p of a log1p."""
+    if TWICE:
+        reps += tl.exp(reps) - 1.0
+    return grad * tl.exp(-reps)
+
+
 @triton.jit(do_not_specialize=["N"])
 def _by_vocabulary_kernel(
     grad_ptr, reps_ptr, argmax_ptr, counts_ptr, sources_ptr, g_ptr, dbias_ptr, N, V,
-    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, LISTS: tl.constexpr, DBIAS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, TWICE: tl.constexpr,
+    LISTS: tl.constexpr, DBIAS: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_V vocabulary entries: walk down the sequences and append the active ones."""
     offs_v = tl.program_id(0).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -46,7 +55,7 @@ def _by_vocabulary_kernel(
         entries = offs_n.to(tl.int64)[:, None] * V + offs_v[None, :]
         reps = tl.load(reps_ptr + entries, mask, 0.0)
         active = reps > 0
-        g = tl.load(grad_ptr + entries, active, 0.0) * tl.exp(-reps)
+        g = _logit_grad(tl.load(grad_ptr + entries, active, 0.0), reps, TWICE)
         dbias += tl.sum(g, 0)
         if LISTS:
             ones = active.to(tl.int32)
@@ -75,7 +84,7 @@ def _count_kernel(reps_ptr, argmax_ptr, counts_ptr, T, V, CHUNK: tl.constexpr):
 @triton.jit(do_not_specialize=["T"])
 def _by_token_kernel(
     grad_ptr, reps_ptr, argmax_ptr, cu_ptr, sums_ptr, stops_ptr, sources_ptr, g_ptr, T, V, C,
-    CHUNK: tl.constexpr, WIDE: tl.constexpr,
+    CHUNK: tl.constexpr, WIDE: tl.constexpr, TWICE: tl.constexpr,
 ):  # fmt: skip
     """One sequence and vocabulary chunk: sort by token, then copy each token's run of entries to
     its place in the list.
@@ -104,13 +113,19 @@ def _by_token_kernel(
     stop_in_chunk = tl.load(sums_ptr + row + token, active, 0) - skipped
     target = slots + tl.load(stops_ptr + token * C + chunk, active, 0) - stop_in_chunk
     reps = tl.load(reps_ptr + n * V + offs_v, active, 0.0)
-    g = tl.load(grad_ptr + n * V + offs_v, active, 0.0) * tl.exp(-reps)
+    g = _logit_grad(tl.load(grad_ptr + n * V + offs_v, active, 0.0), reps, TWICE)
     tl.store(sources_ptr + target, offs_v.to(tl.int32), active)
     tl.store(g_ptr + target, g, active)
 
 
 def entries_by_vocabulary(
-    grad: Tensor, reps: Tensor, argmax: Tensor, dbias: Tensor | None, *, lists: bool
+    grad: Tensor,
+    reps: Tensor,
+    argmax: Tensor,
+    dbias: Tensor | None,
+    *,
+    lists: bool,
+    activation: str,
 ) -> ActiveEntries:
     """Entries that ``dweight[v]`` sums, their sources being tokens; ``dbias`` is filled in passing.
 
@@ -118,6 +133,7 @@ def entries_by_vocabulary(
         grad, reps, argmax: contiguous ``[N, V]``.
         dbias: fp32 ``[V]`` to fill, or None.
         lists: False to fill nothing but ``dbias``.
+        activation: of the forward.
     """
     N, V = reps.shape
     size, device = (N * V if lists else 0), reps.device
@@ -128,7 +144,8 @@ def entries_by_vocabulary(
     )
     _by_vocabulary_kernel[(triton.cdiv(V, 32),)](
         grad, reps, argmax, *entries, dbias, N, V,
-        BLOCK_N=32, BLOCK_V=32, LISTS=lists, DBIAS=dbias is not None,
+        BLOCK_N=32, BLOCK_V=32, TWICE=activation == "log1p_relu",
+        LISTS=lists, DBIAS=dbias is not None,
     )  # fmt: skip
     return entries
 
@@ -141,6 +158,7 @@ def entries_by_token(
     num_tokens: int,
     *,
     chunk: int,
+    activation: str,
 ) -> ActiveEntries:
     """Entries that ``dhidden[t]`` sums, their sources being vocabulary entries: a stable counting
     sort of each sequence's entries by winning token.
@@ -150,6 +168,7 @@ def entries_by_token(
         cu_seqlens: int32 ``[N + 1]``.
         num_tokens: T.
         chunk: vocabulary entries that one program sorts, a power of 2.
+        activation: of the forward.
     """
     (N, V), T, device = reps.shape, num_tokens, reps.device
     C = triton.cdiv(V, chunk)
@@ -160,6 +179,6 @@ def entries_by_token(
     g = torch.empty(N * V, device=device)
     _by_token_kernel[(N, C)](
         grad, reps, argmax, cu_seqlens, sums, stops, sources, g, T, V, C,
-        CHUNK=chunk, WIDE=T * chunk >= 2**31, num_warps=16,
+        CHUNK=chunk, WIDE=T * chunk >= 2**31, TWICE=activation == "log1p_relu", num_warps=16,
     )  # fmt: skip
     return ActiveEntries(stops[C - 1 :: C].contiguous(), sources, g)

@@ -53,7 +53,8 @@ def _log1p(x):
 
 @triton.jit
 def _write_row(
-    best, token, occupied, bias, reps_ptrs, argmax_ptrs, mask, ARGMAX: tl.constexpr
+    best, token, occupied, bias, reps_ptrs, argmax_ptrs, mask,
+    TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Join the slots (the first of equal logits wins) and store one sequence."""
     tokens = token + tl.arange(0, SLOTS)[None, :]
@@ -61,7 +62,10 @@ def _write_row(
     logit = tl.maximum(value + bias, 0.0, propagate_nan=tl.PropagateNan.ALL)
     # Comparisons drop NaN: if nothing was greater than -inf, every logit was NaN.
     logit = tl.where((value == float("-inf")) & occupied, float("nan"), logit)
-    tl.store(reps_ptrs, _log1p(logit), mask)
+    reps = _log1p(logit)
+    if TWICE:
+        reps = _log1p(reps)
+    tl.store(reps_ptrs, reps, mask)
     if ARGMAX:
         tokens = tl.where((best == value[:, None]) & (token >= 0), tokens, NO_STOP)
         first = tl.min(tokens, 1)
@@ -71,22 +75,24 @@ def _write_row(
 @triton.jit
 def reduce_tile(
     logits, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-    SEGMENT: tl.constexpr, ARGMAX: tl.constexpr,
+    SEGMENT: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Fold a tile of logits, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
 
     ``state`` is (running maximum, its token, sequence in progress, its start, its stop, end of the
-    group's sequences).
+    group's sequences). TWICE applies log1p twice.
     """
     if logits.shape[1] > SEGMENT:
         left, right = _halves(logits)
         state = reduce_tile(
-            left, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
-        )
+            left, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            SEGMENT, TWICE, ARGMAX,
+        )  # fmt: skip
         middle = lo + logits.shape[1] // 2
         state = reduce_tile(
-            right, middle, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V, SEGMENT, ARGMAX
-        )
+            right, middle, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            SEGMENT, TWICE, ARGMAX,
+        )  # fmt: skip
     else:
         best, token, n, start, stop, last = state
         hi = lo + logits.shape[1]
@@ -95,7 +101,7 @@ def reduce_tile(
             row = n.to(tl.int64) * V + offs_v
             _write_row(
                 best, token, start < stop, bias, reps_ptr + row, argmax_ptr + row, offs_v < V,
-                ARGMAX=ARGMAX,
+                TWICE, ARGMAX,
             )  # fmt: skip
             best = tl.full(best.shape, float("-inf"), tl.float32)
             token = tl.full(token.shape, -1, tl.int32)

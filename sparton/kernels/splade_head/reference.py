@@ -7,20 +7,26 @@ from torch import Tensor
 
 
 def splade_head_reference(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    *,
+    activation: str = "relu",
 ) -> Tensor:
     """SPLADE representations of N packed sequences, differentiable by autograd.
 
     ``reps[n, v] = log1p(relu(max over the tokens t of sequence n of hidden[t] . weight[v]
-    + bias[v]))``. Only real tokens exist in packed input, so nothing is masked. The gradient of
-    a maximum goes to the first token that attains it; where relu cuts off it is 0. A sequence
-    without tokens gives a row of zeros.
+    + bias[v]))``; the activation "log1p_relu" adds a second log1p. Only real tokens exist in packed
+    input, so nothing is masked. The gradient of a maximum goes to the first token that attains it;
+    where relu cuts off it is 0. A sequence without tokens gives a row of zeros.
 
     Args:
         hidden: ``[T, D]``, any float dtype; T packed tokens.
         weight: ``[V, D]``, the same dtype.
         bias: ``[V]`` or None.
         cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences on the token axis.
+        activation: "relu" or "log1p_relu".
 
     Returns:
         ``[N, V]`` in the dtype of ``hidden`` (so that float64 in means float64 truth out).
@@ -33,5 +39,6 @@ def splade_head_reference(
         logits = hidden[start:stop] @ weight.T
         if bias is not None:
             logits = logits + bias.to(logits.dtype)
-        rows.append(logits.max(dim=0).values.relu().log1p())
+        row = logits.max(dim=0).values.relu().log1p()
+        rows.append(row.log1p() if activation == "log1p_relu" else row)
     return torch.stack(rows) if rows else hidden.new_zeros(0, weight.shape[0])

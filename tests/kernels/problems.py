@@ -1,0 +1,74 @@
+"""Problems for the SPLADE head. N sequences, T packed tokens, D hidden, V vocabulary."""
+
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.splade_head import splade_head_reference
+
+
+class Problem(NamedTuple):
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    cu_seqlens: Tensor
+
+
+def make_problem(
+    lengths: list[int],
+    V: int,
+    D: int,
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    bias: float | None = -2.0,
+) -> Problem:
+    generator = torch.Generator().manual_seed(V * D + len(lengths))
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    hidden = torch.randn(sum(lengths), D, generator=generator).to(device, dtype)
+    weight = (torch.randn(V, D, generator=generator) * 2 / D**0.5).to(device, dtype)
+    shift = None if bias is None else torch.randn(V, generator=generator).to(device) + bias
+    return Problem(hidden, weight, shift, cu_seqlens.to(device))
+
+
+def upstream_for(problem: Problem) -> Tensor:
+    shape = (problem.cu_seqlens.numel() - 1, problem.weight.shape[0])
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(shape, generator=generator).to(problem.hidden.device)
+
+
+def with_gradients(
+    problem: Problem, upstream: Tensor, dtype: torch.dtype, **variant: Any
+) -> tuple[Tensor, ...]:
+    """Representations and gradients of the reference at some precision."""
+    leaves = [None if x is None else x.detach().to(dtype).requires_grad_() for x in problem[:3]]
+    reps = splade_head_reference(*leaves, problem.cu_seqlens, **variant)
+    wanted = [x for x in leaves if x is not None]
+    return reps.detach(), *torch.autograd.grad(reps, wanted, upstream.to(dtype))
+
+
+def error(actual: Tensor, truth: Tensor) -> float:
+    """Root mean square of the difference over that of the truth."""
+    return float((actual.double() - truth).norm() / truth.norm().clamp_min(1e-30))
+
+
+def tolerances(problem: Problem) -> tuple[float, ...]:
+    """Of reps, dhidden, dweight, dbias: half a unit in the last place of what is stored, and the
+    rounding of sums in fp32 (tensor cores truncate)."""
+    stored = torch.finfo(problem.hidden.dtype).eps / 2 + 1e-5
+    return 1e-5, stored, stored, 1e-5
+
+
+def assert_close_to_truth(
+    results: tuple[Tensor, ...], problem: Problem, upstream: Tensor, **variant: Any
+) -> None:
+    """Near float64 by :func:`tolerances`, and no worse than the reference at this precision."""
+    truth = with_gradients(problem, upstream, torch.float64, **variant)
+    eager = with_gradients(problem, upstream, problem.hidden.dtype, **variant)
+    for actual, exact, same_precision, allowed in zip(
+        results, truth, eager, tolerances(problem), strict=False
+    ):
+        assert error(actual, exact) <= allowed
+        assert error(actual, exact) <= error(same_precision, exact) + 5e-6

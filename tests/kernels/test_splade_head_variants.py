@@ -1,0 +1,127 @@
+"""Other activations and poolings of the SPLADE head: kernels, CPU version and autograd."""
+
+import pytest
+import torch
+
+from sparton.kernels.splade_head import function, splade_head, splade_head_reference
+from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
+from sparton.kernels.splade_head.forward import ForwardConfig, splade_head_forward
+from tests.kernels.problems import (
+    assert_close_to_truth,
+    error,
+    make_problem,
+    upstream_for,
+    with_gradients,
+)
+
+# The interpreter computes bfloat16 products wrongly.
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+SMALL = ForwardConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
+CUT = BackwardConfig(chunk=16, share=32, block_e=8)
+LENGTHS = [5, 0, 17, 64, 1, 3, 0, 0, 33, 2, 0]
+SHAPES = [
+    (LENGTHS, 37, 24, -1.0),
+    ([3, 0, 20], 37, 24, None),
+    ([1], 1, 1, 3.0),
+    ([0, 1, 0], 17, 7, 1.0),
+    ([128], 16, 16, -3.0),
+    ([13] * 7, 61, 31, 0.0),
+]
+
+
+def launch_max(problem, upstream, activation):
+    """Representations and gradients of the Triton kernels for max pooling."""
+    reps, argmax = splade_head_forward(*problem, activation=activation, config=SMALL)
+    gradients = splade_head_backward(
+        upstream, reps, argmax, problem.hidden, problem.weight, problem.cu_seqlens,
+        bias_dtype=None if problem.bias is None else problem.bias.dtype,
+        activation=activation, config=CUT,
+    )  # fmt: skip
+    return reps, *(x for x in gradients if x is not None)
+
+
+def leaves_of(problem):
+    return [None if x is None else x.detach().clone().requires_grad_() for x in problem[:3]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("lengths", "V", "D", "bias"), SHAPES)
+def test_log1p_relu_of_the_maximum(lengths, V, D, bias, dtype, device):
+    problem = make_problem(lengths, V, D, device, dtype=dtype, bias=bias)
+    upstream = upstream_for(problem)
+    results = launch_max(problem, upstream, "log1p_relu")
+    assert_close_to_truth(results, problem, upstream, activation="log1p_relu")
+
+
+def test_the_activations_are_told_apart(device):
+    """Negative control of every comparison with the truth in this file."""
+    problem = make_problem(LENGTHS, 37, 24, device)
+    upstream = upstream_for(problem)
+    good = launch_max(problem, upstream, "log1p_relu")
+    other = launch_max(problem, upstream, "relu")
+    for bad in (
+        *((*good[:i], other[i], *good[i + 1 :]) for i in range(4)),
+        *((*good[:i], good[i] * 1.01, *good[i + 1 :]) for i in range(4)),
+    ):
+        with pytest.raises(AssertionError):
+            assert_close_to_truth(bad, problem, upstream, activation="log1p_relu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autograd_of_the_operator(dtype, device):
+    """The registered operator; float64 on the CPU alone, where only representations are fp32."""
+    device = torch.device("cpu") if dtype == torch.float64 else device
+    problem = make_problem(LENGTHS, 37, 24, device, dtype=dtype)
+    upstream = upstream_for(problem)
+    leaves = leaves_of(problem)
+    reps = splade_head(*leaves, problem.cu_seqlens, activation="log1p_relu")
+    truth = with_gradients(problem, upstream, torch.float64, activation="log1p_relu")
+    for actual, exact in zip(
+        (reps.detach(), *torch.autograd.grad(reps, leaves, upstream)), truth, strict=True
+    ):
+        assert error(actual, exact) < 1e-5 < error(actual * 1.01, exact)
+
+
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+def test_tiny_logits_keep_their_precision(activation, device):
+    """log1p of a small number is not the logarithm of a rounded sum."""
+    hidden = torch.logspace(-12, 3, 40, device=device)[:, None]
+    problem = (hidden, torch.ones(1, 1, device=device), None)
+    bounds = torch.arange(41, dtype=torch.int32, device=device)
+    reps, _ = splade_head_forward(*problem, bounds, activation=activation, config=SMALL)
+    exact = splade_head_reference(
+        *(None if x is None else x.double() for x in problem), bounds, activation=activation
+    )
+    torch.testing.assert_close(reps.double(), exact, rtol=5e-7, atol=0)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close((hidden + 1).log().double(), exact, rtol=5e-7, atol=0)
+
+
+def test_registration(device):
+    problem = make_problem(LENGTHS, 37, 24, device)
+    torch.library.opcheck(
+        function._forward_op, (*leaves_of(problem), problem.cu_seqlens, "log1p_relu", True)
+    )
+
+
+def test_compiles_into_one_graph(device):
+    problem = make_problem(LENGTHS, 37, 24, device)
+    leaves = leaves_of(problem)
+
+    def loss(hidden, weight, bias):
+        reps = splade_head(hidden * 2, weight, bias, problem.cu_seqlens, activation="log1p_relu")
+        return reps.square().sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for a, b in zip(
+        torch.autograd.grad(compiled(*leaves), leaves),
+        torch.autograd.grad(loss(*leaves), leaves),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+
+
+def test_unknown_names_are_refused(device):
+    problem = make_problem([2], 3, 4, device)
+    with pytest.raises(ValueError, match="one of relu, log1p_relu, got 'gelu'"):
+        splade_head(*problem, activation="gelu")
