@@ -6,6 +6,7 @@ import torch
 from sparton.kernels.splade_head import function, splade_head, splade_head_reference
 from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
 from sparton.kernels.splade_head.forward import ForwardConfig, splade_head_forward
+from sparton.kernels.splade_head.sum_cpu import splade_head_sum_forward_cpu
 from tests.kernels.problems import (
     assert_close_to_truth,
     error,
@@ -125,3 +126,57 @@ def test_unknown_names_are_refused(device):
     problem = make_problem([2], 3, 4, device)
     with pytest.raises(ValueError, match="one of relu, log1p_relu, got 'gelu'"):
         splade_head(*problem, activation="gelu")
+
+
+def sum_forward(problem, activation, config=SMALL):
+    reps, nothing = splade_head_forward(
+        *problem, pooling="sum", activation=activation, config=config
+    )
+    assert nothing.numel() == 0
+    return reps
+
+
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("lengths", "V", "D", "bias"), SHAPES)
+def test_sums(lengths, V, D, bias, dtype, activation, device):
+    problem = make_problem(lengths, V, D, device, dtype=dtype, bias=bias)
+    reps = sum_forward(problem, activation)
+    exact = with_gradients(
+        problem, upstream_for(problem), torch.float64, pooling="sum", activation=activation
+    )[0]
+    assert reps.dtype == torch.float32
+    # The last factor of a product of T numbers is off by T roundings at most.
+    assert (reps - exact).abs().max() < 6e-8 * (4 + max(lengths)) + 1e-6 * exact.max()
+    assert error(reps, exact) < 2e-6 < error(reps * (1 + 1e-5), exact)
+    assert not reps[problem.cu_seqlens.diff() == 0].any()
+    assert not reps[exact == 0].any()
+    on_cpu = splade_head_sum_forward_cpu(
+        *(None if x is None else x.cpu().double() for x in problem[:3]), problem.cu_seqlens.cpu(),
+        activation=activation,
+    )  # fmt: skip
+    assert error(on_cpu, exact.cpu()) < 1e-7
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e4, 1e9])
+def test_sums_of_many_small_and_large_logits(size, device):
+    """No product of factors overflows, and small ones are not lost among them."""
+    problem = make_problem([700, 3], 19, 8, device, bias=None)
+    problem = problem._replace(hidden=problem.hidden * size)
+    exact = with_gradients(problem, upstream_for(problem), torch.float64, pooling="sum")[0]
+    reps = sum_forward(problem, "relu")
+    assert (reps - exact).abs().max() < 1e-5 + 1e-6 * exact.max()
+    assert error(reps, exact) < (1e-2 if size < 1e-3 else 2e-6)
+
+
+def test_nan_in_a_sum_stays_visible_and_where_it_is(device):
+    problem = make_problem([3, 40, 5], 8, 8, device)
+    clean = sum_forward(problem, "relu")
+    problem.hidden[20] = float("nan")
+    reps = sum_forward(problem, "relu")
+    assert reps[1].isnan().all()
+    assert torch.equal(reps[::2], clean[::2])
+    problem.hidden[20] = 1e30
+    reps = sum_forward(problem, "relu")
+    assert not reps[1].isfinite().all()
+    assert torch.equal(reps[::2], clean[::2])

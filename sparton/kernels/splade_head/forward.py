@@ -4,8 +4,9 @@ N sequences, T packed tokens, D hidden, V vocabulary.
 
 A program owns BLOCK_V vocabulary rows and a group: the sequences that start within one stretch of
 GROUP_TOKENS tokens. It walks over the group's tokens in tiles of BLOCK_T that ignore the
-boundaries of sequences, so the matrix products follow the number of real tokens. The maximum of
-the sequence in progress is carried from tile to tile and written out where the sequence ends.
+boundaries of sequences, so the matrix products follow the number of real tokens. The maximum (or
+sum) of the sequence in progress is carried from tile to tile and written out where the sequence
+ends.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sparton.kernels.splade_head.operands import check_operands
-from sparton.kernels.splade_head.reduction import SLOTS, reduce_tile
+from sparton.kernels.splade_head.reduction import clean_slots, reduce_tile
 
 
 class ForwardConfig(NamedTuple):
@@ -103,7 +104,7 @@ def _splade_head_fwd_kernel(
     T, V, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    BIAS: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
+    BIAS: tl.constexpr, SUM: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     num_blocks = tl.cdiv(V, BLOCK_V)
@@ -124,9 +125,8 @@ def _splade_head_fwd_kernel(
     if BIAS:
         bias = tl.load(bias_ptr + offs_v, offs_v < V, 0.0).to(tl.float32)
     clean = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
-    best = tl.full((BLOCK_V, SLOTS), float("-inf"), tl.float32)
-    token = tl.full((BLOCK_V, SLOTS), -1, tl.int32)
-    state = (best, token, first, begin, tl.load(cu_ptr + first + 1), last)
+    value, whole = clean_slots(BLOCK_V, SUM)
+    state = (value, whole, first, begin, tl.load(cu_ptr + first + 1), last)
     # One loop over tiles and hidden units: the loads of the next tile run ahead of the epilogue.
     # At least one tile, so that a group of empty sequences is written too.
     steps_per_tile: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
@@ -141,7 +141,7 @@ def _splade_head_fwd_kernel(
         if d + BLOCK_D >= D:
             state = reduce_tile(
                 acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-                SEGMENT, TWICE, ARGMAX,
+                SEGMENT, SUM, TWICE, ARGMAX,
             )  # fmt: skip
             acc = clean
 
@@ -175,6 +175,7 @@ def splade_head_forward(
     cu_seqlens: Tensor,
     *,
     argmax: bool = True,
+    pooling: str = "max",
     activation: str = "relu",
     config: ForwardConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -185,13 +186,14 @@ def splade_head_forward(
         weight: ``[V, D]``, the same dtype.
         bias: ``[V]`` any float dtype, or None.
         cu_seqlens: int32 ``[N + 1]``, from 0 to T.
-        argmax: also return the winning tokens.
+        argmax: also return the winning tokens; sum pooling has none.
+        pooling: "max" or "sum".
         activation: "relu" or "log1p_relu", the latter with a second log1p.
         config: how to launch; by default the first fitting one of :func:`forward_configs`.
 
     Returns:
-        reps fp32 ``[N, V]`` and the absolute token index of each maximum, int32 ``[N, V]``, or an
-        empty tensor if ``argmax`` is False. The index may be -1 where reps is 0, and is -1 in empty
+        reps fp32 ``[N, V]`` and the absolute token index of each maximum, int32 ``[N, V]``, or
+        without argmax an empty tensor. The index may be -1 where reps is 0, and is -1 in empty
         sequences and where every logit is NaN.
 
     Raises:
@@ -203,6 +205,7 @@ def splade_head_forward(
         raise ValueError(f"the kernel takes float16, bfloat16 or float32, got {hidden.dtype}")
     hidden, weight = hidden.contiguous(), weight.contiguous()
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.numel() - 1
+    argmax = argmax and pooling == "max"
     reps = torch.empty(N, V, device=hidden.device)
     winners = torch.empty((N, V) if argmax else 0, dtype=torch.int32, device=hidden.device)
     if reps.numel() == 0:
@@ -229,7 +232,8 @@ def splade_head_forward(
         T, V, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
-        BIAS=bias is not None, TWICE=activation == "log1p_relu", ARGMAX=argmax,
+        BIAS=bias is not None, SUM=pooling == "sum", TWICE=activation == "log1p_relu",
+        ARGMAX=argmax,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return reps, winners

@@ -27,3 +27,9 @@ def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqle
             f"operands must be on one device, got hidden on {hidden.device}, weight on "
             f"{weight.device}, cu_seqlens on {cu_seqlens.device}"
         )
+
+
+def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
+    """The sequence that each token belongs to, int32 ``[T]``."""
+    tokens = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens[1:], tokens, right=True, out_int32=True)

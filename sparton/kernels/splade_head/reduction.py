@@ -1,9 +1,13 @@
-"""Maximum over the tokens of a tile of logits that ends sequences anywhere; device functions.
+"""Pooling over the tokens of a tile of logits that ends sequences anywhere; device functions.
 
-V vocabulary. A tile is ``[BLOCK_V, tokens]``. The running maximum of the sequence in progress is
-kept in SLOTS columns: slot p sees the tokens ``lo + p, lo + p + SLOTS, ...`` of every segment that
-starts at ``lo``. In the layout of Hopper's and Ampere's matrix instructions these lie in one
-thread, so that threads need to talk only when a sequence ends.
+V vocabulary. A tile is ``[BLOCK_V, tokens]``. What is known of the sequence in progress is kept in
+SLOTS columns: slot p sees the tokens ``lo + p, lo + p + SLOTS, ...`` of every segment that starts
+at ``lo``. In the layout of Hopper's and Ampere's matrix instructions these lie in one thread, so
+that threads need to talk only when a sequence ends.
+
+A slot is a pair (fp32, int32). For max pooling: the running maximum and its token. For sum pooling,
+whose result is the sum of ``log(1 + x)``, x >= 0: the product of the ``1 + x`` as a number in
+``[1, 2)`` and a power of 2, so that a token costs one multiplication instead of one logarithm.
 """
 
 import triton
@@ -21,7 +25,19 @@ def _halves(x):
 
 
 @triton.jit
-def _fold(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
+def clean_slots(BLOCK_V: tl.constexpr, SUM: tl.constexpr):
+    """The slots before any token."""
+    if SUM:
+        value = tl.full((BLOCK_V, SLOTS), 1.0, tl.float32)
+        whole = tl.full((BLOCK_V, SLOTS), 0, tl.int32)
+    else:
+        value = tl.full((BLOCK_V, SLOTS), float("-inf"), tl.float32)
+        whole = tl.full((BLOCK_V, SLOTS), -1, tl.int32)
+    return value, whole
+
+
+@triton.jit
+def _fold_max(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
     """Fold the logits of tokens ``lo, lo + 1, ...`` into the running maximum, left to right.
 
     ``token`` is that of slot 0 in the winning group of SLOTS tokens. Strictly greater replaces, so
@@ -30,9 +46,9 @@ def _fold(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
     """
     if logits.shape[1] > SLOTS:
         left, right = _halves(logits)
-        best, token = _fold(best, token, left, lo, start, stop, MASKED)
+        best, token = _fold_max(best, token, left, lo, start, stop, MASKED)
         middle = lo + logits.shape[1] // 2
-        best, token = _fold(best, token, right, middle, start, stop, MASKED)
+        best, token = _fold_max(best, token, right, middle, start, stop, MASKED)
     else:
         better = logits > best
         if MASKED:
@@ -44,6 +60,45 @@ def _fold(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _multiply(product, x, lo, start, stop, MASKED: tl.constexpr):
+    """Multiply ``1 + x`` of tokens ``lo, lo + 1, ...`` into the slots, left to right."""
+    if x.shape[1] > SLOTS:
+        left, right = _halves(x)
+        product = _multiply(product, left, lo, start, stop, MASKED)
+        product = _multiply(product, right, lo + x.shape[1] // 2, start, stop, MASKED)
+    else:
+        if MASKED:
+            offs_t = lo + tl.arange(0, SLOTS)
+            x = tl.where(((offs_t >= start) & (offs_t < stop))[None, :], x, 0.0)
+        product += product * x
+    return product
+
+
+@triton.jit
+def _fold_sum(product, exponent, x, lo, start, stop, MASKED: tl.constexpr):
+    """Fold the ``1 + x`` of tokens ``lo, lo + 1, ...`` into the slots' products.
+
+    A slot takes at most 4 factors here, so that nothing overflows as long as x < 2^31; beyond, the
+    result is NaN. A product that is NaN stays it.
+    """
+    tl.static_assert(x.shape[1] <= 4 * SLOTS)
+    product = _multiply(product, x, lo, start, stop, MASKED)
+    bits = product.to(tl.int32, bitcast=True)
+    exponent += (bits >> 23) - 127
+    product *= (0x7F000000 - (bits & 0x7F800000)).to(tl.float32, bitcast=True)
+    return product, exponent
+
+
+@triton.jit
+def _fold(value, whole, x, lo, start, stop, SUM: tl.constexpr, MASKED: tl.constexpr):
+    if SUM:
+        value, whole = _fold_sum(value, whole, x, lo, start, stop, MASKED)
+    else:
+        value, whole = _fold_max(value, whole, x, lo, start, stop, MASKED)
+    return value, whole
+
+
+@triton.jit
 def _log1p(x):
     """Accurate for small x >= 0 too: the rounding error of 1 + x is divided out."""
     one_more = 1.0 + x
@@ -52,14 +107,19 @@ def _log1p(x):
 
 
 @triton.jit
-def _write_row(
+def _positive_part(x):
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _write_max(
     best, token, occupied, bias, reps_ptrs, argmax_ptrs, mask,
     TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Join the slots (the first of equal logits wins) and store one sequence."""
     tokens = token + tl.arange(0, SLOTS)[None, :]
     value = tl.max(best, 1)
-    logit = tl.maximum(value + bias, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    logit = _positive_part(value + bias)
     # Comparisons drop NaN: if nothing was greater than -inf, every logit was NaN.
     logit = tl.where((value == float("-inf")) & occupied, float("nan"), logit)
     reps = _log1p(logit)
@@ -73,44 +133,58 @@ def _write_row(
 
 
 @triton.jit
+def _write_sum(product, exponent, reps_ptrs, mask):
+    """Join the slots and store one sequence: the logarithm of what they hold."""
+    LOG_2: tl.constexpr = 0.6931471805599453
+    tl.store(reps_ptrs, tl.sum(exponent, 1) * LOG_2 + tl.sum(_log1p(product - 1.0), 1), mask)
+
+
+@triton.jit
 def reduce_tile(
     logits, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-    SEGMENT: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
+    SEGMENT: tl.constexpr, SUM: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Fold a tile of logits, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
 
-    ``state`` is (running maximum, its token, sequence in progress, its start, its stop, end of the
-    group's sequences). TWICE applies log1p twice.
+    ``state`` is (the slots' pair, sequence in progress, its start, its stop, end of the group's
+    sequences). SUM pools the sum, else the maximum; TWICE applies log1p twice.
     """
     if logits.shape[1] > SEGMENT:
         left, right = _halves(logits)
         state = reduce_tile(
             left, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, TWICE, ARGMAX,
+            SEGMENT, SUM, TWICE, ARGMAX,
         )  # fmt: skip
         middle = lo + logits.shape[1] // 2
         state = reduce_tile(
             right, middle, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, TWICE, ARGMAX,
+            SEGMENT, SUM, TWICE, ARGMAX,
         )  # fmt: skip
     else:
-        best, token, n, start, stop, last = state
+        value, whole, n, start, stop, last = state
+        x = logits
+        if SUM:
+            x = _positive_part(logits + bias[:, None])
+            if TWICE:
+                x = tl.where(x == 0.0, x, tl.log(1.0 + x))
         hi = lo + logits.shape[1]
         while stop <= hi:
-            best, token = _fold(best, token, logits, lo, start, stop, True)
+            value, whole = _fold(value, whole, x, lo, start, stop, SUM, True)
             row = n.to(tl.int64) * V + offs_v
-            _write_row(
-                best, token, start < stop, bias, reps_ptr + row, argmax_ptr + row, offs_v < V,
-                TWICE, ARGMAX,
-            )  # fmt: skip
-            best = tl.full(best.shape, float("-inf"), tl.float32)
-            token = tl.full(token.shape, -1, tl.int32)
+            if SUM:
+                _write_sum(value, whole, reps_ptr + row, offs_v < V)
+            else:
+                _write_max(
+                    value, whole, start < stop, bias, reps_ptr + row, argmax_ptr + row, offs_v < V,
+                    TWICE, ARGMAX,
+                )  # fmt: skip
+            value, whole = clean_slots(logits.shape[0], SUM)
             n += 1
             start = stop
             stop = tl.load(cu_ptr + n + 1, mask=n < last, other=NO_STOP)
         if start <= lo:
-            best, token = _fold(best, token, logits, lo, start, stop, False)
+            value, whole = _fold(value, whole, x, lo, start, stop, SUM, False)
         else:
-            best, token = _fold(best, token, logits, lo, start, stop, True)
-        state = (best, token, n, start, stop, last)
+            value, whole = _fold(value, whole, x, lo, start, stop, SUM, True)
+        state = (value, whole, n, start, stop, last)
     return state
