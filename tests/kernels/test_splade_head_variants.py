@@ -176,8 +176,8 @@ def test_nan_in_a_sum_stays_visible_and_where_it_is(device):
     reps = sum_forward(problem, "relu")
     assert reps[1].isnan().all()
     assert torch.equal(reps[::2], clean[::2])
-    problem.hidden[3:43] = 1e20  # products of these are beyond fp32
+    problem.hidden[3:43] = 1e25  # products of these are beyond fp32
     reps = sum_forward(problem, "relu")
     exact = with_gradients(problem, upstream_for(problem), torch.float64, pooling="sum")[0]
-    assert reps[1, exact[1] > 0].isnan().all()
+    assert not reps[1, exact[1] > 0].isfinite().any()
     assert torch.equal(reps[::2], clean[::2])

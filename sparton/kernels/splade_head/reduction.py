@@ -78,8 +78,8 @@ def _multiply(product, x, lo, start, stop, MASKED: tl.constexpr):
 def _fold_sum(product, exponent, x, lo, start, stop, MASKED: tl.constexpr):
     """Fold the ``1 + x`` of tokens ``lo, lo + 1, ...`` into the slots' products.
 
-    A slot takes at most 4 factors here, so that nothing overflows as long as x < 2^31; a product
-    that does becomes NaN, and NaN stays.
+    A slot takes at most 4 factors here, so that nothing overflows as long as x < 2^31. After a
+    product that does, or that is NaN, the result is not finite.
     """
     tl.static_assert(x.shape[1] <= 4 * SLOTS)
     product = _multiply(product, x, lo, start, stop, MASKED)
