@@ -9,6 +9,8 @@ sum) of the sequence in progress is carried from tile to tile and written out wh
 ends.
 """
 
+import functools
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sparton.kernels.splade_head.operands import check_operands
 from sparton.kernels.splade_head.reduction import clean_slots, reduce_tile
+from sparton.kernels.splade_head.tuning_cache import Regime, read_winners, regime_of
 
 
 class ForwardConfig(NamedTuple):
@@ -43,6 +46,7 @@ class ForwardConfig(NamedTuple):
     band: int = 32
 
 
+CONFIG_KINDS = (ForwardConfig,)
 HOPPER = (
     ForwardConfig(True, 256, 128, 64, num_warps=8, num_stages=3),
     ForwardConfig(True, 128, 256, 64, num_warps=8, num_stages=3),
@@ -161,10 +165,24 @@ def _fits_descriptors(*operands: Tensor) -> bool:
     )
 
 
-def _select_config(hidden: Tensor, weight: Tensor) -> ForwardConfig:
+@functools.cache
+def tuned_configs() -> dict[Regime, ForwardConfig]:
+    """Winners of searches (see tuning.py) that replace the first of :func:`forward_configs`: those
+    of this process and, if the environment has SPARTON_TUNED=1, those of earlier ones."""
+    return read_winners(CONFIG_KINDS) if os.environ.get("SPARTON_TUNED") == "1" else {}
+
+
+def _select_config(
+    hidden: Tensor, weight: Tensor, num_sequences: int, *, verified: bool = True
+) -> ForwardConfig:
+    """A winner stands only where the variant of the kernel is one that the search verified."""
     capability = torch.cuda.get_device_capability(hidden.device)
     fits = _fits_descriptors(hidden, weight)
-    configs = forward_configs(hidden.dtype, capability, hidden.shape[1])
+    (T, D), V = hidden.shape, weight.shape[0]
+    configs = forward_configs(hidden.dtype, capability, D)
+    if verified and (tuned := tuned_configs()):
+        winner = tuned.get(regime_of(hidden.device, hidden.dtype, D, V, T / num_sequences))
+        configs = configs if winner is None else (winner, *configs)
     return next(config for config in configs if fits or not config.descriptors)
 
 
@@ -189,7 +207,8 @@ def splade_head_forward(
         argmax: also return the winning tokens; sum pooling has none.
         pooling: "max" or "sum".
         activation: "relu" or "log1p_relu", the latter with a second log1p.
-        config: how to launch; by default the first fitting one of :func:`forward_configs`.
+        config: how to launch; by default the winner of a search for this regime (see tuning.py; for
+            the maximum of relu only), or else the first fitting one of :func:`forward_configs`.
 
     Returns:
         reps fp32 ``[N, V]`` and the absolute token index of each maximum, int32 ``[N, V]``, or
@@ -212,7 +231,8 @@ def splade_head_forward(
         return reps, winners
     if T == 0:
         return reps.zero_(), winners.fill_(-1)
-    config = config or _select_config(hidden, weight)
+    verified = (pooling, activation) == ("max", "relu")
+    config = config or _select_config(hidden, weight, N, verified=verified)
     operands = (hidden, weight)
     if config.descriptors:
         if not _fits_descriptors(hidden, weight):

@@ -1,0 +1,297 @@
+"""The search for a configuration refuses what is wrong, however fast, and remembers the winner.
+
+On a CPU the kernels run in Triton's interpreter and a fake clock times them.
+"""
+
+import json
+import logging
+import re
+
+import pytest
+import torch
+
+from sparton.kernels.splade_head import forward, tuning, tuning_cache
+from sparton.kernels.splade_head.forward import ForwardConfig, splade_head_forward, tuned_configs
+from sparton.kernels.splade_head.tuning import (
+    example_operands,
+    launch_forward,
+    neighbours,
+    search,
+    tune_splade_head,
+    use_tuned_configs,
+)
+from sparton.kernels.splade_head.tuning_cache import cache_file, read_winners, regime_of
+
+GOOD = ForwardConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=64)
+OTHER = GOOD._replace(block_v=32)
+THIRD = GOOD._replace(block_t=16)
+TIMES = {GOOD: 3.0, OTHER: 2.0, THIRD: 4.0}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPARTON_TUNED", raising=False)
+    tuned_configs.cache_clear()
+    yield
+    tuned_configs.cache_clear()
+
+
+@pytest.fixture
+def operands(device):
+    return example_operands(24, 37, 9, torch.float32, 60, device.type)
+
+
+def zeros(config, operands, argmax):
+    shape = (operands.cu_seqlens.numel() - 1, operands.weight.shape[0])
+    return torch.zeros(shape, device=operands.hidden.device), torch.full(
+        shape, -1, dtype=torch.int32, device=operands.hidden.device
+    )
+
+
+def unwritten_tile(config, operands, argmax):
+    """The last rows of the vocabulary are left as they were allocated."""
+    reps, winners = launch_forward(GOOD, operands, argmax)
+    result = torch.empty_like(reps)
+    result[:, :-3] = reps[:, :-3]
+    return result, winners
+
+
+def wrong_without_winners(config, operands, argmax):
+    reps, winners = launch_forward(GOOD, operands, argmax)
+    return reps if argmax else torch.zeros_like(reps), winners
+
+
+def changed(change):
+    def launch(config, operands, _):
+        reps, argmax = (x.clone() for x in launch_forward(GOOD, operands, True))
+        return change(reps, argmax, operands.cu_seqlens)
+
+    return launch
+
+
+def another_token(reps, argmax, cu_seqlens):
+    argmax[0, 0] = cu_seqlens[0] + (argmax[0, 0] + 1) % cu_seqlens[1]
+    return reps, argmax
+
+
+def foreign_token(reps, argmax, cu_seqlens):
+    argmax[0, 0] = cu_seqlens[1]
+    return reps, argmax
+
+
+def one_value(reps, argmax, cu_seqlens):
+    reps[0, 0] += 0.01
+    return reps, argmax
+
+
+def crash(config, operands, argmax):
+    raise RuntimeError("PassManager::run failed")
+
+
+class Clock:
+    """Counts what it is asked to time; wrong results take no time at all."""
+
+    def __init__(self, times):
+        self.times, self.asked = times, []
+
+    def __call__(self, run):
+        run()
+        self.asked.append(LAUNCHED[-1])
+        return self.times.get(LAUNCHED[-1], 1e-6)
+
+
+LAUNCHED = []
+
+
+def launcher(wrong=None):
+    """Launches ``GOOD`` and its relatives truly, and whatever else as ``wrong`` says."""
+
+    def launch(config, operands, argmax):
+        LAUNCHED.append(config)
+        return (launch_forward if config in TIMES else wrong)(config, operands, argmax)
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fault"),
+    [
+        (zeros, "representations are wrong by up to"),
+        (unwritten_tile, "not written"),
+        (wrong_without_winners, "wrong by up to"),
+        (changed(one_value), "wrong by up to 0.01"),
+        (changed(another_token), "winners miss the maximum"),
+        (changed(foreign_token), "1 of .* winners lie outside"),
+        (changed(lambda reps, argmax, _: (reps, argmax - 1)), "outside|miss"),
+        (changed(lambda reps, argmax, _: (reps[1:], argmax)), "representations are"),
+        (changed(lambda reps, argmax, _: (reps, argmax[:, 1:])), "winners are"),
+        (crash, "RuntimeError: PassManager"),
+    ],
+)
+def test_wrong_results_are_refused_at_any_speed(operands, wrong, fault):
+    clock = Clock(TIMES)
+    operands.bias[0] = 9.0  # the entry that the faults change is active
+    trials = search(operands, [GOOD, "wrong", OTHER], launch=launcher(wrong), timer=clock)
+    assert [trial.config for trial in trials] == [GOOD, "wrong", OTHER]
+    assert re.search(fault, trials[1].fault)
+    assert trials[1].milliseconds == float("inf")
+    assert [trial.fault for trial in trials if trial.config != "wrong"] == [None, None]
+    assert clock.asked == [GOOD, OTHER], "nothing is timed before it was verified"
+
+
+def tune(device, configs, *, wrong=None, times=TIMES, mean_length=9, tokens=60):
+    return tune_splade_head(
+        24, 37, mean_length, dtype=torch.float32, tokens=tokens, device=device.type,
+        configs=configs, launch=launcher(wrong), timer=Clock(times),
+    )  # fmt: skip
+
+
+def test_the_fastest_right_configuration_wins_and_is_remembered(device):
+    trials = tune(device, ["wrong", GOOD, OTHER, THIRD], wrong=zeros)
+    assert [trial.config for trial in trials] == [OTHER, GOOD, THIRD, "wrong"]
+    regime = regime_of(device, torch.float32, 24, 37, 9)
+    assert tuned_configs() == {regime: OTHER}
+    assert read_winners((ForwardConfig,)) == {regime: OTHER}
+    assert regime[3:] == ("float32", 24, 64, 8)
+    tune(device, [GOOD])
+    tune(device, [THIRD], mean_length=30)
+    longer = regime._replace(mean_length=32)
+    assert read_winners((ForwardConfig,)) == {regime: GOOD, longer: THIRD}
+    assert [path.name for path in cache_file().parent.iterdir()] == ["splade_head.json"]
+
+
+def test_nothing_is_remembered_where_nothing_is_right(device):
+    with pytest.raises(RuntimeError, match=r"wrong: representations are wrong"):
+        tune(device, ["wrong"], wrong=zeros)
+    with pytest.raises(RuntimeError, match="none was given"):
+        tune(device, [])
+    assert not cache_file().exists()
+    assert not tuned_configs()
+
+
+def test_poison_is_gone_after_the_search(operands):
+    search(operands, [GOOD, "wrong"], launch=launcher(crash), timer=Clock(TIMES))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_launch_uses_the_winner_of_its_regime(device, operands, monkeypatch):
+    """Whatever the number of sequences; another mean length has its own."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+    def selected(num_sequences, tokens):
+        hidden = torch.zeros(tokens, 24, device=device)
+        return forward._select_config(hidden, operands.weight, num_sequences)
+
+    default = forward.FULL_PRECISION[0]
+    assert selected(6, 60) == default
+    tune(device, [GOOD])
+    assert selected(6, 60) == selected(600, 6000) == selected(7, 61) == GOOD
+    assert selected(60, 6000) == default
+    plain = torch.zeros(60, 24, device=device)
+    assert forward._select_config(plain, operands.weight, 6, verified=False) == default
+    tuned_configs.cache_clear()
+    assert selected(6, 60) == default, "a new process asks for earlier winners explicitly"
+    use_tuned_configs()
+    assert selected(6, 60) == GOOD
+    tuned_configs.cache_clear()
+    monkeypatch.setenv("SPARTON_TUNED", "1")
+    assert selected(6, 60) == GOOD
+    cache_file().unlink()
+    assert selected(6, 60) == GOOD, "the file is read once"
+
+
+def test_a_winner_that_cannot_address_the_operands_is_passed_over(device, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    odd = torch.zeros(60, 23, device=device)
+    regime = regime_of(device, torch.float32, 23, 60, 10)
+    tuned_configs()[regime] = GOOD._replace(descriptors=True)
+    assert forward._select_config(odd, odd, 6) == forward.FULL_PRECISION[0]
+
+
+def test_a_changed_kernel_forgets_its_winners(device, monkeypatch):
+    tune(device, [GOOD])
+    (before,) = read_winners((ForwardConfig,))
+    assert before.kernel == tuning_cache._kernel_digest()
+    monkeypatch.setattr(tuning_cache, "_kernel_digest", lambda: "another")
+    assert regime_of(device, torch.float32, 24, 37, 9) not in read_winners((ForwardConfig,))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"winners": 3}',
+        '{"winners": [3]}',
+        '{"winners": [{"kind": "ForwardConfig", "regime": {"gpu": "x"}, "settings": {}}]}',
+        b"\xff\xfe",
+    ],
+)
+def test_a_damaged_file_is_named_ignored_and_replaced(content, device, caplog):
+    path = cache_file()
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with caplog.at_level(logging.WARNING):
+        assert read_winners((ForwardConfig,)) == {}
+    assert str(path) in caplog.text
+    assert "tune_head" in caplog.text
+    tune(device, [GOOD])
+    caplog.clear()
+    kept = json.loads(path.read_text())["winners"]
+    assert kept[-1]["milliseconds"] == 3.0
+    assert kept[-1]["settings"] == GOOD._asdict()
+
+
+def test_no_file_is_no_reason_to_warn(caplog):
+    assert read_winners((ForwardConfig,)) == {}
+    assert not caplog.records
+
+
+def test_winners_of_other_kinds_are_left_alone(device):
+    tune(device, [GOOD])
+    assert read_winners(()) == {}
+    assert len(read_winners((ForwardConfig,))) == 1
+
+
+def test_a_write_that_fails_leaves_the_file_and_no_other(device, monkeypatch):
+    tune(device, [GOOD])
+    before = cache_file().read_text()
+
+    def full(*_args, **_kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(OSError, match="No space"):
+        tune(device, [OTHER])
+    assert [path.read_text() for path in cache_file().parent.iterdir()] == [before]
+
+
+def test_a_regime_is_a_range_of_vocabularies_and_lengths(device):
+    def buckets(vocabulary, mean_length):
+        return regime_of(device, torch.float32, 24, vocabulary, mean_length)[5:]
+
+    assert buckets(30522, 159.3) == buckets(32768, 100) == (32768, 128)
+    assert buckets(32769, 0.5) == (65536, 1)
+    assert buckets(1, 40.0) == (1, 32)
+
+
+def test_neighbours_differ_in_one_setting():
+    found = neighbours(GOOD)
+    assert found[0] == GOOD
+    assert len(set(found)) == len(found) > 8
+    for near in found[1:]:
+        assert sum(a != b for a, b in zip(near, GOOD, strict=True)) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_search_on_a_gpu_beats_no_default_by_being_wrong():
+    trials = tune_splade_head(384, 3001, 64, tokens=4096)
+    assert all(trial.fault is None for trial in trials[:3])
+    operands = example_operands(384, 3001, 64, torch.bfloat16, 4096, "cuda")
+    tuned = splade_head_forward(*operands)[0]
+    listed = splade_head_forward(*operands, config=forward.PORTABLE[0])[0]
+    torch.testing.assert_close(tuned, listed, rtol=1e-4, atol=1e-5)
+    assert tuning.cuda_milliseconds(lambda: splade_head_forward(*operands)) > 0
