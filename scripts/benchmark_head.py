@@ -1,320 +1,229 @@
-"""Time and memory of the SPLADE heads on one GPU, after their results were checked.
+"""Time and memory of the SPLADE heads, after their results were checked.
 
-    python scripts/benchmark_head.py --output results/h200/head.jsonl
-    python scripts/benchmark_head.py --shapes table1 mix --sparton-configs
+    python scripts/benchmark_head.py --suite bars                  # results/<gpu>/head_bars.jsonl
+    python scripts/benchmark_head.py --suite heads table2 --list   # what would be measured
+    python scripts/benchmark_head.py --suite heads --heads tiled sparton --output try.jsonl
 
-A head is compared with fp32 truth first. One whose error exceeds that of eager PyTorch in bfloat16
-gets the status red_gate and no time. N sequences, T packed tokens, D hidden, V vocabulary.
+Suites are data, in head_benchmark/suites.py; heads are one line each in head_benchmark/heads.py.
+Every cell runs in a process of its own. A head whose results differ from fp32 truth more than those
+of eager PyTorch in bfloat16 gets the status red_gate and no time; running out of memory, crashing
+and hanging are results too: oom, crashed, timeout. A killed run, started again with the same
+command, goes on at the missing cells. Times are medians of launches back to back, at the clock that
+the card's power limit allows. Figures of different files should not be divided by each other: they
+may come from different cards.
 """
 
 import argparse
-import json
-import math
+import hashlib
+import os
+import re
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
-import triton
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from torch import Tensor
 
-from sparton.kernels.splade_head import splade_head_reference
-from sparton.kernels.splade_head.forward import ForwardConfig, forward_configs, splade_head_forward
-from sparton.models.heads import CompiledHead, EagerHead, SpartonHead, TiledHead
+from head_benchmark.cells import Record, Settings
+from head_benchmark.runner import cell_of, read_records, run_cells, with_truths, write_records
+from head_benchmark.suites import CAPTURED, SUITES, TRUTH, Cell
 from sparton.training.manifest import describe_environment
-from sparton.types import TokenBatch
 
-HEADS: dict[str, Callable[[], torch.nn.Module]] = {
-    "eager": EagerHead,
-    "compiled": CompiledHead,
-    "tiled": TiledHead,
-    "tiled_compiled": lambda: TiledHead(compiled=True),
-    "sparton": SpartonHead,
-}
-ACTIVE = {"all": 1.0, "1%": 0.01}
+ROOT = Path(__file__).resolve().parents[1]
+# What must not change between the first and the last cell of a file.
+SAME_RUN = ("git_sha", "gpu", "driver", "torch", "triton", "miniature")
+# Observed seconds of a cell beyond its timing, for --list.
+SECONDS_PER_CELL, SECONDS_IF_COMPILED, SECONDS_IF_BACKBONE_COMPILED = 3.0, 7.0, 18.0
 
 
-class Shape(NamedTuple):
-    """Sequences with lengths drawn uniformly from each (number, shortest, longest)."""
-
-    lengths: tuple[tuple[int, int, int], ...]
-    D: int
-    V: int
-
-
-SHAPES = {
-    "table1": Shape(((320, 512, 512),), 768, 30522),
-    "short": Shape(((512, 256, 256),), 768, 30522),
-    "multilingual": Shape(((32, 512, 512),), 768, 250002),
-    "mix": Shape(((512, 5, 64), (512, 20, 256)), 768, 30522),
-    "mix384": Shape(((512, 5, 64), (512, 20, 256)), 384, 30522),
-    # Padded heads pad a mix's queries to the length of its documents. Judge them on one side.
-    "queries": Shape(((512, 5, 64),), 768, 30522),
-    "documents": Shape(((512, 20, 256),), 768, 30522),
-    "long1024": Shape(((128, 1024, 1024),), 768, 30522),
-    "long4096": Shape(((128, 4096, 4096),), 768, 30522),
-    "long16384": Shape(((128, 16384, 16384),), 768, 30522),
-}
+def main() -> None:
+    arguments = parse_arguments()
+    console = Console(width=None if os.isatty(1) else 160)
+    context = {} if arguments.list else environment(arguments)
+    for suite in arguments.suite:
+        cells = select(SUITES[suite], arguments)
+        if arguments.list:
+            list_cells(suite, cells, console)
+        else:
+            run_suite({"suite": suite, **context}, cells, arguments, console)
 
 
-class Problem(NamedTuple):
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor
-    tokens: TokenBatch
-    upstream: Tensor
-
-
-def make_problem(shape: Shape, active: float, concentrated: bool) -> Problem:
-    """Random bfloat16 operands whose bias makes about this share of the entries active.
-
-    ``concentrated`` scales three tokens of each sequence up, so that they win most entries, as
-    trained models do.
-    """
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.cat(
-        [torch.randint(low, high + 1, (n,), generator=generator) for n, low, high in shape.lengths]
+def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    cu_seqlens = torch.zeros(lengths.numel() + 1, dtype=torch.int32)
-    cu_seqlens[1:] = lengths.cumsum(0)
-    T = int(lengths.sum())
-    positions = torch.arange(T) - torch.repeat_interleave(cu_seqlens[:-1], lengths)
-    tokens = TokenBatch(torch.zeros_like(positions), positions, cu_seqlens, int(lengths.max()))
-    torch.manual_seed(0)
-    hidden = torch.randn(T, shape.D, device="cuda", dtype=torch.bfloat16)
-    if concentrated:
-        hidden[(positions < 3).cuda()] *= 2
-    weight = torch.randn(shape.V, shape.D, device="cuda", dtype=torch.bfloat16) / shape.D**0.5
-    bias = torch.full((shape.V,), 30.0, device="cuda")
-    tokens = tokens.to("cuda")
-    reps, _ = splade_head_forward(hidden, weight, bias, tokens.cu_seqlens, argmax=False)
-    maxima = reps.flatten()[:: max(reps.numel() // 2**20, 1)].expm1() - 30
-    # A small bias keeps the logits small: rounded to bfloat16, large ones are all ties.
-    threshold = maxima.kthvalue(max(int((1 - active) * maxima.numel()), 1)).values - 1e-3
-    bias = (-threshold).expand(shape.V).clone()
-    return Problem(hidden, weight, bias, tokens, torch.randn_like(reps))
+    parser.add_argument("--suite", nargs="+", choices=list(SUITES), required=True)
+    parser.add_argument("--heads", nargs="+", help="only these; asks for --output")
+    parser.add_argument("--shapes", nargs="+", help="only these; asks for --output")
+    parser.add_argument("--captured", type=Path, help="file of scripts/capture_batch.py")
+    parser.add_argument("--results", type=Path, default=ROOT / "results")
+    parser.add_argument("--output", type=Path, help="JSONL file instead of one per suite")
+    parser.add_argument("--fresh", action="store_true", help="discard the file's records first")
+    parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
+    parser.add_argument("--seconds", type=float, default=0.7, help="timing of a cell")
+    parser.add_argument("--commit", default=os.environ.get("SPARTON_COMMIT"))
+    parser.add_argument("--cache", type=Path, help="folder of the truths; default: a temporary one")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--miniature", action="store_true", help="tiny shapes, to try the program")
+    parser.add_argument("--list", action="store_true", help="show the cells, measure nothing")
+    arguments = parser.parse_args(words)
+    arguments.deadline = time.monotonic() + arguments.stop_after
+    if (arguments.heads or arguments.shapes) and not (arguments.output or arguments.list):
+        parser.error("a part of a suite is no suite: name a file with --output")
+    if arguments.miniature and arguments.results == ROOT / "results" and not arguments.output:
+        parser.error("times of a miniature do not belong in results/: name a file with --output")
+    if arguments.device == "cuda" and not torch.cuda.is_available() and not arguments.list:
+        parser.error("no CUDA device; --device cpu --miniature tries the program without one")
+    return arguments
 
 
-def gradients(head: Callable, problem: Problem) -> tuple[Tensor, ...]:
-    """reps, dhidden, dweight, dbias of a head."""
-    leaves = [x.detach().requires_grad_() for x in problem[:3]]
-    reps = head(*leaves, problem.tokens)
-    return reps.detach(), *torch.autograd.grad(reps, leaves, problem.upstream.to(reps.dtype))
-
-
-def reference(hidden: Tensor, weight: Tensor, bias: Tensor, tokens: TokenBatch) -> Tensor:
-    return splade_head_reference(hidden, weight, bias, tokens.cu_seqlens)
-
-
-def by_sequence(head: Callable, problem: Problem, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """reps, dhidden, dweight, dbias of a head at some precision, sequence by sequence (the logits
-    of all sequences might not fit); gradients are summed in fp32."""
-    weight, bias = (x.detach().to(dtype).requires_grad_() for x in problem[1:3])
-    like = (problem.upstream, *problem[:3])
-    reps, dhidden, dweight, dbias = (torch.zeros(x.shape, device="cuda") for x in like)
-    ids = problem.tokens.input_ids
-    for n, (start, stop) in enumerate(pairwise(problem.tokens.cu_seqlens.tolist())):
-        ends = problem.tokens.cu_seqlens.new_tensor([0, stop - start])
-        tokens = TokenBatch(ids[start:stop], ids[start:stop], ends, stop - start)
-        leaves = (problem.hidden[start:stop].to(dtype).requires_grad_(), weight, bias)
-        row = head(*leaves, tokens)
-        reps[n] = row[0].detach()
-        upstream = problem.upstream[n : n + 1].to(row.dtype)
-        dhidden[start:stop], *shared = torch.autograd.grad(row, leaves, upstream)
-        dweight += shared[0]
-        dbias += shared[1]
-    return reps, dhidden, dweight, dbias
-
-
-def errors(actual: Sequence[Tensor], truth: Sequence[Tensor]) -> list[float]:
+def select(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Cell]:
+    """The cells that were asked for; captured ones where there is a file of them."""
     return [
-        float((a.float() - b).norm() / b.norm().clamp_min(1e-30))
-        for a, b in zip(actual, truth, strict=True)
+        cell
+        for cell in cells
+        if (not arguments.heads or cell.head in arguments.heads)
+        and (not arguments.shapes or cell.shape in arguments.shapes)
+        and (arguments.captured or cell.shape != CAPTURED)
     ]
 
 
-def measure(run: Callable[[], Any], seconds: float = 2.0) -> dict[str, float]:
-    """Milliseconds between CUDA events around each call, and bytes beyond what was allocated."""
-    for _ in range(3):
-        run()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    begin = time.perf_counter()
-    run()
-    torch.cuda.synchronize()
-    repeats = min(max(math.ceil(seconds / (time.perf_counter() - begin)), 10), 200)
-    peak = torch.cuda.max_memory_allocated() - before
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
-    for start, stop in events:
-        start.record()
-        run()
-        stop.record()
-    torch.cuda.synchronize()
-    times = sorted(start.elapsed_time(stop) for start, stop in events)
-    quantiles = {f"p{q}_ms": times[round(q / 100 * (repeats - 1))] for q in (20, 50, 80)}
-    return {**quantiles, "peak_bytes": peak, "repeats": repeats}
+def run_suite(
+    context: Record, cells: list[Cell], arguments: argparse.Namespace, console: Console
+) -> None:
+    """Measure what the suite's file lacks, and append to it cell by cell."""
+    settings = Settings(
+        device=arguments.device,
+        cache=str(arguments.cache or default_cache()),
+        seconds=arguments.seconds,
+        miniature=arguments.miniature,
+        captured=arguments.captured and str(arguments.captured.resolve()),
+    )
+    suite = context["suite"]
+    path = arguments.output or arguments.results / folder_name(context) / f"head_{suite}.jsonl"
+    kept = [] if arguments.fresh else same_run(path, context)
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    context = context | {"run": kept[0]["run"] if kept else now}
+    write_records(path, kept)
+    done = {cell_of(record) for record in kept if record["suite"] == suite}
+    jobs = with_truths([cell for cell in cells if cell not in done], settings)
+    console.print(f"{suite}: {len(cells)} cells, {len(done)} of them in {path}", highlight=False)
+    measure_all(jobs, settings, context, path, arguments.deadline, console)
+    records = [record for record in read_records(path) if record["suite"] == suite]
+    console.print(result_table(suite, records))
 
 
-def environment() -> dict[str, Any]:
-    """What every record says of the machine and the code; git is None where there is none."""
+def measure_all(
+    jobs: list[Cell],
+    settings: Settings,
+    context: Record,
+    path: Path,
+    deadline: float,
+    console: Console,
+) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task(jobs[0].label if jobs else "", total=len(jobs))
+        left = list(jobs)
+        for cell, record in run_cells(jobs, settings, deadline):
+            left.pop(0)
+            if cell.head != TRUTH:
+                write_records(path, [{**context, **cell._asdict(), **record}], "a")
+            console.print(describe(cell, record), highlight=False, markup=False)
+            progress.update(task, advance=1, description=left[0].label if left else "")
+    if left:
+        console.print(f"stopped; {len(left)} jobs left for the same command", style="yellow")
+
+
+def same_run(path: Path, context: Record) -> list[Record]:
+    """The file's records.
+
+    Raises:
+        SystemExit: they come from other code or another machine.
+    """
+    records = read_records(path)
+    for key in SAME_RUN:
+        if records and records[0][key] != context[key]:
+            raise SystemExit(
+                f"{path} was measured with {key} = {records[0][key]}, this is {context[key]}: "
+                "name another file with --output, or measure all of it again with --fresh"
+            )
+    return records
+
+
+def environment(arguments: argparse.Namespace) -> Record:
+    """What every record says of the machine and the code."""
     found = describe_environment()
-    git = found["git"] or {"sha": None, "dirty": None}
+    git = found["git"] or {"sha": arguments.commit, "dirty": None}
     return {
         "command": found["command"],
         "git_sha": git["sha"],
         "dirty": git["dirty"],
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": found["hardware"].get("gpu", "cpu") if arguments.device == "cuda" else "cpu",
         "driver": found["hardware"].get("driver"),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
+        "python": found["python"],
+        "torch": found["packages"]["torch"],
+        "triton": found["packages"]["triton"],
         "seed": 0,
+        "miniature": arguments.miniature,
+        "captured": arguments.captured and arguments.captured.name,
+        "seconds": arguments.seconds,
     }
 
 
-def guarded(cell: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The cell's record; running out of memory is a result like any other."""
-    try:
-        return cell()
-    except torch.OutOfMemoryError:
-        return {"status": "oom"}
-    finally:
-        torch.cuda.empty_cache()
+def folder_name(context: Record) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", context["gpu"].lower()).strip("-")
 
 
-def gated(found: list[float], allowed: list[float], run: Callable[[], Any]) -> dict[str, Any]:
-    """Time of a run whose errors are no larger than allowed."""
-    record: dict[str, Any] = {"errors": found, "allowed": allowed}
-    if not all(a <= b for a, b in zip(found, allowed, strict=True)):
-        return {**record, "status": "red_gate"}
-    return {**record, **measure(run), "status": "ok"}
+def default_cache() -> Path:
+    """A temporary folder that other code or another torch does not share."""
+    own = (ROOT / "scripts/head_benchmark").glob("*.py")
+    kernel = (ROOT / "sparton/kernels/splade_head/reference.py", ROOT / "sparton/models/heads.py")
+    digest = hashlib.sha256(torch.__version__.encode())
+    for path in (*sorted(own), *kernel):
+        digest.update(path.read_bytes())
+    return Path(tempfile.gettempdir()) / f"sparton-benchmark-{digest.hexdigest()[:12]}"
 
 
-def head_cell(
-    name: str, problem: Problem, truth: Sequence[Tensor], allowed: list[float], backward: bool
-) -> dict[str, Any]:
-    head = HEADS[name]()
-
-    def forward() -> None:
-        with torch.no_grad():
-            head(*problem[:3], problem.tokens)
-
-    run = (lambda: gradients(head, problem)) if backward else forward
-    return gated(errors(gradients(head, problem), truth), allowed, run)
-
-
-def gemm_cell(problem: Problem) -> dict[str, Any]:
-    """cuBLAS: all logits of the real tokens, vocabulary padded to a multiple of 64."""
-    V, D = problem.weight.shape
-    weight = problem.weight.new_zeros(-(-V // 64) * 64, D)
-    weight[:V] = problem.weight
-    logits = weight.new_empty(problem.hidden.shape[0], weight.shape[0])
-    return {**measure(lambda: torch.mm(problem.hidden, weight.T, out=logits)), "status": "ok"}
+def describe(cell: Cell, record: Record) -> str:
+    found = record["status"]
+    if "p50_ms" in record:
+        found = f"{record['p50_ms']:.3f} ms ({record['p20_ms']:.3f} to {record['p80_ms']:.3f})"
+    if "peak_bytes" in record:
+        found += f", {record['peak_bytes'] / 2**20:,.0f} MiB"
+    if record["status"] == "red_gate":
+        judged = [(name, e, record["allowed"][name]) for name, e in record["errors"].items()]
+        found += ": " + ", ".join(f"{n} {e:.2g} > {a:.2g}" for n, e, a in judged if not e <= a)
+    error = f": {record['error']}" if "error" in record else ""
+    return f"{cell.label}: {found}{error}  [{record.get('cell_seconds', 0):.1f} s]"
 
 
-def winner_errors(problem: Problem, reps: Tensor, argmax: Tensor) -> list[float]:
-    """How many winners lie outside their sequence, where only a rep of 0 may have none (-1), and,
-    in a sample, the largest difference between reps and those of the winners alone."""
-    starts, stops = problem.tokens.cu_seqlens[:-1, None], problem.tokens.cu_seqlens[1:, None]
-    none = (argmax == -1) & (reps == 0)
-    outside = ~none & ((argmax < starts) | (argmax >= stops))
-    rows = torch.randint(0, reps.shape[0], (64, 1), device=reps.device)
-    sample = (rows, torch.arange(0, reps.shape[1], 97, device=reps.device))
-    won = problem.hidden[argmax[sample].clamp(0, problem.hidden.shape[0] - 1)].float()
-    logits = (won * problem.weight[::97].float()).sum(-1) + problem.bias[::97]
-    expected = logits.relu().log1p().masked_fill(none[sample], 0.0)
-    return [float(outside.sum()), float((expected - reps[sample]).abs().max())]
-
-
-def config_cell(problem: Problem, config: ForwardConfig, truth: Tensor) -> dict[str, Any]:
-    """One configuration of the forward kernel, checked at the measured shape."""
-    operands = (*problem[:3], problem.tokens.cu_seqlens)
-    reps, argmax = splade_head_forward(*operands, config=config)
-    found = [*errors([reps], [truth]), *winner_errors(problem, reps, argmax)]
-    return gated(found, [1e-4, 0, 1e-3], lambda: splade_head_forward(*operands, config=config))
-
-
-def head_records(problem: Problem, heads: Sequence[str]) -> list[dict[str, Any]]:
-    truth = by_sequence(reference, problem, torch.float32)
-    # Eager rounds logits: near-ties fall differently, so its gradients differ by whole entries.
-    eager = errors(by_sequence(EagerHead(), problem, torch.bfloat16), truth)
-    allowed = [1.1 * error + 1e-3 for error in eager]
-    records = [{"head": "cublas_gemm", "mode": "forward", **guarded(lambda: gemm_cell(problem))}]
-    for name in heads:
-        for mode in ("forward", "forward_backward"):
-            backward = mode == "forward_backward"
-            cell = guarded(lambda: head_cell(name, problem, truth, allowed, backward))  # noqa: B023
-            records.append({"head": name, "mode": mode, **cell})
-        torch.compiler.reset()
-    return records
-
-
-def neighbours(config: ForwardConfig) -> list[ForwardConfig]:
-    """The configuration and what one changed setting makes of it, block shapes apart."""
-    segments = [config._replace(segment=n) for n in (32, 64, 128) if n != config.segment]
-    groups = [config._replace(group_tokens=n) for n in (1024, 16384)]
-    return [config, config._replace(band=8), *segments, *groups]
-
-
-def config_records(problem: Problem, vary: bool) -> list[dict[str, Any]]:
-    truth = by_sequence(reference, problem, torch.float32)[0]
-    records = []
-    capability = torch.cuda.get_device_capability()
-    listed = forward_configs(problem.hidden.dtype, capability, problem.hidden.shape[1])
-    for config in [c for one in listed for c in (neighbours(one) if vary else [one])]:
-        cell = guarded(lambda: config_cell(problem, config, truth))  # noqa: B023
-        records.append({"head": str(config), "mode": "forward", **cell})
-    return records
-
-
-def show(records: list[dict[str, Any]], flop: float, title: str, console: Console) -> None:
-    table = Table("head", "mode", "p50 ms", "TFLOP/s forward", "peak MiB", "status", title=title)
+def result_table(suite: str, records: list[Record]) -> Table:
+    columns = ("shape", "pattern", "backbone", "head", "mode", "p50 ms", "TFLOP/s", "MiB", "MHz")
+    table = Table(*columns, "status", title=suite)
     for r in records:
-        rate = f"{flop / r['p50_ms'] / 1e9:.0f}" if "p50_ms" in r and r["mode"] == "forward" else ""
-        table.add_row(
-            r["head"], r["mode"], f"{r['p50_ms']:.3f}" if "p50_ms" in r else "-", rate,
-            f"{r['peak_bytes'] / 2**20:.0f}" if "peak_bytes" in r else "-", r["status"],
-        )  # fmt: skip
-    console.print(table)
+        rate = ""
+        if "p50_ms" in r and r["mode"] != "forward_backward" and not r["backbone"]:
+            rate = f"{2 * r['T'] * r['D'] * r['V'] / r['p50_ms'] / 1e9:.0f}"
+        time_ms = f"{r['p50_ms']:.3f}" if "p50_ms" in r else "-"
+        peak = f"{r['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in r else "-"
+        names = (r[key] for key in ("shape", "pattern", "backbone", "head", "mode"))
+        table.add_row(*names, time_ms, rate, peak, f"{r.get('sm_mhz', 0):.0f}", r["status"])
+    return table
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), default=["table1", "mix"])
-    parser.add_argument("--heads", nargs="+", choices=list(HEADS), default=list(HEADS))
-    parser.add_argument("--active", nargs="+", choices=list(ACTIVE), default=list(ACTIVE))
-    parser.add_argument("--concentrated", action="store_true", help="three tokens win most entries")
-    parser.add_argument("--sparton-configs", action="store_true", help="forward configs instead")
-    parser.add_argument("--vary", action="store_true", help="and their neighbours")
-    parser.add_argument("--output", type=Path, help="JSONL file to append to")
-    arguments = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("needs a CUDA device")
-    torch.backends.cuda.matmul.allow_tf32 = False
-    console, context = Console(width=160), environment()
-    for name in arguments.shapes:
-        for active in arguments.active[:1] if arguments.sparton_configs else arguments.active:
-            problem = make_problem(SHAPES[name], ACTIVE[active], arguments.concentrated)
-            (T, D), V = problem.hidden.shape, problem.weight.shape[0]
-            shape = {
-                "shape": name, "N": problem.tokens.num_sequences, "T": T, "D": D, "V": V,
-                "active": active, "concentrated": arguments.concentrated,
-            }  # fmt: skip
-            if arguments.sparton_configs:
-                records = config_records(problem, arguments.vary)
-            else:
-                records = head_records(problem, arguments.heads)
-            show(records, 2 * T * D * V, json.dumps(shape), console)
-            if arguments.output:
-                arguments.output.parent.mkdir(parents=True, exist_ok=True)
-                with arguments.output.open("a") as file:
-                    file.writelines(json.dumps({**context, **shape, **r}) + "\n" for r in records)
-            del problem
-            torch.cuda.empty_cache()
+def list_cells(suite: str, cells: list[Cell], console: Console) -> None:
+    total = 0.0
+    for cell in cells:
+        compiled = SECONDS_IF_BACKBONE_COMPILED if cell.backbone else SECONDS_IF_COMPILED
+        total += compiled if cell.compiles else SECONDS_PER_CELL
+        console.print(f"  {cell.label}", highlight=False)
+    truths = {cell.truth() for cell in cells}
+    console.print(f"{suite}: {len(cells)} cells, {len(truths)} truths, about {total:.0f} s")
 
 
 if __name__ == "__main__":

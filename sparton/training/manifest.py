@@ -24,7 +24,8 @@ _DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,nohea
 
 
 def describe_environment() -> dict[str, Any]:
-    """Command line, git state, versions and hardware of this process."""
+    """Command line, git state, versions and hardware of this process. Measurement records, which
+    appear while measuring, do not make the tree dirty."""
     return {
         "command": shlex.join(sys.argv),
         "git": _git_state(),
@@ -44,7 +45,7 @@ def _version(package: str) -> str | None:
 def _git_state() -> dict[str, Any] | None:
     git = ("git", "--no-optional-locks", "-C", str(Path(__file__).resolve().parents[2]))
     sha = _output(*git, "rev-parse", "--verify", "HEAD")
-    changes = _output(*git, "status", "--porcelain")
+    changes = _output(*git, "status", "--porcelain", "--", ".", ":(exclude)results")
     if sha is None:
         return None
     return {"sha": sha, "dirty": None if changes is None else bool(changes)}

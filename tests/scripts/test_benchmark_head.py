@@ -1,76 +1,173 @@
-"""The benchmark's gate on winning tokens: what it lets through and what it must not."""
+"""The head benchmark without a GPU: cells, processes, resume, records."""
 
-import importlib.util
+import json
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from sparton.kernels.splade_head.cpu import splade_head_forward_cpu
-from sparton.types import TokenBatch
+import benchmark_head
+from head_benchmark import cells, runner, suites, timing
+from head_benchmark.heads import HEADS
+from head_benchmark.suites import SUITES, Cell
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/benchmark_head.py"
+SHAPE = suites.SHORT
 
 
-@pytest.fixture(scope="module")
-def benchmark():
-    spec = importlib.util.spec_from_file_location("benchmark_head", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def settings(tmp_path, **changes) -> cells.Settings:
+    return cells.Settings("cpu", str(tmp_path / "cache"), 0.01, miniature=True)._replace(**changes)
 
 
-@pytest.fixture
-def checked(benchmark):
-    """Problem, reps and argmax, in which about half of the entries are active."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = TokenBatch.from_lists([[1] * n for n in (5, 9, 1, 20)])
-    hidden = torch.randn(35, 16, generator=generator)
-    weight = torch.randn(500, 16, generator=generator) / 4
-    bias = torch.full((500,), -1.5)
-    reps, argmax = splade_head_forward_cpu(hidden, weight, bias, tokens.cu_seqlens)
-    assert 0.2 < (reps > 0).float().mean() < 0.8
-    return benchmark.Problem(hidden, weight, bias, tokens, reps), reps, argmax
+def run_script(*words: object, check: bool = True) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPT), "--device", "cpu", "--miniature", "--seconds", "0.01"]
+    process = subprocess.run([*command, *map(str, words)], capture_output=True, text=True)
+    assert not check or process.returncode == 0, process.stderr
+    return process
 
 
-def test_entries_of_zero_may_lack_a_winner(benchmark, checked):
-    problem, reps, argmax = checked
-    for winners in (argmax, argmax.where(reps > 0, -1)):
-        outside, difference = benchmark.winner_errors(problem, reps, winners)
-        assert outside == 0
-        assert difference < 1e-5
+@pytest.mark.parametrize("suite", SUITES)
+def test_suites_name_each_cell_once_and_things_that_exist(suite):
+    listed = SUITES[suite]
+    assert len(set(listed)) == len(listed)
+    for cell in listed:
+        assert cell.head in {*HEADS, suites.GEMM, suites.GEMM_AS_IS, suites.NO_HEAD}
+        assert cell.mode in suites.MODES
+        assert cell.pattern in {*suites.PATTERNS, suites.CAPTURED}
+        assert cell.backbone in ("", "eager", "compiled")
+        assert cell.shape == suites.CAPTURED or suites.shape_of(cell.shape).V
 
 
-def test_wrong_winners_are_noticed(benchmark, checked):
-    problem, reps, argmax = checked
-    missing = argmax.clone()
-    missing[reps > 0] = -1
-    for winners in (missing, argmax + 20, argmax - 2**20, torch.full_like(argmax, -2)):
-        assert benchmark.winner_errors(problem, reps, winners)[0] > 0
-    last = (problem.tokens.cu_seqlens[1:, None] - 1).expand_as(argmax)
-    outside, difference = benchmark.winner_errors(problem, reps, last)
-    assert outside == 0
-    assert difference > 1e-2
+def test_shapes_are_read_from_their_names():
+    assert suites.shape_of("3x17x101") == suites.Shape(((3, 17, 17),), 101)
+    with pytest.raises(ValueError, match="3x17"):
+        suites.shape_of("3x17")
 
 
-def test_times_only_within_the_allowed_errors(benchmark, monkeypatch):
-    monkeypatch.setattr(benchmark, "measure", lambda run: {"p50_ms": run()})
-    assert benchmark.gated([1e-4, 0], [1e-4, 0], lambda: 2.0)["p50_ms"] == 2.0
-    for found in ([2e-4, 0], [1e-4, 1], [float("nan"), 0]):
-        record = benchmark.gated(found, [1e-4, 0], lambda: 2.0)
-        assert record["status"] == "red_gate"
-        assert "p50_ms" not in record
+def test_the_truth_comes_once_before_the_first_cell_that_needs_it(tmp_path):
+    measured = [
+        Cell(SHAPE, suites.GEMM),
+        Cell(SHAPE, "eager"),
+        Cell(SHAPE, "sparton", suites.FORWARD_BACKWARD),
+        Cell(SHAPE, "eager", pattern="random_1pct"),
+    ]
+    jobs = runner.with_truths(measured, settings(tmp_path))
+    heads = [job.head for job in jobs]
+    assert heads == [suites.GEMM, suites.TRUTH, "eager", "sparton", suites.TRUTH, "eager"]
+    path = settings(tmp_path).truth_file(measured[1])
+    path.parent.mkdir()
+    path.touch()
+    assert len(runner.with_truths(measured, settings(tmp_path))) == len(jobs) - 1
+    assert len(runner.with_truths(measured, settings(tmp_path, miniature=False))) == len(jobs)
 
 
-@pytest.mark.parametrize("fault", [FileNotFoundError(), subprocess.CalledProcessError(128, "git")])
-def test_environment_without_git(benchmark, monkeypatch, fault):
-    def fail(*args, **kwargs):
-        raise fault
+def test_a_suite_is_measured_killed_and_continued(tmp_path):
+    output = tmp_path / "head.jsonl"
+    part = ("--suite", "heads", "--heads", suites.GEMM, "eager", "sparton", "--output", output)
+    part = (*part, "--cache", tmp_path / "cache")
+    run_script(*part)
+    lines = output.read_text().splitlines(keepends=True)
+    records = [json.loads(line) for line in lines]
+    assert [record["status"] for record in records] == ["ok"] * 5
+    for record in records:
+        assert {"command", "git_sha", "dirty", "gpu", "driver", "torch", "triton", "seed"} < set(
+            record
+        )
+        assert 0 < record["p20_ms"] <= record["p50_ms"] <= record["p80_ms"]
+        assert (record["N"], record["S"], record["V"]) == (6, 8, 611)
+    assert records[-1]["errors"].keys() == records[-1]["allowed"].keys()
 
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    clean = benchmark.environment()
-    monkeypatch.setattr(subprocess, "run", fail)
-    record = benchmark.environment()
-    assert record["git_sha"] is record["dirty"] is record["driver"] is None
-    assert clean.keys() == record.keys()
+    # A kill leaves whole lines and perhaps a torn one.
+    output.write_text("".join([*lines[:3], lines[3][:40]]))
+    assert "3 of them" in run_script(*part).stdout
+    continued = runner.read_records(output)
+    assert output.read_text().splitlines(keepends=True)[:3] == lines[:3]
+    assert [runner.cell_of(r) for r in continued] == [runner.cell_of(r) for r in records]
+    assert len({record["run"] for record in continued}) == 1
+
+
+def test_records_of_other_code_are_not_continued(tmp_path):
+    output = tmp_path / "head.jsonl"
+    part = ("--suite", "heads", "--heads", suites.GEMM, "--output", output)
+    run_script(*part)
+    other = [{**record, "git_sha": "other"} for record in runner.read_records(output)]
+    runner.write_records(output, other)
+    process = run_script(*part, check=False)
+    assert process.returncode == 1
+    assert "git_sha = other" in process.stderr
+    assert runner.read_records(output) == other
+    run_script(*part, "--fresh")
+    assert runner.read_records(output)[0]["git_sha"] != "other"
+
+
+def test_parts_and_miniatures_stay_out_of_the_results():
+    for words in (["--heads", "eager"], ["--miniature"]):
+        with pytest.raises(SystemExit):
+            benchmark_head.parse_arguments(["--suite", "heads", "--device", "cpu", *words])
+
+
+def test_the_commit_is_taken_from_outside_only_where_there_is_no_git(monkeypatch):
+    words = ["--suite", "heads", "--list", "--device", "cpu", "--commit", "abc"]
+    arguments = benchmark_head.parse_arguments(words)
+    found = benchmark_head.describe_environment()
+    for git, sha in ((None, "abc"), ({"sha": "def", "dirty": True}, "def")):
+        described = {**found, "git": git}
+        monkeypatch.setattr(benchmark_head, "describe_environment", lambda d=described: d)
+        record = benchmark_head.environment(arguments)
+        assert record["git_sha"] == sha
+        assert record["dirty"] is (None if git is None else True)
+
+
+def test_a_crash_is_a_record_and_the_next_cell_runs(tmp_path):
+    broken = Cell("not a shape", suites.GEMM)
+    found = dict(runner.run_cells([broken, Cell(SHAPE, suites.GEMM)], settings(tmp_path)))
+    assert found[broken]["status"] == "crashed"
+    assert "not a shape" in found[broken]["error"]
+    assert found[Cell(SHAPE, suites.GEMM)]["status"] == "ok"
+
+
+def test_cells_without_a_truth_say_why(tmp_path):
+    jobs = runner.with_truths(
+        [Cell(suites.CAPTURED, "eager", pattern=suites.CAPTURED)],
+        settings(tmp_path, captured=str(tmp_path / "absent.pt")),
+    )
+    [_, (_, record)] = runner.run_cells(jobs, settings(tmp_path, captured="absent.pt"))
+    assert record["status"] == "crashed"
+    assert "absent.pt" in record["error"]
+
+
+def test_a_cell_that_hangs_is_killed(tmp_path):
+    worker = runner.Worker(Cell(SHAPE, suites.GEMM), settings(tmp_path, seconds=60))
+    assert worker.finish(limit=2)["status"] == "timeout"
+
+
+def test_nothing_begins_after_the_deadline(tmp_path):
+    jobs = [Cell(SHAPE, suites.GEMM)]
+    assert not list(runner.run_cells(jobs, settings(tmp_path), deadline=time.monotonic()))
+
+
+def test_out_of_memory_is_a_result_also_within_a_compiler():
+    def exhausted():
+        raise torch.OutOfMemoryError("no memory")
+
+    def wrapped():
+        try:
+            exhausted()
+        except torch.OutOfMemoryError as error:
+            raise ValueError("while compiling") from error
+
+    def another():
+        raise ValueError("no memory")
+
+    assert cells.run(exhausted) == cells.run(wrapped) == {"status": "oom"}
+    with pytest.raises(ValueError):
+        cells.run(another)
+
+
+def test_quantiles_are_of_the_times_after_the_warm_up():
+    figures = timing.measure(lambda: time.sleep(1e-3), "cpu", 0.02)
+    assert 1 <= figures["p20_ms"] <= figures["p50_ms"] <= figures["p80_ms"] < 20
+    assert figures["repeats"] >= timing.FEWEST_REPEATS

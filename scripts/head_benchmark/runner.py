@@ -1,0 +1,117 @@
+"""Cells one after the other, each in a process of its own; records as they come.
+
+While one cell measures, the process of the next imports its libraries and waits.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from head_benchmark.cells import Record, Settings
+from head_benchmark.suites import GEMM, GEMM_AS_IS, TRUTH, Cell
+
+SCRIPTS = Path(__file__).resolve().parents[1]
+CELL_LIMIT_SECONDS = 240.0
+
+
+class Worker:
+    """A started process that waits for :meth:`finish` before it touches the device."""
+
+    def __init__(self, cell: Cell, settings: Settings) -> None:
+        self.cell = cell
+        paths = (str(SCRIPTS), os.environ.get("PYTHONPATH", ""), str(SCRIPTS.parent))
+        self._process = subprocess.Popen(
+            (
+                sys.executable,
+                "-m",
+                "head_benchmark.worker",
+                json.dumps(cell._asdict()),
+                json.dumps(settings._asdict()),
+            ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+
+    def finish(self, limit: float = CELL_LIMIT_SECONDS) -> Record:
+        """Let the process measure, and wait for its record, or for a record of its failure."""
+        begin = time.perf_counter()
+        try:
+            output, errors = self._process.communicate("go\n", timeout=limit)
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return {"status": "timeout", "error": f"not done after {limit:.0f} s"}
+        elapsed = {"cell_seconds": round(time.perf_counter() - begin, 2)}
+        lines = output.splitlines()
+        if self._process.returncode or not lines:
+            said = [line.strip() for line in errors.splitlines() if line.strip()]
+            reason = said[-1][:400] if said else "no message"
+            error = f"exit code {self._process.returncode}: {reason}"
+            return {"status": "crashed", "error": error, **elapsed}
+        return json.loads(lines[-1]) | elapsed
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def with_truths(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
+    """The cells in their order, and before the first of each problem the cell that computes its
+    truth, unless it is on disk."""
+    ready: set[Cell] = set()
+    jobs = []
+    for cell in cells:
+        truth = cell.truth()
+        needed = cell.head not in (GEMM, GEMM_AS_IS) and truth not in ready
+        if needed and not settings.truth_file(cell).exists():
+            jobs.append(truth)
+        ready |= {truth} if needed else set()
+        jobs.append(cell)
+    return jobs
+
+
+def run_cells(
+    jobs: Sequence[Cell], settings: Settings, deadline: float = float("inf")
+) -> Iterator[tuple[Cell, Record]]:
+    """Measure every job in order; none is begun after ``deadline`` (of time.monotonic)."""
+    failures: dict[Cell, str] = {}
+    workers = [Worker(cell, settings) for cell in jobs[:1]]
+    try:
+        for following in (*jobs[1:], None):
+            if time.monotonic() > deadline:
+                return
+            workers += [Worker(following, settings)] if following else []
+            record = workers[0].finish()
+            cell = workers.pop(0).cell
+            if cell.head == TRUTH and record["status"] != "ok":
+                failures[cell] = str(record.get("error", record["status"]))
+            elif record["status"] == "crashed" and cell.truth() in failures:
+                record["error"] = f"no truth to compare with: {failures[cell.truth()]}"
+            yield cell, record
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def read_records(path: Path) -> list[Record]:
+    """Records of a file; a last line that a kill cut off is left out."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def write_records(path: Path, records: Sequence[Record], mode: str = "w") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open(mode, encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def cell_of(record: Record) -> Cell:
+    return Cell(**{field: record[field] for field in Cell._fields})

@@ -1,0 +1,101 @@
+"""Time and memory of one call, repeated.
+
+A large GPU at its power limit clocks down: an H200 runs a launch that follows an idle gap at 1,980
+MHz and launches back to back at about 1,500. Training is back to back, so that is what is measured:
+calls without a gap, after a warm-up of the same kind. Clock, power and temperature in the middle
+of the measurement are recorded.
+"""
+
+import math
+import subprocess
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+WARM_UP_SECONDS = 0.3
+FEWEST_REPEATS = 5
+CONDITIONS = {
+    "sm_mhz": "clocks.sm",
+    "power_w": "power.draw",
+    "power_limit_w": "enforced.power.limit",
+    "temperature_c": "temperature.gpu",
+}
+_QUERY = f"nvidia-smi --query-gpu={','.join(CONDITIONS.values())} --format=csv,noheader,nounits"
+
+
+def measure(run: Callable[[], Any], device: str, seconds: float) -> dict[str, Any]:
+    """Milliseconds per call, and peak memory on a GPU.
+
+    Returns:
+        p20_ms, p50_ms, p80_ms, repeats; on a GPU also peak_bytes beyond what was allocated before,
+        total_peak_bytes, and the card's :data:`CONDITIONS` where nvidia-smi tells them.
+    """
+    if device == "cpu":
+        return _quantiles(_cpu_times(run, seconds))
+    run()
+    memory = _peak(run)
+    once = _gpu_times(run, 1)[0] / 1e3
+    warm_up = math.ceil(WARM_UP_SECONDS / once)
+    watch = _watch(WARM_UP_SECONDS + seconds / 4)
+    times = _gpu_times(run, warm_up + max(math.ceil(seconds / once), FEWEST_REPEATS))
+    return {**_quantiles(times[warm_up:]), **memory, **_conditions(watch)}
+
+
+def _peak(run: Callable[[], Any]) -> dict[str, int]:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    return {"peak_bytes": peak - before, "total_peak_bytes": peak}
+
+
+def _gpu_times(run: Callable[[], Any], repeats: int) -> list[float]:
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    marks[0].record()
+    for mark in marks[1:]:
+        run()
+        mark.record()
+    torch.cuda.synchronize()
+    return [a.elapsed_time(b) for a, b in pairwise(marks)]
+
+
+def _cpu_times(run: Callable[[], Any], seconds: float) -> list[float]:
+    run()
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < FEWEST_REPEATS or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def _quantiles(times: list[float]) -> dict[str, Any]:
+    ordered = sorted(times)
+    last = len(ordered) - 1
+    found = {f"p{q}_ms": round(ordered[round(q / 100 * last)], 5) for q in (20, 50, 80)}
+    return {**found, "repeats": len(times)}
+
+
+def _watch(delay: float) -> subprocess.Popen:
+    """nvidia-smi, asking after ``delay`` seconds, while the GPU is at work."""
+    return subprocess.Popen(
+        ("sh", "-c", f"sleep {delay}; exec {_QUERY} --id=0"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def _conditions(watch: subprocess.Popen) -> dict[str, float]:
+    """What nvidia-smi answered; nothing where there is none, or where it does not know."""
+    try:
+        values = map(float, watch.communicate()[0].split(","))
+        return dict(zip(CONDITIONS, values, strict=True))
+    except ValueError:
+        return {}

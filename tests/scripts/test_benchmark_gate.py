@@ -1,0 +1,129 @@
+"""The benchmark's gate: what it lets through and what it must not; and the problems it is fed."""
+
+import pytest
+import torch
+
+from head_benchmark import cells, gate, problems, suites
+from head_benchmark.suites import Cell, Shape
+from sparton.models.heads import EagerHead, SpartonHead, TiledHead
+
+SHAPE = Shape(((4, 3, 9), (3, 20, 40), (1, 1, 1)), 700, 32)
+
+
+@pytest.fixture(scope="module")
+def judged():
+    problem = problems.random_problem(SHAPE, "random", "cpu")
+    truth, eager = gate.make_truth(problem)
+    return problem, truth, gate.allowance(eager, 1.1)
+
+
+def found(problem, change):
+    """Errors of the fused head's results after a change."""
+    outcome = [x.clone() for x in gate.gradients(SpartonHead(), problem)]
+    change(problem, *outcome)
+    return gate.results(problem, *outcome)
+
+
+def nothing(problem, reps, dhidden, dweight, dbias):
+    pass
+
+
+def dropped_tile(problem, reps, dhidden, dweight, dbias):
+    reps[3, 128:192] = 0
+
+
+def scaled_gradients(problem, reps, dhidden, dweight, dbias):
+    for gradient in (dhidden, dweight, dbias):
+        gradient *= 1.03
+
+
+def scaled_dhidden(problem, reps, dhidden, dweight, dbias):
+    dhidden *= 1.03
+
+
+def scaled_dweight(problem, reps, dhidden, dweight, dbias):
+    dweight *= 1.03
+
+
+def neighbouring_token(problem, reps, dhidden, dweight, dbias):
+    dhidden.copy_(dhidden.roll(1, 0))
+
+
+def unwritten(problem, reps, dhidden, dweight, dbias):
+    dbias[-1] = float("nan")
+
+
+@pytest.mark.parametrize("head", [EagerHead(), TiledHead(tile=100), SpartonHead()])
+@pytest.mark.parametrize("pattern", suites.PATTERNS)
+def test_right_heads_pass(head, pattern):
+    problem = problems.random_problem(SHAPE, pattern, "cpu")
+    truth, eager = gate.make_truth(problem)
+    errors = gate.errors(gate.results(problem, *gate.gradients(head, problem)), truth)
+    assert gate.passes(errors, gate.allowance(eager, 1.1)), errors
+
+
+WRONG = [
+    dropped_tile, scaled_gradients, scaled_dhidden, scaled_dweight, neighbouring_token, unwritten
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [nothing, *WRONG])
+def test_wrong_results_do_not(judged, change):
+    problem, truth, allowed = judged
+    errors = gate.errors(found(problem, change), truth)
+    assert gate.passes(errors, allowed) == (change is nothing), errors
+
+
+def test_representations_alone_are_judged_too(judged):
+    problem, truth, allowed = judged
+    reps = SpartonHead()(*problem[:3], problem.tokens)
+    assert gate.passes(gate.errors(gate.results(problem, reps), truth), allowed)
+    reps[0, 0] += 0.2
+    assert not gate.passes(gate.errors(gate.results(problem, reps), truth), allowed)
+
+
+def test_no_time_without_passing(tmp_path, monkeypatch):
+    settings = cells.Settings("cpu", str(tmp_path), 0.01, miniature=True)
+    cell = Cell(suites.SHORT, "eager", suites.FORWARD_BACKWARD)
+    assert cells.prepare(cell.truth(), settings)() == {"status": "ok"}
+    record = cells.prepare(cell, settings)()
+    assert record["status"] == "ok"
+    assert record["active_share"] == 1.0
+    monkeypatch.setattr(EagerHead, "forward", lambda self, *x: TiledHead()(*x) * 1.05)
+    record = cells.prepare(cell, settings)()
+    assert record["status"] == "red_gate"
+    assert "p50_ms" not in record
+
+
+def test_truth_does_not_depend_on_the_chunks(judged, monkeypatch):
+    problem, truth, _ = judged
+    monkeypatch.setattr(gate, "CHUNK_TOKENS", 50)
+    again, _ = gate.make_truth(problem)
+    for name, x in truth.items():
+        torch.testing.assert_close(again[name], x, rtol=1e-4, atol=1e-5)
+
+
+def test_samples_touch_every_row(monkeypatch):
+    monkeypatch.setattr(gate, "KEPT_ELEMENTS", 2000)
+    rows = torch.arange(97)[:, None].expand(97, 768)
+    assert gate._sample(rows).unique().numel() == 97
+
+
+def test_patterns_are_what_they_say():
+    shape = Shape(((12, 128, 128),), 2001, 32)
+    facts = {
+        name: problems.describe_pattern(problems.random_problem(shape, name, "cpu"))
+        for name in suites.PATTERNS
+    }
+    assert facts["random"]["active_share"] == facts["concentrated"]["active_share"] == 1
+    for name in ("random_1pct", "concentrated_1pct"):
+        assert facts[name]["active_share"] == pytest.approx(0.01, rel=0.1)
+    assert facts["random"]["top3_share"] < 0.2
+    assert facts["concentrated"]["top3_share"] > 0.6
+
+
+def test_problems_repeat_themselves():
+    first, second = (problems.random_problem(SHAPE, "concentrated", "cpu") for _ in range(2))
+    for a, b in zip(first[:3], second[:3], strict=True):
+        assert torch.equal(a, b)
+    assert first.sizes() == {"N": 8, "S": 33, "T": 105, "D": 32, "V": 700}
