@@ -110,9 +110,17 @@ class HybridHead(nn.Module):
 
 
 class SpartonHead(nn.Module):
-    """The fused kernel on packed tokens: no logits in memory, no work for padding."""
+    """The fused kernel on packed tokens: no logits in memory, no work for padding.
+
+    Args:
+        fp8: look for the maxima in FP8, see :func:`~sparton.kernels.splade_head.splade_head`.
+    """
+
+    def __init__(self, *, fp8: bool = False) -> None:
+        super().__init__()
+        self.fp8 = fp8
 
     def forward(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
     ) -> Tensor:
-        return splade_head(hidden, weight, bias, tokens.cu_seqlens)
+        return splade_head(hidden, weight, bias, tokens.cu_seqlens, fp8=self.fp8)

@@ -75,7 +75,7 @@ def test_compiles_into_one_graph(operands):
 
 
 def test_registration(operands):
-    torch.library.opcheck(function._forward_op, (*operands, "relu", True))
+    torch.library.opcheck(function._forward_op, (*operands, "relu", False, True))
 
 
 def test_autocast_rounds_the_operands_and_returns_full_precision(operands):

@@ -101,7 +101,7 @@ def test_tiny_logits_keep_their_precision(activation, device):
 def test_registration(device):
     problem = make_problem(LENGTHS, 37, 24, device)
     torch.library.opcheck(
-        function._forward_op, (*leaves_of(problem), problem.cu_seqlens, "log1p_relu", True)
+        function._forward_op, (*leaves_of(problem), problem.cu_seqlens, "log1p_relu", False, True)
     )
 
 

@@ -54,6 +54,12 @@ HOPPER = (
 )
 PORTABLE = (ForwardConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
 FULL_PRECISION = (ForwardConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
+HOPPER_FP8 = (
+    ForwardConfig(True, 256, 128, 128, num_warps=8, num_stages=3),
+    ForwardConfig(True, 128, 256, 128, num_warps=8, num_stages=3),
+    ForwardConfig(True, 128, 128, 128, num_warps=4, num_stages=3, group_tokens=2048),
+)
+PORTABLE_FP8 = (ForwardConfig(False, 128, 128, 64, num_warps=8, num_stages=3),)
 
 
 def forward_configs(
@@ -69,9 +75,13 @@ def forward_configs(
     """
     if dtype == torch.float32:
         return FULL_PRECISION
+    if dtype == torch.float8_e4m3fn:
+        hopper, portable = HOPPER_FP8, PORTABLE_FP8
+    else:
+        hopper, portable = HOPPER, PORTABLE
     if capability[0] != 9:
-        return PORTABLE
-    return (HOPPER if hidden_size > 512 else HOPPER[::-1]) + PORTABLE
+        return portable
+    return (hopper if hidden_size > 512 else hopper[::-1]) + portable
 
 
 @triton.jit
@@ -104,11 +114,12 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
 
 @triton.jit(do_not_specialize=["T", "num_groups"], launch_metadata=_launch_metadata)
 def _splade_head_fwd_kernel(
-    hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr,
+    hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
     T, V, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    BIAS: tl.constexpr, SUM: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
+    BIAS: tl.constexpr, SCALED: tl.constexpr, SUM: tl.constexpr, TWICE: tl.constexpr,
+    ARGMAX: tl.constexpr,
 ):  # fmt: skip
     pid = tl.program_id(0)
     num_blocks = tl.cdiv(V, BLOCK_V)
@@ -128,6 +139,9 @@ def _splade_head_fwd_kernel(
     bias = tl.zeros((BLOCK_V,), tl.float32)
     if BIAS:
         bias = tl.load(bias_ptr + offs_v, offs_v < V, 0.0).to(tl.float32)
+    scale = None
+    if SCALED:
+        scale = tl.load(scale_w_ptr + offs_v, offs_v < V, 1.0)
     clean = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
     value, whole = clean_slots(BLOCK_V, SUM)
     state = (value, whole, first, begin, tl.load(cu_ptr + first + 1), last)
@@ -143,8 +157,12 @@ def _splade_head_fwd_kernel(
         h = _load_tile(hidden, lo, T, d, stride_ht, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
         if d + BLOCK_D >= D:
+            logits = acc
+            if SCALED:
+                offs_t = lo + tl.arange(0, BLOCK_T)
+                logits = acc * tl.load(scale_h_ptr + offs_t, offs_t < T, 0.0)[None, :]
             state = reduce_tile(
-                acc, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+                logits, lo, state, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
                 SEGMENT, SUM, TWICE, ARGMAX,
             )  # fmt: skip
             acc = clean
@@ -195,6 +213,7 @@ def splade_head_forward(
     argmax: bool = True,
     pooling: str = "max",
     activation: str = "relu",
+    scales: tuple[Tensor, Tensor] | None = None,
     config: ForwardConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Launch the fused forward.
@@ -207,6 +226,8 @@ def splade_head_forward(
         argmax: also return the winning tokens; sum pooling has none.
         pooling: "max" or "sum".
         activation: "relu" or "log1p_relu", the latter with a second log1p.
+        scales: fp32 ``[T]`` and ``[V]``, positive factors of the rows of hidden and weight, which
+            may then be float8_e4m3fn, too.
         config: how to launch; by default the winner of a search for this regime (see tuning.py; for
             the maximum of relu only), or else the first fitting one of :func:`forward_configs`.
 
@@ -220,8 +241,12 @@ def splade_head_forward(
             cannot address.
     """
     check_operands(hidden, weight, bias, cu_seqlens)
-    if hidden.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if hidden.dtype not in (torch.float16, torch.bfloat16, torch.float32) and (
+        scales is None or hidden.dtype != torch.float8_e4m3fn
+    ):
         raise ValueError(f"the kernel takes float16, bfloat16 or float32, got {hidden.dtype}")
+    if scales is not None and pooling != "max":
+        raise ValueError(f"scales need pooling='max', got {pooling!r}")
     hidden, weight = hidden.contiguous(), weight.contiguous()
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.numel() - 1
     argmax = argmax and pooling == "max"
@@ -231,7 +256,7 @@ def splade_head_forward(
         return reps, winners
     if T == 0:
         return reps.zero_(), winners.fill_(-1)
-    verified = (pooling, activation) == ("max", "relu")
+    verified = (pooling, activation, scales) == ("max", "relu", None)
     config = config or _select_config(hidden, weight, N, verified=verified)
     operands = (hidden, weight)
     if config.descriptors:
@@ -248,12 +273,12 @@ def splade_head_forward(
     num_groups = groups.numel() - 1
     grid = (triton.cdiv(V, config.block_v) * num_groups,)
     _splade_head_fwd_kernel[grid](
-        *operands, bias, cu_seqlens, groups, reps, winners,
+        *operands, bias, cu_seqlens, groups, reps, winners, *(scales or (None, None)),
         T, V, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
-        BIAS=bias is not None, SUM=pooling == "sum", TWICE=activation == "log1p_relu",
-        ARGMAX=argmax,
+        BIAS=bias is not None, SCALED=scales is not None, SUM=pooling == "sum",
+        TWICE=activation == "log1p_relu", ARGMAX=argmax,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     return reps, winners

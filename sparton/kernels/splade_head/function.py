@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
+from sparton.kernels.splade_head.fp8_cpu import splade_head_forward_fp8_cpu
 from sparton.kernels.splade_head.operands import check_operands
 from sparton.kernels.splade_head.variants import Activation, check_variant
 
@@ -24,10 +25,15 @@ def _forward_op(
     bias: Tensor | None,
     cu_seqlens: Tensor,
     activation: str,
+    fp8: bool,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
-    forward = splade_head_forward_cpu
-    if hidden.is_cuda:
+    forward = splade_head_forward_fp8_cpu if fp8 else splade_head_forward_cpu
+    if hidden.is_cuda and fp8:
+        from sparton.kernels.splade_head.fp8 import splade_head_forward_fp8
+
+        forward = splade_head_forward_fp8
+    elif hidden.is_cuda:
         from sparton.kernels.splade_head.forward import splade_head_forward
 
         forward = splade_head_forward
@@ -41,6 +47,7 @@ def _(
     bias: Tensor | None,
     cu_seqlens: Tensor,
     activation: str,
+    fp8: bool,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
     check_operands(hidden, weight, bias, cu_seqlens)
@@ -108,7 +115,7 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    hidden, weight, bias, cu_seqlens, ctx.activation, _ = inputs
+    hidden, weight, bias, cu_seqlens, ctx.activation, *_ = inputs
     ctx.save_for_backward(*output, hidden, weight, cu_seqlens)
     ctx.bias_dtype = None if bias is None else bias.dtype
 
@@ -130,6 +137,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         None,
         None,
         None,
+        None,
     )
 
 
@@ -143,6 +151,7 @@ def splade_head(
     cu_seqlens: Tensor,
     *,
     activation: Activation = "relu",
+    fp8: bool = False,
 ) -> Tensor:
     """SPLADE representations of N packed sequences without materialising their logits.
 
@@ -159,13 +168,19 @@ def splade_head(
         cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences; from 0 to T, ascending.
         activation: "relu" as above, or "log1p_relu" for a second log1p, as OpenSearch's models use
             it (https://arxiv.org/abs/2504.14839).
+        fp8: look for the maxima on operands rounded to FP8 (e4m3, one scale per token and per
+            vocabulary row), then compute the logits of the tokens found from the given operands.
+            Near-ties may go to another token; where the maximum in FP8 is not positive, the result
+            is 0. For float16 and bfloat16, on GPUs of compute capability 8.9 or later; CPU tensors
+            run an emulation.
 
     Returns:
         fp32 ``[N, V]``. Differentiable once, with respect to hidden, weight and bias; gradients
         come in the dtype of each.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together, or an unknown activation.
+        ValueError: shapes, dtypes or devices that do not fit together, an unknown activation, or
+            operands or a GPU that fp8 does not serve.
     """
     check_variant("max", activation)
     device = hidden.device.type
@@ -177,4 +192,4 @@ def splade_head(
     differentiate = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in operands
     )
-    return _forward_op(*operands, cu_seqlens, activation, differentiate)[0]
+    return _forward_op(*operands, cu_seqlens, activation, fp8, differentiate)[0]

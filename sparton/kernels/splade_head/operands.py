@@ -33,3 +33,20 @@ def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
     """The sequence that each token belongs to, int32 ``[T]``."""
     tokens = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
     return torch.searchsorted(cu_seqlens[1:], tokens, right=True, out_int32=True)
+
+
+def check_fp8(hidden: Tensor) -> None:
+    """Raise ValueError unless FP8 serves operands of this dtype on this device."""
+    if hidden.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(
+            f"fp8=True takes float16 or bfloat16 operands, got {hidden.dtype}; run under "
+            "torch.autocast (precision=bf16), or leave fp8 off"
+        )
+    if hidden.is_cuda:
+        capability = torch.cuda.get_device_capability(hidden.device)
+        if capability < (8, 9):
+            raise ValueError(
+                "fp8=True needs a GPU of compute capability 8.9 or later (Ada, Hopper), got "
+                f"{'.'.join(map(str, capability))} of {torch.cuda.get_device_name(hidden.device)}; "
+                "leave fp8 off (head.fp8=false)"
+            )

@@ -113,13 +113,14 @@ def _positive_part(x):
 
 @triton.jit
 def _write_max(
-    best, token, occupied, bias, reps_ptrs, argmax_ptrs, mask,
+    best, token, occupied, bias, scale, reps_ptrs, argmax_ptrs, mask,
     TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Join the slots (the first of equal logits wins) and store one sequence."""
     tokens = token + tl.arange(0, SLOTS)[None, :]
     value = tl.max(best, 1)
-    logit = _positive_part(value + bias)
+    logit = value if scale is None else value * scale
+    logit = _positive_part(logit + bias)
     # Comparisons drop NaN: if nothing was greater than -inf, every logit was NaN.
     logit = tl.where((value == float("-inf")) & occupied, float("nan"), logit)
     reps = _log1p(logit)
@@ -141,23 +142,24 @@ def _write_sum(product, exponent, reps_ptrs, mask):
 
 @triton.jit
 def reduce_tile(
-    logits, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+    logits, lo, state, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
     SEGMENT: tl.constexpr, SUM: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Fold a tile of logits, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
 
     ``state`` is (the slots' pair, sequence in progress, its start, its stop, end of the group's
-    sequences). SUM pools the sum, else the maximum; TWICE applies log1p twice.
+    sequences). ``scale`` ``[BLOCK_V]``, or None, multiplies the maxima. SUM pools the sum, else
+    the maximum; TWICE applies log1p twice.
     """
     if logits.shape[1] > SEGMENT:
         left, right = _halves(logits)
         state = reduce_tile(
-            left, lo, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            left, lo, state, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, TWICE, ARGMAX,
         )  # fmt: skip
         middle = lo + logits.shape[1] // 2
         state = reduce_tile(
-            right, middle, state, bias, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            right, middle, state, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, TWICE, ARGMAX,
         )  # fmt: skip
     else:
@@ -175,8 +177,8 @@ def reduce_tile(
                 _write_sum(value, whole, reps_ptr + row, offs_v < V)
             else:
                 _write_max(
-                    value, whole, start < stop, bias, reps_ptr + row, argmax_ptr + row, offs_v < V,
-                    TWICE, ARGMAX,
+                    value, whole, start < stop, bias, scale, reps_ptr + row, argmax_ptr + row,
+                    offs_v < V, TWICE, ARGMAX,
                 )  # fmt: skip
             value, whole = clean_slots(logits.shape[0], SUM)
             n += 1

@@ -1,0 +1,57 @@
+"""The FP8 forward of the SPLADE head emulated in PyTorch, for tests and debugging on the CPU.
+
+N sequences, T packed tokens, D hidden, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.splade_head.cpu import splade_head_forward_cpu
+from sparton.kernels.splade_head.operands import check_fp8, check_operands
+from sparton.kernels.splade_head.variants import activate
+
+LARGEST = 448.0
+# Of a row's largest absolute value: the scale, its inverse and scaled sums stay finite and normal.
+SCALE_BOUNDS = (2.0**-100, 2.0**100)
+ENTRIES_AT_ONCE = 4096
+
+
+def padded_size(D: int) -> int:
+    """D rounded up to whole 16 bytes of e4m3."""
+    return -(-D // 16) * 16
+
+
+def quantize_rows_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What :func:`~sparton.kernels.splade_head.fp8.quantize_rows` returns, for CPU tensors."""
+    x = x.float()
+    amax = x.nan_to_num(nan=0.0).abs().amax(1, keepdim=True).clamp(*SCALE_BOUNDS)
+    scaled = (x * (LARGEST / amax)).clamp(-LARGEST, LARGEST)
+    rounded = torch.nn.functional.pad(scaled, (0, padded_size(x.shape[1]) - x.shape[1]))
+    return rounded.to(torch.float8_e4m3fn), (amax / LARGEST)[:, 0]
+
+
+def splade_head_forward_fp8_cpu(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    *,
+    argmax: bool = True,
+    activation: str = "relu",
+) -> tuple[Tensor, Tensor]:
+    """Emulates :func:`~sparton.kernels.splade_head.fp8.splade_head_forward_fp8` for CPU tensors:
+    the same operands in e4m3, multiplied in fp32. It is slower than the forward without FP8."""
+    check_operands(hidden, weight, bias, cu_seqlens)
+    check_fp8(hidden)
+    (hidden8, scale_h), (weight8, scale_w) = quantize_rows_cpu(hidden), quantize_rows_cpu(weight)
+    operands = (hidden8.float() * scale_h[:, None], weight8.float() * scale_w[:, None])
+    with torch.autocast("cpu", enabled=False):
+        reps, winners = splade_head_forward_cpu(*operands, bias, cu_seqlens)
+    n, v = (reps > 0).nonzero(as_tuple=True)
+    for rows, columns in zip(n.split(ENTRIES_AT_ONCE), v.split(ENTRIES_AT_ONCE), strict=True):
+        products = hidden[winners[rows, columns].long()].float() * weight[columns].float()
+        logits = products.sum(1)
+        if bias is not None:
+            logits += bias[columns]
+        reps[rows, columns] = activate(logits, activation)
+    return reps, winners if argmax else winners.new_empty(0)
