@@ -230,3 +230,84 @@ def test_nothing_waits_for_the_device():
             splade_head(*leaves, cu_seqlens).sum().backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_long_sequences_of_a_real_model():
+    """Sampled tokens and terms against full-precision sums at the winners that were returned."""
+    hidden, weight, shift, cu_seqlens = operands([16384, 3, 65536], 30522, 768, torch.bfloat16)
+    reps, argmax = splade_head_forward(hidden, weight, shift, cu_seqlens)
+    exact = splade_head_reference(hidden.float(), weight.float(), shift, cu_seqlens)
+    assert relative(reps, exact) < 2e-5 < relative(reps * 1.001, exact)
+    starts, stops = cu_seqlens[:-1, None], cu_seqlens[1:, None]
+    assert ((argmax >= starts) & (argmax < stops))[reps > 0].all()
+    upstream = torch.randn_like(reps)
+    dhidden, dweight, dbias = splade_head_backward(
+        upstream, reps, argmax, hidden, weight, cu_seqlens, bias_dtype=torch.float32
+    )
+    g = (upstream * torch.exp(-reps) * (reps > 0)).double()
+    terms = torch.tensor([0, 15000, 30521], device="cuda")
+    rows = hidden[argmax[:, terms].clamp_min(0)].double()
+    assert relative(dweight[terms], (g[:, terms, None] * rows).sum(0)) < 4e-3
+    won = argmax[2].mode().values
+    expected = ((argmax[2] == won) * g[2]) @ weight.double()
+    assert relative(dhidden[won], expected) < 4e-3
+    assert relative(dbias, g.sum(0)) < 1e-5
+    never = torch.ones(hidden.shape[0], dtype=torch.bool, device="cuda")
+    never[argmax[reps > 0].long()] = False
+    assert never.any()
+    assert not dhidden[never].any()
+
+
+def test_more_than_2_to_the_31_representations_without_winners():
+    """A multilingual vocabulary, forward only, sequences of one to three tokens."""
+    lengths, V = [1 + n % 3 for n in range(9000)], 250002
+    hidden, weight, shift, cu_seqlens = operands(lengths, V, 64, torch.bfloat16, bias=-1.0)
+    with torch.no_grad():
+        reps = splade_head(hidden, weight, shift, cu_seqlens)
+    assert reps.numel() > 2**31
+    assert all(part.isfinite().all() for part in reps.split(1000))
+    for rows in (slice(0, 3), slice(8590, 8593), slice(8997, 9000)):  # V x 8590 is beyond 2^31
+        bounds = cu_seqlens[rows.start : rows.stop + 1]
+        part = hidden[bounds[0] : bounds[-1]].double()
+        exact = splade_head_reference(part, weight.double(), shift.double(), bounds - bounds[0])
+        assert relative(reps[rows], exact) < 1e-5
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0, 0]])
+def test_a_batch_without_tokens(lengths):
+    hidden, weight, shift, cu_seqlens = operands(lengths, 30522, 768, torch.bfloat16, bias=9.0)
+    leaves = [x.requires_grad_() for x in (hidden, weight, shift)]
+    reps = splade_head(*leaves, cu_seqlens)
+    assert reps.shape == (len(lengths), 30522)
+    assert not reps.any()
+    assert not any(g.any() for g in torch.autograd.grad(reps.sum(), leaves))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_cuda_graph_replays_with_new_operands_and_boundaries(backward):
+    static = operands([100, 0, 20, 300, 7], 3001, 384, torch.bfloat16)
+    fresh = operands([7, 200, 0, 119, 101], 3001, 384, torch.bfloat16, seed=1)
+    upstream = torch.randn(5, 3001, device="cuda")
+
+    def run(hidden, weight, shift, cu_seqlens):
+        leaves = [x.detach().requires_grad_(backward) for x in (hidden, weight, shift)]
+        reps = splade_head(*leaves, cu_seqlens)
+        return [reps, *torch.autograd.grad(reps, leaves, upstream)] if backward else [reps]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            before = run(*static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = run(*static)
+    expected = run(*fresh)
+    for mine, new in zip(static, fresh, strict=True):
+        mine.copy_(new)
+    for _ in range(2):
+        graph.replay()
+        for actual, truth, old in zip(outputs, expected, before, strict=True):
+            assert torch.equal(actual, truth)
+            assert not torch.equal(old, truth)
