@@ -3,10 +3,14 @@
 import pytest
 import torch
 
-from sparton.kernels.splade_head import function, splade_head, splade_head_reference
+from sparton.kernels.splade_head import (
+    function,
+    splade_head,
+    splade_head_reference,
+    sum_function,
+)
 from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
 from sparton.kernels.splade_head.forward import ForwardConfig, splade_head_forward
-from sparton.kernels.splade_head.sum_cpu import splade_head_sum_forward_cpu
 from tests.kernels.problems import (
     assert_close_to_truth,
     error,
@@ -68,21 +72,6 @@ def test_the_activations_are_told_apart(device):
             assert_close_to_truth(bad, problem, upstream, activation="log1p_relu")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_autograd_of_the_operator(dtype, device):
-    """The registered operator; float64 on the CPU alone, where only representations are fp32."""
-    device = torch.device("cpu") if dtype == torch.float64 else device
-    problem = make_problem(LENGTHS, 37, 24, device, dtype=dtype)
-    upstream = upstream_for(problem)
-    leaves = leaves_of(problem)
-    reps = splade_head(*leaves, problem.cu_seqlens, activation="log1p_relu")
-    truth = with_gradients(problem, upstream, torch.float64, activation="log1p_relu")
-    for actual, exact in zip(
-        (reps.detach(), *torch.autograd.grad(reps, leaves, upstream)), truth, strict=True
-    ):
-        assert error(actual, exact) < 1e-5 < error(actual * 1.01, exact)
-
-
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 def test_tiny_logits_keep_their_precision(activation, device):
     """log1p of a small number is not the logarithm of a rounded sum."""
@@ -98,20 +87,46 @@ def test_tiny_logits_keep_their_precision(activation, device):
         torch.testing.assert_close((hidden + 1).log().double(), exact, rtol=5e-7, atol=0)
 
 
+VARIANTS = [("max", "log1p_relu"), ("sum", "relu"), ("sum", "log1p_relu")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("pooling", "activation"), VARIANTS)
+def test_autograd_of_the_operator(pooling, activation, dtype, device):
+    """float64 on the CPU alone, where only representations are fp32."""
+    variant = {"pooling": pooling, "activation": activation}
+    device = torch.device("cpu") if dtype == torch.float64 else device
+    problem = make_problem(LENGTHS, 37, 24, device, dtype=dtype)
+    upstream = upstream_for(problem)
+    leaves = leaves_of(problem)
+    reps = splade_head(*leaves, problem.cu_seqlens, **variant)
+    truth = with_gradients(problem, upstream, torch.float64, **variant)
+    assert reps.dtype == torch.float32
+    results = (reps.detach(), *torch.autograd.grad(reps, leaves, upstream))
+    for actual, exact in zip(results, truth, strict=True):
+        assert error(actual, exact) < 1e-5 < error(actual * 1.01, exact)
+
+
 def test_registration(device):
     problem = make_problem(LENGTHS, 37, 24, device)
-    torch.library.opcheck(
-        function._forward_op, (*leaves_of(problem), problem.cu_seqlens, "log1p_relu", False, True)
-    )
+    operands = (*leaves_of(problem), problem.cu_seqlens)
+    torch.library.opcheck(function._forward_op, (*operands, "log1p_relu", False, True))
+    torch.library.opcheck(sum_function.sum_op, (*operands, "relu"))
+    without_bias = (*operands[:2], None, problem.cu_seqlens)
+    torch.library.opcheck(sum_function.sum_op, (*without_bias, "log1p_relu"))
+    for needs in ((True, True, True), (True, False, False), (False, False, True)):
+        arguments = (upstream_for(problem), *(x.detach() for x in operands), "relu", *needs)
+        torch.library.opcheck(sum_function._backward_op, arguments)
 
 
-def test_compiles_into_one_graph(device):
+@pytest.mark.parametrize(("pooling", "activation"), VARIANTS)
+def test_compiles_into_one_graph(pooling, activation, device):
     problem = make_problem(LENGTHS, 37, 24, device)
     leaves = leaves_of(problem)
 
     def loss(hidden, weight, bias):
-        reps = splade_head(hidden * 2, weight, bias, problem.cu_seqlens, activation="log1p_relu")
-        return reps.square().sum()
+        operands = (hidden * 2, weight, bias, problem.cu_seqlens)
+        return splade_head(*operands, pooling=pooling, activation=activation).square().sum()
 
     compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
     for a, b in zip(
@@ -124,60 +139,9 @@ def test_compiles_into_one_graph(device):
 
 def test_unknown_names_are_refused(device):
     problem = make_problem([2], 3, 4, device)
-    with pytest.raises(ValueError, match="one of relu, log1p_relu, got 'gelu'"):
+    with pytest.raises(ValueError, match="activation must be one of relu, log1p_relu, got 'gelu'"):
         splade_head(*problem, activation="gelu")
-
-
-def sum_forward(problem, activation, config=SMALL):
-    reps, nothing = splade_head_forward(
-        *problem, pooling="sum", activation=activation, config=config
-    )
-    assert nothing.numel() == 0
-    return reps
-
-
-@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("lengths", "V", "D", "bias"), SHAPES)
-def test_sums(lengths, V, D, bias, dtype, activation, device):
-    problem = make_problem(lengths, V, D, device, dtype=dtype, bias=bias)
-    reps = sum_forward(problem, activation)
-    exact = with_gradients(
-        problem, upstream_for(problem), torch.float64, pooling="sum", activation=activation
-    )[0]
-    assert reps.dtype == torch.float32
-    # The last factor of a product of T numbers is off by T roundings at most.
-    assert (reps - exact).abs().max() < 6e-8 * (4 + max(lengths)) + 1e-6 * exact.max()
-    assert error(reps, exact) < 2e-6 < error(reps * (1 + 1e-5), exact)
-    assert not reps[problem.cu_seqlens.diff() == 0].any()
-    assert not reps[exact == 0].any()
-    on_cpu = splade_head_sum_forward_cpu(
-        *(None if x is None else x.cpu().double() for x in problem[:3]), problem.cu_seqlens.cpu(),
-        activation=activation,
-    )  # fmt: skip
-    assert error(on_cpu, exact.cpu()) < 1e-7
-
-
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e4, 1e9])
-def test_sums_of_many_small_and_large_logits(size, device):
-    """No product of factors overflows, and small ones are not lost among them."""
-    problem = make_problem([700, 3], 19, 8, device, bias=None)
-    problem = problem._replace(hidden=problem.hidden * size)
-    exact = with_gradients(problem, upstream_for(problem), torch.float64, pooling="sum")[0]
-    reps = sum_forward(problem, "relu")
-    assert (reps - exact).abs().max() < 1e-5 + 1e-6 * exact.max()
-    assert error(reps, exact) < (1e-2 if size < 1e-3 else 2e-6)
-
-
-def test_nan_in_a_sum_stays_visible_and_where_it_is(device):
-    problem = make_problem([3, 40, 5], 8, 8, device)
-    clean = sum_forward(problem, "relu")
-    problem.hidden[20] = float("nan")
-    reps = sum_forward(problem, "relu")
-    assert reps[1].isnan().all()
-    assert torch.equal(reps[::2], clean[::2])
-    problem.hidden[3:43] = 1e25  # products of these are beyond fp32
-    reps = sum_forward(problem, "relu")
-    exact = with_gradients(problem, upstream_for(problem), torch.float64, pooling="sum")[0]
-    assert not reps[1, exact[1] > 0].isfinite().any()
-    assert torch.equal(reps[::2], clean[::2])
+    with pytest.raises(ValueError, match="pooling must be one of max, sum, got 'mean'"):
+        splade_head(*problem, pooling="mean")
+    with pytest.raises(ValueError, match="fp8 serves max pooling alone, got pooling='sum'"):
+        splade_head(*problem, pooling="sum", fp8=True)

@@ -181,7 +181,7 @@ def test_a_launch_uses_the_winner_of_its_regime(device, operands, monkeypatch):
 
     def selected(num_sequences, tokens):
         hidden = torch.zeros(tokens, 24, device=device)
-        return forward._select_config(hidden, operands.weight, num_sequences)
+        return forward.select_config(hidden, operands.weight, num_sequences)
 
     default = forward.FULL_PRECISION[0]
     assert selected(6, 60) == default
@@ -189,7 +189,7 @@ def test_a_launch_uses_the_winner_of_its_regime(device, operands, monkeypatch):
     assert selected(6, 60) == selected(600, 6000) == selected(7, 61) == GOOD
     assert selected(60, 6000) == default
     plain = torch.zeros(60, 24, device=device)
-    assert forward._select_config(plain, operands.weight, 6, verified=False) == default
+    assert forward.select_config(plain, operands.weight, 6, verified=False) == default
     tuned_configs.cache_clear()
     assert selected(6, 60) == default, "a new process asks for earlier winners explicitly"
     use_tuned_configs()
@@ -206,7 +206,7 @@ def test_a_winner_that_cannot_address_the_operands_is_passed_over(device, monkey
     odd = torch.zeros(60, 23, device=device)
     regime = regime_of(device, torch.float32, 23, 60, 10)
     tuned_configs()[regime] = GOOD._replace(descriptors=True)
-    assert forward._select_config(odd, odd, 6) == forward.FULL_PRECISION[0]
+    assert forward.select_config(odd, odd, 6) == forward.FULL_PRECISION[0]
 
 
 def test_a_changed_kernel_forgets_its_winners(device, monkeypatch):

@@ -190,10 +190,11 @@ def tuned_configs() -> dict[Regime, ForwardConfig]:
     return read_winners(CONFIG_KINDS) if os.environ.get("SPARTON_TUNED") == "1" else {}
 
 
-def _select_config(
+def select_config(
     hidden: Tensor, weight: Tensor, num_sequences: int, *, verified: bool = True
 ) -> ForwardConfig:
-    """A winner stands only where the variant of the kernel is one that the search verified."""
+    """The first of :func:`forward_configs` that can address the operands, or the winner of a search
+    that verified this variant of the kernel."""
     capability = torch.cuda.get_device_capability(hidden.device)
     fits = _fits_descriptors(hidden, weight)
     (T, D), V = hidden.shape, weight.shape[0]
@@ -202,6 +203,25 @@ def _select_config(
         winner = tuned.get(regime_of(hidden.device, hidden.dtype, D, V, T / num_sequences))
         configs = configs if winner is None else (winner, *configs)
     return next(config for config in configs if fits or not config.descriptors)
+
+
+def kernel_operands(hidden: Tensor, weight: Tensor, config: ForwardConfig) -> tuple[Any, Any]:
+    """``hidden`` and ``weight`` as :func:`_load_tile` reads them under ``config``.
+
+    Raises:
+        ValueError: descriptors cannot address them.
+    """
+    if not config.descriptors:
+        return hidden, weight
+    if not _fits_descriptors(hidden, weight):
+        raise ValueError(
+            f"{config} needs 16-byte aligned rows, got D = {hidden.shape[1]} of {hidden.dtype}; "
+            "use a configuration without descriptors"
+        )
+    return (
+        TensorDescriptor.from_tensor(hidden, [config.block_t, config.block_d]),
+        TensorDescriptor.from_tensor(weight, [config.block_v, config.block_d]),
+    )
 
 
 def splade_head_forward(
@@ -257,23 +277,13 @@ def splade_head_forward(
     if T == 0:
         return reps.zero_(), winners.fill_(-1)
     verified = (pooling, activation, scales) == ("max", "relu", None)
-    config = config or _select_config(hidden, weight, N, verified=verified)
-    operands = (hidden, weight)
-    if config.descriptors:
-        if not _fits_descriptors(hidden, weight):
-            raise ValueError(
-                f"{config} needs 16-byte aligned rows, got D = {D} of {hidden.dtype}; "
-                "use a configuration without descriptors"
-            )
-        operands = (
-            TensorDescriptor.from_tensor(hidden, [config.block_t, config.block_d]),
-            TensorDescriptor.from_tensor(weight, [config.block_v, config.block_d]),
-        )
+    config = config or select_config(hidden, weight, N, verified=verified)
     groups = group_bounds(cu_seqlens, T, config.group_tokens)
     num_groups = groups.numel() - 1
     grid = (triton.cdiv(V, config.block_v) * num_groups,)
     _splade_head_fwd_kernel[grid](
-        *operands, bias, cu_seqlens, groups, reps, winners, *(scales or (None, None)),
+        *kernel_operands(hidden, weight, config), bias, cu_seqlens, groups, reps, winners,
+        *(scales or (None, None)),
         T, V, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,

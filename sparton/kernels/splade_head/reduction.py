@@ -18,7 +18,7 @@ NO_STOP = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def _halves(x):
+def halves(x):
     """Columns of ``x`` ``[M, W]`` as two blocks ``[M, W / 2]``, left and right."""
     pairs = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
     return tl.split(tl.permute(pairs, (0, 2, 1)))
@@ -45,7 +45,7 @@ def _fold_max(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
     ``start : stop``.
     """
     if logits.shape[1] > SLOTS:
-        left, right = _halves(logits)
+        left, right = halves(logits)
         best, token = _fold_max(best, token, left, lo, start, stop, MASKED)
         middle = lo + logits.shape[1] // 2
         best, token = _fold_max(best, token, right, middle, start, stop, MASKED)
@@ -63,7 +63,7 @@ def _fold_max(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
 def _multiply(product, x, lo, start, stop, MASKED: tl.constexpr):
     """Multiply ``1 + x`` of tokens ``lo, lo + 1, ...`` into the slots, left to right."""
     if x.shape[1] > SLOTS:
-        left, right = _halves(x)
+        left, right = halves(x)
         product = _multiply(product, left, lo, start, stop, MASKED)
         product = _multiply(product, right, lo + x.shape[1] // 2, start, stop, MASKED)
     else:
@@ -152,7 +152,7 @@ def reduce_tile(
     the maximum; TWICE applies log1p twice.
     """
     if logits.shape[1] > SEGMENT:
-        left, right = _halves(logits)
+        left, right = halves(logits)
         state = reduce_tile(
             left, lo, state, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, TWICE, ARGMAX,
