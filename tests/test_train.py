@@ -121,6 +121,12 @@ def test_micro_batches_train_as_one_batch(tmp_path, reference):
     assert records[0]["loss"] != run_here(tmp_path / "other", "seed=1")[0]["loss"]
 
 
+def test_a_run_in_fp8_learns(tmp_path):
+    records = run_here(tmp_path, "head.fp8=true", "precision=bf16", "evaluation=none")
+    losses = [record["loss"] for record in records if "loss" in record]
+    assert losses[-1] < losses[0] - 0.1
+
+
 def test_another_configuration_does_not_resume_this_one(tmp_path):
     run_here(tmp_path, "steps=2")
     with pytest.raises(CheckpointError, match=r"batch=16 \(was 8\)"):

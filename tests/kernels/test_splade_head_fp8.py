@@ -258,12 +258,22 @@ def one_scale(x: Tensor) -> tuple[Tensor, Tensor]:
     rounded, scale = quantize_rows_cpu(x.cpu().reshape(1, -1))
     padding = -x.shape[1] % 16
     rows = torch.nn.functional.pad(rounded.float()[:, : x.numel()].reshape(x.shape), (0, padding))
-    return rows.to(torch.float8_e4m3fn).to(x.device), scale.expand(x.shape[0]).to(x.device)
+    return rows.to(torch.float8_e4m3fn).to(x.device), scale.repeat(x.shape[0]).to(x.device)
 
 
-@pytest.mark.parametrize("spread", [0, 16])
-def test_winners_agree_with_the_exact_ones(spread, device, monkeypatch):
-    """Random logits, the hardest case: among 48 of them the first two are often close."""
+def one_bit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """One scale per row, but only the first of e4m3's three bits."""
+    rounded, scale = quantize_rows_cpu(x.cpu())
+    codes = rounded.view(torch.uint8) & 0xFC
+    return codes.view(torch.float8_e4m3fn).to(x.device), scale.to(x.device)
+
+
+@pytest.mark.parametrize(("spread", "worse"), [(0, one_bit), (24, one_bit), (24, one_scale)])
+def test_winners_agree_with_the_exact_ones(spread, worse, device, monkeypatch):
+    """Random logits, the hardest case: among 48 of them the first two are often close.
+
+    One scale for a whole matrix is as good until norms differ by more than e4m3's own range.
+    """
     problem = make_problem([48] * 12, 96, 64, device, bias=None, spread=spread)
     logits = logits_of(problem)
     best, token = per_sequence(problem, logits)
@@ -272,12 +282,9 @@ def test_winners_agree_with_the_exact_ones(spread, device, monkeypatch):
         argmax = launch(problem)[1]
         return float((argmax == token)[best > 0].double().mean())
 
-    per_row = agreement()
-    assert per_row > 0.88
-    if not spread:
-        return
-    monkeypatch.setattr(fp8, "quantize_rows", one_scale)
-    assert agreement() < per_row - 0.2
+    assert agreement() > 0.92
+    monkeypatch.setattr(fp8, "quantize_rows", worse)
+    assert agreement() < 0.9
 
 
 def test_a_wrong_winner_nearly_ties(device):
@@ -291,7 +298,8 @@ def test_a_wrong_winner_nearly_ties(device):
         restored.append((rounded.double() * scale[:, None])[:, :64].to(device))
     moved = (logits_of(Problem(*restored, *problem[2:])) - logits).abs()
     reps, argmax = launch(problem)
-    allowed = (at(moved, token) + at(moved, argmax)) * 1.001 + 1e-6
+    # Hopper's tensor cores add products of e4m3 with 13 bits below the largest one.
+    allowed = (at(moved, token) + at(moved, argmax)) * 1.001 + (5e-3 if SERVED else 1e-6)
 
     def within(winners: Tensor) -> Tensor:
         return best - at(logits, winners) <= allowed
@@ -302,6 +310,30 @@ def test_a_wrong_winner_nearly_ties(device):
     assert within(neighbour).double().mean() < 0.5
     exact = best.relu().log1p()
     assert error(reps, exact) < 5e-3 < error(at(logits, neighbour).relu().log1p(), exact)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("D", [768, 384, 100])
+def test_real_sizes(D, dtype, device):
+    lengths = [*range(5, 65, 3), 0, *range(20, 257, 7), 512, 0]
+    problem = make_problem(lengths, 5003, D, device, dtype=dtype, bias=-3.0)
+    logits = logits_of(problem)
+    best, token = per_sequence(problem, logits)
+    for config in (
+        None,
+        *forward_configs(torch.float8_e4m3fn, torch.cuda.get_device_capability(), D),
+    ):
+        reps, argmax = launch(problem, config=config)
+        active = reps > 0
+        truth = at(logits, argmax).relu().log1p() * active
+        assert error(reps, truth) < 2e-6 < error(reps * 1.001, truth)
+        assert 0.2 < active.double().mean() < 0.9
+        assert (argmax == token)[active].double().mean() > 0.9
+        assert error(reps, best.relu().log1p()) < 1e-2
+        assert all(
+            torch.equal(*pair) for pair in zip((reps, argmax), launch(problem, config=config))
+        )
 
 
 def test_zero_rows_and_huge_rows(device):

@@ -77,6 +77,18 @@ def test_heads_under_autocast(name):
         assert gradient.dtype == leaf.dtype
 
 
+def test_the_fp8_head_is_close_to_the_plain_one():
+    if DEVICE == "cuda" and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU has no FP8 tensor cores")
+    hidden, weight, bias, tokens = problem()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        reps = SpartonHead(fp8=True)(hidden, weight, bias, tokens)
+        plain = SpartonHead()(hidden, weight, bias, tokens)
+    assert 1e-6 < (reps - plain).norm() / plain.norm() < 2e-2
+    with pytest.raises(ValueError, match=r"float32.*precision=bf16"):
+        SpartonHead(fp8=True)(hidden, weight, bias, tokens)
+
+
 def test_a_tile_needs_rows():
     with pytest.raises(ValueError, match="got 0"):
         TiledHead(tile=0)

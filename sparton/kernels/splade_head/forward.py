@@ -246,8 +246,8 @@ def splade_head_forward(
         argmax: also return the winning tokens; sum pooling has none.
         pooling: "max" or "sum".
         activation: "relu" or "log1p_relu", the latter with a second log1p.
-        scales: fp32 ``[T]`` and ``[V]``, positive factors of the rows of hidden and weight, which
-            may then be float8_e4m3fn, too.
+        scales: contiguous fp32 ``[T]`` and ``[V]``, positive factors of the rows of hidden and
+            weight, which may then be float8_e4m3fn, too.
         config: how to launch; by default the winner of a search for this regime (see tuning.py; for
             the maximum of relu only), or else the first fitting one of :func:`forward_configs`.
 
