@@ -29,6 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from head_benchmark.cells import Record, Settings
+from head_benchmark.problems import describe_capture
 from head_benchmark.runner import cell_of, read_records, run_cells, with_truths, write_records
 from head_benchmark.suites import CAPTURED, SUITES, TRUTH, Cell
 from sparton.training.manifest import describe_environment
@@ -170,7 +171,7 @@ def environment(arguments: argparse.Namespace) -> Record:
         "triton": found["packages"]["triton"],
         "seed": 0,
         "miniature": arguments.miniature,
-        "captured": arguments.captured and arguments.captured.name,
+        "captured": arguments.captured and describe_capture(arguments.captured),
         "seconds": arguments.seconds,
     }
 

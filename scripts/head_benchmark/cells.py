@@ -39,7 +39,9 @@ class Settings(NamedTuple):
         return shape.shrunk() if self.miniature else shape
 
     def truth_file(self, cell: Cell) -> Path:
-        source = self.captured if cell.shape == suites.CAPTURED else self.miniature
+        source: object = self.miniature
+        if cell.shape == suites.CAPTURED and self.captured:
+            source = (self.captured, Path(self.captured).stat().st_mtime_ns)
         name = hashlib.sha256(repr((cell.truth(), source, self.device)).encode()).hexdigest()[:16]
         return Path(self.cache) / f"{name}.pt"
 

@@ -80,14 +80,23 @@ def captured_problem(path: str | Path, device: str) -> Problem:
     Raises:
         ValueError: the file holds something else.
     """
-    stored: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    stored = _read_capture(path)
     names = ("hidden", "weight", "bias", "cu_seqlens", "upstream")
-    missing = [name for name in names if name not in stored]
-    if missing:
-        raise ValueError(f"{path} lacks {', '.join(missing)}: write it with capture_batch.py")
     tensors = {name: stored[name].to(device) for name in names}
     tokens = boundaries(tensors.pop("cu_seqlens").long())
     return Problem(tokens=tokens, **tensors)
+
+
+def describe_capture(path: str | Path) -> str:
+    """Which model and which texts a captured problem comes from."""
+    return _read_capture(path)["description"]
+
+
+def _read_capture(path: str | Path) -> dict[str, Any]:
+    stored = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
+    if not isinstance(stored, dict) or stored.get("format") != "captured SPLADE batch":
+        raise ValueError(f"{path} is no captured batch: write it with scripts/capture_batch.py")
+    return stored
 
 
 def describe_pattern(problem: Problem) -> dict[str, float]:

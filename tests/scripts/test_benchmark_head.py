@@ -130,13 +130,13 @@ def test_a_crash_is_a_record_and_the_next_cell_runs(tmp_path):
 
 
 def test_cells_without_a_truth_say_why(tmp_path):
-    jobs = runner.with_truths(
-        [Cell(suites.CAPTURED, "eager", pattern=suites.CAPTURED)],
-        settings(tmp_path, captured=str(tmp_path / "absent.pt")),
-    )
-    [_, (_, record)] = runner.run_cells(jobs, settings(tmp_path, captured="absent.pt"))
+    other = tmp_path / "other.pt"
+    torch.save({}, other)
+    cell = Cell(suites.CAPTURED, "eager", pattern=suites.CAPTURED)
+    asked = settings(tmp_path, captured=str(other))
+    [_, (_, record)] = runner.run_cells(runner.with_truths([cell], asked), asked)
     assert record["status"] == "crashed"
-    assert "absent.pt" in record["error"]
+    assert "other.pt is no captured batch" in record["error"]
 
 
 def test_a_cell_that_hangs_is_killed(tmp_path):
