@@ -25,8 +25,14 @@ static: $(READY)  ## Lint, types and import layers; writes nothing
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/make_tables.py --check
 
-tables: $(READY)  ## Write the tables of README.md from the records in results/
+SUITES ?= bars heads patterns table2 figure2 table1
+
+bench: $(READY)  ## Measure the heads on this machine's GPU (about ten minutes); SUITES="bars heads" for some
+	$(BIN)/python scripts/benchmark_head.py --suite $(SUITES)
+
+tables: $(READY)  ## Write the tables and figures of README.md and docs/ from the records in results/
 	$(BIN)/python scripts/make_tables.py
+	$(BIN)/python scripts/plot_benchmarks.py
 
 format: $(READY)  ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
@@ -46,4 +52,4 @@ $(READY): requirements.txt pyproject.toml
 clean:  ## Remove the environment and caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 
-.PHONY: help quickstart test test-gpu check static tables format environment clean
+.PHONY: help quickstart test test-gpu check static bench tables format environment clean

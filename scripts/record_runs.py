@@ -60,7 +60,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
 
 def head_name(head: dict[str, Any]) -> str:
     name = head["_target_"].rsplit(".", 1)[-1]
-    return f"{name} compiled" if head.get("compiled") else name
+    return " ".join([name, *(option for option in ("compiled", "fp8") if head.get(option))])
 
 
 def system_name(config: dict[str, Any]) -> str:

@@ -30,6 +30,11 @@ KEPT_ELEMENTS = 2**24
 STRIDES = (1, 5, 11, 23, 47, 97, 199, 397, 797)
 # A gradient rounded to bfloat16 once may differ by this, however small eager's own error is.
 FLOOR = 2e-3
+# Rounding differs from head to head.
+SLACK = 1.1
+# Whatever slack a head has: gradients of zero have an error of 1, those of wrong winners more.
+CEILING = 0.7
+WORST = "reps_max"
 
 
 def reference(hidden: Tensor, weight: Tensor, bias: Tensor, tokens: TokenBatch) -> Tensor:
@@ -87,12 +92,19 @@ def errors(actual: Results, truth: Results) -> Errors:
         for name, x in actual.items()
     }
     if "reps" in actual:
-        found["reps_max"] = float((actual["reps"] - truth["reps"]).abs().max())
+        found[WORST] = float((actual["reps"] - truth["reps"]).abs().max())
     return found
 
 
-def allowance(eager: Errors, slack: float) -> Errors:
-    return {name: slack * error + FLOOR for name, error in eager.items()}
+def allowance(eager: Errors, slack: float = SLACK, worst_slack: float = SLACK) -> Errors:
+    """The largest errors that pass."""
+    allowed = {
+        name: max(SLACK * error + FLOOR, min(slack * error + FLOOR, CEILING))
+        for name, error in eager.items()
+    }
+    if WORST in eager:
+        allowed[WORST] = worst_slack * eager[WORST] + FLOOR
+    return allowed
 
 
 def passes(found: Errors, allowed: Errors) -> bool:

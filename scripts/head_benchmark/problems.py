@@ -16,7 +16,7 @@ from sparton.types import TokenBatch
 
 SEED = 0
 FAVOURED, FAVOUR = 3, 6.0
-SAMPLED_SEQUENCES = 16
+SAMPLED_SEQUENCES = 8
 
 
 class Problem(NamedTuple):
@@ -114,10 +114,12 @@ def describe_pattern(problem: Problem) -> dict[str, float]:
 
 
 def _threshold(hidden: Tensor, weight: Tensor, tokens: TokenBatch, active: float) -> float:
-    """The level that about this share of the maxima exceeds, and all of them where it is 1."""
-    maxima = torch.stack(
-        [(hidden[a:b] @ weight.T).amax(0).float() for a, b in _sampled_sequences(tokens)]
-    ).flatten()
+    """The level that about this share of the maxima exceeds, and all of them where it is 1. In
+    fp32: rounded to bfloat16, many maxima would tie with the level."""
+    rows = weight.float().T
+    maxima = torch.cat(
+        [(hidden[a:b].float() @ rows).amax(0) for a, b in _sampled_sequences(tokens)]
+    )
     if active == 1:
         return float(maxima.min()) - 1.0
     return float(maxima.kthvalue(max(int((1 - active) * maxima.numel()), 1)).values)

@@ -106,7 +106,9 @@ class Cell(NamedTuple):
 
 
 TABLE1, SHORT, MULTILINGUAL = "320x512x30522", "512x256x30522", "32x512x250002"
-ALL_HEADS = ("eager", "compiled", "tiled", "tiled_compiled", "sparton_hybrid", "sparton")
+ALL_HEADS = (
+    "eager", "compiled", "tiled", "tiled_compiled", "sparton_hybrid", "sparton", "sparton_fp8"
+)  # fmt: skip
 RIVALS = ("sparton_hybrid", "sparton")
 PASSES = (FORWARD, FORWARD_BACKWARD)
 LONG = tuple(f"128x{S}x30522" for S in (1024, 2048, 4096, 8192, 16384))

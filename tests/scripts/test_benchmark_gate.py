@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from head_benchmark import cells, gate, problems, suites
+from head_benchmark.heads import HEADS
 from head_benchmark.suites import Cell, Shape
 from sparton.models.heads import EagerHead, SpartonHead, TiledHead
 
@@ -14,7 +15,7 @@ SHAPE = Shape(((4, 3, 9), (3, 20, 40), (1, 1, 1)), 700, 32)
 def judged():
     problem = problems.random_problem(SHAPE, "random", "cpu")
     truth, eager = gate.make_truth(problem)
-    return problem, truth, gate.allowance(eager, 1.1)
+    return problem, truth, gate.allowance(eager)
 
 
 def found(problem, change):
@@ -49,17 +50,22 @@ def neighbouring_token(problem, reps, dhidden, dweight, dbias):
     dhidden.copy_(dhidden.roll(1, 0))
 
 
+def zero_gradient(problem, reps, dhidden, dweight, dbias):
+    dhidden.zero_()
+
+
 def unwritten(problem, reps, dhidden, dweight, dbias):
     dbias[-1] = float("nan")
 
 
-@pytest.mark.parametrize("head", [EagerHead(), TiledHead(tile=100), SpartonHead()])
+@pytest.mark.parametrize("name", ["eager", "tiled", "sparton_hybrid", "sparton", "sparton_fp8"])
 @pytest.mark.parametrize("pattern", suites.PATTERNS)
-def test_right_heads_pass(head, pattern):
+def test_right_heads_pass(name, pattern):
     problem = problems.random_problem(SHAPE, pattern, "cpu")
     truth, eager = gate.make_truth(problem)
+    head = HEADS[name].build()
     errors = gate.errors(gate.results(problem, *gate.gradients(head, problem)), truth)
-    assert gate.passes(errors, gate.allowance(eager, 1.1)), errors
+    assert gate.passes(errors, gate.allowance(eager, *HEADS[name][1:])), errors
 
 
 WRONG = [
@@ -72,6 +78,14 @@ def test_wrong_results_do_not(judged, change):
     problem, truth, allowed = judged
     errors = gate.errors(found(problem, change), truth)
     assert gate.passes(errors, allowed) == (change is nothing), errors
+
+
+@pytest.mark.parametrize("change", [dropped_tile, neighbouring_token, zero_gradient, unwritten])
+def test_nor_under_the_widest_allowance(judged, change):
+    problem, truth, _ = judged
+    _, eager = gate.make_truth(problem)
+    errors = gate.errors(found(problem, change), truth)
+    assert not gate.passes(errors, gate.allowance(eager, *HEADS["sparton_fp8"][1:])), errors
 
 
 def test_representations_alone_are_judged_too(judged):

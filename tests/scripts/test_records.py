@@ -1,28 +1,18 @@
 """Run folders become records, records become the tables of the README."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_script(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-record_runs, make_tables = load_script("record_runs"), load_script("make_tables")
+import record_runs
+from tables import in_domain
 
 
 @pytest.fixture
 def run_folder(tmp_path) -> Path:
     task = {"metrics": {"ndcg@10": 0.5}, "query_terms": 3, "document_terms": 9, "seconds": {}}
-    tasks = [{"name": name, **task} for name in make_tables.TASKS]
+    tasks = [{"name": name, **task} for name in in_domain.TASKS]
     head = {"_target_": "sparton.models.heads.TiledHead", "compiled": True}
     manifest = {"config": {"head": head, "seed": 3}, "command": "train.py", "git": None}
     manifest |= {"packages": {}, "hardware": {"gpu": "NVIDIA H200"}}
@@ -59,6 +49,6 @@ def test_a_later_record_of_the_same_cell_replaces_the_earlier(run_folder, tmp_pa
 def test_a_row_shows_speed_of_one_and_quality_of_all_seeds(run_folder):
     record = record_runs.describe_run(run_folder)
     better = json.loads(json.dumps(record).replace('"ndcg@10": 0.5', '"ndcg@10": 0.6'))
-    row = make_tables.in_domain_row("TiledHead compiled", [record, better])
+    row = in_domain.in_domain_row("TiledHead compiled", [record, better])
     assert row[:4] == ["tiled_compiled", "33", "30", "6.0"]
     assert row[4] == "55.0 ± 7.1"

@@ -1,0 +1,1 @@
+"""Builders of the published tables; ``scripts/make_tables.py`` places them."""

@@ -1,0 +1,88 @@
+"""Records as the tables read them, and the words that say where they come from."""
+
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results"
+Record = dict[str, Any]
+NOT_MEASURED = "Not measured yet: `make bench`.\n"
+
+
+def read_records(study: str) -> list[Record]:
+    """Records of a study from every device; one study is published from one device at a time."""
+    paths = [folder / f"{study}.jsonl" for folder in device_folders(study)]
+    return [record for path in paths for record in read_file(path)]
+
+
+def device_folders(study: str) -> list[Path]:
+    """Folders of the devices that the study was measured on."""
+    return sorted(path.parent for path in RESULTS.glob(f"*/{study}.jsonl"))
+
+
+def read_file(path: Path) -> list[Record]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def paper(table: str) -> Any:
+    """What the paper printed."""
+    return json.loads((RESULTS / "paper.json").read_text())[table]
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def by_device(study: str, build: Callable[[list[Record]], str]) -> str:
+    """The table of every device that has records of the study, each under its caption."""
+    tables = []
+    for folder in device_folders(study):
+        records = read_file(folder / f"{study}.jsonl")
+        if runs := {record["run"] for record in records}:
+            if len(runs) > 1:
+                raise ValueError(f"{folder}/{study}.jsonl mixes the runs {sorted(runs)}")
+            tables.append(f"{build(records)}\n{caption(records)}\n")
+    return "\n".join(tables) or NOT_MEASURED
+
+
+def caption(records: Sequence[Record]) -> str:
+    """Card, software, commit, day, and the conditions that the card was under."""
+    first = records[0]
+    commit = f"commit {first['git_sha'][:9]}" if first["git_sha"] else "no commit known"
+    parts = [first["gpu"], f"driver {first['driver']}", f"torch {first['torch']}"]
+    parts += [f"triton {first['triton']}", commit + (", modified" if first["dirty"] else "")]
+    parts.append(first["run"][:10])
+    for key, form in (("sm_mhz", "{:,.0f} MHz"), ("power_w", "{:.0f} W")):
+        if values := [record[key] for record in records if key in record]:
+            parts.append(f"median of the cells {form.format(statistics.median(values))}")
+    return f"<sub>{'; '.join(parts)}</sub>\n"
+
+
+def find(records: Sequence[Record], **wanted: Any) -> Record:
+    """The record with these fields, {} where there is none."""
+    return next((r for r in records if all(r[key] == x for key, x in wanted.items())), {})
+
+
+def milliseconds(record: Record) -> str:
+    """Three significant digits; what happened where there is no time."""
+    if "p50_ms" not in record:
+        return record.get("status", "").replace("oom", "OOM")
+    time = record["p50_ms"]
+    return f"{time:.2f}" if time < 10 else f"{time:.1f}" if time < 1000 else f"{time:,.0f}"
+
+
+def mebibytes(record: Record, key: str = "peak_bytes") -> str:
+    return f"{record[key] / 2**20:,.0f}" if key in record else ""
+
+
+def gibibytes(record: Record) -> str:
+    return f"{record['total_peak_bytes'] / 2**30:.2f}" if "total_peak_bytes" in record else ""
+
+
+def beside(own: str, printed: Any) -> str:
+    """Our figure, and the paper's in brackets."""
+    return own if printed is None else f"{own} ({printed})".strip()

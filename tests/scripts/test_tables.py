@@ -1,0 +1,159 @@
+"""Records of the head benchmark become the tables and figures of README and docs."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import make_tables
+import plot_benchmarks
+from head_benchmark import suites
+from head_benchmark.suites import SUITES, Cell
+from tables import bars, records
+
+ROOT = Path(__file__).resolve().parents[2]
+MS = {suites.GEMM: 12.0, "sparton": 10.0, "sparton_hybrid": 40.0, "tiled": 60.0}
+SUITE_TABLES = [name for name in make_tables.TABLES if name in SUITES]
+
+
+def record(suite: str, cell: Cell) -> dict:
+    """Times of a made-up card; memory of the operands and results."""
+    N, S, V = 320, 512, 30522
+    if cell.shape in suites.LONG:
+        N, S = 128, int(cell.shape.split("x")[1])
+    results = 8 * N * V + 2**20
+    gradients = 2 * (N * S + V) * 768 + 4 * V
+    peak = results + gradients if cell.mode == suites.FORWARD_BACKWARD else results
+    milliseconds = MS.get(cell.head, 80.0) * (S / 512) * (0.5 if cell.shape == "mix60" else 1.0)
+    context = {"suite": suite, "run": "2030-01-02T03:04:05", "gpu": "Test GPU", "driver": "1.2"}
+    context |= {"torch": "2.x", "triton": "3.x", "git_sha": "0123456789abcdef", "dirty": False}
+    context |= {"captured": "documents of 3 pairs", "sm_mhz": 1500.0, "power_w": 700.0}
+    sizes = {"N": N, "S": S, "T": N * S, "D": 768, "V": V}
+    shares = {"active_share": 0.01, "top3_share": 0.7}
+    figures = {"p50_ms": milliseconds, "peak_bytes": peak, "total_peak_bytes": 2 * peak}
+    return context | cell._asdict() | sizes | shares | figures | {"status": "ok"}
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch) -> Path:
+    """A results folder with every suite of one card."""
+    shutil.copy(ROOT / "results/paper.json", tmp_path)
+    (tmp_path / "test-gpu").mkdir()
+    for suite, cells in SUITES.items():
+        lines = [json.dumps(record(suite, cell)) + "\n" for cell in cells]
+        (tmp_path / f"test-gpu/head_{suite}.jsonl").write_text("".join(lines))
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    return tmp_path
+
+
+def change(path: Path, cell: Cell, **changes) -> None:
+    """Give the record of a cell other fields; None removes one."""
+    lines = []
+    for found in map(json.loads, path.read_text().splitlines()):
+        if all(found[key] == value for key, value in cell._asdict().items()):
+            found = {k: v for k, v in (found | changes).items() if v is not None}
+        lines.append(json.dumps(found) + "\n")
+    path.write_text("".join(lines))
+
+
+def row(table: str, start: str) -> list[str]:
+    line = next(line for line in table.splitlines() if line.startswith(f"| {start} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("name", SUITE_TABLES)
+def test_every_table_is_complete_and_says_where_it_comes_from(results, name):
+    table = make_tables.TABLES[name]()
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    assert len(lines) > 5
+    assert {line.count("|") for line in lines} == {lines[0].count("|")}
+    assert "?" not in table
+    caption = "Test GPU; driver 1.2; torch 2.x; triton 3.x; commit 012345678; 2030-01-02"
+    assert f"<sub>{caption}; median of the cells 1,500 MHz" in table
+
+
+@pytest.mark.parametrize("name", SUITE_TABLES)
+def test_without_records_a_table_says_so(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    assert make_tables.TABLES[name]() == records.NOT_MEASURED
+
+
+def test_the_papers_figures_stand_beside_the_cells_they_belong_to(results):
+    table2 = make_tables.TABLES["table2"]()
+    assert row(table2, "1,024")[1] == "120.0 (279.5)"
+    assert row(table2, "1,024")[5] == "80.0 (71.2)"
+    assert row(table2, "4,096")[3] == "640.0 (OOM)"
+    assert "(" not in "".join(row(table2, "16,384"))
+    table1 = make_tables.TABLES["table1"]()
+    assert row(table1, "forward: + tiled head")[1] == "60.0 (140.3)"
+    assert row(table1, "forward + backward: + sparton_hybrid")[3] == "40.0 (423.9)"
+    assert "(" not in row(table1, "forward: + **sparton**")[1]
+
+
+def test_bars_are_met_or_not_by_what_was_measured(results):
+    path = results / "test-gpu/head_bars.jsonl"
+    verdicts = [row[-1] for row in bar_rows()]
+    assert verdicts[0] == "yes"
+    assert row(bars.bars_table(), "all entries active")[3:] == ["10.0 / 40.0 ms = 0.250", "yes"]
+    change(path, Cell(suites.TABLE1, "sparton", suites.FORWARD_BACKWARD), p50_ms=18.1)
+    assert row(bars.bars_table(), "all entries active")[3:] == ["18.1 / 40.0 ms = 0.453", "**no**"]
+    change(path, Cell(suites.TABLE1, "sparton_hybrid", suites.FORWARD_BACKWARD), p50_ms=None)
+    change(path, Cell(suites.TABLE1, "sparton_hybrid", suites.FORWARD_BACKWARD), status="oom")
+    assert row(bars.bars_table(), "all entries active")[3:] == ["18.1 / OOM ms", "?"]
+
+
+def bar_rows() -> list[list[str]]:
+    lines = bars.bars_table().splitlines()[2:]
+    return [[x.strip() for x in line.strip("|").split("|")] for line in lines if "|" in line]
+
+
+def test_scratch_memory_is_what_is_left_beside_results_and_gradients(results):
+    path = results / "test-gpu/head_bars.jsonl"
+    cell = Cell(suites.TABLE1, "sparton", suites.FORWARD_BACKWARD)
+    assert row(bars.bars_table(), "memory beyond gradients")[3] == "outputs + argmax + 1.0 MiB"
+    peak = record("bars", cell)["peak_bytes"]
+    change(path, cell, peak_bytes=peak + 16 * 2**20)
+    found = row(bars.bars_table(), "memory beyond gradients")[3:]
+    assert found == ["outputs + argmax + 17.0 MiB", "**no**"]
+
+
+def test_long_sequences_must_stay_linear(results):
+    assert row(bars.bars_table(), "long sequences")[-1] == "yes"
+    longest = Cell(suites.LONG[-1], "sparton", suites.FORWARD_BACKWARD)
+    change(results / "test-gpu/head_table2.jsonl", longest, p50_ms=400.0)
+    assert row(bars.bars_table(), "long sequences")[-1] == "**no**"
+
+
+def test_records_of_two_runs_make_no_table(results):
+    cell = Cell(suites.TABLE1, suites.GEMM)
+    change(results / "test-gpu/head_bars.jsonl", cell, run="another")
+    with pytest.raises(ValueError, match="mixes the runs"):
+        bars.bars_table()
+
+
+def test_pages_are_filled_and_a_changed_figure_is_noticed(results):
+    page = "before\n<!-- table: bars -->\nold\n<!-- end -->\nafter\n"
+    filled = make_tables.filled(page)
+    assert filled != page
+    assert filled.startswith("before\n<!-- table: bars -->\n| bar |")
+    assert filled.endswith("<!-- end -->\nafter\n")
+    assert make_tables.filled(filled) == filled
+    assert make_tables.filled(filled.replace("0.250", "0.240")) == filled
+
+
+@pytest.mark.parametrize("page", make_tables.PAGES)
+def test_the_pages_hold_what_the_records_say(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert make_tables.filled(text) == text
+
+
+def test_figures_are_the_same_whenever_they_are_drawn(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(plot_benchmarks, "ROOT", tmp_path)
+    monkeypatch.setattr(plot_benchmarks, "FIGURES", tmp_path / "figures")
+    drawn = []
+    for _ in range(2):
+        plot_benchmarks.main()
+        drawn.append((tmp_path / "figures/figure2-test-gpu.svg").read_bytes())
+    assert drawn[0] == drawn[1]
+    assert b"sparton_hybrid" in drawn[0]
