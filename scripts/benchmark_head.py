@@ -30,21 +30,30 @@ from rich.table import Table
 
 from head_benchmark.cells import Record, Settings
 from head_benchmark.problems import describe_capture
-from head_benchmark.runner import cell_of, read_records, run_cells, with_truths, write_records
+from head_benchmark.runner import (
+    append_record,
+    cell_of,
+    read_records,
+    run_cells,
+    with_truths,
+    write_records,
+)
 from head_benchmark.suites import CAPTURED, SUITES, TRUTH, Cell
 from sparton.training.manifest import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 # What must not change between the first and the last cell of a file.
 SAME_RUN = ("git_sha", "gpu", "driver", "torch", "triton", "miniature")
-# Observed seconds of a cell beyond its timing, for --list.
-SECONDS_PER_CELL, SECONDS_IF_COMPILED, SECONDS_IF_BACKBONE_COMPILED = 3.0, 7.0, 18.0
+# Rough seconds of a cell, for --list.
+SECONDS_PER_CELL, SECONDS_IF_COMPILED, SECONDS_IF_BACKBONE_COMPILED = 3.0, 5.0, 18.0
 
 
 def main() -> None:
     arguments = parse_arguments()
     console = Console(width=None if os.isatty(1) else 160)
     context = {} if arguments.list else environment(arguments)
+    if arguments.fresh and arguments.output:
+        arguments.output.unlink(missing_ok=True)
     for suite in arguments.suite:
         cells = select(SUITES[suite], arguments)
         if arguments.list:
@@ -106,7 +115,8 @@ def run_suite(
     )
     suite = context["suite"]
     path = arguments.output or arguments.results / folder_name(context) / f"head_{suite}.jsonl"
-    kept = [] if arguments.fresh else same_run(path, context)
+    discard = arguments.fresh and not arguments.output
+    kept = [] if discard else same_run(path, context)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     context = context | {"run": kept[0]["run"] if kept else now}
     write_records(path, kept)
@@ -133,7 +143,7 @@ def measure_all(
         for cell, record in run_cells(jobs, settings, deadline):
             left.pop(0)
             if cell.head != TRUTH:
-                write_records(path, [{**context, **cell._asdict(), **record}], "a")
+                append_record(path, {**context, **cell._asdict(), **record})
             console.print(describe(cell, record), highlight=False, markup=False)
             progress.update(task, advance=1, description=left[0].label if left else "")
     if left:
@@ -220,8 +230,8 @@ def result_table(suite: str, records: list[Record]) -> Table:
 def list_cells(suite: str, cells: list[Cell], console: Console) -> None:
     total = 0.0
     for cell in cells:
-        compiled = SECONDS_IF_BACKBONE_COMPILED if cell.backbone else SECONDS_IF_COMPILED
-        total += compiled if cell.compiles else SECONDS_PER_CELL
+        seconds = SECONDS_IF_COMPILED if cell.compiles else SECONDS_PER_CELL
+        total += SECONDS_IF_BACKBONE_COMPILED if cell.backbone == "compiled" else seconds
         console.print(f"  {cell.label}", highlight=False)
     truths = {cell.truth() for cell in cells}
     console.print(f"{suite}: {len(cells)} cells, {len(truths)} truths, about {total:.0f} s")

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from head_benchmark import gate, problems, suites
+from head_benchmark.heads import HEADS
 from head_benchmark.suites import Cell, Shape
 from head_benchmark.timing import measure
 
@@ -52,6 +54,8 @@ def prepare(cell: Cell, settings: Settings) -> Callable[[], Record]:
     Returns:
         The cell itself; its record lacks what concerns the whole run.
     """
+    if cell.compiles:
+        import torch._inductor.compile_fx  # noqa: F401
     if cell.backbone:
         from head_benchmark import encoders
 
@@ -62,7 +66,8 @@ def prepare(cell: Cell, settings: Settings) -> Callable[[], Record]:
         return lambda: _truth(cell, settings)
     if cell.head in (suites.GEMM, suites.GEMM_AS_IS):
         return lambda: _gemm(cell, settings)
-    return lambda: _head(cell, settings)
+    head = HEADS[cell.head].build()
+    return lambda: _head(cell, head, settings)
 
 
 def run(work: Callable[[], Record]) -> Record:
@@ -126,10 +131,8 @@ def _gemm(cell: Cell, settings: Settings) -> Record:
     }
 
 
-def _head(cell: Cell, settings: Settings) -> Record:
-    from head_benchmark.heads import HEADS
-
-    head, problem = HEADS[cell.head].build(), _problem(cell, settings)
+def _head(cell: Cell, head: nn.Module, settings: Settings) -> Record:
+    problem = _problem(cell, settings)
 
     def forward() -> torch.Tensor:
         with torch.no_grad():
@@ -162,8 +165,6 @@ def _encoder(cell: Cell, model: Any, settings: Settings) -> Record:
 
 def _gated(cell: Cell, settings: Settings, found: gate.Results, timed: Callable[[], Any]) -> Record:
     """Time and memory of what passed the gate; of what did not, only its errors."""
-    from head_benchmark.heads import HEADS
-
     slacks = HEADS[cell.head][1:] if cell.head in HEADS else ()
     truth, eager, facts = gate.load_truth(settings.truth_file(cell), settings.device)
     errors, allowed = gate.errors(found, truth), gate.allowance(eager, *slacks)

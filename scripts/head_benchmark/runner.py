@@ -1,6 +1,6 @@
 """Cells one after the other, each in a process of its own; records as they come.
 
-While one cell measures, the process of the next imports its libraries and waits.
+While one cell measures, the processes of the next ones import their libraries and wait.
 """
 
 import json
@@ -16,6 +16,8 @@ from head_benchmark.suites import GEMM, GEMM_AS_IS, TRUTH, Cell
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 CELL_LIMIT_SECONDS = 240.0
+# Importing transformers and filling a backbone takes longer than measuring a cell.
+AHEAD = max(1, min(3, (os.cpu_count() or 1) // 4))
 
 
 class Worker:
@@ -81,12 +83,14 @@ def run_cells(
 ) -> Iterator[tuple[Cell, Record]]:
     """Measure every job in order; none is begun after ``deadline`` (of time.monotonic)."""
     failures: dict[Cell, str] = {}
-    workers = [Worker(cell, settings) for cell in jobs[:1]]
+    workers: list[Worker] = []
     try:
-        for following in (*jobs[1:], None):
+        for number in range(len(jobs)):
             if time.monotonic() > deadline:
                 return
-            workers += [Worker(following, settings)] if following else []
+            started = number + len(workers)
+            coming = jobs[started : number + 1 + AHEAD]
+            workers += [Worker(cell, settings) for cell in coming]
             record = workers[0].finish()
             cell = workers.pop(0).cell
             if cell.head == TRUTH and record["status"] != "ok":
@@ -107,10 +111,18 @@ def read_records(path: Path) -> list[Record]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def write_records(path: Path, records: Sequence[Record], mode: str = "w") -> None:
+def write_records(path: Path, records: Sequence[Record]) -> None:
+    """The file anew, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open(mode, encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
+    unfinished = path.with_suffix(".part")
+    lines = [json.dumps(record) + "\n" for record in records]
+    unfinished.write_text("".join(lines), encoding="utf-8")
+    unfinished.replace(path)
+
+
+def append_record(path: Path, record: Record) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
 
 
 def cell_of(record: Record) -> Cell:

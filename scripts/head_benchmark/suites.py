@@ -102,7 +102,10 @@ class Cell(NamedTuple):
 
     @property
     def compiles(self) -> bool:
-        return "compiled" in (self.backbone, self.head.rpartition("_")[2])
+        """Whether torch.compile runs in the cell."""
+        return "compiled" in (self.backbone, self.head.rpartition("_")[2]) or (
+            self.head == "sparton_hybrid"
+        )
 
 
 TABLE1, SHORT, MULTILINGUAL = "320x512x30522", "512x256x30522", "32x512x250002"
