@@ -18,6 +18,17 @@ NO_STOP = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
+def locate(num_groups, num_blocks, BAND: tl.constexpr):
+    """Group of sequences and block of vocabulary rows of this program. The blocks of a band run
+    side by side through one group after the other, to share its hidden states in the L2 cache."""
+    pid = tl.program_id(0)
+    band = pid // (BAND * num_groups)
+    width = tl.minimum(num_blocks - band * BAND, BAND)
+    within = pid - band * BAND * num_groups
+    return within // width, band * BAND + within % width
+
+
+@triton.jit
 def halves(x):
     """Columns of ``x`` ``[M, W]`` as two blocks ``[M, W / 2]``, left and right."""
     pairs = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
@@ -25,19 +36,33 @@ def halves(x):
 
 
 @triton.jit
-def clean_slots(BLOCK_V: tl.constexpr, SUM: tl.constexpr):
-    """The slots before any token."""
-    if SUM:
-        value = tl.full((BLOCK_V, SLOTS), 1.0, tl.float32)
-        whole = tl.full((BLOCK_V, SLOTS), 0, tl.int32)
-    else:
-        value = tl.full((BLOCK_V, SLOTS), float("-inf"), tl.float32)
-        whole = tl.full((BLOCK_V, SLOTS), -1, tl.int32)
-    return value, whole
+def first_slots(x):
+    """The first SLOTS columns of a tile, laid out as the pieces that a tile is cut into."""
+    if x.shape[1] > SLOTS:
+        left, right = halves(x)
+        x = first_slots(left)
+    return x
 
 
 @triton.jit
-def _fold_max(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
+def clean_slots(BLOCK_V: tl.constexpr, SUM: tl.constexpr):
+    """The slots before any token, and their numbers ``[1, SLOTS]``."""
+    value = tl.full((BLOCK_V, SLOTS), 1.0 if SUM else float("-inf"), tl.float32)
+    whole = tl.full((BLOCK_V, SLOTS), 0 if SUM else -1, tl.int32)
+    return value, whole, tl.arange(0, SLOTS)[None, :]
+
+
+@triton.jit
+def summands(logits, bias, TWICE: tl.constexpr):
+    """What sum pooling multiplies by, less 1, of a tile of logits without bias ``[BLOCK_V, 1]``."""
+    x = _positive_part(logits + bias)
+    if TWICE:
+        x = tl.where(x == 0.0, x, tl.log(1.0 + x))
+    return x
+
+
+@triton.jit
+def _fold_max(best, token, slots, logits, lo, start, stop, MASKED: tl.constexpr):
     """Fold the logits of tokens ``lo, lo + 1, ...`` into the running maximum, left to right.
 
     ``token`` is that of slot 0 in the winning group of SLOTS tokens. Strictly greater replaces, so
@@ -46,43 +71,41 @@ def _fold_max(best, token, logits, lo, start, stop, MASKED: tl.constexpr):
     """
     if logits.shape[1] > SLOTS:
         left, right = halves(logits)
-        best, token = _fold_max(best, token, left, lo, start, stop, MASKED)
+        best, token = _fold_max(best, token, slots, left, lo, start, stop, MASKED)
         middle = lo + logits.shape[1] // 2
-        best, token = _fold_max(best, token, right, middle, start, stop, MASKED)
+        best, token = _fold_max(best, token, slots, right, middle, start, stop, MASKED)
     else:
         better = logits > best
         if MASKED:
-            offs_t = lo + tl.arange(0, SLOTS)
-            better = better & ((offs_t >= start) & (offs_t < stop))[None, :]
+            better = better & (lo + slots >= start) & (lo + slots < stop)
         best = tl.where(better, logits, best)
         token = tl.where(better, lo, token)
     return best, token
 
 
 @triton.jit
-def _multiply(product, x, lo, start, stop, MASKED: tl.constexpr):
+def _multiply(product, slots, x, lo, start, stop, MASKED: tl.constexpr):
     """Multiply ``1 + x`` of tokens ``lo, lo + 1, ...`` into the slots, left to right."""
     if x.shape[1] > SLOTS:
         left, right = halves(x)
-        product = _multiply(product, left, lo, start, stop, MASKED)
-        product = _multiply(product, right, lo + x.shape[1] // 2, start, stop, MASKED)
+        product = _multiply(product, slots, left, lo, start, stop, MASKED)
+        product = _multiply(product, slots, right, lo + x.shape[1] // 2, start, stop, MASKED)
     else:
         if MASKED:
-            offs_t = lo + tl.arange(0, SLOTS)
-            x = tl.where(((offs_t >= start) & (offs_t < stop))[None, :], x, 0.0)
+            x = tl.where((lo + slots >= start) & (lo + slots < stop), x, 0.0)
         product += product * x
     return product
 
 
 @triton.jit
-def _fold_sum(product, exponent, x, lo, start, stop, MASKED: tl.constexpr):
+def _fold_sum(product, exponent, slots, x, lo, start, stop, MASKED: tl.constexpr):
     """Fold the ``1 + x`` of tokens ``lo, lo + 1, ...`` into the slots' products.
 
     A slot takes at most 4 factors here, so that nothing overflows as long as x < 2^31. After a
     product that does, or that is NaN, the result is not finite.
     """
     tl.static_assert(x.shape[1] <= 4 * SLOTS)
-    product = _multiply(product, x, lo, start, stop, MASKED)
+    product = _multiply(product, slots, x, lo, start, stop, MASKED)
     bits = product.to(tl.int32, bitcast=True)
     exponent += (bits >> 23) - 127
     product *= (0x7F000000 - (bits & 0x7F800000)).to(tl.float32, bitcast=True)
@@ -90,11 +113,11 @@ def _fold_sum(product, exponent, x, lo, start, stop, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _fold(value, whole, x, lo, start, stop, SUM: tl.constexpr, MASKED: tl.constexpr):
+def _fold(value, whole, slots, x, lo, start, stop, SUM: tl.constexpr, MASKED: tl.constexpr):
     if SUM:
-        value, whole = _fold_sum(value, whole, x, lo, start, stop, MASKED)
+        value, whole = _fold_sum(value, whole, slots, x, lo, start, stop, MASKED)
     else:
-        value, whole = _fold_max(value, whole, x, lo, start, stop, MASKED)
+        value, whole = _fold_max(value, whole, slots, x, lo, start, stop, MASKED)
     return value, whole
 
 
@@ -113,11 +136,11 @@ def _positive_part(x):
 
 @triton.jit
 def _write_max(
-    best, token, occupied, bias, scale, reps_ptrs, argmax_ptrs, mask,
+    best, token, slots, occupied, bias, scale, reps_ptrs, argmax_ptrs, mask,
     TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Join the slots (the first of equal logits wins) and store one sequence."""
-    tokens = token + tl.arange(0, SLOTS)[None, :]
+    tokens = token + slots
     value = tl.max(best, 1)
     logit = value if scale is None else value * scale
     logit = _positive_part(logit + bias)
@@ -142,51 +165,48 @@ def _write_sum(product, exponent, reps_ptrs, mask):
 
 @triton.jit
 def reduce_tile(
-    logits, lo, state, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+    x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
     SEGMENT: tl.constexpr, SUM: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
-    """Fold a tile of logits, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
+    """Fold a tile, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
 
+    ``x`` are logits without bias or, where SUM pools the sum and not the maximum, summands.
     ``state`` is (the slots' pair, sequence in progress, its start, its stop, end of the group's
     sequences). ``scale`` ``[BLOCK_V]``, or None, multiplies the maxima. SUM pools the sum, else
     the maximum; TWICE applies log1p twice.
     """
-    if logits.shape[1] > SEGMENT:
-        left, right = halves(logits)
+    if x.shape[1] > SEGMENT:
+        left, right = halves(x)
         state = reduce_tile(
-            left, lo, state, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            left, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, TWICE, ARGMAX,
         )  # fmt: skip
-        middle = lo + logits.shape[1] // 2
+        middle = lo + x.shape[1] // 2
         state = reduce_tile(
-            right, middle, state, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            right, middle, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, TWICE, ARGMAX,
         )  # fmt: skip
     else:
         value, whole, n, start, stop, last = state
-        x = logits
-        if SUM:
-            x = _positive_part(logits + bias[:, None])
-            if TWICE:
-                x = tl.where(x == 0.0, x, tl.log(1.0 + x))
-        hi = lo + logits.shape[1]
+        slots = clean[2]
+        hi = lo + x.shape[1]
         while stop <= hi:
-            value, whole = _fold(value, whole, x, lo, start, stop, SUM, True)
+            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, True)
             row = n.to(tl.int64) * V + offs_v
             if SUM:
                 _write_sum(value, whole, reps_ptr + row, offs_v < V)
             else:
                 _write_max(
-                    value, whole, start < stop, bias, scale, reps_ptr + row, argmax_ptr + row,
+                    value, whole, slots, start < stop, bias, scale, reps_ptr + row, argmax_ptr + row,
                     offs_v < V, TWICE, ARGMAX,
                 )  # fmt: skip
-            value, whole = clean_slots(logits.shape[0], SUM)
+            value, whole = clean[0], clean[1]
             n += 1
             start = stop
             stop = tl.load(cu_ptr + n + 1, mask=n < last, other=NO_STOP)
         if start <= lo:
-            value, whole = _fold(value, whole, x, lo, start, stop, SUM, False)
+            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, False)
         else:
-            value, whole = _fold(value, whole, x, lo, start, stop, SUM, True)
+            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, True)
         state = (value, whole, n, start, stop, last)
     return state

@@ -1,0 +1,191 @@
+"""Forward of the SPLADE head on Hopper (compute capability 9.0): specialised warps, in Gluon.
+
+N sequences, T packed tokens, D hidden, V vocabulary.
+
+A program has the same work as one of the portable kernel: 2 * BLOCK_V vocabulary rows and a group
+of sequences, tile after tile of BLOCK_T tokens. One warp copies chunks of hidden units into a ring
+of buffers (TMA). Two warpgroups multiply (WGMMA), each BLOCK_V rows by the tokens that both share,
+and pool the tile in their registers. Each goes at its own pace within the length of the ring: while
+one pools, the other keeps the tensor cores busy.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from sparton.kernels.splade_head.reduction import SLOTS, first_slots, locate, reduce_tile, summands
+
+
+class HopperConfig(NamedTuple):
+    """One way to launch the kernel.
+
+    Attributes:
+        block_v: vocabulary rows of a warpgroup, of which a program has two.
+        block_t: tokens of a tile.
+        num_stages: chunks that the ring of buffers holds; a chunk is 128 bytes of every row.
+        segment, group_tokens, band: as in the portable kernel's configuration.
+    """
+
+    block_v: int = 128
+    block_t: int = 128
+    num_stages: int = 4
+    segment: int = 32
+    group_tokens: int = 4096
+    band: int = 66
+
+
+@gluon.jit
+def _produce(hidden, weight, first_v, begin, tiles, ring, CHUNKS: gl.constexpr):
+    """Copy the next chunk of the tokens and of both warpgroups' rows as a stage falls empty."""
+    h_ring, w_ring, full, empty = ring
+    STAGES: gl.constexpr = h_ring.shape[0]
+    BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
+    BLOCK_D: gl.constexpr = hidden.block_type.shape[1]
+    BLOCK_V: gl.constexpr = weight.block_type.shape[0]
+    NBYTES: gl.constexpr = hidden.block_type.nbytes + 2 * weight.block_type.nbytes
+    for step in range(tiles * CHUNKS):
+        stage = step % STAGES
+        t = begin + step // CHUNKS * BLOCK_T
+        d = step % CHUNKS * BLOCK_D
+        mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
+        bar = full.index(stage)
+        mbarrier.expect(bar, NBYTES)
+        tma.async_copy_global_to_shared(hidden, [t, d], bar, h_ring.index(stage))
+        tma.async_copy_global_to_shared(weight, [first_v, d], bar, w_ring.index(2 * stage))
+        tma.async_copy_global_to_shared(
+            weight, [first_v + BLOCK_V, d], bar, w_ring.index(2 * stage + 1)
+        )
+
+
+@gluon.jit
+def _multiply(step, ring, HALF: gl.constexpr, CHUNKS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Logits of one tile, fp32 ``[BLOCK_V, BLOCK_T]``; gives every stage back once it is read."""
+    h_ring, w_ring, full, empty = ring
+    STAGES: gl.constexpr = h_ring.shape[0]
+    BLOCK_V: gl.constexpr = w_ring.shape[1]
+    BLOCK_T: gl.constexpr = h_ring.shape[1]
+    acc = gl.zeros((BLOCK_V, BLOCK_T), gl.float32, LAYOUT)
+    for chunk in range(CHUNKS):
+        stage = (step + chunk) % STAGES
+        mbarrier.wait(full.index(stage), (step + chunk) // STAGES & 1)
+        w = w_ring.index(2 * stage + HALF)
+        h = h_ring.index(stage).permute((1, 0))
+        acc = warpgroup_mma(w, h, acc, use_acc=chunk > 0, is_async=True)
+        # One product in flight: the one before has read its stage.
+        acc = warpgroup_mma_wait(1, deps=(acc,))
+        mbarrier.arrive(empty.index((step + chunk + STAGES - 1) % STAGES), pred=chunk > 0)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(empty.index((step + CHUNKS - 1) % STAGES))
+    return acc
+
+
+@gluon.jit
+def _load_vector(ptr, offs, size):
+    """Zeros beyond the end, or where there is no vector."""
+    if ptr is None:
+        x = gl.zeros(offs.shape, gl.float32, offs.type.layout)
+    else:
+        x = gl.load(ptr + offs, offs < size, 0.0).to(gl.float32)
+    return x
+
+
+@gluon.jit
+def _consume(
+    place, pointers, scales, T, V, ring,
+    HALF: gl.constexpr, CHUNKS: gl.constexpr, SEGMENT: gl.constexpr,
+    SUM: gl.constexpr, TWICE: gl.constexpr, ARGMAX: gl.constexpr,
+):  # fmt: skip
+    """Multiply and pool, tile by tile, for one half of the program's vocabulary rows."""
+    first_v, first, last, begin, tiles = place
+    bias_ptr, cu_ptr, reps_ptr, argmax_ptr = pointers
+    BLOCK_T: gl.constexpr = ring[0].shape[1]
+    BLOCK_V: gl.constexpr = ring[1].shape[1]
+    K: gl.constexpr = 256 // ring[0].dtype.primitive_bitwidth
+    TILE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_T, K])
+    # The slots take the layout of the pieces that a tile is cut into.
+    value = first_slots(
+        gl.full((BLOCK_V, BLOCK_T), 1.0 if SUM else float("-inf"), gl.float32, TILE)
+    )
+    whole = first_slots(gl.full((BLOCK_V, BLOCK_T), 0 if SUM else -1, gl.int32, TILE))
+    PIECE: gl.constexpr = value.type.layout
+    clean = (value, whole, gl.arange(0, SLOTS, gl.SliceLayout(0, PIECE))[None, :])
+    first_v += HALF * BLOCK_V
+    offs_v = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, PIECE))
+    bias = _load_vector(bias_ptr, offs_v, V)
+    scale = None
+    if scales is not None:
+        scale = _load_vector(scales[1], offs_v, V)
+    state = (value, whole, first, begin, gl.load(cu_ptr + first + 1), last)
+    for tile in range(tiles):
+        lo = begin + tile * BLOCK_T
+        x = _multiply(tile * CHUNKS, ring, HALF, CHUNKS, TILE)
+        if scales is not None:
+            offs_t = lo + gl.arange(0, BLOCK_T, gl.SliceLayout(0, TILE))
+            x *= _load_vector(scales[0], offs_t, T)[None, :]
+        if SUM:
+            rows = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, TILE))
+            x = summands(x, _load_vector(bias_ptr, rows, V)[:, None], TWICE)
+        state = reduce_tile(
+            x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            SEGMENT, SUM, TWICE, ARGMAX,
+        )  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=["T", "num_groups"])
+def _splade_head_hopper_kernel(
+    hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, scales, T, V, num_groups,
+    CHUNKS: gl.constexpr, STAGES: gl.constexpr, SEGMENT: gl.constexpr, BAND: gl.constexpr,
+    SUM: gl.constexpr, TWICE: gl.constexpr, ARGMAX: gl.constexpr,
+):  # fmt: skip
+    BLOCK_V: gl.constexpr = weight.block_type.shape[0]
+    BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
+    BLOCK_D: gl.constexpr = hidden.block_type.shape[1]
+    group, block = locate(num_groups, gl.cdiv(V, 2 * BLOCK_V), BAND)
+    first_v = block * 2 * BLOCK_V
+    first = gl.load(group_ptr + group)
+    last = gl.load(group_ptr + group + 1)
+    if first < last:
+        begin = gl.load(cu_ptr + first)
+        # At least one tile, so that a group of empty sequences is written too.
+        tiles = gl.maximum(gl.cdiv(gl.load(cu_ptr + last) - begin, BLOCK_T), 1)
+        BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+        h_ring = gl.allocate_shared_memory(hidden.dtype, [STAGES, BLOCK_T, BLOCK_D], hidden.layout)
+        w_ring = gl.allocate_shared_memory(
+            weight.dtype, [2 * STAGES, BLOCK_V, BLOCK_D], weight.layout
+        )
+        full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+        empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+        for stage in gl.static_range(STAGES):
+            mbarrier.init(full.index(stage), count=1)
+            mbarrier.init(empty.index(stage), count=2)
+        fence_async_shared()
+        ring = (h_ring, w_ring, full, empty)
+        place = (first_v, first, last, begin, tiles)
+        pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr)
+        gl.warp_specialize(
+            [
+                (
+                    _consume,
+                    (place, pointers, scales, T, V, ring, gl.constexpr(0), CHUNKS, SEGMENT, SUM, TWICE, ARGMAX),
+                ),
+                (
+                    _consume,
+                    (place, pointers, scales, T, V, ring, gl.constexpr(1), CHUNKS, SEGMENT, SUM, TWICE, ARGMAX),
+                ),
+                (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
