@@ -9,9 +9,11 @@ from sparton.kernels.splade_head import splade_head, splade_head_reference
 from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
 from sparton.kernels.splade_head.forward import (
     FULL_PRECISION,
+    PORTABLE,
     forward_configs,
     splade_head_forward,
 )
+from sparton.kernels.splade_head.hopper import HopperConfig
 
 pytestmark = [
     pytest.mark.gpu,
@@ -91,12 +93,12 @@ def test_real_sizes_against_float64(dtype, D, bias):
 
 
 def listed_configs():
-    return [(dtype, i) for dtype in DTYPES for i in range(len(forward_configs(dtype, (9, 0), 768)))]
+    return [(dtype, i) for dtype in DTYPES for i in range(len(forward_configs(dtype, (9, 0))))]
 
 
 @pytest.mark.parametrize(("dtype", "index"), listed_configs())
 def test_every_listed_configuration(dtype, index):
-    configs = forward_configs(dtype, torch.cuda.get_device_capability(), 768)
+    configs = forward_configs(dtype, torch.cuda.get_device_capability())
     if index >= len(configs):
         pytest.skip("not listed for this GPU")
     values = operands(real_lengths(index), 3001, 768, dtype, bias=-1.0)
@@ -116,6 +118,23 @@ def test_every_listed_configuration(dtype, index):
     broken, _ = splade_head_forward(*values, config=configs[index])
     assert broken[0].isnan().all()
     assert torch.equal(broken[1:], reps[1:])
+
+
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("bias", [None, -0.5])
+def test_the_hopper_kernel_agrees_with_the_portable_one(pooling, activation, bias):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    hidden, weight, b, cu_seqlens = operands(real_lengths(7), 1000, 200, torch.bfloat16, bias=-0.5)
+    arguments = (hidden, weight, None if bias is None else b, cu_seqlens)
+    options = {"pooling": pooling, "activation": activation}
+    expected, winners = splade_head_forward(*arguments, **options, config=PORTABLE[0])
+    for config in (HopperConfig(), HopperConfig(64, 256, 3, group_tokens=999, band=3)):
+        reps, argmax = splade_head_forward(*arguments, **options, config=config)
+        torch.testing.assert_close(reps, expected, rtol=1e-4, atol=1e-5)
+        if pooling == "max":
+            assert (argmax == winners)[expected > 0].float().mean() > 0.999
 
 
 @pytest.mark.parametrize("length", [1024, 16384, 600_000])

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from sparton.kernels.splade_head import sum_cpu
-from sparton.kernels.splade_head.forward import ForwardConfig, splade_head_forward
+from sparton.kernels.splade_head.forward import splade_head_forward
+from sparton.kernels.splade_head.portable import PortableConfig
 from sparton.kernels.splade_head.sum_backward import SumBackwardConfig, splade_head_sum_backward
 from sparton.kernels.splade_head.sum_cpu import (
     splade_head_sum_backward_cpu,
@@ -23,7 +24,7 @@ from tests.kernels.problems import (
 
 # The interpreter computes bfloat16 products wrongly.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
-SMALL = ForwardConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
+SMALL = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
 TILES = SumBackwardConfig(tokens=64, logits=64 * 64, launch=SMALL)
 LENGTHS = [5, 0, 17, 64, 1, 3, 0, 0, 33, 2, 0]
 SHAPES = [

@@ -10,7 +10,8 @@ from sparton.kernels.splade_head import (
     sum_function,
 )
 from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
-from sparton.kernels.splade_head.forward import ForwardConfig, splade_head_forward
+from sparton.kernels.splade_head.forward import splade_head_forward
+from sparton.kernels.splade_head.portable import PortableConfig
 from tests.kernels.problems import (
     assert_close_to_truth,
     error,
@@ -21,7 +22,7 @@ from tests.kernels.problems import (
 
 # The interpreter computes bfloat16 products wrongly.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
-SMALL = ForwardConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
+SMALL = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
 CUT = BackwardConfig(chunk=16, share=32, block_e=8)
 LENGTHS = [5, 0, 17, 64, 1, 3, 0, 0, 33, 2, 0]
 SHAPES = [

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from sparton.kernels.splade_head import forward, tuning, tuning_cache
-from sparton.kernels.splade_head.forward import ForwardConfig, splade_head_forward, tuned_configs
+from sparton.kernels.splade_head.forward import splade_head_forward, tuned_configs
+from sparton.kernels.splade_head.portable import PortableConfig
 from sparton.kernels.splade_head.tuning import (
     example_operands,
     launch_forward,
@@ -22,7 +23,7 @@ from sparton.kernels.splade_head.tuning import (
 )
 from sparton.kernels.splade_head.tuning_cache import cache_file, read_winners, regime_of
 
-GOOD = ForwardConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=64)
+GOOD = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=64)
 OTHER = GOOD._replace(block_v=32)
 THIRD = GOOD._replace(block_t=16)
 TIMES = {GOOD: 3.0, OTHER: 2.0, THIRD: 4.0}
@@ -152,12 +153,12 @@ def test_the_fastest_right_configuration_wins_and_is_remembered(device):
     assert [trial.config for trial in trials] == [OTHER, GOOD, THIRD, "wrong"]
     regime = regime_of(device, torch.float32, 24, 37, 9)
     assert tuned_configs() == {regime: OTHER}
-    assert read_winners((ForwardConfig,)) == {regime: OTHER}
+    assert read_winners((PortableConfig,)) == {regime: OTHER}
     assert regime[3:] == ("float32", 24, 64, 8)
     tune(device, [GOOD])
     tune(device, [THIRD], mean_length=30)
     longer = regime._replace(mean_length=32)
-    assert read_winners((ForwardConfig,)) == {regime: GOOD, longer: THIRD}
+    assert read_winners((PortableConfig,)) == {regime: GOOD, longer: THIRD}
     assert [path.name for path in cache_file().parent.iterdir()] == ["splade_head.json"]
 
 
@@ -211,10 +212,10 @@ def test_a_winner_that_cannot_address_the_operands_is_passed_over(device, monkey
 
 def test_a_changed_kernel_forgets_its_winners(device, monkeypatch):
     tune(device, [GOOD])
-    (before,) = read_winners((ForwardConfig,))
+    (before,) = read_winners((PortableConfig,))
     assert before.kernel == tuning_cache._kernel_digest()
     monkeypatch.setattr(tuning_cache, "_kernel_digest", lambda: "another")
-    assert regime_of(device, torch.float32, 24, 37, 9) not in read_winners((ForwardConfig,))
+    assert regime_of(device, torch.float32, 24, 37, 9) not in read_winners((PortableConfig,))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +226,7 @@ def test_a_changed_kernel_forgets_its_winners(device, monkeypatch):
         "{}",
         '{"winners": 3}',
         '{"winners": [3]}',
-        '{"winners": [{"kind": "ForwardConfig", "regime": {"gpu": "x"}, "settings": {}}]}',
+        '{"winners": [{"kind": "PortableConfig", "regime": {"gpu": "x"}, "settings": {}}]}',
         b"\xff\xfe",
     ],
 )
@@ -234,7 +235,7 @@ def test_a_damaged_file_is_named_ignored_and_replaced(content, device, caplog):
     path.parent.mkdir(parents=True)
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with caplog.at_level(logging.WARNING):
-        assert read_winners((ForwardConfig,)) == {}
+        assert read_winners((PortableConfig,)) == {}
     assert str(path) in caplog.text
     assert "tune_head" in caplog.text
     tune(device, [GOOD])
@@ -245,14 +246,14 @@ def test_a_damaged_file_is_named_ignored_and_replaced(content, device, caplog):
 
 
 def test_no_file_is_no_reason_to_warn(caplog):
-    assert read_winners((ForwardConfig,)) == {}
+    assert read_winners((PortableConfig,)) == {}
     assert not caplog.records
 
 
 def test_winners_of_other_kinds_are_left_alone(device):
     tune(device, [GOOD])
     assert read_winners(()) == {}
-    assert len(read_winners((ForwardConfig,))) == 1
+    assert len(read_winners((PortableConfig,))) == 1
 
 
 def test_a_write_that_fails_leaves_the_file_and_no_other(device, monkeypatch):

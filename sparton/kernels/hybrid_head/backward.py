@@ -24,7 +24,7 @@ class ScatterConfig(NamedTuple):
     num_warps: int
 
 
-DEFAULT_SCATTER = ScatterConfig(block_v=32, block_b=16, block_d=128, num_warps=4)
+DEFAULT_SCATTER = ScatterConfig(block_v=8, block_b=16, block_d=256, num_warps=2)
 
 
 @triton.jit(do_not_specialize=["B", "S"])

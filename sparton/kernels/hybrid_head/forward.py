@@ -24,7 +24,7 @@ class ReductionConfig(NamedTuple):
     num_stages: int
 
 
-DEFAULT_REDUCTION = ReductionConfig(32, 64, num_warps=4, num_stages=3)
+DEFAULT_REDUCTION = ReductionConfig(16, 64, num_warps=4, num_stages=4)
 
 
 @triton.jit(do_not_specialize=["first_v"])

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.splade_head.forward import ForwardConfig, splade_head_forward
+from sparton.kernels.splade_head.forward import Config, splade_head_forward
 from sparton.kernels.splade_head.fp8_cpu import LARGEST, SCALE_BOUNDS, padded_size
 from sparton.kernels.splade_head.operands import check_fp8, check_operands
 from sparton.kernels.splade_head.reduction import _log1p, _positive_part
@@ -30,8 +30,8 @@ class RescoreConfig(NamedTuple):
         block_d: hidden units read at once; None: by the hidden size.
     """
 
-    block_n: int = 32
-    block_v: int = 32
+    block_n: int = 16
+    block_v: int = 64
     block_e: int = 16
     block_d: int | None = None
     num_warps: int = 4
@@ -178,7 +178,7 @@ def splade_head_forward_fp8(
     *,
     argmax: bool = True,
     activation: str = "relu",
-    config: ForwardConfig | None = None,
+    config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results of :func:`~sparton.kernels.splade_head.forward.splade_head_forward`
     (``hidden`` and ``weight`` in float16 or bfloat16), with winners found in FP8.

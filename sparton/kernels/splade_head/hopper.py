@@ -11,7 +11,6 @@ one pools, the other keeps the tensor cores busy.
 
 from typing import NamedTuple
 
-import torch
 import triton
 from torch import Tensor
 from triton.experimental import gluon
@@ -44,6 +43,10 @@ class HopperConfig(NamedTuple):
     segment: int = 32
     group_tokens: int = 4096
     band: int = 66
+
+    @property
+    def descriptors(self) -> bool:
+        return True
 
 
 @gluon.jit
@@ -176,16 +179,50 @@ def _splade_head_hopper_kernel(
         pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr)
         gl.warp_specialize(
             [
-                (
-                    _consume,
-                    (place, pointers, scales, T, V, ring, gl.constexpr(0), CHUNKS, SEGMENT, SUM, TWICE, ARGMAX),
-                ),
-                (
-                    _consume,
-                    (place, pointers, scales, T, V, ring, gl.constexpr(1), CHUNKS, SEGMENT, SUM, TWICE, ARGMAX),
-                ),
+                (_consume, (place, pointers, scales, T, V, ring, gl.constexpr(0),
+                            CHUNKS, SEGMENT, SUM, TWICE, ARGMAX)),
+                (_consume, (place, pointers, scales, T, V, ring, gl.constexpr(1),
+                            CHUNKS, SEGMENT, SUM, TWICE, ARGMAX)),
                 (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS)),
             ],
             [4, 1],
             [240, 24],
-        )
+        )  # fmt: skip
+
+
+def launch_hopper(
+    config: HopperConfig,
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor],
+    scales: tuple[Tensor, Tensor] | None,
+    reps: Tensor,
+    winners: Tensor,
+    *,
+    sum_pooling: bool,
+    twice: bool,
+) -> None:
+    """Fill ``reps`` and, where it is not empty, ``winners``.
+
+    Args:
+        config: how to launch.
+        operands: hidden ``[T, D]`` and weight ``[V, D]`` of 8 or 16 bit, contiguous with rows of
+            whole 16 bytes; bias ``[V]`` or None; cu_seqlens int32 ``[N + 1]``; bounds of the
+            groups int32 ``[G + 1]``.
+        scales: factors of the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None.
+        reps: fp32 ``[N, V]``.
+        winners: int32 ``[N, V]``, or empty.
+        sum_pooling: the sum instead of the maximum.
+        twice: log1p twice.
+    """
+    hidden, weight, bias, cu_seqlens, groups = operands
+    (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
+    block_d = 128 // hidden.element_size()
+    layout = gl.NVMMASharedLayout(128, 8 * hidden.element_size(), rank=2)
+    _splade_head_hopper_kernel[(triton.cdiv(V, 2 * config.block_v) * num_groups,)](
+        TensorDescriptor.from_tensor(hidden, [config.block_t, block_d], layout),
+        TensorDescriptor.from_tensor(weight, [config.block_v, block_d], layout),
+        bias, cu_seqlens, groups, reps, winners, scales, T, V, num_groups,
+        CHUNKS=triton.cdiv(D, block_d), STAGES=config.num_stages,
+        SEGMENT=config.segment, BAND=config.band,
+        SUM=sum_pooling, TWICE=twice, ARGMAX=winners.numel() > 0,
+        num_warps=4,
+    )  # fmt: skip

@@ -39,7 +39,7 @@ def halves(x):
 def first_slots(x):
     """The first SLOTS columns of a tile, laid out as the pieces that a tile is cut into."""
     if x.shape[1] > SLOTS:
-        left, right = halves(x)
+        left, _ = halves(x)
         x = first_slots(left)
     return x
 
@@ -197,8 +197,8 @@ def reduce_tile(
                 _write_sum(value, whole, reps_ptr + row, offs_v < V)
             else:
                 _write_max(
-                    value, whole, slots, start < stop, bias, scale, reps_ptr + row, argmax_ptr + row,
-                    offs_v < V, TWICE, ARGMAX,
+                    value, whole, slots, start < stop, bias, scale,
+                    reps_ptr + row, argmax_ptr + row, offs_v < V, TWICE, ARGMAX,
                 )  # fmt: skip
             value, whole = clean[0], clean[1]
             n += 1

@@ -16,13 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.splade_head.forward import (
-    ForwardConfig,
-    _load_tile,
-    kernel_operands,
-    select_config,
-)
+from sparton.kernels.splade_head.forward import fitting_configs
 from sparton.kernels.splade_head.operands import check_operands, sequence_of_tokens
+from sparton.kernels.splade_head.portable import PortableConfig, kernel_operands, load_tile
 from sparton.kernels.splade_head.reduction import halves
 
 _UNIT = 64  # sizes of tiles are multiples of this, so that the products see aligned rows
@@ -39,7 +35,7 @@ class SumBackwardConfig(NamedTuple):
 
     tokens: int = 4096
     logits: int = 2**25
-    launch: ForwardConfig | None = None
+    launch: PortableConfig | None = None
 
 
 DEFAULT_CONFIG = SumBackwardConfig()
@@ -101,8 +97,8 @@ def _logit_grads_kernel(
     low_v, lo = first_v + tl.program_id(0) * BLOCK_V, first_t + tl.program_id(1) * BLOCK_T
     acc = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
     for d in range(0, D, BLOCK_D):
-        w = _load_tile(weight, low_v, stop_v, d, stride_wv, BLOCK_V, D, BLOCK_D, DESCRIPTORS)
-        h = _load_tile(hidden, lo, stop_t, d, stride_ht, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
+        w = load_tile(weight, low_v, stop_v, d, stride_wv, BLOCK_V, D, BLOCK_D, DESCRIPTORS)
+        h = load_tile(hidden, lo, stop_t, d, stride_ht, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
 
     rows = block_v * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -131,7 +127,7 @@ class _Problem(NamedTuple):
     cu_seqlens: Tensor
     sequences: Tensor
     activation: str
-    launch: ForwardConfig
+    launch: PortableConfig
 
 
 def _logit_grads(problem: _Problem, t: slice, v: slice, out: Tensor, dbias: Tensor | None) -> None:
@@ -197,6 +193,11 @@ def _walk(
             dhidden[t] = total
 
 
+def _default_launch(hidden: Tensor, weight: Tensor) -> PortableConfig:
+    configs = fitting_configs(hidden, weight)
+    return next(config for config in configs if isinstance(config, PortableConfig))
+
+
 def splade_head_sum_backward(
     grad: Tensor,
     hidden: Tensor,
@@ -242,7 +243,7 @@ def splade_head_sum_backward(
     dweight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
     dbias = hidden.new_zeros(V, dtype=torch.float32) if need_bias and bias is not None else None
     if T and V:
-        launch = config.launch or select_config(hidden, weight, len(grad), verified=False)
+        launch = config.launch or _default_launch(hidden, weight)
         sequences = sequence_of_tokens(cu_seqlens, T)
         problem = _Problem(grad, hidden, weight, bias, cu_seqlens, sequences, activation, launch)
         _walk(problem, dhidden, dweight, dbias, config)

@@ -19,7 +19,7 @@ from triton.errors import TritonError
 
 from sparton.kernels.splade_head.forward import (
     CONFIG_KINDS,
-    ForwardConfig,
+    Config,
     forward_configs,
     splade_head_forward,
     tuned_configs,
@@ -52,9 +52,7 @@ Launch = Callable[[Any, Operands, bool], tuple[Tensor, Tensor]]
 Timer = Callable[[Callable[[], object]], float]
 
 
-def launch_forward(
-    config: ForwardConfig, operands: Operands, argmax: bool
-) -> tuple[Tensor, Tensor]:
+def launch_forward(config: Config, operands: Operands, argmax: bool) -> tuple[Tensor, Tensor]:
     """reps ``[N, V]`` and argmax ``[N, V]`` (or nothing) of the forward kernel."""
     return splade_head_forward(*operands, argmax=argmax, config=config)
 
@@ -72,12 +70,12 @@ def cuda_milliseconds(run: Callable[[], object]) -> float:
     return statistics.median(start.elapsed_time(stop) for start, stop in events)
 
 
-def neighbours(config: ForwardConfig) -> list[ForwardConfig]:
+def neighbours(config: Config) -> list[Config]:
     """The configuration and what one other setting makes of it; tiles stay as they are."""
     changes: list[dict[str, Any]] = [
         *({"segment": n} for n in (32, 64, 128)),
         *({"group_tokens": n} for n in (1024, 2048, 4096, 16384)),
-        *({"band": n} for n in (8, 16, 32)),
+        *({"band": n} for n in (8, 16, 32, 66)),
         *({"num_stages": n} for n in (2, 3, 4)),
     ]
     return list(dict.fromkeys([config, *(config._replace(**change) for change in changes)]))
@@ -171,7 +169,7 @@ def tune_splade_head(
     """
     operands = example_operands(hidden_size, vocabulary, mean_length, dtype, tokens, device)
     if configs is None:
-        listed = forward_configs(dtype, torch.cuda.get_device_capability(device), hidden_size)
+        listed = forward_configs(dtype, torch.cuda.get_device_capability(device))
         configs = list(dict.fromkeys(near for config in listed for near in neighbours(config)))
     trials = search(operands, configs, launch=launch, timer=timer)
     trials.sort(key=lambda trial: trial.milliseconds)

@@ -1,0 +1,156 @@
+"""Forward of the SPLADE head in Triton, for any CUDA GPU and for Triton's interpreter.
+
+N sequences, T packed tokens, D hidden, V vocabulary.
+
+A program owns BLOCK_V vocabulary rows and a group: the sequences that start within one stretch of
+GROUP_TOKENS tokens. It walks over the group's tokens in tiles of BLOCK_T that ignore the
+boundaries of sequences, so the matrix products follow the number of real tokens. The maximum (or
+sum) of the sequence in progress is carried from tile to tile and written out where the sequence
+ends.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from sparton.kernels.splade_head.reduction import clean_slots, locate, reduce_tile, summands
+
+
+class PortableConfig(NamedTuple):
+    """One way to launch the kernel.
+
+    Attributes:
+        descriptors: read the operands through tensor descriptors (TMA, compute capability 9 up).
+        block_v, block_t, block_d: tile of vocabulary rows, tokens and hidden units.
+        segment: tokens that are searched at once for the ends of sequences.
+        group_tokens: tokens that one program walks over.
+        band: vocabulary tiles that run side by side, to share hidden states in the L2 cache.
+    """
+
+    descriptors: bool
+    block_v: int
+    block_t: int
+    block_d: int
+    num_warps: int
+    num_stages: int
+    segment: int = 32
+    group_tokens: int = 4096
+    band: int = 32
+
+
+@triton.jit
+def load_tile(
+    x, first_row, num_rows, first_d, stride_row, ROWS: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, DESCRIPTORS: tl.constexpr,
+):  # fmt: skip
+    """``x[first_row : first_row + ROWS, first_d : first_d + BLOCK_D]``, zeros beyond the edges."""
+    if DESCRIPTORS:
+        tile = x.load([first_row, first_d])
+    else:
+        rows = first_row + tl.arange(0, ROWS)
+        offs_d = first_d + tl.arange(0, BLOCK_D)
+        ptrs = x + rows.to(tl.int64)[:, None] * stride_row + offs_d[None, :]
+        tile = tl.load(ptrs, (rows < num_rows)[:, None] & (offs_d < D)[None, :], 0.0)
+    return tile
+
+
+def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """For Triton's profiler: useful FLOPs, and bytes if every tensor were moved once."""
+    T, V, D = (arguments[name] for name in ("T", "V", "D"))
+    size = getattr(arguments["hidden"], "base", arguments["hidden"]).element_size()
+    results = arguments["reps_ptr"].numel() + arguments["argmax_ptr"].numel()
+    return {
+        "name": f"{kernel.name} [T={T}, D={D}, V={V}]",
+        f"flops{8 * size}": 2 * T * D * V,
+        "bytes": (T + V) * D * size + 4 * results,
+    }
+
+
+@triton.jit(do_not_specialize=["T", "num_groups"], launch_metadata=_launch_metadata)
+def _splade_head_fwd_kernel(
+    hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
+    T, V, num_groups, stride_ht, stride_wv,
+    D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
+    SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    BIAS: tl.constexpr, SCALED: tl.constexpr, SUM: tl.constexpr, TWICE: tl.constexpr,
+    ARGMAX: tl.constexpr,
+):  # fmt: skip
+    group, block = locate(num_groups, tl.cdiv(V, BLOCK_V), BAND)
+    first_v = block * BLOCK_V
+    first = tl.load(group_ptr + group)
+    last = tl.load(group_ptr + group + 1)
+    if first == last:
+        return
+    begin = tl.load(cu_ptr + first)
+    end = tl.load(cu_ptr + last)
+    offs_v = first_v + tl.arange(0, BLOCK_V)
+    bias = tl.zeros((BLOCK_V,), tl.float32)
+    if BIAS:
+        bias = tl.load(bias_ptr + offs_v, offs_v < V, 0.0).to(tl.float32)
+    scale = None
+    if SCALED:
+        scale = tl.load(scale_w_ptr + offs_v, offs_v < V, 1.0)
+    zeros = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
+    clean = clean_slots(BLOCK_V, SUM)
+    state = (clean[0], clean[1], first, begin, tl.load(cu_ptr + first + 1), last)
+    # One loop over tiles and hidden units: the loads of the next tile run ahead of the epilogue.
+    # At least one tile, so that a group of empty sequences is written too.
+    steps_per_tile: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    steps = tl.maximum(tl.cdiv(end - begin, BLOCK_T), 1) * steps_per_tile
+    acc = zeros
+    for step in range(steps):
+        lo = begin + step // steps_per_tile * BLOCK_T
+        d = step % steps_per_tile * BLOCK_D
+        w = load_tile(weight, first_v, V, d, stride_wv, BLOCK_V, D, BLOCK_D, DESCRIPTORS)
+        h = load_tile(hidden, lo, T, d, stride_ht, BLOCK_T, D, BLOCK_D, DESCRIPTORS)
+        acc = tl.dot(w, h.T, acc, input_precision="ieee")
+        if d + BLOCK_D >= D:
+            x = acc
+            if SCALED:
+                offs_t = lo + tl.arange(0, BLOCK_T)
+                x = acc * tl.load(scale_h_ptr + offs_t, offs_t < T, 0.0)[None, :]
+            if SUM:
+                x = summands(acc, bias[:, None], TWICE)
+            state = reduce_tile(
+                x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+                SEGMENT, SUM, TWICE, ARGMAX,
+            )  # fmt: skip
+            acc = zeros
+
+
+def kernel_operands(hidden: Tensor, weight: Tensor, config: PortableConfig) -> tuple[Any, Any]:
+    """``hidden`` and ``weight`` as :func:`load_tile` reads them under ``config``."""
+    if not config.descriptors:
+        return hidden, weight
+    return (
+        TensorDescriptor.from_tensor(hidden, [config.block_t, config.block_d]),
+        TensorDescriptor.from_tensor(weight, [config.block_v, config.block_d]),
+    )
+
+
+def launch_portable(
+    config: PortableConfig,
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor],
+    scales: tuple[Tensor, Tensor] | None,
+    reps: Tensor,
+    winners: Tensor,
+    *,
+    sum_pooling: bool,
+    twice: bool,
+) -> None:
+    """Arguments of :func:`~sparton.kernels.splade_head.hopper.launch_hopper`, whose operands may
+    here be of any float dtype and, without descriptors, of any width."""
+    hidden, weight, bias, cu_seqlens, groups = operands
+    (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
+    _splade_head_fwd_kernel[(triton.cdiv(V, config.block_v) * num_groups,)](
+        *kernel_operands(hidden, weight, config), bias, cu_seqlens, groups, reps, winners, *(scales or (None, None)),
+        T, V, num_groups, hidden.stride(0), weight.stride(0),
+        D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
+        SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
+        BIAS=bias is not None, SCALED=scales is not None, SUM=sum_pooling, TWICE=twice,
+        ARGMAX=winners.numel() > 0,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
