@@ -98,7 +98,7 @@ def _multiply(step, ring, HALF: gl.constexpr, CHUNKS: gl.constexpr, LAYOUT: gl.c
 def _load_vector(ptr, offs, size):
     """Zeros beyond the end, or where there is no vector."""
     if ptr is None:
-        x = gl.zeros(offs.shape, gl.float32, offs.type.layout)
+        x = offs.to(gl.float32) * 0.0
     else:
         x = gl.load(ptr + offs, offs < size, 0.0).to(gl.float32)
     return x
