@@ -19,19 +19,19 @@ from sparton.kernels.splade_head.tuning_cache import Regime, read_winners, regim
 
 Config = PortableConfig | HopperConfig
 CONFIG_KINDS = (PortableConfig, HopperConfig)
-HOPPER = (
+HOPPER: tuple[Config, ...] = (
     HopperConfig(),
     PortableConfig(True, 256, 128, 64, num_warps=8, num_stages=3),
     PortableConfig(True, 128, 128, 64, num_warps=4, num_stages=3, group_tokens=2048),
 )
-PORTABLE = (PortableConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
-FULL_PRECISION = (PortableConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
-HOPPER_FP8 = (
+PORTABLE: tuple[Config, ...] = (PortableConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
+FULL_PRECISION: tuple[Config, ...] = (PortableConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
+HOPPER_FP8: tuple[Config, ...] = (
     PortableConfig(True, 128, 128, 128, num_warps=4, num_stages=3, group_tokens=2048),
     HopperConfig(),
     PortableConfig(True, 256, 128, 128, num_warps=8, num_stages=3),
 )
-PORTABLE_FP8 = (PortableConfig(False, 128, 128, 64, num_warps=8, num_stages=3),)
+PORTABLE_FP8: tuple[Config, ...] = (PortableConfig(False, 128, 128, 64, num_warps=8, num_stages=3),)
 
 
 def forward_configs(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Config, ...]:

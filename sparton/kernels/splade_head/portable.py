@@ -146,7 +146,8 @@ def launch_portable(
     hidden, weight, bias, cu_seqlens, groups = operands
     (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
     _splade_head_fwd_kernel[(triton.cdiv(V, config.block_v) * num_groups,)](
-        *kernel_operands(hidden, weight, config), bias, cu_seqlens, groups, reps, winners, *(scales or (None, None)),
+        *kernel_operands(hidden, weight, config), bias, cu_seqlens, groups, reps, winners,
+        *(scales or (None, None)),
         T, V, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
