@@ -145,6 +145,15 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
+def cast_for_autocast(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the dtype of torch.autocast, where that is on."""
+    device = hidden.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    return hidden, weight
+
+
 def splade_head(
     hidden: Tensor,
     weight: Tensor,
@@ -190,10 +199,7 @@ def splade_head(
             does not serve: sum pooling, other operands, an older GPU.
     """
     check_variant(pooling, activation, fp8)
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    hidden, weight = cast_for_autocast(hidden, weight)
     operands = (hidden, weight, bias)
     check_operands(*operands, cu_seqlens)
     if pooling == "sum":
