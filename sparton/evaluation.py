@@ -116,6 +116,8 @@ def evaluate_encoder(
     batch_tokens: int = 16_384,
     batch_sequences: int = 256,
     bf16: bool = False,
+    max_query_terms: int | None = None,
+    max_document_terms: int | None = None,
     progress: bool = True,
 ) -> TaskResult:
     """A sparse encoder on a full collection, searched exactly, on the encoder's own device.
@@ -128,6 +130,8 @@ def evaluate_encoder(
         task: collection, queries, judgments.
         metrics: ranx's names.
         k: depth of the rankings.
+        max_query_terms, max_document_terms: keep this many of a text's largest weights; None for
+            all.
         batch_tokens, batch_sequences, bf16, progress: see :func:`encode_texts`.
 
     Raises:
@@ -136,9 +140,12 @@ def evaluate_encoder(
     """
     _check(task, metrics, k)
 
-    def encode(tokenize: Callable[[Sequence[str]], TokenBatch], side: str) -> SparseRows:
-        texts = task.queries.texts if side == "queries" else task.documents.texts
-        label = f"{task.name}: {side}" if progress else None
+    def encode(
+        side: str,
+        tokenize: Callable[[Sequence[str]], TokenBatch],
+        texts: Sequence[str],
+        max_terms: int | None,
+    ) -> SparseRows:
         return encode_texts(
             encoder,
             tokenize,
@@ -146,12 +153,13 @@ def evaluate_encoder(
             batch_tokens=batch_tokens,
             batch_sequences=batch_sequences,
             bf16=bf16,
-            progress=label,
+            max_terms=max_terms,
+            progress=f"{task.name}: {side}" if progress else None,
         )
 
     start = perf_counter()
-    documents = encode(tokenizer.documents, "documents")
-    queries = encode(tokenizer.queries, "queries")
+    documents = encode("documents", tokenizer.documents, task.documents.texts, max_document_terms)
+    queries = encode("queries", tokenizer.queries, task.queries.texts, max_query_terms)
     seconds = perf_counter() - start
     return _retrieve(
         task, queries, documents, metrics, k, device=device_of(encoder), encode=seconds

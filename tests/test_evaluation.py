@@ -35,7 +35,7 @@ from sparton.evaluation import (
 from sparton.models.backbones import tiny
 from sparton.models.encoder import SpladeEncoder
 from sparton.models.folder import save_encoder
-from sparton.models.heads import EagerHead
+from sparton.models.heads import EagerHead, SpartonHead
 from sparton.packing import sequence_ids
 from sparton.retrieval.trec import read_run
 from sparton.types import RetrievalTask, TextCollection, TokenBatch
@@ -115,6 +115,21 @@ def test_encoder_from_texts_to_metrics(tokenizer):
     assert result.flops == pytest.approx(((3 + 2 + 2) + 1 + (2 + 3 + 3)) / 18)
     assert set(result.seconds) == {"encode", "index", "search"}
     assert min(result.seconds.values()) > 0
+
+
+def test_terms_may_be_capped_on_each_side(tokenizer):
+    encoder = SpladeEncoder(tiny(WORDS, hidden_size=16, layers=1), SpartonHead())
+    with torch.no_grad():
+        encoder.backbone.decoder.bias.add_(5)
+
+    def terms(**caps):
+        result = evaluate_encoder(encoder, tokenizer, make_task(), progress=False, **caps)
+        return result.query_terms, result.document_terms
+
+    everything = terms()
+    assert min(everything) > 4
+    assert terms(max_query_terms=2) == (2, everything[1])
+    assert terms(max_document_terms=3) == (everything[0], 3)
 
 
 def test_own_document_is_left_out_only_where_the_task_says_so(tokenizer):

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from sparton.kernels.splade_head import TopK
 from sparton.models.backbone import Backbone
+from sparton.models.heads import SpladeHead
 from sparton.types import TokenBatch
 
 
@@ -22,16 +24,24 @@ class SpladeEncoder(nn.Module):
         head: ``head(hidden, weight, bias, tokens)`` to representations fp32 ``[N, V]``.
     """
 
-    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
+    def __init__(self, backbone: Backbone, head: SpladeHead) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
 
     def forward(self, tokens: TokenBatch) -> Tensor:
-        """Representations fp32 ``[N, V]``: log1p(relu(maximum over a sequence's tokens))."""
+        """Representations fp32 ``[N, V]``, by default log1p(relu(maximum over the tokens))."""
         hidden = self.backbone(tokens)
         decoder = self.backbone.decoder
         return self.head(hidden, decoder.weight, decoder.bias, tokens)
+
+    @torch.no_grad()
+    def topk(self, tokens: TokenBatch, k: int) -> TopK:
+        """The k largest term weights of each text, without the dense representations; see
+        :func:`~sparton.kernels.splade_head.splade_head_topk`."""
+        hidden = self.backbone(tokens)
+        decoder = self.backbone.decoder
+        return self.head.topk(hidden, decoder.weight, decoder.bias, tokens, k)
 
     @property
     def vocabulary_size(self) -> int:

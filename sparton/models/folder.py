@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
-from torch import nn
 
+from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
 from sparton.models.checkpoint import load_mlm, load_tokenizer, optional_file
 from sparton.models.encoder import SpladeEncoder
-from sparton.models.heads import SpartonHead
+from sparton.models.heads import SpartonHead, SpladeHead
 
 MODULES = "sentence_transformers.sparse_encoder.models"
 POOLING_FOLDER = "1_SpladePooling"
@@ -74,7 +74,7 @@ def save_encoder(
 
 def load_encoder(
     name: str | Path,
-    head: nn.Module | None = None,
+    head: SpladeHead | None = None,
     *,
     revision: str | None = None,
     compile: bool = False,
@@ -85,25 +85,32 @@ def load_encoder(
 
     Args:
         name: path or hub name.
-        head: how representations are computed; ``SpartonHead()`` when None. It is not part of a
-            folder: all heads compute the same representations.
+        head: how representations are computed; when None a ``SpartonHead`` with the pooling and the
+            activation that the folder names (a plain checkpoint: maximum and relu).
         revision: branch, tag or commit on the hub.
         compile, gradient_checkpointing: see :class:`Backbone`.
 
     Raises:
-        ValueError: the folder describes another kind of model, or its weights are damaged or
-            incomplete.
+        ValueError: the folder describes another kind of model, or another pooling or activation
+            than that of ``head``, or its weights are damaged or incomplete.
         OSError: files are missing, among them the tokenizer.
     """
     name = str(name)
-    subfolder = _transformer_subfolder(name, revision)
+    subfolder, variant = _layout(name, revision)
+    if head is None:
+        head = SpartonHead(*(variant or ("max", "relu")))
+    elif variant not in (None, (head.pooling, head.activation)):
+        raise ValueError(
+            f"{name} has pooling={variant[0]} and activation={variant[1]}, but the head has "
+            f"{head.pooling} and {head.activation}; set the head's to those of the folder"
+        )
     backbone = Backbone(
         load_mlm(name, revision=revision, subfolder=subfolder),
         load_tokenizer(name, revision=revision, subfolder=subfolder),
         compile=compile,
         gradient_checkpointing=gradient_checkpointing,
     )
-    return SpladeEncoder(backbone, SpartonHead() if head is None else head)
+    return SpladeEncoder(backbone, head)
 
 
 def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
@@ -142,19 +149,22 @@ def _descriptions(
             "do_lower_case": False,
         },
         f"{POOLING_FOLDER}/config.json": {
-            "pooling_strategy": "max",
-            "activation_function": "relu",
+            "pooling_strategy": encoder.head.pooling,
+            "activation_function": encoder.head.activation,
             "word_embedding_dimension": encoder.vocabulary_size,
         },
         "sparton.json": {"query_length": query_length, "document_length": document_length},
     }
 
 
-def _transformer_subfolder(name: str, revision: str | None) -> str:
-    """Where the checkpoint lies, after checking that ``modules.json`` (if any) means SPLADE."""
+def _layout(name: str, revision: str | None) -> tuple[str, tuple[Pooling, Activation] | None]:
+    """Where the checkpoint lies, and pooling and activation; None if there is no ``modules.json``.
+
+    Checks that ``modules.json`` means SPLADE.
+    """
     modules = _read_json(name, "modules.json", revision)
     if modules is None:
-        return ""
+        return "", None
     kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
     if kinds not in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
         raise ValueError(
@@ -163,27 +173,26 @@ def _transformer_subfolder(name: str, revision: str | None) -> str:
         )
     transformer, pooling = (module["path"] for module in modules)
     if kinds[0] == "Transformer":
-        _expect(
-            name,
-            revision,
-            f"{transformer}/sentence_bert_config.json",
-            "transformer_task",
-            "fill-mask",
-        )
-    _expect(name, revision, f"{pooling}/config.json", "pooling_strategy", "max")
-    _expect(name, revision, f"{pooling}/config.json", "activation_function", "relu")
-    return transformer
+        file = f"{transformer}/sentence_bert_config.json".lstrip("/")
+        task = _read_module(name, file, revision).get("transformer_task")
+        if task != "fill-mask":
+            raise ValueError(
+                f"{name}/{file}: transformer_task is {task!r}; only 'fill-mask' is supported"
+            )
+    content = _read_module(name, f"{pooling}/config.json", revision)
+    variant = (content.get("pooling_strategy", "max"), content.get("activation_function", "relu"))
+    try:
+        check_variant(*variant)
+    except ValueError as error:
+        raise ValueError(f"{name}/{pooling}/config.json: {error}") from None
+    return transformer, variant
 
 
-def _expect(name: str, revision: str | None, file: str, key: str, value: str) -> None:
-    file = file.lstrip("/")
+def _read_module(name: str, file: str, revision: str | None) -> dict[str, Any]:
     content = _read_json(name, file, revision)
     if content is None:
         raise FileNotFoundError(f"{name}/{file} is missing, though modules.json refers to it")
-    if content.get(key) != value:
-        raise ValueError(
-            f"{name}/{file}: {key} is {content.get(key)!r}; only {value!r} is supported"
-        )
+    return content
 
 
 def _read_json(name: str, file: str, revision: str | None) -> Any:

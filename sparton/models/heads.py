@@ -3,10 +3,11 @@
 N sequences, S tokens of the longest, T packed tokens, D hidden, V vocabulary.
 
 ``head(hidden [T, D], weight [V, D], bias [V] or None, tokens) -> reps fp32 [N, V]`` with
-``reps = log1p(relu(max over the sequence of hidden . weight^T + bias))``. Heads have no parameters:
-weight and bias belong to the backbone's decoder. Under torch.autocast the products run in its
-dtype. All heads but the last work on the padded view, as SPLADE is trained today; they are the
-baselines of :class:`SpartonHead`.
+``reps = log1p(relu(max over the sequence of hidden . weight^T + bias))``, or a sum in place of the
+maximum, or a second log1p; see :class:`SpladeHead`. Heads have no parameters: weight and bias
+belong to the backbone's decoder. Under torch.autocast the products run in its dtype. All heads but
+the last work on the padded view, as SPLADE is trained today; they are the baselines of
+:class:`SpartonHead`.
 """
 
 from collections.abc import Callable
@@ -15,11 +16,55 @@ import torch
 from torch import Tensor, nn
 
 from sparton.kernels.hybrid_head import hybrid_head
-from sparton.kernels.splade_head import splade_head
+from sparton.kernels.splade_head import TopK, splade_head, splade_head_topk
+from sparton.kernels.splade_head.variants import Activation, Pooling, activate, check_variant
 from sparton.types import TokenBatch
 
 
-def _padded_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor) -> Tensor:
+class SpladeHead(nn.Module):
+    """What a head computes, by the names of sentence-transformers' SpladePooling.
+
+    Args:
+        pooling: over the tokens of a sequence, "max" or "sum" of the activated logits.
+        activation: "relu" for ``log1p(relu(x))``, "log1p_relu" for ``log1p(log1p(relu(x)))``.
+
+    Raises:
+        ValueError: another name.
+    """
+
+    fp8 = False
+
+    def __init__(self, pooling: Pooling = "max", activation: Activation = "relu") -> None:
+        super().__init__()
+        check_variant(pooling, activation)
+        self.pooling: Pooling = pooling
+        self.activation: Activation = activation
+
+    def topk(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch, k: int
+    ) -> TopK:
+        """The k largest entries of each representation, without a gradient; by the fused kernel
+        whichever the head."""
+        return splade_head_topk(
+            hidden,
+            weight,
+            bias,
+            tokens.cu_seqlens,
+            k,
+            pooling=self.pooling,
+            activation=self.activation,
+            fp8=self.fp8,
+        )
+
+
+def _padded_head(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor,
+    pooling: Pooling,
+    activation: Activation,
+) -> Tensor:
     """Algorithm 1 of the Sparton paper: the full logits, then one operation after the other.
 
     Args:
@@ -27,6 +72,7 @@ def _padded_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tens
         weight: ``[V, D]``.
         bias: ``[V]`` or None.
         mask: bool ``[N, S]``, True at real tokens.
+        pooling, activation: see :class:`SpladeHead`.
 
     Returns:
         fp32 ``[N, V]``.
@@ -34,36 +80,41 @@ def _padded_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tens
     logits = hidden @ weight.mT
     if bias is not None:
         logits = logits + bias.to(logits.dtype)
-    return torch.log1p(torch.relu(logits * mask[..., None])).max(dim=1).values.float()
+    values = activate(logits * mask[..., None], activation)
+    if pooling == "sum":
+        return values.sum(dim=1, dtype=torch.float32)
+    return values.max(dim=1).values.float()
 
 
-class EagerHead(nn.Module):
+class EagerHead(SpladeHead):
     """Materialises the logits ``[N, S, V]`` and every step after them: the common practice."""
 
     def forward(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
     ) -> Tensor:
-        return _padded_head(tokens.pad(hidden), weight, bias, tokens.padding_mask())
+        padded, mask = tokens.pad(hidden), tokens.padding_mask()
+        return _padded_head(padded, weight, bias, mask, self.pooling, self.activation)
 
 
-class CompiledHead(nn.Module):
+class CompiledHead(SpladeHead):
     """The eager head through torch.compile, which fuses all that follows the matrix product.
 
     Compiled, with dynamic shapes, are the operations on padded tensors (products, bias, mask,
-    relu, log1p, maximum); padding itself is not. Compilation happens at the first call.
+    relu, log1p, pooling); padding itself is not. Compilation happens at the first call.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, pooling: Pooling = "max", activation: Activation = "relu") -> None:
+        super().__init__(pooling, activation)
         self._head = torch.compile(_padded_head, dynamic=True)
 
     def forward(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
     ) -> Tensor:
-        return self._head(tokens.pad(hidden), weight, bias, tokens.padding_mask())
+        padded, mask = tokens.pad(hidden), tokens.padding_mask()
+        return self._head(padded, weight, bias, mask, self.pooling, self.activation)
 
 
-class TiledHead(nn.Module):
+class TiledHead(SpladeHead):
     """The eager (or compiled) head on one tile of the vocabulary after the other.
 
     Bounds the memory of the forward without a graph; with one, autograd keeps every tile.
@@ -72,10 +123,18 @@ class TiledHead(nn.Module):
         tile: vocabulary rows per tile. By default as many as give 64 MiB of 16-bit logits, in
             multiples of 256 and at least 512: the choice of the paper.
         compiled: put each tile through torch.compile.
+        pooling, activation: see :class:`SpladeHead`.
     """
 
-    def __init__(self, tile: int | None = None, compiled: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        tile: int | None = None,
+        compiled: bool = False,
+        *,
+        pooling: Pooling = "max",
+        activation: Activation = "relu",
+    ) -> None:
+        super().__init__(pooling, activation)
         if tile is not None and tile < 1:
             raise ValueError(f"tile must be a positive number of vocabulary rows, got {tile}")
         self.tile = tile
@@ -90,18 +149,22 @@ class TiledHead(nn.Module):
         tile = self.tile or max(2**26 // (2 * max(mask.numel(), 1)) // 256 * 256, 512)
         weights = weight.split(tile)
         biases = [None] * len(weights) if bias is None else bias.split(tile)
-        return torch.cat(
-            [self._head(padded, *rows, mask) for rows in zip(weights, biases, strict=True)], dim=1
-        )
+        variant = (self.pooling, self.activation)
+        tiles = zip(weights, biases, strict=True)
+        return torch.cat([self._head(padded, *rows, mask, *variant) for rows in tiles], dim=1)
 
 
-class HybridHead(nn.Module):
-    """The design that the Sparton paper measured (its Algorithms 2 and 3).
+class HybridHead(SpladeHead):
+    """The design that the Sparton paper measured (its Algorithms 2 and 3), for its maximum of
+    ``log1p(relu(x))`` alone.
 
     cuBLAS products of vocabulary tiles through torch.compile, a kernel for the masked maximum of
     each tile, and a backward that adds with atomics: on a GPU its gradients differ in their last
     bits from call to call.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def forward(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
@@ -109,18 +172,30 @@ class HybridHead(nn.Module):
         return hybrid_head(tokens.pad(hidden), weight, bias, tokens.padding_mask())
 
 
-class SpartonHead(nn.Module):
+class SpartonHead(SpladeHead):
     """The fused kernel on packed tokens: no logits in memory, no work for padding.
 
     Args:
+        pooling, activation: see :class:`SpladeHead`.
         fp8: look for the maxima in FP8, see :func:`~sparton.kernels.splade_head.splade_head`.
     """
 
-    def __init__(self, *, fp8: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self, pooling: Pooling = "max", activation: Activation = "relu", *, fp8: bool = False
+    ) -> None:
+        super().__init__(pooling, activation)
+        check_variant(pooling, activation, fp8)
         self.fp8 = fp8
 
     def forward(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
     ) -> Tensor:
-        return splade_head(hidden, weight, bias, tokens.cu_seqlens, fp8=self.fp8)
+        return splade_head(
+            hidden,
+            weight,
+            bias,
+            tokens.cu_seqlens,
+            pooling=self.pooling,
+            activation=self.activation,
+            fp8=self.fp8,
+        )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ def encode_texts(
     batch_tokens: int = 16_384,
     batch_sequences: int = 256,
     bf16: bool = False,
+    max_terms: int | None = None,
     progress: str | None = None,
 ) -> SparseRows:
     """Representations of ``texts``, in their order; no dense matrix outlives its batch.
@@ -33,13 +35,15 @@ def encode_texts(
     like length share a batch. A thread tokenises ahead of the encoder.
 
     Args:
-        encoder: packed tokens to fp32 ``[N, V]``.
+        encoder: packed tokens to fp32 ``[N, V]``; with ``max_terms`` also ``topk`` and
+            ``vocabulary_size`` as :class:`~sparton.models.encoder.SpladeEncoder` has them.
         tokenize: texts to packed tokens: a ``PackedTokenizer``'s ``queries`` or ``documents``.
         texts: at least one.
         batch_tokens: bound of sequences times longest sequence in a batch; a single sequence may
             exceed it.
         batch_sequences: bound of the sequences in a batch, and so of the dense ``[N, V]``.
         bf16: encode under bfloat16 autocast.
+        max_terms: keep this many of a text's largest weights; None for all.
         progress: label of a progress bar on standard error; None for no bar.
     """
     if not texts:
@@ -56,13 +60,20 @@ def encode_texts(
         with torch.no_grad(), _progress(progress, len(texts)) as advance:
             for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows]), groups):
                 for first, last in _batches(tokens.cu_seqlens, batch_tokens, batch_sequences):
+                    batch = tokens.select(first, last).to(device, non_blocking=True)
                     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
-                        reps = encoder(tokens.select(first, last).to(device, non_blocking=True))
-                    parts.append(SparseRows.from_dense(reps))
+                        parts.append(_encode(encoder, batch, max_terms))
                     advance(last - first)
     finally:
         encoder.train(was_training)
     return SparseRows.concatenate(parts).take(np.argsort(order))
+
+
+def _encode(encoder: Any, tokens: TokenBatch, max_terms: int | None) -> SparseRows:
+    if max_terms is None:
+        return SparseRows.from_dense(encoder(tokens))
+    values, indices = encoder.topk(tokens, max_terms)
+    return SparseRows.from_topk(values, indices, encoder.vocabulary_size)
 
 
 def _batches(cu_seqlens: torch.Tensor, most_tokens: int, most: int) -> Iterator[tuple[int, int]]:

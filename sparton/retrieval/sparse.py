@@ -38,10 +38,28 @@ class SparseRows(NamedTuple):
             ValueError: a weight is NaN or infinite.
         """
         active = reps != 0
-        indptr = np.zeros(reps.shape[0] + 1, np.int64)
+        return cls._from_active(active, active.nonzero()[:, 1], reps, reps.shape[1])
+
+    @classmethod
+    def from_topk(cls, values: Tensor, indices: Tensor, width: int) -> "SparseRows":
+        """Keep what is not zero of the entries ``values [N, k]`` at terms ``indices [N, k]``, which
+        differ within a row; on any device.
+
+        Raises:
+            ValueError: a weight is NaN or infinite.
+        """
+        indices, order = indices.sort(1)
+        values = values.gather(1, order)
+        active = values != 0
+        return cls._from_active(active, indices[active], values, width)
+
+    @classmethod
+    def _from_active(
+        cls, active: Tensor, indices: Tensor, weights: Tensor, width: int
+    ) -> "SparseRows":
+        indptr = np.zeros(active.shape[0] + 1, np.int64)
         np.cumsum(active.sum(1).cpu().numpy(), out=indptr[1:])
-        indices = active.nonzero()[:, 1].int().cpu().numpy()
-        values = reps[active].float().cpu().numpy()
+        values = weights[active].float().cpu().numpy()
         broken = np.flatnonzero(~np.isfinite(values))
         if broken.size:
             row = int(np.searchsorted(indptr, broken[0], side="right")) - 1
@@ -50,7 +68,7 @@ class SparseRows(NamedTuple):
                 "the model diverged or overflowed its precision; evaluate an earlier checkpoint, "
                 "or in fp32"
             )
-        return cls(indptr, indices, values, reps.shape[1])
+        return cls(indptr, indices.int().cpu().numpy(), values, width)
 
     @classmethod
     def concatenate(cls, parts: Sequence["SparseRows"]) -> "SparseRows":

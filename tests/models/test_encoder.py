@@ -1,10 +1,11 @@
 """The encoder: representations, gradients of a tied decoder, and the properties others rely on."""
 
+import pytest
 import torch
 
 from sparton.models.backbone import Backbone
 from sparton.models.encoder import SpladeEncoder
-from sparton.models.heads import EagerHead
+from sparton.models.heads import EagerHead, SpartonHead
 from sparton.types import TokenBatch
 
 TOKENS = TokenBatch.from_lists([[5, 6, 7], [], [8, 9, 10, 11], [12]])
@@ -23,6 +24,17 @@ def test_representations_are_the_maximum_over_each_sequence(family, build_mlm, t
     assert actual.dtype == torch.float32
     torch.testing.assert_close(actual, expected)
     assert not torch.allclose(actual, expected.roll(1, 0))
+
+
+@pytest.mark.parametrize("head", [EagerHead(), SpartonHead("sum", "log1p_relu")])
+def test_topk_is_of_the_same_representations(head, build_mlm, tokenizer):
+    model = encoder(build_mlm, tokenizer)
+    model.head = head
+    values, indices = model.topk(TOKENS, 5)
+    torch.testing.assert_close(values, model(TOKENS).topk(5).values)
+    torch.testing.assert_close(values, model(TOKENS).gather(1, indices))
+    assert values[0].any()
+    assert not values.requires_grad
 
 
 def test_half_precision_still_gives_fp32(build_mlm, tokenizer):

@@ -1,5 +1,6 @@
 """Every head computes the same function; torch.compile needs a C++ compiler."""
 
+from functools import partial
 from pathlib import Path
 
 import hydra.utils
@@ -61,6 +62,61 @@ def test_heads_agree_with_the_reference(name, bias):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
         with pytest.raises(AssertionError):
             torch.testing.assert_close(a.double() * 1.01, b, rtol=1e-5, atol=1e-5)
+
+
+VARIANTS = [("max", "log1p_relu"), ("sum", "relu"), ("sum", "log1p_relu")]
+BUILDERS = {
+    "eager": EagerHead,
+    "tiled": partial(TiledHead, tile=7),
+    "sparton": SpartonHead,
+    "compiled": CompiledHead,
+    "tiled_compiled": partial(TiledHead, tile=32, compiled=True),
+}
+
+
+@pytest.mark.parametrize(("pooling", "activation"), VARIANTS)
+@pytest.mark.parametrize("name", [name for name in NAMES if name.values[0] in BUILDERS])
+def test_other_poolings_and_activations(name, pooling, activation):
+    hidden, weight, shift, tokens = problem()
+    head = BUILDERS[name](pooling=pooling, activation=activation)
+    actual = results(head, hidden, weight, shift, tokens)
+
+    def reference(hidden, weight, bias, tokens):
+        operands = (hidden, weight, bias, tokens.cu_seqlens)
+        return splade_head_reference(*operands, pooling=pooling, activation=activation)
+
+    double = [x.detach().double().requires_grad_() for x in (hidden, weight, shift)]
+    truth = results(reference, *double, tokens)
+    assert actual[0].dtype == torch.float32
+    for a, b in zip(actual, truth, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(a.double() * 1.01, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_names_are_checked_when_a_head_is_built(name):
+    with pytest.raises(ValueError, match="pooling must be one of max, sum, got 'mean'"):
+        BUILDERS[name](pooling="mean")
+    with pytest.raises(ValueError, match="activation must be one of relu, log1p_relu, got 'exp'"):
+        BUILDERS[name](activation="exp")
+
+
+def test_fp8_is_for_the_maximum():
+    with pytest.raises(ValueError, match="fp8 serves max pooling alone"):
+        SpartonHead(pooling="sum", fp8=True)
+
+
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+@pytest.mark.parametrize("name", ["eager", "sparton"])
+def test_topk_of_a_head(name, pooling):
+    operands = problem()
+    head = BUILDERS[name](pooling=pooling)
+    values, indices = head.topk(*operands, 7)
+    reps = head(*operands).detach()
+    torch.testing.assert_close(values, reps.topk(7).values)
+    torch.testing.assert_close(values, reps.gather(1, indices))
+    assert not values.requires_grad
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -92,6 +92,31 @@ def test_representations_that_are_not_finite_stop_the_run():
         encode_texts(encoder, tokenize, ["1 2"])
 
 
+class TopEncoder(CountingEncoder):
+    vocabulary_size = VOCABULARY
+
+    def topk(self, tokens: TokenBatch, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        values, indices = self(tokens).sort(dim=1, descending=True, stable=True)
+        return values[:, :k], indices[:, :k]
+
+
+def test_only_the_largest_weights_of_a_text():
+    texts = [*random_texts(20, longest=40), "1 3 3 3 5 5 7", "", "4"]
+    full = encode_texts(TopEncoder(), tokenize, texts)
+    cut = encode_texts(TopEncoder(), tokenize, texts, max_terms=3, bf16=True)
+    assert (cut.num_rows, cut.width) == (full.num_rows, VOCABULARY)
+    assert (full.row_lengths > 3).any()
+
+    def entries(rows, row):
+        span = slice(rows.indptr[row], rows.indptr[row + 1])
+        return list(zip(rows.indices[span].tolist(), rows.values[span].tolist(), strict=True))
+
+    for row in range(len(texts)):
+        largest = sorted(entries(full, row), key=lambda entry: (-entry[1], entry[0]))[:3]
+        assert entries(cut, row) == sorted(largest)
+    assert entries(cut, 20) == [(1, 1.0), (3, 3.0), (5, 2.0)]
+
+
 def test_no_texts():
     with pytest.raises(ValueError, match="no texts to encode"):
         encode_texts(CountingEncoder(), tokenize, [])
