@@ -1,6 +1,6 @@
 """Time and memory of the SPLADE heads, after their results were checked.
 
-    python scripts/benchmark_head.py --suite bars                  # results/<gpu>/head_bars.jsonl
+    python scripts/benchmark_head.py --suite bars heads patterns   # results/<gpu>/head.jsonl
     python scripts/benchmark_head.py --suite heads table2 --list   # what would be measured
     python scripts/benchmark_head.py --suite heads --heads tiled sparton --output try.jsonl
 
@@ -38,7 +38,7 @@ from head_benchmark.runner import (
     with_truths,
     write_records,
 )
-from head_benchmark.suites import CAPTURED, SUITES, TRUTH, Cell
+from head_benchmark.suites import CAPTURED, FILES, SUITES, TRUTH, Cell
 from sparton.training.manifest import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,14 +52,15 @@ def main() -> None:
     arguments = parse_arguments()
     console = Console(width=None if os.isatty(1) else 160)
     context = {} if arguments.list else environment(arguments)
-    if arguments.fresh and arguments.output:
-        arguments.output.unlink(missing_ok=True)
-    for suite in arguments.suite:
+    paths = {suite: output_file(suite, context, arguments) for suite in arguments.suite}
+    for path in set(paths.values()) if arguments.fresh else ():
+        path.unlink(missing_ok=True)
+    for suite, path in paths.items():
         cells = select(SUITES[suite], arguments)
         if arguments.list:
             list_cells(suite, cells, console)
         else:
-            run_suite({"suite": suite, **context}, cells, arguments, console)
+            run_suite({"suite": suite, **context}, cells, path, arguments, console)
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -102,10 +103,19 @@ def select(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Cell]:
     ]
 
 
+def output_file(suite: str, context: Record, arguments: argparse.Namespace) -> Path:
+    folder = re.sub(r"[^a-z0-9]+", "-", context.get("gpu", "").lower()).strip("-")
+    return arguments.output or arguments.results / folder / f"{FILES[suite]}.jsonl"
+
+
 def run_suite(
-    context: Record, cells: list[Cell], arguments: argparse.Namespace, console: Console
+    context: Record,
+    cells: list[Cell],
+    path: Path,
+    arguments: argparse.Namespace,
+    console: Console,
 ) -> None:
-    """Measure what the suite's file lacks, and append to it cell by cell."""
+    """Measure what the file lacks of the suite, and append to it cell by cell."""
     settings = Settings(
         device=arguments.device,
         cache=str(arguments.cache or default_cache()),
@@ -113,18 +123,16 @@ def run_suite(
         miniature=arguments.miniature,
         captured=arguments.captured and str(arguments.captured.resolve()),
     )
-    suite = context["suite"]
-    path = arguments.output or arguments.results / folder_name(context) / f"head_{suite}.jsonl"
-    discard = arguments.fresh and not arguments.output
-    kept = [] if discard else same_run(path, context)
+    kept = same_run(path, context)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     context = context | {"run": kept[0]["run"] if kept else now}
     write_records(path, kept)
-    done = {cell_of(record) for record in kept if record["suite"] == suite}
-    jobs = with_truths([cell for cell in cells if cell not in done], settings)
-    console.print(f"{suite}: {len(cells)} cells, {len(done)} of them in {path}", highlight=False)
+    missing = set(cells) - {cell_of(record) for record in kept}
+    suite, done = context["suite"], len(cells) - len(missing)
+    console.print(f"{suite}: {len(cells)} cells, {done} of them in {path}", highlight=False)
+    jobs = with_truths([cell for cell in cells if cell in missing], settings)
     measure_all(jobs, settings, context, path, arguments.deadline, console)
-    records = [record for record in read_records(path) if record["suite"] == suite]
+    records = [record for record in read_records(path) if cell_of(record) in cells]
     console.print(result_table(suite, records))
 
 
@@ -184,10 +192,6 @@ def environment(arguments: argparse.Namespace) -> Record:
         "captured": arguments.captured and describe_capture(arguments.captured),
         "seconds": arguments.seconds,
     }
-
-
-def folder_name(context: Record) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", context["gpu"].lower()).strip("-")
 
 
 def default_cache() -> Path:

@@ -117,7 +117,7 @@ BARS = (
 
 
 def bars_table() -> str:
-    return by_device("head_bars", _table)
+    return by_device("head", _table)
 
 
 def _table(records: list[Record]) -> str:

@@ -3,13 +3,14 @@
 from head_benchmark.suites import (
     ALL_HEADS,
     CAPTURED,
-    FORWARD,
     FORWARD_BACKWARD,
     GEMM,
     GEMM_AS_IS,
+    PASSES,
     PATTERNS,
     RIVALS,
     TABLE1,
+    Cell,
 )
 from tables.records import Record, by_device, find, markdown, mebibytes, milliseconds
 
@@ -28,15 +29,13 @@ PATTERN_WORDS = {
 
 def heads_table() -> str:
     """Time and memory of every head, forward and forward with backward."""
-    return by_device("head_heads", _heads)
+    return by_device("head", _heads)
 
 
 def _heads(records: list[Record]) -> str:
     rows = []
     for head in (*GEMMS, *ALL_HEADS):
-        found = [
-            find(records, shape=TABLE1, head=head, mode=m) for m in (FORWARD, FORWARD_BACKWARD)
-        ]
+        found = [find(records, **Cell(TABLE1, head, mode)._asdict()) for mode in PASSES]
         if any(found):
             name = GEMMS.get(head, f"**{head}**" if head == "sparton" else head)
             rows.append([name, *map(milliseconds, found), *map(mebibytes, found)])
@@ -46,13 +45,15 @@ def _heads(records: list[Record]) -> str:
 
 def patterns_table() -> str:
     """Forward and backward of the two designs for each pattern of winners."""
-    return by_device("head_patterns", _patterns)
+    return by_device("head", _patterns)
 
 
 def _patterns(records: list[Record]) -> str:
     rows = []
     for pattern in (*PATTERNS, CAPTURED):
-        hybrid, ours = (find(records, pattern=pattern, head=head) for head in RIVALS)
+        shape = CAPTURED if pattern == CAPTURED else TABLE1
+        cells = [Cell(shape, head, FORWARD_BACKWARD, pattern) for head in RIVALS]
+        hybrid, ours = (find(records, **cell._asdict()) for cell in cells)
         if not ours:
             continue
         name = PATTERN_WORDS[pattern]

@@ -103,6 +103,14 @@ def test_records_of_other_code_are_not_continued(tmp_path):
     assert runner.read_records(output)[0]["git_sha"] != "other"
 
 
+def test_suites_that_share_cells_share_their_records(tmp_path):
+    output = tmp_path / "head.jsonl"
+    part = ("--heads", suites.GEMM, "--shapes", suites.TABLE1, "--output", output)
+    run_script("--suite", "heads", "bars", *part)
+    assert len(runner.read_records(output)) == 1
+    assert set(suites.FILES) == set(SUITES)
+
+
 def test_parts_and_miniatures_stay_out_of_the_results():
     for words in (["--heads", "eager"], ["--miniature"]):
         with pytest.raises(SystemExit):

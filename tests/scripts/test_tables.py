@@ -40,9 +40,12 @@ def results(tmp_path, monkeypatch) -> Path:
     """A results folder with every suite of one card."""
     shutil.copy(ROOT / "results/paper.json", tmp_path)
     (tmp_path / "test-gpu").mkdir()
+    files: dict[str, set[Cell]] = {}
     for suite, cells in SUITES.items():
-        lines = [json.dumps(record(suite, cell)) + "\n" for cell in cells]
-        (tmp_path / f"test-gpu/head_{suite}.jsonl").write_text("".join(lines))
+        files.setdefault(suites.FILES[suite], set()).update(cells)
+    for name, cells in files.items():
+        lines = [json.dumps(record(name, cell)) + "\n" for cell in sorted(cells)]
+        (tmp_path / f"test-gpu/{name}.jsonl").write_text("".join(lines))
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     return tmp_path
 
@@ -92,7 +95,7 @@ def test_the_papers_figures_stand_beside_the_cells_they_belong_to(results):
 
 
 def test_bars_are_met_or_not_by_what_was_measured(results):
-    path = results / "test-gpu/head_bars.jsonl"
+    path = results / "test-gpu/head.jsonl"
     verdicts = [row[-1] for row in bar_rows()]
     assert verdicts[0] == "yes"
     assert row(bars.bars_table(), "all entries active")[3:] == ["10.0 / 40.0 ms = 0.250", "yes"]
@@ -109,7 +112,7 @@ def bar_rows() -> list[list[str]]:
 
 
 def test_scratch_memory_is_what_is_left_beside_results_and_gradients(results):
-    path = results / "test-gpu/head_bars.jsonl"
+    path = results / "test-gpu/head.jsonl"
     cell = Cell(suites.TABLE1, "sparton", suites.FORWARD_BACKWARD)
     assert row(bars.bars_table(), "memory beyond gradients")[3] == "outputs + argmax + 1.0 MiB"
     peak = record("bars", cell)["peak_bytes"]
@@ -127,7 +130,7 @@ def test_long_sequences_must_stay_linear(results):
 
 def test_records_of_two_runs_make_no_table(results):
     cell = Cell(suites.TABLE1, suites.GEMM)
-    change(results / "test-gpu/head_bars.jsonl", cell, run="another")
+    change(results / "test-gpu/head.jsonl", cell, run="another")
     with pytest.raises(ValueError, match="mixes the runs"):
         bars.bars_table()
 
