@@ -25,8 +25,6 @@ class Shape(NamedTuple):
 
 
 NAMED_SHAPES = {
-    # Real training batches: half queries, half documents.
-    "mix": Shape(((512, 5, 64), (512, 20, 256))),
     # As 512x256x30522, with 60 % of its tokens.
     "mix60": Shape(((512, 52, 256),)),
 }

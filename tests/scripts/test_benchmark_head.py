@@ -64,6 +64,7 @@ def test_the_truth_comes_once_before_the_first_cell_that_needs_it(tmp_path):
     assert len(runner.with_truths(measured, settings(tmp_path, miniature=False))) == len(jobs)
 
 
+@pytest.mark.slow
 def test_a_suite_is_measured_killed_and_continued(tmp_path):
     output = tmp_path / "head.jsonl"
     part = ("--suite", "heads", "--heads", suites.GEMM, "eager", "sparton", "--output", output)
