@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparton.kernels.splade_head import splade_head_reference
 from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
@@ -182,6 +183,35 @@ def test_without_argmax_the_values_are_the_same(device):
     alone, nothing = splade_head_forward(*problem, argmax=False, config=SMALL)
     assert torch.equal(alone, reps)
     assert nothing.numel() == 0 < argmax.numel()
+
+
+class Int32Matrices(TorchDispatchMode):
+    """Counts the results of operations that are int32 of a shape."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            matrix = isinstance(x, Tensor) and x.dtype == torch.int32
+            self.count += matrix and tuple(x.shape) == self.shape
+        return result
+
+
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+def test_inference_allocates_no_tokens(pooling, device):
+    problem = make_problem(LENGTHS, 37, 24, device)
+    counts = []
+    for argmax in (False, True):
+        with Int32Matrices(len(LENGTHS), 37) as mode:
+            splade_head_forward(*problem, argmax=argmax, pooling=pooling, config=SMALL)
+        counts.append(mode.count > 0)
+    with Int32Matrices(len(LENGTHS), 37) as mode:
+        splade_head_forward_cpu(*(x.cpu() for x in problem), argmax=False)
+    assert mode.count == 0
+    assert counts == [False, pooling == "max"]
 
 
 @pytest.mark.parametrize("cut", [(16, 1, 4), (16, 100, 16), (64, 3, 2)])
