@@ -14,7 +14,8 @@ def poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
     def poison(allocate):
         def allocate_poisoned(*args, **kwargs):
             tensor = allocate(*args, **kwargs)
-            return tensor.fill_(float("nan") if tensor.is_floating_point() else -(2**30))
+            floating = tensor.is_floating_point()
+            return tensor.fill_(float("nan") if floating else torch.iinfo(tensor.dtype).min // 2)
 
         return allocate_poisoned
 

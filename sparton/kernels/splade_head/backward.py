@@ -4,10 +4,13 @@ N sequences, T packed tokens, D hidden, V vocabulary.
 
 Only active entries, those with ``reps > 0``, carry a gradient ``g = grad * exp(-reps)``, or with a
 second log1p ``g = grad * exp(-(reps + expm1(reps)))``. Each entry moves two rows:
-``g * hidden[argmax]`` to ``dweight[v]`` and ``g * weight[v]`` to ``dhidden[argmax]``. Entries are
-first listed by destination in a fixed order (see ordering.py); the program that owns a destination
-row then adds them up in fp32 and stores once, in the dtype of the operand. Work follows the number
-of active entries, and nothing waits for the host.
+``g * hidden[argmax]`` to ``dweight[v]`` and ``g * weight[v]`` to ``dhidden[argmax]``. Slab by slab,
+entries are listed by destination in a fixed order (see ordering.py); the program that owns a
+destination row then adds them up in fp32 and stores once, in the dtype of the operand. Work follows
+the number of active entries, and nothing waits for the host.
+
+The rows are gathered from the L2 cache: the hidden units are cut into slices so narrow that a slice
+of all rows stays there while every program of the slice runs.
 """
 
 from typing import NamedTuple
@@ -18,9 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.splade_head.ordering import (
-    ActiveEntries,
-    entries_by_token,
-    entries_by_vocabulary,
+    bucket_shift,
+    list_by_token,
+    list_by_vocabulary,
+    token_slab,
+    unpack,
+    vocabulary_slab,
 )
 
 
@@ -28,14 +34,24 @@ class BackwardConfig(NamedTuple):
     """How the work is cut; the sizes of blocks are powers of 2.
 
     Attributes:
-        chunk: vocabulary entries that one program sorts by token.
+        chunk: vocabulary entries that one program sorts by token, from 16 to 2^15.
         share: a token that won more entries than this is split over several programs.
-        block_e: entries that a program reads at once.
+        block_e: rows that a thread reads at once.
+        block_t: tokens of a program, on average.
+        buckets: a sequence with more tokens than this is listed by groups of tokens.
+        sort_warps: of the programs that sort.
+        slice_bytes: most bytes of a slice of all rows, unless the narrowest has more.
+        workspace: most bytes beyond the results, unless a single row needs more.
     """
 
     chunk: int = 4096
     share: int = 2048
-    block_e: int = 16
+    block_e: int = 8
+    block_t: int = 4
+    buckets: int = 1024
+    sort_warps: int = 8
+    slice_bytes: int = 24 * 2**20
+    workspace: int = 16 * 2**20
 
 
 DEFAULT_CONFIG = BackwardConfig()
@@ -43,105 +59,158 @@ DEFAULT_CONFIG = BackwardConfig()
 
 @triton.jit
 def _sum_rows(
-    first, stop, sources_ptr, g_ptr, x_ptr, offs_d,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    first, stop, entries_ptr, x_ptr, winners_ptr, token, offs_d, D: tl.constexpr,
+    BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
 ):  # fmt: skip
-    """Sum of ``g[e] * x[sources[e], offs_d]`` over the entries ``first : stop``, fp32."""
-    acc = tl.zeros((BLOCK_E, BLOCK_D), tl.float32)
-    for e in range(first, stop, BLOCK_E):
-        offs_e = e + tl.arange(0, BLOCK_E)
-        mask = offs_e < stop
-        source = tl.load(sources_ptr + offs_e, mask, 0).to(tl.int64)
-        g = tl.load(g_ptr + offs_e, mask, 0.0)
-        ptrs = x_ptr + source[:, None] * D + offs_d[None, :]
-        x = tl.load(ptrs, mask[:, None] & (offs_d < D)[None, :], 0.0)
-        acc += g[:, None] * x.to(tl.float32)
-    return tl.sum(acc, 0)
+    """Sum of ``g * x[row, offs_d]`` over the entries ``first : stop``, fp32; if the bucket is
+    SHARED with other tokens, over those that ``token`` won. A thread reads BLOCK_E rows at once."""
+    total = tl.zeros((LANES, BLOCK_D), tl.float32)
+    for e in range(first, stop, BLOCK_E * LANES):
+        for i in tl.static_range(BLOCK_E):
+            offs_e = e + i * LANES + tl.arange(0, LANES)
+            mask = offs_e < stop
+            row, g = unpack(tl.load(entries_ptr + offs_e, mask, 0))
+            if SHARED:
+                mask = mask & (tl.load(winners_ptr + row, mask, -1) == token)
+                g = tl.where(mask, g, 0.0)
+            ptrs = x_ptr + row[:, None] * D + offs_d[None, :]
+            x = tl.load(ptrs, mask[:, None] & (offs_d < D)[None, :], 0.0)
+            total += g[:, None] * x.to(tl.float32)
+    return tl.sum(total, 0)
 
 
-@triton.jit(do_not_specialize=["N"])
+@triton.jit(do_not_specialize=["first_v", "N"])
 def _dweight_kernel(
-    counts_ptr, sources_ptr, g_ptr, hidden_ptr, dweight_ptr, N,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
+    entries_ptr, counts_ptr, hidden_ptr, dweight_ptr, first_v, N,
+    D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One vocabulary row, BLOCK_D of its units."""
-    v = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    first = v * N
-    stop = first + tl.load(counts_ptr + v)
-    total = _sum_rows(first, stop, sources_ptr, g_ptr, hidden_ptr, offs_d, D, BLOCK_D, BLOCK_E)
-    tl.store(dweight_ptr + v * D + offs_d, total.to(dweight_ptr.dtype.element_ty), offs_d < D)
-
-
-@triton.jit(do_not_specialize=["T"])
-def _dhidden_part_kernel(
-    owner_ptr, stops_ptr, parts_ptr, sources_ptr, g_ptr, weight_ptr, partial_ptr, T,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, SHARE: tl.constexpr,
-):  # fmt: skip
-    """One further share of a token with more than SHARE entries, into a row of ``partial``."""
-    part = tl.program_id(0).to(tl.int64)
-    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    t = tl.load(owner_ptr + part)
-    if t < T:
-        before = tl.load(parts_ptr + t - 1, t > 0, 0)
-        first = tl.load(stops_ptr + t - 1, t > 0, 0) + (part - before + 1) * SHARE
-        stop = tl.minimum(tl.load(stops_ptr + t), first + SHARE)
-        total = _sum_rows(first, stop, sources_ptr, g_ptr, weight_ptr, offs_d, D, BLOCK_D, BLOCK_E)
-        tl.store(partial_ptr + part * D + offs_d, total, offs_d < D)
+    total = _sum_rows(
+        0, tl.load(counts_ptr + row), entries_ptr + row * N, hidden_ptr, counts_ptr, 0, offs_d,
+        D, BLOCK_E, LANES, BLOCK_D, False,
+    )  # fmt: skip
+    ptrs = dweight_ptr + (first_v + row) * D + offs_d
+    tl.store(ptrs, total.to(dweight_ptr.dtype.element_ty), offs_d < D)
 
 
 @triton.jit
-def _dhidden_kernel(
-    stops_ptr, parts_ptr, sources_ptr, g_ptr, weight_ptr, partial_ptr, dhidden_ptr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, SHARE: tl.constexpr,
+def _part_kernel(
+    entries_ptr, stops_ptr, parts_ptr, partial_ptr, weight_ptr, V, further, BUCKETS: tl.constexpr,
+    SHARE: tl.constexpr, D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One token, BLOCK_D of its units: its first SHARE entries, then its further shares."""
-    t = tl.program_id(0).to(tl.int64)
+    """One further share of a token, BLOCK_D of its units."""
+    row = (tl.program_id(0) // further).to(tl.int64)
+    part = tl.program_id(0) % further
+    stops_ptr += row * BUCKETS
+    parts_ptr += row * BUCKETS
+    if part < tl.load(parts_ptr + BUCKETS - 1):
+        offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+        parts = tl.load(parts_ptr + tl.arange(0, BUCKETS))
+        bucket = tl.sum((parts <= part).to(tl.int32))
+        share = part - tl.load(parts_ptr + bucket - 1, bucket > 0, 0) + 1
+        first = tl.load(stops_ptr + bucket - 1, bucket > 0, 0) + share * SHARE
+        stop = tl.minimum(tl.load(stops_ptr + bucket), first + SHARE)
+        total = _sum_rows(
+            first, stop, entries_ptr + row * V, weight_ptr, stops_ptr, 0, offs_d,
+            D, BLOCK_E, LANES, BLOCK_D, False,
+        )  # fmt: skip
+        tl.store(partial_ptr + (row * further + part) * D + offs_d, total, offs_d < D)
+
+
+@triton.jit(do_not_specialize=["first_n", "programs"])
+def _dhidden_kernel(
+    cu_ptr, argmax_ptr, entries_ptr, stops_ptr, parts_ptr, partial_ptr, weight_ptr, dhidden_ptr,
+    first_n, V, further, programs, BUCKETS: tl.constexpr, SHARE: tl.constexpr,
+    D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Every ``programs``-th token of one sequence, BLOCK_D of its units: the first share of its
+    entries, then what was summed over the further ones."""
+    row = (tl.program_id(0) // programs).to(tl.int64)
     offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    first = tl.load(stops_ptr + t - 1, t > 0, 0)
-    stop = tl.minimum(tl.load(stops_ptr + t), first + SHARE)
-    total = _sum_rows(first, stop, sources_ptr, g_ptr, weight_ptr, offs_d, D, BLOCK_D, BLOCK_E)
-    for part in range(tl.load(parts_ptr + t - 1, t > 0, 0), tl.load(parts_ptr + t)):
-        total += tl.load(partial_ptr + part * D + offs_d, offs_d < D, 0.0)
-    tl.store(dhidden_ptr + t * D + offs_d, total.to(dhidden_ptr.dtype.element_ty), offs_d < D)
+    begin = tl.load(cu_ptr + first_n + row).to(tl.int64)
+    end = tl.load(cu_ptr + first_n + row + 1)
+    shift = bucket_shift(end - begin, BUCKETS)
+    winners_ptr = argmax_ptr + (first_n + row) * V
+    entries_ptr += row * V
+    stops_ptr += row * BUCKETS
+    parts_ptr += row * BUCKETS
+    partial_ptr += row * further * D
+    for token in range(begin + tl.program_id(0) % programs, end, programs):
+        bucket = (token - begin) >> shift
+        first = tl.load(stops_ptr + bucket - 1, bucket > 0, 0)
+        stop = tl.load(stops_ptr + bucket)
+        total = tl.zeros((BLOCK_D,), tl.float32)
+        if shift > 0:
+            total += _sum_rows(
+                first, stop, entries_ptr, weight_ptr, winners_ptr, token, offs_d,
+                D, BLOCK_E, LANES, BLOCK_D, True,
+            )  # fmt: skip
+        elif first < stop:
+            total += _sum_rows(
+                first, tl.minimum(stop, first + SHARE), entries_ptr, weight_ptr, winners_ptr,
+                token, offs_d, D, BLOCK_E, LANES, BLOCK_D, False,
+            )  # fmt: skip
+            if stop - first > SHARE:
+                part = tl.load(parts_ptr + bucket - 1, bucket > 0, 0)
+                for p in range(part, tl.load(parts_ptr + bucket)):
+                    total += tl.load(partial_ptr + p * D + offs_d, offs_d < D, 0.0)
+        ptrs = dhidden_ptr + token * D + offs_d
+        tl.store(ptrs, total.to(dhidden_ptr.dtype.element_ty), offs_d < D)
 
 
-def _hidden_block(D: int) -> int:
-    """Units per program: whole blocks where D allows, for full 16-byte loads."""
-    whole = (block for block in (256, 128) if D % block == 0)
-    return next(whole, min(triton.next_power_of_2(D), 256))
+def _cut_units(x: Tensor, config: BackwardConfig) -> tuple[int, dict[str, int]]:
+    """Slices of the hidden units of ``x``, and how a program of one warp reads them: LANES rows of
+    128 to 512 bytes at once, 16 bytes for each lane."""
+    (rows, D), size = x.shape, x.element_size()
+    width = 512 // size
+    while width > 128 // size and (D % width or rows * width * size > config.slice_bytes):
+        width //= 2
+    cut = {"BLOCK_E": config.block_e, "LANES": 512 // (width * size), "BLOCK_D": width}
+    return triton.cdiv(D, width), {"D": D, **cut, "num_warps": 1}
 
 
 def _dweight(
-    entries: ActiveEntries, hidden: Tensor, dweight: Tensor, N: int, config: BackwardConfig
-) -> None:
-    V, D = dweight.shape
-    block_d = _hidden_block(D)
-    _dweight_kernel[(V, triton.cdiv(D, block_d))](
-        entries.bounds, entries.sources, entries.g, hidden, dweight, N,
-        D=D, BLOCK_D=block_d, BLOCK_E=config.block_e,
-    )  # fmt: skip
+    grad: Tensor, reps: Tensor, argmax: Tensor, hidden: Tensor, dweight: Tensor,
+    dbias: Tensor | None, activation: str, config: BackwardConfig,
+) -> None:  # fmt: skip
+    N, V = reps.shape
+    slices, cut = _cut_units(hidden, config)
+    slab = vocabulary_slab(reps, config.workspace)
+    for first in range(0, V, slab.counts.numel()):
+        last = min(first + slab.counts.numel(), V)
+        list_by_vocabulary(grad, reps, argmax, slab, dbias, first, last, activation=activation)
+        _dweight_kernel[(last - first, slices)](*slab, hidden, dweight, first, N, **cut)
 
 
 def _dhidden(
-    entries: ActiveEntries, weight: Tensor, dhidden: Tensor, config: BackwardConfig
-) -> None:
-    T, D = dhidden.shape
-    slices = triton.cdiv(D, block_d := _hidden_block(D))
-    counts = torch.diff(entries.bounds, prepend=entries.bounds.new_zeros(1))
-    parts = ((counts - 1).clamp_min(0) // config.share).cumsum(0)
-    most = entries.sources.numel() // config.share
-    partial = torch.empty(most, D, device=weight.device)
-    if most:
-        owners = torch.searchsorted(parts, torch.arange(most, device=parts.device), right=True)
-        _dhidden_part_kernel[(most, slices)](
-            owners, entries.bounds, parts, entries.sources, entries.g, weight, partial, T,
-            D=D, BLOCK_D=block_d, BLOCK_E=config.block_e, SHARE=config.share,
-        )  # fmt: skip
-    _dhidden_kernel[(T, slices)](
-        entries.bounds, parts, entries.sources, entries.g, weight, partial, dhidden,
-        D=D, BLOCK_D=block_d, BLOCK_E=config.block_e, SHARE=config.share,
+    grad: Tensor, reps: Tensor, argmax: Tensor, weight: Tensor, cu_seqlens: Tensor,
+    dhidden: Tensor, activation: str, config: BackwardConfig,
+) -> None:  # fmt: skip
+    (N, V), (T, D) = reps.shape, dhidden.shape
+    slices, cut = _cut_units(weight, config)
+    buckets = min(config.buckets, max(triton.next_power_of_2(T), 32))
+    slab = token_slab(
+        reps, D, chunk=config.chunk, share=config.share, buckets=buckets,
+        workspace=config.workspace,
     )  # fmt: skip
+    lists = (slab.entries, slab.stops, slab.parts, slab.partial)
+    rows, further, programs = slab.stops.shape[0], V // config.share, triton.cdiv(T, N)
+    programs = triton.cdiv(programs, config.block_t)
+    cut |= {"BUCKETS": buckets, "SHARE": config.share}
+    for first in range(0, N, rows):
+        last = min(first + rows, N)
+        list_by_token(
+            grad, reps, argmax, cu_seqlens, slab, first, last, chunk=config.chunk,
+            share=config.share, num_warps=config.sort_warps, activation=activation,
+        )  # fmt: skip
+        if further:
+            _part_kernel[((last - first) * further, slices)](*lists, weight, V, further, **cut)
+        _dhidden_kernel[((last - first) * programs, slices)](
+            cu_seqlens, argmax, *lists, weight, dhidden, first, V, further, programs, **cut
+        )
 
 
 def splade_head_backward(
@@ -184,22 +253,18 @@ def splade_head_backward(
             f"grad, reps and argmax must all be [N, V] with V = {V}, got {tuple(grad.shape)}, "
             f"{tuple(reps.shape)}, {tuple(argmax.shape)}"
         )
-    hidden, weight, grad = hidden.contiguous(), weight.contiguous(), grad.float().contiguous()
-    dhidden = torch.zeros_like(hidden) if need_hidden else None
-    dweight = torch.zeros_like(weight) if need_weight else None
-    dbias = weight.new_zeros(V, dtype=torch.float32) if bias_dtype is not None else None
-    if reps.numel() and hidden.shape[0]:
-        if dweight is not None or dbias is not None:
-            by_vocabulary = entries_by_vocabulary(
-                grad, reps, argmax, dbias, lists=dweight is not None, activation=activation
-            )
-            if dweight is not None:
-                _dweight(by_vocabulary, hidden, dweight, N, config)
-            del by_vocabulary
-        if dhidden is not None:
-            by_token = entries_by_token(
-                grad, reps, argmax, cu_seqlens, hidden.shape[0],
-                chunk=config.chunk, activation=activation,
-            )  # fmt: skip
-            _dhidden(by_token, weight, dhidden, config)
-    return dhidden, dweight, None if dbias is None else dbias.to(bias_dtype)
+    hidden, weight = hidden.contiguous(), weight.contiguous()
+    empty = reps.numel() == 0 or hidden.shape[0] == 0
+    allocate = torch.zeros_like if empty else torch.empty_like
+    dhidden = allocate(hidden) if need_hidden else None
+    dweight = allocate(weight) if need_weight else None
+    dbias = None if bias_dtype is None else weight.new_zeros(V, dtype=bias_dtype)
+    if empty:
+        return dhidden, dweight, dbias
+    if dweight is not None:
+        _dweight(grad, reps, argmax, hidden, dweight, dbias, activation, config)
+    elif dbias is not None:
+        list_by_vocabulary(grad, reps, argmax, None, dbias, 0, V, activation=activation)
+    if dhidden is not None:
+        _dhidden(grad, reps, argmax, weight, cu_seqlens, dhidden, activation, config)
+    return dhidden, dweight, dbias

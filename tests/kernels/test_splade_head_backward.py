@@ -1,0 +1,242 @@
+"""How the backward of the SPLADE head cuts its work: slabs, shares, buckets and slices.
+
+N sequences, T packed tokens, D hidden, V vocabulary. Representations and winners are drawn at
+random, so that every kind of list occurs without a forward.
+"""
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparton.kernels.splade_head import backward
+from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
+from sparton.kernels.splade_head.ordering import token_slab, vocabulary_slab
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+CUT = BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)
+LENGTHS = [5, 0, 17, 64, 1, 0, 33, 0]
+
+
+class Case(NamedTuple):
+    grad: Tensor
+    reps: Tensor
+    argmax: Tensor
+    hidden: Tensor
+    weight: Tensor
+    cu_seqlens: Tensor
+
+
+def make_case(
+    lengths: list[int],
+    V: int,
+    D: int,
+    device: torch.device,
+    *,
+    active: float = 0.5,
+    hot: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+) -> Case:
+    """A share ``active`` of the entries is active; the second token wins a share ``hot`` of these,
+    the others are spread evenly."""
+    generator = torch.Generator().manual_seed(len(lengths) * V + D)
+    shape, size = (len(lengths), V), torch.tensor(lengths)[:, None]
+    draw = [torch.rand(shape, generator=generator) for _ in range(4)]
+    reps = torch.where((draw[0] < active) & (size > 0), 3 * draw[1] + 1e-3, 0.0)
+    position = torch.where(draw[3] < hot, 1, (draw[2] * size).int()).clamp_max(size - 1)
+    bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+    argmax = torch.where(reps > 0, bounds[:-1, None] + position, -1).int()
+    rows = (torch.randn(n, D, generator=generator).to(dtype) for n in (sum(lengths), V))
+    grad = torch.randn(shape, generator=generator)
+    return Case(*(x.to(device) for x in (grad, reps, argmax, *rows, bounds)))
+
+
+def truth(case: Case, activation: str = "relu") -> tuple[Tensor, Tensor, Tensor]:
+    """float64 gradients through a dense matrix of the gradients of all logits."""
+    reps = case.reps.double()
+    exponent = reps + torch.expm1(reps) if activation == "log1p_relu" else reps
+    g = case.grad.double() * torch.exp(-exponent) * (reps > 0)
+    logits = g.new_zeros(case.hidden.shape[0], g.shape[1])
+    if logits.numel():
+        columns = torch.arange(g.shape[1], device=g.device).expand_as(g)
+        logits.index_put_((case.argmax.clamp_min(0).long(), columns), g, accumulate=True)
+    return logits @ case.weight.double(), logits.T @ case.hidden.double(), g.sum(0)
+
+
+def run(case: Case, config: BackwardConfig = CUT, **options) -> tuple[Tensor | None, ...]:
+    return splade_head_backward(*case, **{"bias_dtype": torch.float32, "config": config, **options})
+
+
+def error(actual: Tensor, exact: Tensor) -> float:
+    return float((actual.double() - exact).norm() / exact.norm().clamp_min(1e-30))
+
+
+def assert_close(actual: tuple[Tensor | None, ...], exact: tuple[Tensor, ...]) -> None:
+    for a, b in zip(actual, exact, strict=True):
+        assert a is not None
+        allowed = torch.finfo(a.dtype).eps / 2 + 1e-5
+        assert error(a, b) <= allowed < error(a * 1.01, b) or not b.any()
+        assert b.any() or not a.any()
+
+
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("active", "hot"), [(1.0, 0.0), (1.0, 1.0), (0.5, 0.6), (0.02, 0.0), (0.0, 0.0)]
+)
+def test_gradients_against_float64(active, hot, dtype, activation, device):
+    case = make_case(LENGTHS, 83, 40, device, active=active, hot=hot, dtype=dtype)
+    assert_close(run(case, activation=activation), truth(case, activation))
+
+
+@pytest.mark.parametrize("D", [1, 31, 64, 130, 256])
+def test_slices_of_the_hidden_units(D, device):
+    case = make_case([9, 3], 37, D, device, dtype=torch.float16)
+    for slice_bytes in (0, 2**30):
+        assert_close(run(case, CUT._replace(slice_bytes=slice_bytes)), truth(case))
+
+
+def test_narrow_slices_only_where_wide_ones_leave_the_cache():
+    config = BackwardConfig(slice_bytes=2**20)
+    widths = {
+        (rows, D, dtype): backward._cut_units(torch.empty(rows, D, dtype=dtype), config)[1]
+        for rows, D, dtype in (
+            (2048, 768, torch.float16),
+            (2049, 768, torch.float16),
+            (9000, 768, torch.float16),
+            (2048, 384, torch.float16),
+            (2048, 768, torch.float32),
+        )
+    }
+    assert [(cut["BLOCK_D"], cut["LANES"]) for cut in widths.values()] == [
+        (256, 1), (128, 2), (64, 4), (128, 2), (128, 1),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("hot", [0.0, 0.7])
+def test_slabs_of_any_size_give_the_same_bits(hot, device):
+    case = make_case(LENGTHS, 83, 24, device, hot=hot, dtype=torch.float16)
+    expected = run(case)
+    assert_close(expected, truth(case))
+    for workspace in (0, 3000, 9000):
+        actual = run(case, CUT._replace(workspace=workspace))
+        assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize(("N", "V", "D"), [(320, 30522, 768), (32, 250_002, 768), (9, 100, 16)])
+def test_the_lists_fill_their_workspace(N, V, D):
+    reps, config = torch.empty(N, V, device="meta"), BackwardConfig()
+    lists = token_slab(
+        reps, D, chunk=config.chunk, share=config.share, buckets=config.buckets,
+        workspace=config.workspace,
+    )  # fmt: skip
+    for slab, rows, all_rows in (
+        (vocabulary_slab(reps, config.workspace), "counts", V),
+        (lists, "stops", N),
+    ):
+        held = sum(x.numel() * x.element_size() for x in slab)
+        assert held <= config.workspace
+        listed = getattr(slab, rows).shape[0]
+        assert listed == all_rows or held > 0.7 * config.workspace
+
+
+@needs_gpu
+@pytest.mark.parametrize("active", [1.0, 0.01])
+def test_peak_memory_beyond_the_results(active, device):
+    case = make_case([100] * 64, 30522, 384, device, active=active, dtype=torch.bfloat16)
+    run(case, BackwardConfig())
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    results = run(case, BackwardConfig())
+    extra = torch.cuda.max_memory_allocated() - before
+    assert extra - sum(x.numel() * x.element_size() for x in results) <= 2**24
+
+
+@pytest.mark.parametrize("buckets", [32, 64])
+@pytest.mark.parametrize("hot", [0.0, 0.6])
+def test_long_sequences_share_buckets(hot, buckets, device):
+    """64 tokens are two per bucket, 300 tokens 16 or 8; hot tokens are not split there."""
+    case = make_case([64, 20, 300, 0, 33], 150, 24, device, active=0.9, hot=hot)
+    assert_close(run(case, CUT._replace(buckets=buckets)), truth(case))
+
+
+@pytest.mark.parametrize("share", [1, 4, 2**10])
+def test_one_token_wins_everything(share, device):
+    case = make_case([6, 9, 1], 101, 24, device, active=1.0, hot=1.0)
+    assert_close(run(case, CUT._replace(share=share)), truth(case))
+
+
+@pytest.mark.parametrize("chunk", [16, 64, 256])
+def test_every_size_of_sort(chunk, device):
+    """Chunks with many, few and no active entries, in order and in part."""
+    case = make_case([40, 7], 200, 24, device, active=1.0)
+    case.reps[0, 16:40] = 0
+    case.reps[1, torch.arange(200, device=device) % 16 != 3] = 0
+    assert_close(run(case, CUT._replace(chunk=chunk)), truth(case))
+
+
+def test_a_lost_entry_is_noticed(device):
+    """Negative control: one entry of a hundred in one sequence."""
+    case = make_case(LENGTHS, 83, 40, device, dtype=torch.float16)
+    exact = truth(case)
+    first = case.reps[3].nonzero()[0]
+    case.reps[3, first] = 0
+    lost = run(case)
+    for i in range(3):
+        mixed = tuple(lost[j] if i == j else exact[j].to(lost[j].dtype) for j in range(3))
+        with pytest.raises(AssertionError):
+            assert_close(mixed, exact)
+
+
+@pytest.mark.parametrize(
+    "unwanted", [{"need_hidden": False}, {"need_weight": False}, {"bias_dtype": None}]
+)
+def test_unwanted_gradients_cost_nothing(unwanted, device, monkeypatch):
+    """And leave the bits of the others alone."""
+    case = make_case([5, 3], 37, 24, device)
+    expected = run(case)
+    unused = {
+        "need_hidden": ["list_by_token", "token_slab"],
+        "need_weight": ["vocabulary_slab"],
+        "bias_dtype": [],
+    }
+    for name in unused[next(iter(unwanted))]:
+        monkeypatch.setattr(backward, name, None)
+    for a, b in zip(run(case, **unwanted), expected, strict=True):
+        assert a is None or torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_bias_gradient_comes_in_its_dtype(dtype, device):
+    case = make_case([5, 3], 37, 24, device)
+    dbias = run(case, bias_dtype=dtype)[2]
+    assert dbias is not None
+    assert dbias.dtype == dtype
+    assert error(dbias, truth(case)[2]) < torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("stride", ["transposed", "expanded", "half"])
+def test_any_upstream_gradient(stride, device):
+    case = make_case(LENGTHS, 83, 24, device)
+    grad = {
+        "transposed": case.grad.T.contiguous().T,
+        "expanded": case.grad[:1, :1].expand_as(case.grad),
+        "half": case.grad.half(),
+    }[stride]
+    assert stride == "half" or not grad.is_contiguous()
+    other = case._replace(grad=grad)
+    assert_close(run(other), truth(other))
+
+
+def test_weights_that_no_entry_reads_do_not_matter(device):
+    """Slots of a list beyond its end read nothing, not even to multiply it with 0."""
+    case = make_case([5, 3], 37, 24, device, active=0.3)
+    case.reps[:, 0] = 0
+    case.argmax[case.argmax == 0] = 1
+    expected = run(case)
+    case.weight[0] = case.hidden[0] = float("nan")
+    assert all(torch.equal(a, b) for a, b in zip(run(case), expected, strict=True))
