@@ -1,0 +1,1 @@
+"""Late interaction: the sum over query tokens of the best document token's similarity."""
