@@ -14,6 +14,8 @@ def poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
     def poison(allocate):
         def allocate_poisoned(*args, **kwargs):
             tensor = allocate(*args, **kwargs)
+            if tensor.dtype == torch.bool:
+                return tensor.fill_(True)
             floating = tensor.is_floating_point()
             return tensor.fill_(float("nan") if floating else torch.iinfo(tensor.dtype).min // 2)
 

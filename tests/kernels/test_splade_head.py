@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparton.kernels.splade_head import splade_head_reference
-from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
-from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
-from sparton.kernels.splade_head.forward import (
+from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.forward import (
     FULL_PRECISION,
     HOPPER,
     PORTABLE,
     forward_configs,
-    splade_head_forward,
+    segment_max_forward,
 )
-from sparton.kernels.splade_head.hopper import HopperConfig
-from sparton.kernels.splade_head.portable import PortableConfig
+from sparton.kernels.segment_max.hopper import HopperConfig
+from sparton.kernels.segment_max.portable import PortableConfig
+from sparton.kernels.splade_head import splade_head_reference
+from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
 from tests.kernels.problems import (
     Problem,
     assert_close_to_truth,
@@ -51,8 +51,8 @@ def launch(
     """Representations and gradients of the Triton kernels, and the argmax."""
     if config is None and not torch.cuda.is_available():
         config = SMALL
-    reps, argmax = splade_head_forward(*problem, config=config)
-    gradients = splade_head_backward(
+    reps, argmax = segment_max_forward(*problem, config=config)
+    gradients = segment_max_backward(
         upstream, reps, argmax, problem.hidden, problem.weight, problem.cu_seqlens,
         bias_dtype=None if problem.bias is None else problem.bias.dtype, config=cut,
     )  # fmt: skip
@@ -103,7 +103,7 @@ def test_the_tolerances_notice_small_faults(device):
     dropped_tile[3, :16] = 0
     begins, lengths = problem.cu_seqlens[:-1, None], problem.cu_seqlens.diff()[:, None]
     neighbour = begins + (argmax - begins + 1) % lengths.clamp_min(1)
-    wrong_winner = splade_head_backward(
+    wrong_winner = segment_max_backward(
         upstream, reps, neighbour, problem.hidden, problem.weight, problem.cu_seqlens,
         bias_dtype=torch.float32, config=CUT,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def test_every_configuration(config, device):
     dtype = torch.float32 if config in FULL_PRECISION else DTYPES[-1]
     lengths = [300, 20, 0, 256, 1, 90, 33]
     problem = make_problem(lengths, config.block_v + 3, 72, device, dtype=dtype)
-    reps, argmax = splade_head_forward(*problem, config=config._replace(group_tokens=320))
+    reps, argmax = segment_max_forward(*problem, config=config._replace(group_tokens=320))
     truth = splade_head_reference(*(x.double() for x in problem[:3]), problem.cu_seqlens)
     assert error(reps, truth) < 1e-5
     active = reps > 0
@@ -145,7 +145,7 @@ def test_ties_go_to_the_first_token(device):
     problem = make_problem([40, 7, 90], 21, 16, device, dtype=torch.float16, bias=1.0)
     problem.hidden[:] = problem.hidden[0].sign()
     problem.weight.mul_(8).round_()  # sums are exact in any order
-    reps, argmax = splade_head_forward(*problem, config=SMALL)
+    reps, argmax = segment_max_forward(*problem, config=SMALL)
     active = reps > 0
     assert active.any()
     first = problem.cu_seqlens[:-1, None].expand(3, 21)
@@ -168,7 +168,7 @@ def test_ties_between_two_places(device):
         expected.append(first + 64 * len(expected))
     cu_seqlens = torch.arange(0, 64 * len(expected) + 1, 64, dtype=torch.int32, device=device)
     hidden = torch.cat(sequences)
-    _, argmax = splade_head_forward(hidden, problem.weight, problem.bias, cu_seqlens, config=SMALL)
+    _, argmax = segment_max_forward(hidden, problem.weight, problem.bias, cu_seqlens, config=SMALL)
     positive = (problem.weight @ problem.weight.sum(0)) > 0
     assert positive.any()
     assert torch.equal(
@@ -179,8 +179,8 @@ def test_ties_between_two_places(device):
 
 def test_without_argmax_the_values_are_the_same(device):
     problem = make_problem(LENGTHS, 37, 24, device)
-    reps, argmax = splade_head_forward(*problem, config=SMALL)
-    alone, nothing = splade_head_forward(*problem, argmax=False, config=SMALL)
+    reps, argmax = segment_max_forward(*problem, config=SMALL)
+    alone, nothing = segment_max_forward(*problem, argmax=False, config=SMALL)
     assert torch.equal(alone, reps)
     assert nothing.numel() == 0 < argmax.numel()
 
@@ -206,7 +206,7 @@ def test_inference_allocates_no_tokens(pooling, device):
     counts = []
     for argmax in (False, True):
         with Int32Matrices(len(LENGTHS), 37) as mode:
-            splade_head_forward(*problem, argmax=argmax, pooling=pooling, config=SMALL)
+            segment_max_forward(*problem, argmax=argmax, pooling=pooling, config=SMALL)
         counts.append(mode.count > 0)
     with Int32Matrices(len(LENGTHS), 37) as mode:
         splade_head_forward_cpu(*(x.cpu() for x in problem), argmax=False)
@@ -250,18 +250,18 @@ def test_bitwise_repeatable_and_blind_to_upstream_strides(device):
 def test_rows_of_nan_stay_visible(device):
     problem = make_problem([3, 4], 8, 8, device)
     problem.hidden[3:] = float("nan")
-    reps, _ = splade_head_forward(*problem, config=SMALL)
+    reps, _ = segment_max_forward(*problem, config=SMALL)
     assert reps[0].isfinite().all()
     assert reps[1].isnan().all()
     problem.bias[2] = float("nan")
-    reps, _ = splade_head_forward(*problem, config=SMALL)
+    reps, _ = segment_max_forward(*problem, config=SMALL)
     assert reps[:, 2].isnan().all()
 
 
 @pytest.mark.parametrize("wanted", ["hidden", "weight", "bias"])
 def test_only_wanted_gradients(wanted, device):
     problem = make_problem([5, 3], 9, 8, device)
-    reps, argmax = splade_head_forward(*problem, config=SMALL)
+    reps, argmax = segment_max_forward(*problem, config=SMALL)
     arguments = (upstream_for(problem), reps, argmax, *problem[:2], problem.cu_seqlens)
     needs = {
         "bias_dtype": torch.float32 if wanted == "bias" else None,
@@ -269,7 +269,7 @@ def test_only_wanted_gradients(wanted, device):
         "need_weight": wanted == "weight",
     }
     for gradients in (
-        splade_head_backward(*arguments, **needs, config=CUT),
+        segment_max_backward(*arguments, **needs, config=CUT),
         splade_head_backward_cpu(*(x.cpu() for x in arguments), **needs),
     ):
         names = ("hidden", "weight", "bias")
@@ -279,12 +279,12 @@ def test_only_wanted_gradients(wanted, device):
 def test_launcher_refuses_what_it_cannot_do(device):
     problem = make_problem([5, 3], 9, 8, device)
     with pytest.raises(ValueError, match="float64"):
-        splade_head_forward(*(x.double() for x in problem[:3]), problem.cu_seqlens, config=SMALL)
+        segment_max_forward(*(x.double() for x in problem[:3]), problem.cu_seqlens, config=SMALL)
     narrow = Problem(problem.hidden[:, :5], problem.weight[:, :5], *problem[2:])
     with pytest.raises(ValueError, match="D = 5"):
-        splade_head_forward(*narrow, config=SMALL._replace(descriptors=True))
-    reps, argmax = splade_head_forward(*problem, config=SMALL)
+        segment_max_forward(*narrow, config=SMALL._replace(descriptors=True))
+    reps, argmax = segment_max_forward(*problem, config=SMALL)
     with pytest.raises(ValueError, match=r"\(2, 9\).*\(1, 9\)"):
-        splade_head_backward(
+        segment_max_backward(
             reps, reps, argmax[:1], *problem[:2], problem.cu_seqlens, bias_dtype=None
         )

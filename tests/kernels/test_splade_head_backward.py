@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparton.kernels.splade_head import backward
-from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
-from sparton.kernels.splade_head.ordering import token_slab, vocabulary_slab
+from sparton.kernels.segment_max import backward
+from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.ordering import token_slab, vocabulary_slab
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
@@ -67,7 +67,7 @@ def truth(case: Case, activation: str = "relu") -> tuple[Tensor, Tensor, Tensor]
 
 
 def run(case: Case, config: BackwardConfig = CUT, **options) -> tuple[Tensor | None, ...]:
-    return splade_head_backward(*case, **{"bias_dtype": torch.float32, "config": config, **options})
+    return segment_max_backward(*case, **{"bias_dtype": torch.float32, "config": config, **options})
 
 
 def error(actual: Tensor, exact: Tensor) -> float:

@@ -12,23 +12,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparton.kernels.splade_head import fp8, function, splade_head
-from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
-from sparton.kernels.splade_head.forward import (
+from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.forward import (
     HOPPER_FP8,
     PORTABLE_FP8,
     forward_configs,
-    splade_head_forward,
+    segment_max_forward,
 )
+from sparton.kernels.segment_max.hopper import HopperConfig
+from sparton.kernels.segment_max.operands import check_fp8
+from sparton.kernels.segment_max.portable import PortableConfig
+from sparton.kernels.splade_head import fp8, function, splade_head
 from sparton.kernels.splade_head.fp8 import (
     RescoreConfig,
     rescore,
     splade_head_forward_fp8,
 )
 from sparton.kernels.splade_head.fp8_cpu import quantize_rows_cpu, splade_head_forward_fp8_cpu
-from sparton.kernels.splade_head.hopper import HopperConfig
-from sparton.kernels.splade_head.operands import check_fp8
-from sparton.kernels.splade_head.portable import PortableConfig
 from tests.kernels import problems
 from tests.kernels.problems import Problem, error
 
@@ -100,7 +100,7 @@ def test_scaled_search_against_float64(V, D, bias, cast, device):
     scales = tuple(scale.to(device) for _, scale in rounded)
     operands = [x.float().to(device, cast) for x, _ in rounded]
     config = None if SERVED else SMALL
-    reps, argmax = splade_head_forward(*operands, *problem[2:], scales=scales, config=config)
+    reps, argmax = segment_max_forward(*operands, *problem[2:], scales=scales, config=config)
     restored = (x.double() * scale[:, None] for x, scale in zip(operands, scales, strict=True))
     best, token = per_sequence(problem, logits_of(Problem(*restored, *problem[2:])))
     truth = best.relu().log1p()
@@ -108,7 +108,7 @@ def test_scaled_search_against_float64(V, D, bias, cast, device):
     allowed = 1e-3 if SERVED and cast == torch.float8_e4m3fn else 1e-6
     assert error(reps, truth) <= allowed < error(reps * 1.002, truth)
     assert (argmax == token)[active].double().mean() > 0.98
-    unscaled, _ = splade_head_forward(*(x.float() for x in operands), *problem[2:], config=SMALL)
+    unscaled, _ = segment_max_forward(*(x.float() for x in operands), *problem[2:], config=SMALL)
     assert error(unscaled, truth) > allowed
 
 
@@ -335,7 +335,7 @@ def test_gradients_are_those_at_the_winners(device):
     reps, argmax = launch(problem)
     upstream = torch.randn(reps.shape, generator=torch.Generator().manual_seed(3)).to(device)
     cut = BackwardConfig() if SERVED else BackwardConfig(chunk=16, share=32, block_e=8)
-    gradients = splade_head_backward(
+    gradients = segment_max_backward(
         upstream, reps, argmax, *problem[:2], problem.cu_seqlens,
         bias_dtype=torch.float32, config=cut,
     )  # fmt: skip
@@ -398,4 +398,4 @@ def test_what_fp8_does_not_serve(device, monkeypatch):
     check_fp8(on_gpu)
     with pytest.raises(ValueError, match="float8_e4m3fn"):
         rounded = [quantize_rows_cpu(x.cpu())[0].to(device) for x in problem[:2]]
-        splade_head_forward(*rounded, *problem[2:], config=SMALL)
+        segment_max_forward(*rounded, *problem[2:], config=SMALL)

@@ -5,15 +5,15 @@ from itertools import accumulate
 import pytest
 import torch
 
-from sparton.kernels.splade_head import splade_head, splade_head_reference
-from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
-from sparton.kernels.splade_head.forward import (
+from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.forward import (
     FULL_PRECISION,
     PORTABLE,
     forward_configs,
-    splade_head_forward,
+    segment_max_forward,
 )
-from sparton.kernels.splade_head.hopper import HopperConfig
+from sparton.kernels.segment_max.hopper import HopperConfig
+from sparton.kernels.splade_head import splade_head, splade_head_reference
 
 pytestmark = [
     pytest.mark.gpu,
@@ -73,7 +73,7 @@ def test_real_sizes_against_float64(dtype, D, bias):
     assert relative(reps, exact) < 2e-5 < relative(reps * 1.001, exact)
     assert relative(reps, exact) <= relative(eager, exact) + 5e-6
 
-    _, argmax = splade_head_forward(*(x.detach() for x in leaves), cu_seqlens)
+    _, argmax = segment_max_forward(*(x.detach() for x in leaves), cu_seqlens)
     logits = truth[0].detach() @ truth[1].detach().T + truth[2].detach()
     won = logits.gather(0, argmax.clamp_min(0).long()).relu().log1p()
     active = reps > 0
@@ -102,20 +102,20 @@ def test_every_listed_configuration(dtype, index):
     if index >= len(configs):
         pytest.skip("not listed for this GPU")
     values = operands(real_lengths(index), 3001, 768, dtype, bias=-1.0)
-    reps, argmax = splade_head_forward(*values, config=configs[index])
+    reps, argmax = segment_max_forward(*values, config=configs[index])
     # Full precision products of the same operands, in another order of summation.
-    expected, expected_argmax = splade_head_forward(
+    expected, expected_argmax = segment_max_forward(
         *(x.float() for x in values[:3]), values[3], config=FULL_PRECISION[0]
     )
     torch.testing.assert_close(reps, expected, rtol=1e-4, atol=1e-5)
     active = reps > 0
     assert active.float().mean() > 0.2
     assert (argmax == expected_argmax)[active].float().mean() > 0.999
-    again = splade_head_forward(*values, config=configs[index])
+    again = segment_max_forward(*values, config=configs[index])
     assert torch.equal(again[0], reps)
     assert torch.equal(again[1], argmax)
     values[0][: values[3][1]] = float("nan")
-    broken, _ = splade_head_forward(*values, config=configs[index])
+    broken, _ = segment_max_forward(*values, config=configs[index])
     assert broken[0].isnan().all()
     assert torch.equal(broken[1:], reps[1:])
 
@@ -129,9 +129,9 @@ def test_the_hopper_kernel_agrees_with_the_portable_one(pooling, activation, bia
     hidden, weight, b, cu_seqlens = operands(real_lengths(7), 1000, 200, torch.bfloat16, bias=-0.5)
     arguments = (hidden, weight, None if bias is None else b, cu_seqlens)
     options = {"pooling": pooling, "activation": activation}
-    expected, winners = splade_head_forward(*arguments, **options, config=PORTABLE[0])
+    expected, winners = segment_max_forward(*arguments, **options, config=PORTABLE[0])
     for config in (HopperConfig(), HopperConfig(64, 256, 3, group_tokens=999, band=3)):
-        reps, argmax = splade_head_forward(*arguments, **options, config=config)
+        reps, argmax = segment_max_forward(*arguments, **options, config=config)
         torch.testing.assert_close(reps, expected, rtol=1e-4, atol=1e-5)
         if pooling == "max":
             assert (argmax == winners)[expected > 0].float().mean() > 0.999
@@ -140,9 +140,9 @@ def test_the_hopper_kernel_agrees_with_the_portable_one(pooling, activation, bia
 @pytest.mark.parametrize("length", [1024, 16384, 600_000])
 def test_long_sequences(length):
     values = operands([7, length, 3], 130, 64, torch.bfloat16)
-    reps, argmax = splade_head_forward(*values)
+    reps, argmax = segment_max_forward(*values)
     upstream = torch.randn_like(reps)
-    results = splade_head_backward(
+    results = segment_max_backward(
         upstream, reps, argmax, *values[:2], values[3], bias_dtype=torch.float32
     )
     truth = [x.double().requires_grad_() for x in values[:3]]
@@ -157,11 +157,11 @@ def test_backward_is_repeatable_and_independent_of_the_cut(concentrated):
     hidden, weight, shift, cu_seqlens = operands(real_lengths(), 30522, 384, torch.bfloat16)
     if concentrated:
         hidden[cu_seqlens[:-1].clamp_max(hidden.shape[0] - 1).long()] *= 4
-    reps, argmax = splade_head_forward(hidden, weight, shift, cu_seqlens)
+    reps, argmax = segment_max_forward(hidden, weight, shift, cu_seqlens)
     upstream = torch.randn_like(reps)
 
     def run(config):
-        return splade_head_backward(
+        return segment_max_backward(
             upstream, reps, argmax, hidden, weight, cu_seqlens,
             bias_dtype=torch.float32, config=config,
         )  # fmt: skip
@@ -178,13 +178,13 @@ def test_more_than_2_to_the_31_representations():
     """Single tokens, so that N x V is what is large; checked at the far end."""
     N, V, D = 2**14 + 8, 2**17 + 1, 16
     hidden, weight, shift, cu_seqlens = operands([1] * N, V, D, torch.bfloat16, bias=-3.0)
-    reps, argmax = splade_head_forward(hidden, weight, shift, cu_seqlens)
+    reps, argmax = segment_max_forward(hidden, weight, shift, cu_seqlens)
     exact = (hidden[-3:].double() @ weight.double().T + shift.double()).relu().log1p()
     assert reps.numel() > 2**31
     assert relative(reps[-3:], exact) < 1e-5
     assert (argmax[-1] == N - 1).all()
     upstream = torch.ones(1, 1, device="cuda").expand(N, V)
-    dhidden, dweight, dbias = splade_head_backward(
+    dhidden, dweight, dbias = segment_max_backward(
         upstream, reps, argmax, hidden, weight, cu_seqlens, bias_dtype=torch.float32
     )
     g = (reps[-3:] > 0) * torch.exp(-reps[-3:])
@@ -200,13 +200,13 @@ def test_more_than_2_to_the_31_hidden_units():
     hidden[-5:] = 1
     weight = torch.randn(V, D, device="cuda").bfloat16()
     cu_seqlens = torch.tensor([0, 10, T - 5, T], dtype=torch.int32, device="cuda")
-    reps, argmax = splade_head_forward(hidden, weight, None, cu_seqlens)
+    reps, argmax = segment_max_forward(hidden, weight, None, cu_seqlens)
     assert hidden.numel() > 2**31
     exact = weight.double().sum(1).relu().log1p()
     assert relative(reps[2], exact) < 1e-5
     assert not reps[:2].any()
     assert (argmax[2] == T - 5).all()
-    dhidden, dweight, _ = splade_head_backward(
+    dhidden, dweight, _ = segment_max_backward(
         torch.ones_like(reps), reps, argmax, hidden, weight, cu_seqlens, bias_dtype=None
     )
     g = (exact > 0) * torch.exp(-exact)
@@ -254,13 +254,13 @@ def test_nothing_waits_for_the_device():
 def test_long_sequences_of_a_real_model():
     """Sampled tokens and terms against full-precision sums at the winners that were returned."""
     hidden, weight, shift, cu_seqlens = operands([16384, 3, 65536], 30522, 768, torch.bfloat16)
-    reps, argmax = splade_head_forward(hidden, weight, shift, cu_seqlens)
+    reps, argmax = segment_max_forward(hidden, weight, shift, cu_seqlens)
     exact = splade_head_reference(hidden.float(), weight.float(), shift, cu_seqlens)
     assert relative(reps, exact) < 2e-5 < relative(reps * 1.001, exact)
     starts, stops = cu_seqlens[:-1, None], cu_seqlens[1:, None]
     assert ((argmax >= starts) & (argmax < stops))[reps > 0].all()
     upstream = torch.randn_like(reps)
-    dhidden, dweight, dbias = splade_head_backward(
+    dhidden, dweight, dbias = segment_max_backward(
         upstream, reps, argmax, hidden, weight, cu_seqlens, bias_dtype=torch.float32
     )
     g = (upstream * torch.exp(-reps) * (reps > 0)).double()

@@ -6,9 +6,9 @@ N sequences, T packed tokens, D hidden, V vocabulary.
 import pytest
 import torch
 
+from sparton.kernels.segment_max.forward import segment_max_forward
+from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.splade_head import sum_cpu
-from sparton.kernels.splade_head.forward import splade_head_forward
-from sparton.kernels.splade_head.portable import PortableConfig
 from sparton.kernels.splade_head.sum_backward import SumBackwardConfig, splade_head_sum_backward
 from sparton.kernels.splade_head.sum_cpu import (
     splade_head_sum_backward_cpu,
@@ -38,7 +38,7 @@ SHAPES = [
 
 
 def sum_forward(problem, activation, config=SMALL):
-    reps, nothing = splade_head_forward(
+    reps, nothing = segment_max_forward(
         *problem, pooling="sum", activation=activation, config=config
     )
     assert nothing.numel() == 0

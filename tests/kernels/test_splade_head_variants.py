@@ -3,15 +3,15 @@
 import pytest
 import torch
 
+from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.forward import segment_max_forward
+from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.splade_head import (
     function,
     splade_head,
     splade_head_reference,
     sum_function,
 )
-from sparton.kernels.splade_head.backward import BackwardConfig, splade_head_backward
-from sparton.kernels.splade_head.forward import splade_head_forward
-from sparton.kernels.splade_head.portable import PortableConfig
 from tests.kernels.problems import (
     assert_close_to_truth,
     error,
@@ -37,8 +37,8 @@ SHAPES = [
 
 def launch_max(problem, upstream, activation):
     """Representations and gradients of the Triton kernels for max pooling."""
-    reps, argmax = splade_head_forward(*problem, activation=activation, config=SMALL)
-    gradients = splade_head_backward(
+    reps, argmax = segment_max_forward(*problem, activation=activation, config=SMALL)
+    gradients = segment_max_backward(
         upstream, reps, argmax, problem.hidden, problem.weight, problem.cu_seqlens,
         bias_dtype=None if problem.bias is None else problem.bias.dtype,
         activation=activation, config=CUT,
@@ -79,7 +79,7 @@ def test_tiny_logits_keep_their_precision(activation, device):
     hidden = torch.logspace(-12, 3, 40, device=device)[:, None]
     problem = (hidden, torch.ones(1, 1, device=device), None)
     bounds = torch.arange(41, dtype=torch.int32, device=device)
-    reps, _ = splade_head_forward(*problem, bounds, activation=activation, config=SMALL)
+    reps, _ = segment_max_forward(*problem, bounds, activation=activation, config=SMALL)
     exact = splade_head_reference(
         *(None if x is None else x.double() for x in problem), bounds, activation=activation
     )

@@ -5,18 +5,18 @@ from itertools import accumulate
 import pytest
 import torch
 
+from sparton.kernels.segment_max.forward import (
+    FULL_PRECISION,
+    forward_configs,
+    segment_max_forward,
+)
+from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.splade_head import (
     splade_head,
     splade_head_reference,
     splade_head_topk,
     topk,
 )
-from sparton.kernels.splade_head.forward import (
-    FULL_PRECISION,
-    forward_configs,
-    splade_head_forward,
-)
-from sparton.kernels.splade_head.portable import PortableConfig
 from sparton.kernels.splade_head.sum_backward import SumBackwardConfig, splade_head_sum_backward
 
 pytestmark = [
@@ -109,17 +109,17 @@ def config_of(dtype, index):
 def test_sums_by_every_listed_configuration(dtype, index, activation):
     values = operands(LENGTHS, 3001, 768, dtype, bias=-1.0, seed=index)
     variant = {"pooling": "sum", "activation": activation}
-    reps, _ = splade_head_forward(*values, **variant, config=config_of(dtype, index))
+    reps, _ = segment_max_forward(*values, **variant, config=config_of(dtype, index))
     # Full precision products of the same operands, in another order of summation.
-    expected, _ = splade_head_forward(
+    expected, _ = segment_max_forward(
         *(x.float() for x in values[:3]), values[3], **variant, config=FULL_PRECISION[0]
     )
     torch.testing.assert_close(reps, expected, rtol=1e-4, atol=1e-4)
     assert (reps > 0).float().mean() > 0.5
-    again, _ = splade_head_forward(*values, **variant, config=config_of(dtype, index))
+    again, _ = segment_max_forward(*values, **variant, config=config_of(dtype, index))
     assert torch.equal(again, reps)
     values[0][: values[3][1]] = float("nan")
-    broken, _ = splade_head_forward(*values, **variant, config=config_of(dtype, index))
+    broken, _ = segment_max_forward(*values, **variant, config=config_of(dtype, index))
     assert broken[0].isnan().all()
     assert torch.equal(broken[1:], reps[1:])
 

@@ -10,10 +10,10 @@ import re
 import pytest
 import torch
 
-from sparton.kernels.splade_head import forward, tuning, tuning_cache
-from sparton.kernels.splade_head.forward import splade_head_forward, tuned_configs
-from sparton.kernels.splade_head.portable import PortableConfig
-from sparton.kernels.splade_head.tuning import (
+from sparton.kernels.segment_max import forward, tuning, tuning_cache
+from sparton.kernels.segment_max.forward import segment_max_forward, tuned_configs
+from sparton.kernels.segment_max.portable import PortableConfig
+from sparton.kernels.segment_max.tuning import (
     example_operands,
     launch_forward,
     neighbours,
@@ -21,7 +21,7 @@ from sparton.kernels.splade_head.tuning import (
     tune_splade_head,
     use_tuned_configs,
 )
-from sparton.kernels.splade_head.tuning_cache import cache_file, read_winners, regime_of
+from sparton.kernels.segment_max.tuning_cache import cache_file, read_winners, regime_of
 
 GOOD = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=64)
 OTHER = GOOD._replace(block_v=32)
@@ -292,7 +292,7 @@ def test_a_search_on_a_gpu_beats_no_default_by_being_wrong():
     trials = tune_splade_head(384, 3001, 64, tokens=4096)
     assert all(trial.fault is None for trial in trials[:3])
     operands = example_operands(384, 3001, 64, torch.bfloat16, 4096, "cuda")
-    tuned = splade_head_forward(*operands)[0]
-    listed = splade_head_forward(*operands, config=forward.PORTABLE[0])[0]
+    tuned = segment_max_forward(*operands)[0]
+    listed = segment_max_forward(*operands, config=forward.PORTABLE[0])[0]
     torch.testing.assert_close(tuned, listed, rtol=1e-4, atol=1e-5)
-    assert tuning.cuda_milliseconds(lambda: splade_head_forward(*operands)) > 0
+    assert tuning.cuda_milliseconds(lambda: segment_max_forward(*operands)) > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparton.kernels.splade_head.tuning import Trial
+from sparton.kernels.segment_max.tuning import Trial
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/tune_head.py"
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.hybrid_head.logits import check_padded_operands, logit_tiles
-from sparton.kernels.splade_head.reduction import _log1p
+from sparton.kernels.segment_max.reduction import _log1p
 
 
 class ReductionConfig(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sparton.kernels.splade_head.operands import check_operands
+from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.variants import activate
 
 LOGITS_AT_ONCE = 2**22
@@ -35,7 +35,7 @@ def splade_head_forward_cpu(
     argmax: bool = True,
     activation: str = "relu",
 ) -> tuple[Tensor, Tensor]:
-    """Arguments and results of :func:`~sparton.kernels.splade_head.forward.splade_head_forward`,
+    """Arguments and results of :func:`~sparton.kernels.segment_max.forward.segment_max_forward`,
     in tiles of at most LOGITS_AT_ONCE logits (or one vocabulary row). Also takes float64; the
     representations are fp32 all the same."""
     check_operands(hidden, weight, bias, cu_seqlens)
@@ -76,7 +76,7 @@ def splade_head_backward_cpu(
     need_weight: bool = True,
     activation: str = "relu",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Arguments and results of :func:`~sparton.kernels.splade_head.backward.splade_head_backward`,
+    """Arguments and results of :func:`~sparton.kernels.segment_max.backward.segment_max_backward`,
     as products with the sparse ``[T, V]`` matrix of the active entries."""
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     n, v = (reps > 0).nonzero(as_tuple=True)

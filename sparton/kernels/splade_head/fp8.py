@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.splade_head.forward import Config, splade_head_forward
+from sparton.kernels.segment_max.forward import Config, segment_max_forward
+from sparton.kernels.segment_max.operands import check_fp8, check_operands
+from sparton.kernels.segment_max.reduction import _log1p, _positive_part
 from sparton.kernels.splade_head.fp8_cpu import LARGEST, SCALE_BOUNDS, padded_size
-from sparton.kernels.splade_head.operands import check_fp8, check_operands
-from sparton.kernels.splade_head.reduction import _log1p, _positive_part
 
 
 class RescoreConfig(NamedTuple):
@@ -180,7 +180,7 @@ def splade_head_forward_fp8(
     activation: str = "relu",
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Arguments and results of :func:`~sparton.kernels.splade_head.forward.splade_head_forward`
+    """Arguments and results of :func:`~sparton.kernels.segment_max.forward.segment_max_forward`
     (``hidden`` and ``weight`` in float16 or bfloat16), with winners found in FP8.
 
     An entry whose maximum in FP8 is not positive is 0 and gets no gradient, even where its exact
@@ -193,7 +193,7 @@ def splade_head_forward_fp8(
     check_fp8(hidden)
     hidden8, scale_h = quantize_rows(hidden)
     weight8, scale_w = quantize_rows(weight)
-    reps, winners = splade_head_forward(
+    reps, winners = segment_max_forward(
         hidden8, weight8, bias, cu_seqlens, scales=(scale_h, scale_w), config=config
     )
     del hidden8, weight8

@@ -6,8 +6,8 @@ N sequences, T packed tokens, D hidden, V vocabulary.
 import torch
 from torch import Tensor
 
+from sparton.kernels.segment_max.operands import check_fp8, check_operands
 from sparton.kernels.splade_head.cpu import splade_head_forward_cpu
-from sparton.kernels.splade_head.operands import check_fp8, check_operands
 from sparton.kernels.splade_head.variants import activate
 
 LARGEST = 448.0

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
 from sparton.kernels.splade_head.fp8_cpu import splade_head_forward_fp8_cpu
-from sparton.kernels.splade_head.operands import check_operands
 from sparton.kernels.splade_head.sum_function import sum_op
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 
@@ -35,9 +35,9 @@ def _forward_op(
 
         forward = splade_head_forward_fp8
     elif hidden.is_cuda:
-        from sparton.kernels.splade_head.forward import splade_head_forward
+        from sparton.kernels.segment_max.forward import segment_max_forward
 
-        forward = splade_head_forward
+        forward = segment_max_forward
     return forward(hidden, weight, bias, cu_seqlens, activation=activation, argmax=argmax)
 
 
@@ -72,9 +72,9 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     backward = splade_head_backward_cpu
     if hidden.is_cuda:
-        from sparton.kernels.splade_head.backward import splade_head_backward
+        from sparton.kernels.segment_max.backward import segment_max_backward
 
-        backward = splade_head_backward
+        backward = segment_max_backward
     gradients = backward(
         grad,
         reps,

@@ -16,10 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.splade_head.forward import fitting_configs
-from sparton.kernels.splade_head.operands import check_operands, sequence_of_tokens
-from sparton.kernels.splade_head.portable import PortableConfig, kernel_operands, load_tile
-from sparton.kernels.splade_head.reduction import halves
+from sparton.kernels.segment_max.forward import fitting_configs
+from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
+from sparton.kernels.segment_max.portable import PortableConfig, kernel_operands, load_tile
+from sparton.kernels.segment_max.reduction import halves
 
 _UNIT = 64  # sizes of tiles are multiples of this, so that the products see aligned rows
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sparton.kernels.splade_head.operands import check_operands, sequence_of_tokens
+from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
 from sparton.kernels.splade_head.variants import activate
 
 TOKENS_AT_ONCE = 1024

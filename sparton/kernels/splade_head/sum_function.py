@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparton.kernels.splade_head.operands import check_operands
+from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.sum_cpu import (
     splade_head_sum_backward_cpu,
     splade_head_sum_forward_cpu,
@@ -23,9 +23,9 @@ def sum_op(
     operands = (hidden, weight, bias, cu_seqlens)
     if not hidden.is_cuda:
         return splade_head_sum_forward_cpu(*operands, activation=activation)
-    from sparton.kernels.splade_head.forward import splade_head_forward
+    from sparton.kernels.segment_max.forward import segment_max_forward
 
-    return splade_head_forward(*operands, pooling="sum", activation=activation)[0]
+    return segment_max_forward(*operands, pooling="sum", activation=activation)[0]
 
 
 @sum_op.register_fake

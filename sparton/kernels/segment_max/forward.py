@@ -1,6 +1,6 @@
-"""Forward of the SPLADE head: one kernel, the logits stay in registers.
+"""Forward: one kernel, the logits stay in registers.
 
-N sequences, T packed tokens, D hidden, V vocabulary.
+N sequences, T packed tokens, D hidden, V rows.
 
 There are two kernels of the same plan: hopper.py and, for all other GPUs and for operands that TMA
 cannot address, portable.py. Here they are chosen, checked and given their buffers.
@@ -8,14 +8,15 @@ cannot address, portable.py. Here they are chosen, checked and given their buffe
 
 import functools
 import os
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.splade_head.hopper import HopperConfig, launch_hopper
-from sparton.kernels.splade_head.operands import check_operands
-from sparton.kernels.splade_head.portable import PortableConfig, launch_portable
-from sparton.kernels.splade_head.tuning_cache import Regime, read_winners, regime_of
+from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
+from sparton.kernels.segment_max.operands import check_operands
+from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
+from sparton.kernels.segment_max.tuning_cache import Regime, read_winners, regime_of
 
 Config = PortableConfig | HopperConfig
 CONFIG_KINDS = (PortableConfig, HopperConfig)
@@ -89,7 +90,7 @@ def select_config(
     return configs[0]
 
 
-def splade_head_forward(
+def segment_max_forward(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -110,7 +111,8 @@ def splade_head_forward(
         cu_seqlens: int32 ``[N + 1]``, from 0 to T.
         argmax: also return the winning tokens; sum pooling has none.
         pooling: "max" or "sum".
-        activation: "relu" or "log1p_relu", the latter with a second log1p.
+        activation: "relu" for ``log1p(relu(x))``, "log1p_relu" for that with a second log1p, or,
+            with max pooling, "none".
         scales: contiguous fp32 ``[T]`` and ``[V]``, positive factors of the rows of hidden and
             weight, which may then be float8_e4m3fn, too.
         config: how to launch; by default the winner of a search for this regime (see tuning.py; for
@@ -150,7 +152,7 @@ def splade_head_forward(
         )
     groups = group_bounds(cu_seqlens, T, config.group_tokens)
     operands = (hidden, weight, bias, cu_seqlens, groups)
-    variant = {"sum_pooling": pooling == "sum", "twice": activation == "log1p_relu"}
+    variant: Any = {"sum_pooling": pooling == "sum", "activation": activation}
     if isinstance(config, HopperConfig):
         launch_hopper(config, operands, scales, reps, winners, **variant)
     else:

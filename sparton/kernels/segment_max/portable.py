@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparton.kernels.splade_head.reduction import clean_slots, locate, reduce_tile, summands
+from sparton.kernels.segment_max.reduction import clean_slots, locate, reduce_tile, summands
 
 
 class PortableConfig(NamedTuple):
@@ -75,7 +75,7 @@ def _splade_head_fwd_kernel(
     T, V, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    BIAS: tl.constexpr, SCALED: tl.constexpr, SUM: tl.constexpr, TWICE: tl.constexpr,
+    BIAS: tl.constexpr, SCALED: tl.constexpr, SUM: tl.constexpr, ACTIVATION: tl.constexpr,
     ARGMAX: tl.constexpr,
 ):  # fmt: skip
     group, block = locate(num_groups, tl.cdiv(V, BLOCK_V), BAND)
@@ -113,10 +113,10 @@ def _splade_head_fwd_kernel(
                 offs_t = lo + tl.arange(0, BLOCK_T)
                 x = acc * tl.load(scale_h_ptr + offs_t, offs_t < T, 0.0)[None, :]
             if SUM:
-                x = summands(acc, bias[:, None], TWICE)
+                x = summands(acc, bias[:, None], ACTIVATION)
             state = reduce_tile(
                 x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-                SEGMENT, SUM, TWICE, ARGMAX,
+                SEGMENT, SUM, ACTIVATION, ARGMAX,
             )  # fmt: skip
             acc = zeros
 
@@ -139,9 +139,9 @@ def launch_portable(
     winners: Tensor,
     *,
     sum_pooling: bool,
-    twice: bool,
+    activation: str,
 ) -> None:
-    """Arguments of :func:`~sparton.kernels.splade_head.hopper.launch_hopper`, whose operands may
+    """Arguments of :func:`~sparton.kernels.segment_max.hopper.launch_hopper`, whose operands may
     here be of any float dtype and, without descriptors, of any width."""
     hidden, weight, bias, cu_seqlens, groups = operands
     (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
@@ -151,7 +151,7 @@ def launch_portable(
         T, V, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
-        BIAS=bias is not None, SCALED=scales is not None, SUM=sum_pooling, TWICE=twice,
+        BIAS=bias is not None, SCALED=scales is not None, SUM=sum_pooling, ACTIVATION=activation,
         ARGMAX=winners.numel() > 0,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -53,10 +53,10 @@ def clean_slots(BLOCK_V: tl.constexpr, SUM: tl.constexpr):
 
 
 @triton.jit
-def summands(logits, bias, TWICE: tl.constexpr):
+def summands(logits, bias, ACTIVATION: tl.constexpr):
     """What sum pooling multiplies by, less 1, of a tile of logits without bias ``[BLOCK_V, 1]``."""
     x = _positive_part(logits + bias)
-    if TWICE:
+    if ACTIVATION == "log1p_relu":
         x = tl.where(x == 0.0, x, tl.log(1.0 + x))
     return x
 
@@ -137,17 +137,21 @@ def _positive_part(x):
 @triton.jit
 def _write_max(
     best, token, slots, occupied, bias, scale, reps_ptrs, argmax_ptrs, mask,
-    TWICE: tl.constexpr, ARGMAX: tl.constexpr,
+    ACTIVATION: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Join the slots (the first of equal logits wins) and store one sequence."""
     tokens = token + slots
     value = tl.max(best, 1)
     logit = value if scale is None else value * scale
-    logit = _positive_part(logit + bias)
+    logit += bias
+    if ACTIVATION != "none":
+        logit = _positive_part(logit)
     # Comparisons drop NaN: if nothing was greater than -inf, every logit was NaN.
-    logit = tl.where((value == float("-inf")) & occupied, float("nan"), logit)
-    reps = _log1p(logit)
-    if TWICE:
+    lost = value == float("-inf")
+    reps = tl.where(lost, tl.where(occupied, float("nan"), 0.0), logit)
+    if ACTIVATION != "none":
+        reps = _log1p(reps)
+    if ACTIVATION == "log1p_relu":
         reps = _log1p(reps)
     tl.store(reps_ptrs, reps, mask)
     if ARGMAX:
@@ -166,25 +170,25 @@ def _write_sum(product, exponent, reps_ptrs, mask):
 @triton.jit
 def reduce_tile(
     x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-    SEGMENT: tl.constexpr, SUM: tl.constexpr, TWICE: tl.constexpr, ARGMAX: tl.constexpr,
+    SEGMENT: tl.constexpr, SUM: tl.constexpr, ACTIVATION: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """Fold a tile, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
 
     ``x`` are logits without bias or, where SUM pools the sum and not the maximum, summands.
     ``state`` is (the slots' pair, sequence in progress, its start, its stop, end of the group's
     sequences). ``scale`` ``[BLOCK_V]``, or None, multiplies the maxima. SUM pools the sum, else
-    the maximum; TWICE applies log1p twice.
+    the maximum; ACTIVATION as in forward.py.
     """
     if x.shape[1] > SEGMENT:
         left, right = halves(x)
         state = reduce_tile(
             left, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, SUM, TWICE, ARGMAX,
+            SEGMENT, SUM, ACTIVATION, ARGMAX,
         )  # fmt: skip
         middle = lo + x.shape[1] // 2
         state = reduce_tile(
             right, middle, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, SUM, TWICE, ARGMAX,
+            SEGMENT, SUM, ACTIVATION, ARGMAX,
         )  # fmt: skip
     else:
         value, whole, n, start, stop, last = state
@@ -198,7 +202,7 @@ def reduce_tile(
             else:
                 _write_max(
                     value, whole, slots, start < stop, bias, scale,
-                    reps_ptr + row, argmax_ptr + row, offs_v < V, TWICE, ARGMAX,
+                    reps_ptr + row, argmax_ptr + row, offs_v < V, ACTIVATION, ARGMAX,
                 )  # fmt: skip
             value, whole = clean[0], clean[1]
             n += 1

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sparton.kernels.splade_head.reduction import SLOTS, first_slots, locate, reduce_tile, summands
+from sparton.kernels.segment_max.reduction import SLOTS, first_slots, locate, reduce_tile, summands
 
 
 class HopperConfig(NamedTuple):
@@ -108,7 +108,7 @@ def _load_vector(ptr, offs, size):
 def _consume(
     place, pointers, scales, T, V, ring,
     HALF: gl.constexpr, CHUNKS: gl.constexpr, SEGMENT: gl.constexpr,
-    SUM: gl.constexpr, TWICE: gl.constexpr, ARGMAX: gl.constexpr,
+    SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
 ):  # fmt: skip
     """Multiply and pool, tile by tile, for one half of the program's vocabulary rows."""
     first_v, first, last, begin, tiles = place
@@ -139,10 +139,10 @@ def _consume(
             x *= _load_vector(scales[0], offs_t, T)[None, :]
         if SUM:
             rows = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, TILE))
-            x = summands(x, _load_vector(bias_ptr, rows, V)[:, None], TWICE)
+            x = summands(x, _load_vector(bias_ptr, rows, V)[:, None], ACTIVATION)
         state = reduce_tile(
             x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, SUM, TWICE, ARGMAX,
+            SEGMENT, SUM, ACTIVATION, ARGMAX,
         )  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def _consume(
 def _splade_head_hopper_kernel(
     hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, scales, T, V, num_groups,
     CHUNKS: gl.constexpr, STAGES: gl.constexpr, SEGMENT: gl.constexpr, BAND: gl.constexpr,
-    SUM: gl.constexpr, TWICE: gl.constexpr, ARGMAX: gl.constexpr,
+    SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
 ):  # fmt: skip
     BLOCK_V: gl.constexpr = weight.block_type.shape[0]
     BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
@@ -180,9 +180,9 @@ def _splade_head_hopper_kernel(
         gl.warp_specialize(
             [
                 (_consume, (place, pointers, scales, T, V, ring, gl.constexpr(0),
-                            CHUNKS, SEGMENT, SUM, TWICE, ARGMAX)),
+                            CHUNKS, SEGMENT, SUM, ACTIVATION, ARGMAX)),
                 (_consume, (place, pointers, scales, T, V, ring, gl.constexpr(1),
-                            CHUNKS, SEGMENT, SUM, TWICE, ARGMAX)),
+                            CHUNKS, SEGMENT, SUM, ACTIVATION, ARGMAX)),
                 (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS)),
             ],
             [4, 1],
@@ -198,7 +198,7 @@ def launch_hopper(
     winners: Tensor,
     *,
     sum_pooling: bool,
-    twice: bool,
+    activation: str,
 ) -> None:
     """Fill ``reps`` and, where it is not empty, ``winners``.
 
@@ -211,7 +211,7 @@ def launch_hopper(
         reps: fp32 ``[N, V]``.
         winners: int32 ``[N, V]``, or empty.
         sum_pooling: the sum instead of the maximum.
-        twice: log1p twice.
+        activation: of the result, as in forward.py.
     """
     hidden, weight, bias, cu_seqlens, groups = operands
     (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
@@ -223,6 +223,6 @@ def launch_hopper(
         bias, cu_seqlens, groups, reps, winners, scales, T, V, num_groups,
         CHUNKS=triton.cdiv(D, block_d), STAGES=config.num_stages,
         SEGMENT=config.segment, BAND=config.band,
-        SUM=sum_pooling, TWICE=twice, ARGMAX=winners.numel() > 0,
+        SUM=sum_pooling, ACTIVATION=activation, ARGMAX=winners.numel() > 0,
         num_warps=4,
     )  # fmt: skip

@@ -1,9 +1,10 @@
-"""Backward of the SPLADE head from (reps, argmax) alone; the same bits every time.
+"""Backward from (reps, argmax) alone; the same bits every time.
 
-N sequences, T packed tokens, D hidden, V vocabulary.
+N sequences, T packed tokens, D hidden, V rows of the weight.
 
 Only active entries, those with ``reps > 0``, carry a gradient ``g = grad * exp(-reps)``, or with a
-second log1p ``g = grad * exp(-(reps + expm1(reps)))``. Each entry moves two rows:
+second log1p ``g = grad * exp(-(reps + expm1(reps)))``. Without an activation all entries that have
+a winner are active and ``g = grad``. Each entry moves two rows:
 ``g * hidden[argmax]`` to ``dweight[v]`` and ``g * weight[v]`` to ``dhidden[argmax]``. Slab by slab,
 entries are listed by destination in a fixed order (see ordering.py); the program that owns a
 destination row then adds them up in fp32 and stores once, in the dtype of the operand. Work follows
@@ -20,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.splade_head.ordering import (
+from sparton.kernels.segment_max.ordering import (
     bucket_shift,
     list_by_token,
     list_by_vocabulary,
@@ -213,7 +214,7 @@ def _dhidden(
         )
 
 
-def splade_head_backward(
+def segment_max_backward(
     grad: Tensor,
     reps: Tensor,
     argmax: Tensor,

@@ -1,4 +1,4 @@
-"""Lists of the SPLADE head's active entries, by the row that their gradient goes to.
+"""Lists of the active entries, by the row that their gradient goes to.
 
 N sequences, T packed tokens, V vocabulary, C chunks of the vocabulary, R rows of a slab.
 
@@ -59,12 +59,27 @@ class TokenSlab(NamedTuple):
 
 
 @triton.jit
-def _pack(rows, grad, reps, TWICE: tl.constexpr):
-    """Entries from the rows that they read, upstream gradients and representations; TWICE if
-    these are log1p of a log1p. And the gradients of the logits."""
-    if TWICE:
+def _load_result(reps_ptr, argmax_ptr, offs, mask, ACTIVATION: tl.constexpr):
+    """Representations, and which of these entries are active: the positive ones, or without an
+    activation all that have a winner."""
+    if ACTIVATION == "none":
+        reps = 0.0
+        active = tl.load(argmax_ptr + offs, mask, -1) >= 0
+    else:
+        reps = tl.load(reps_ptr + offs, mask, 0.0)
+        active = reps > 0
+    return reps, active
+
+
+@triton.jit
+def _pack(rows, grad, reps, ACTIVATION: tl.constexpr):
+    """Entries from the rows that they read, upstream gradients and representations. And the
+    gradients of the logits."""
+    g = grad.to(tl.float32)
+    if ACTIVATION == "log1p_relu":
         reps += tl.exp(reps) - 1.0
-    g = grad.to(tl.float32) * tl.exp(-reps)
+    if ACTIVATION != "none":
+        g *= tl.exp(-reps)
     bits = g.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
     return (rows.to(tl.int64) << 32) | bits, g
 
@@ -89,7 +104,7 @@ def bucket_shift(length, BUCKETS: tl.constexpr):
 def _by_vocabulary_kernel(
     grad_ptr, reps_ptr, argmax_ptr, entries_ptr, counts_ptr, dbias_ptr,
     first_v, last_v, N, V, stride_gn, stride_gv, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr,
-    TWICE: tl.constexpr, LISTS: tl.constexpr, DBIAS: tl.constexpr,
+    ACTIVATION: tl.constexpr, LISTS: tl.constexpr, DBIAS: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_V vocabulary rows: walk down the sequences and append the active ones."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -100,12 +115,12 @@ def _by_vocabulary_kernel(
     for first in range(0, N, BLOCK_N):
         offs_n = first + tl.arange(0, BLOCK_N)
         offs = offs_n.to(tl.int64)[:, None] * V + offs_v[None, :]
-        reps = tl.load(reps_ptr + offs, (offs_n < N)[:, None] & exists[None, :], 0.0)
-        active = reps > 0
+        inside = (offs_n < N)[:, None] & exists[None, :]
+        reps, active = _load_result(reps_ptr, argmax_ptr, offs, inside, ACTIVATION)
         ptrs = grad_ptr + offs_n.to(tl.int64)[:, None] * stride_gn + offs_v[None, :] * stride_gv
         grad = tl.load(ptrs, active, 0.0)
         token = tl.load(argmax_ptr + offs, active & LISTS, 0)
-        entries, g = _pack(token, grad, reps, TWICE)
+        entries, g = _pack(token, grad, reps, ACTIVATION)
         dbias += tl.sum(g, 0)
         if LISTS:
             ones = active.to(tl.int32)
@@ -121,7 +136,7 @@ def _by_vocabulary_kernel(
 @triton.jit(do_not_specialize=["first_n"])
 def _count_kernel(
     reps_ptr, argmax_ptr, cu_ptr, active_ptr, counts_ptr, first_n, V, C,
-    CHUNK: tl.constexpr, BUCKETS: tl.constexpr,
+    CHUNK: tl.constexpr, BUCKETS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """One sequence and chunk: note the active entries, count them by bucket. Integers are added:
     the order does not matter."""
@@ -132,7 +147,7 @@ def _count_kernel(
     slots = tl.arange(0, CHUNK)
     offs_v = chunk * CHUNK + slots
     offs = (first_n + row) * V + offs_v
-    active = tl.load(reps_ptr + offs, offs_v < V, 0.0) > 0
+    _, active = _load_result(reps_ptr, argmax_ptr, offs, offs_v < V, ACTIVATION)
     counts_ptr += (row * C + chunk) * BUCKETS
     tl.store(counts_ptr + tl.arange(0, BUCKETS), tl.zeros((BUCKETS,), tl.int32))
     tl.debug_barrier()
@@ -145,7 +160,7 @@ def _count_kernel(
 @triton.jit
 def _place(
     grad_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count, begin, shift, first_v,
-    stride_gv, SIZE: tl.constexpr, TWICE: tl.constexpr,
+    stride_gv, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Sort a chunk's active entries, at most SIZE, by bucket and write them to the list, where they
     lie ``moves[bucket]`` further than in the sorted chunk."""
@@ -157,7 +172,8 @@ def _place(
     bucket = tl.where(valid, keys // SIZE, 0)
     offs_v = first_v + tl.load(active_ptr + keys % SIZE, valid, 0)
     grad = tl.load(grad_ptr + offs_v.to(tl.int64) * stride_gv, valid, 0.0)
-    entries, _ = _pack(offs_v, grad, tl.load(reps_ptr + offs_v, valid, 0.0), TWICE)
+    reps, _ = _load_result(reps_ptr, argmax_ptr, offs_v, valid, ACTIVATION)
+    entries, _ = _pack(offs_v, grad, reps, ACTIVATION)
     tl.store(entries_ptr + slots + tl.gather(moves, bucket, 0), entries, valid)
 
 
@@ -165,7 +181,7 @@ def _place(
 def _by_token_kernel(
     grad_ptr, reps_ptr, argmax_ptr, cu_ptr, active_ptr, counts_ptr, stops_ptr, parts_ptr,
     entries_ptr, first_n, V, C, stride_gn, stride_gv, CHUNK: tl.constexpr,
-    BUCKETS: tl.constexpr, SHARE: tl.constexpr, TWICE: tl.constexpr,
+    BUCKETS: tl.constexpr, SHARE: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """One sequence and chunk: copy each bucket's entries to their place in the list."""
     row = (tl.program_id(0) // C).to(tl.int64)
@@ -197,12 +213,12 @@ def _by_token_kernel(
     if count > CHUNK // 8:
         _place(
             grad_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count, begin, shift,
-            first_v, stride_gv, CHUNK, TWICE,
+            first_v, stride_gv, CHUNK, ACTIVATION,
         )  # fmt: skip
     elif count > 0:
         _place(
             grad_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count, begin, shift,
-            first_v, stride_gv, CHUNK // 8, TWICE,
+            first_v, stride_gv, CHUNK // 8, ACTIVATION,
         )  # fmt: skip
 
 
@@ -268,7 +284,7 @@ def list_by_vocabulary(
     entries, counts = (None, None) if slab is None else slab
     _by_vocabulary_kernel[(triton.cdiv(last - first, BLOCK_V),)](
         grad, reps, argmax, entries, counts, dbias, first, last, N, V, *grad.stride(),
-        BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, TWICE=activation == "log1p_relu",
+        BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, ACTIVATION=activation,
         LISTS=slab is not None, DBIAS=dbias is not None,
     )  # fmt: skip
 
@@ -303,10 +319,10 @@ def list_by_token(
     grid = ((last - first) * C,)
     _count_kernel[grid](
         reps, argmax, cu_seqlens, slab.active, slab.counts, first, V, C,
-        CHUNK=chunk, BUCKETS=buckets, num_warps=num_warps,
+        CHUNK=chunk, BUCKETS=buckets, ACTIVATION=activation, num_warps=num_warps,
     )  # fmt: skip
     _by_token_kernel[grid](
         grad, reps, argmax, cu_seqlens, slab.active, slab.counts, slab.stops, slab.parts,
         slab.entries, first, V, C, *grad.stride(), CHUNK=chunk, BUCKETS=buckets,
-        SHARE=share, TWICE=activation == "log1p_relu", num_warps=num_warps,
+        SHARE=share, ACTIVATION=activation, num_warps=num_warps,
     )  # fmt: skip

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
-from sparton.kernels.splade_head.forward import (
+from sparton.kernels.segment_max.forward import (
     CONFIG_KINDS,
     Config,
     forward_configs,
-    splade_head_forward,
+    segment_max_forward,
     tuned_configs,
 )
+from sparton.kernels.segment_max.tuning_cache import read_winners, regime_of, write_winner
 from sparton.kernels.splade_head.reference import splade_head_reference
-from sparton.kernels.splade_head.tuning_cache import read_winners, regime_of, write_winner
 
 ALLOWED_ERROR = 1e-3
 ALLOWED_MEAN_ERROR = 1e-4
@@ -54,7 +54,7 @@ Timer = Callable[[Callable[[], object]], float]
 
 def launch_forward(config: Config, operands: Operands, argmax: bool) -> tuple[Tensor, Tensor]:
     """reps ``[N, V]`` and argmax ``[N, V]`` (or nothing) of the forward kernel."""
-    return splade_head_forward(*operands, argmax=argmax, config=config)
+    return segment_max_forward(*operands, argmax=argmax, config=config)
 
 
 def cuda_milliseconds(run: Callable[[], object]) -> float:
@@ -157,7 +157,7 @@ def tune_splade_head(
         hidden_size, vocabulary, mean_length: D, V and the mean number of tokens of a sequence.
         dtype: of hidden states and weight.
         tokens: T of the batch that is measured.
-        configs: by default those of :func:`~sparton.kernels.splade_head.forward.forward_configs`
+        configs: by default those of :func:`~sparton.kernels.segment_max.forward.forward_configs`
             and their :func:`neighbours`.
         launch, timer: see :func:`search`.
 

@@ -1,0 +1,83 @@
+"""The core without an activation, as MaxSim uses it; with one, test_splade_head*.py test it."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.forward import segment_max_forward
+from sparton.kernels.segment_max.portable import PortableConfig
+from tests.kernels.problems import error
+
+SMALL = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
+CUT = BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)
+LENGTHS = [5, 0, 40, 1, 70, 0, 33]
+
+
+def make_operands(device, *, D=24, V=37, shift=0.0, seed=0):
+    """Tokens with unit variance, all shifted along one direction: a negative ``shift`` makes every
+    product with the rows negative."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randn(sum(LENGTHS), D, generator=generator)
+    rows = torch.randn(V, D, generator=generator)
+    if shift:
+        tokens, rows = tokens.abs() * shift, rows.abs()
+    cu_seqlens = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
+    return tokens.to(device), rows.to(device), cu_seqlens.to(device)
+
+
+def reference(tokens, rows, cu_seqlens):
+    """Maxima in float64 (0 for an empty segment) and the first winning tokens (-1)."""
+    maxima = tokens.new_zeros(len(LENGTHS), rows.shape[0], dtype=torch.float64)
+    winners = torch.full(maxima.shape, -1, device=tokens.device)
+    parts = []
+    for n, (start, stop) in enumerate(pairwise(cu_seqlens.tolist())):
+        if start == stop:
+            parts.append(maxima[n])
+            continue
+        products = tokens[start:stop].double() @ rows.double().T
+        winners[n] = products.argmax(0) + start
+        parts.append(products.max(0).values)
+    return torch.stack(parts), winners
+
+
+@pytest.mark.parametrize("shift", [0.0, -1.0])
+def test_maxima_of_any_sign(shift, device):
+    tokens, rows, cu_seqlens = make_operands(device, shift=shift)
+    maxima, winners = segment_max_forward(
+        tokens, rows, None, cu_seqlens, activation="none", config=SMALL
+    )
+    expected, expected_winners = reference(tokens, rows, cu_seqlens)
+    assert (expected[0] < 0).all() == (shift < 0)
+    assert error(maxima, expected) < 1e-6
+    assert torch.equal(winners.long(), expected_winners)
+    assert error(maxima.relu(), expected) > 0.1, "an activation would show"
+
+
+@pytest.mark.parametrize("shift", [0.0, -1.0])
+def test_gradients_of_maxima_of_any_sign(shift, device):
+    tokens, rows, cu_seqlens = make_operands(device, shift=shift)
+    maxima, winners = segment_max_forward(
+        tokens, rows, None, cu_seqlens, activation="none", config=SMALL
+    )
+    upstream = torch.randn(maxima.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    leaves = [x.double().requires_grad_() for x in (tokens, rows)]
+    truth = torch.autograd.grad(reference(*leaves, cu_seqlens)[0], leaves, upstream.double())
+
+    def backward(grad):
+        return segment_max_backward(
+            grad, maxima, winners, tokens, rows, cu_seqlens,
+            bias_dtype=None, activation="none", config=CUT,
+        )[:2]  # fmt: skip
+
+    gradients = backward(upstream)
+    for actual, expected, wrong in zip(gradients, truth, backward(upstream * 1.01), strict=True):
+        assert error(actual, expected) < 1e-6
+        assert error(wrong, expected) > 5e-3
+    for first, again in zip(gradients, backward(upstream), strict=True):
+        assert torch.equal(first, again)
+    # One gradient for all tokens of a sequence, read by strides of 0.
+    shared = upstream[:, :1].expand_as(upstream)
+    for actual, expected in zip(backward(shared), backward(shared.contiguous()), strict=True):
+        assert error(actual, expected.double()) < 1e-6
