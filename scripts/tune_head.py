@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from sparton.kernels.segment_max.tuning import Trial, tune_splade_head
 from sparton.kernels.segment_max.tuning_cache import cache_file
+from sparton.kernels.splade_head.tuning import Trial, tune_splade_head
 
 DTYPES = ("bfloat16", "float16", "float32")
 

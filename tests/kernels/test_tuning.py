@@ -10,10 +10,12 @@ import re
 import pytest
 import torch
 
-from sparton.kernels.segment_max import forward, tuning, tuning_cache
+from sparton.kernels.segment_max import forward, tuning_cache
 from sparton.kernels.segment_max.forward import segment_max_forward, tuned_configs
 from sparton.kernels.segment_max.portable import PortableConfig
-from sparton.kernels.segment_max.tuning import (
+from sparton.kernels.segment_max.tuning_cache import cache_file, read_winners, regime_of
+from sparton.kernels.splade_head import tuning
+from sparton.kernels.splade_head.tuning import (
     example_operands,
     launch_forward,
     neighbours,
@@ -21,7 +23,6 @@ from sparton.kernels.segment_max.tuning import (
     tune_splade_head,
     use_tuned_configs,
 )
-from sparton.kernels.segment_max.tuning_cache import cache_file, read_winners, regime_of
 
 GOOD = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=64)
 OTHER = GOOD._replace(block_v=32)
@@ -159,7 +160,7 @@ def test_the_fastest_right_configuration_wins_and_is_remembered(device):
     tune(device, [THIRD], mean_length=30)
     longer = regime._replace(mean_length=32)
     assert read_winners((PortableConfig,)) == {regime: GOOD, longer: THIRD}
-    assert [path.name for path in cache_file().parent.iterdir()] == ["splade_head.json"]
+    assert [path.name for path in cache_file().parent.iterdir()] == ["segment_max.json"]
 
 
 def test_nothing_is_remembered_where_nothing_is_right(device):
@@ -190,7 +191,7 @@ def test_a_launch_uses_the_winner_of_its_regime(device, operands, monkeypatch):
     assert selected(6, 60) == selected(600, 6000) == selected(7, 61) == GOOD
     assert selected(60, 6000) == default
     plain = torch.zeros(60, 24, device=device)
-    assert forward.select_config(plain, operands.weight, 6, verified=False) == default
+    assert forward.select_config(plain, operands.weight, 6, activation="log1p_relu") == default
     tuned_configs.cache_clear()
     assert selected(6, 60) == default, "a new process asks for earlier winners explicitly"
     use_tuned_configs()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparton.kernels.segment_max.tuning import Trial
+from sparton.kernels.splade_head.tuning import Trial
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/tune_head.py"
 
@@ -39,7 +39,7 @@ def test_every_length_is_searched_and_the_refused_are_named(script, monkeypatch,
     call(script, monkeypatch, *options, "--dtype", "float16")
     assert searched == [(384, 1000, n, torch.float16) for n in (32, 64)]
     printed = capsys.readouterr().out
-    for word in ("1.250", "7 representations", "splade_head.json", "SPARTON_TUNED=1"):
+    for word in ("1.250", "7 representations", "segment_max.json", "SPARTON_TUNED=1"):
         assert word in printed
 
 

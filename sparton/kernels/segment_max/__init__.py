@@ -7,5 +7,5 @@ N sequences, T packed tokens, D hidden (or embedding), V rows (a vocabulary, or 
 
 with the token that wins, the gradients that go through it, and the sum in place of the maximum.
 forward.py chooses between two kernels, hopper.py and portable.py; backward.py lists the active
-entries by destination (ordering.py) and sums; tuning.py searches for launch settings.
+entries by destination (ordering.py) and sums.
 """

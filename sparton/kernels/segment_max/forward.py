@@ -71,18 +71,27 @@ def fitting_configs(hidden: Tensor, weight: Tensor) -> list[Config]:
 
 @functools.cache
 def tuned_configs() -> dict[Regime, Config]:
-    """Winners of searches (see tuning.py) that replace the first of :func:`forward_configs`: those
+    """Winners of searches (see splade_head/tuning.py) that replace the first of :func:`forward_configs`: those
     of this process and, if the environment has SPARTON_TUNED=1, those of earlier ones."""
     return read_winners(CONFIG_KINDS) if os.environ.get("SPARTON_TUNED") == "1" else {}
 
 
 def select_config(
-    hidden: Tensor, weight: Tensor, num_sequences: int, *, verified: bool = True
+    hidden: Tensor,
+    weight: Tensor,
+    num_sequences: int,
+    *,
+    pooling: str = "max",
+    activation: str = "relu",
+    scaled: bool = False,
 ) -> Config:
-    """The winner of a search that verified this variant of the kernel, or else the first of
+    """The winner of a search, if it verified this variant of the kernel, or else the first of
     :func:`fitting_configs`."""
     configs = fitting_configs(hidden, weight)
-    if verified and (tuned := tuned_configs()):
+    if (pooling, activation) == ("sum", "log1p_relu"):
+        # A logarithm for every logit: the Hopper kernel runs out of registers.
+        return next(config for config in configs if isinstance(config, PortableConfig))
+    if (pooling, activation, scaled) == ("max", "relu", False) and (tuned := tuned_configs()):
         (T, D), V = hidden.shape, weight.shape[0]
         winner = tuned.get(regime_of(hidden.device, hidden.dtype, D, V, T / num_sequences))
         if winner is not None and (_fits_descriptors(hidden, weight) or not winner.descriptors):
@@ -115,8 +124,8 @@ def segment_max_forward(
             with max pooling, "none".
         scales: contiguous fp32 ``[T]`` and ``[V]``, positive factors of the rows of hidden and
             weight, which may then be float8_e4m3fn, too.
-        config: how to launch; by default the winner of a search for this regime (see tuning.py; for
-            the maximum of relu only), or else the first fitting one of :func:`forward_configs`.
+        config: how to launch; by default the winner of a search for this regime (see
+            splade_head/tuning.py; for the maximum of relu only), or else the first fitting one of :func:`forward_configs`.
 
     Returns:
         reps fp32 ``[N, V]`` and the absolute token index of each maximum, int32 ``[N, V]``, or
@@ -132,8 +141,8 @@ def segment_max_forward(
         scales is None or hidden.dtype != torch.float8_e4m3fn
     ):
         raise ValueError(f"the kernel takes float16, bfloat16 or float32, got {hidden.dtype}")
-    if scales is not None and pooling != "max":
-        raise ValueError(f"scales need pooling='max', got {pooling!r}")
+    if pooling != "max" and (scales is not None or activation == "none"):
+        raise ValueError(f"scales and activation='none' need pooling='max', got {pooling!r}")
     hidden, weight = hidden.contiguous(), weight.contiguous()
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.numel() - 1
     argmax = argmax and pooling == "max"
@@ -143,8 +152,8 @@ def segment_max_forward(
         return reps, winners
     if T == 0:
         return reps.zero_(), winners.fill_(-1)
-    verified = (pooling, activation, scales) == ("max", "relu", None)
-    config = config or select_config(hidden, weight, N, verified=verified)
+    variant: Any = {"pooling": pooling, "activation": activation}
+    config = config or select_config(hidden, weight, N, **variant, scaled=scales is not None)
     if config.descriptors and not _fits_descriptors(hidden, weight):
         raise ValueError(
             f"{config} needs 16-byte aligned rows, got D = {D} of {hidden.dtype}; "
@@ -152,7 +161,6 @@ def segment_max_forward(
         )
     groups = group_bounds(cu_seqlens, T, config.group_tokens)
     operands = (hidden, weight, bias, cu_seqlens, groups)
-    variant: Any = {"sum_pooling": pooling == "sum", "activation": activation}
     if isinstance(config, HopperConfig):
         launch_hopper(config, operands, scales, reps, winners, **variant)
     else:

@@ -147,7 +147,7 @@ def _consume(
 
 
 @gluon.jit(do_not_specialize=["T", "num_groups"])
-def _splade_head_hopper_kernel(
+def _segment_max_hopper_kernel(
     hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, scales, T, V, num_groups,
     CHUNKS: gl.constexpr, STAGES: gl.constexpr, SEGMENT: gl.constexpr, BAND: gl.constexpr,
     SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
@@ -197,7 +197,7 @@ def launch_hopper(
     reps: Tensor,
     winners: Tensor,
     *,
-    sum_pooling: bool,
+    pooling: str,
     activation: str,
 ) -> None:
     """Fill ``reps`` and, where it is not empty, ``winners``.
@@ -210,19 +210,18 @@ def launch_hopper(
         scales: factors of the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None.
         reps: fp32 ``[N, V]``.
         winners: int32 ``[N, V]``, or empty.
-        sum_pooling: the sum instead of the maximum.
-        activation: of the result, as in forward.py.
+        pooling, activation: as in forward.py.
     """
     hidden, weight, bias, cu_seqlens, groups = operands
     (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
     block_d = 128 // hidden.element_size()
     layout = gl.NVMMASharedLayout(128, 8 * hidden.element_size(), rank=2)
-    _splade_head_hopper_kernel[(triton.cdiv(V, 2 * config.block_v) * num_groups,)](
+    _segment_max_hopper_kernel[(triton.cdiv(V, 2 * config.block_v) * num_groups,)](
         TensorDescriptor.from_tensor(hidden, [config.block_t, block_d], layout),
         TensorDescriptor.from_tensor(weight, [config.block_v, block_d], layout),
         bias, cu_seqlens, groups, reps, winners, scales, T, V, num_groups,
         CHUNKS=triton.cdiv(D, block_d), STAGES=config.num_stages,
         SEGMENT=config.segment, BAND=config.band,
-        SUM=sum_pooling, ACTIVATION=activation, ARGMAX=winners.numel() > 0,
+        SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=winners.numel() > 0,
         num_warps=4,
     )  # fmt: skip

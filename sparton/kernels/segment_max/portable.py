@@ -70,7 +70,7 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
 
 
 @triton.jit(do_not_specialize=["T", "num_groups"], launch_metadata=_launch_metadata)
-def _splade_head_fwd_kernel(
+def _segment_max_kernel(
     hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
     T, V, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -138,20 +138,20 @@ def launch_portable(
     reps: Tensor,
     winners: Tensor,
     *,
-    sum_pooling: bool,
+    pooling: str,
     activation: str,
 ) -> None:
     """Arguments of :func:`~sparton.kernels.segment_max.hopper.launch_hopper`, whose operands may
     here be of any float dtype and, without descriptors, of any width."""
     hidden, weight, bias, cu_seqlens, groups = operands
     (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
-    _splade_head_fwd_kernel[(triton.cdiv(V, config.block_v) * num_groups,)](
+    _segment_max_kernel[(triton.cdiv(V, config.block_v) * num_groups,)](
         *kernel_operands(hidden, weight, config), bias, cu_seqlens, groups, reps, winners,
         *(scales or (None, None)),
         T, V, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
-        BIAS=bias is not None, SCALED=scales is not None, SUM=sum_pooling, ACTIVATION=activation,
-        ARGMAX=winners.numel() > 0,
+        BIAS=bias is not None, SCALED=scales is not None, SUM=pooling == "sum",
+        ACTIVATION=activation, ARGMAX=winners.numel() > 0,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

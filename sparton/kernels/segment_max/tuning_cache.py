@@ -27,7 +27,7 @@ class Regime(NamedTuple):
 
     Attributes:
         gpu, triton: name of the device, version of the compiler.
-        kernel: digest of the sources of the head; a winner of other sources counts no more.
+        kernel: digest of the sources of the core; a winner of other sources counts no more.
         dtype, hidden_size: of the operands.
         vocabulary: V, rounded up to a power of 2.
         mean_length: tokens per sequence, rounded to a power of 2.
@@ -73,9 +73,9 @@ def regime_of(
 
 
 def cache_file() -> Path:
-    """``$XDG_CACHE_HOME/sparton/splade_head.json``, under ``~/.cache`` by default."""
+    """``$XDG_CACHE_HOME/sparton/segment_max.json``, under ``~/.cache`` by default."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "sparton" / "splade_head.json"
+    return Path(root) / "sparton" / "segment_max.json"
 
 
 def read_winners(kinds: Sequence[type[Any]]) -> dict[Regime, Any]:
