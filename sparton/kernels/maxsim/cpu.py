@@ -1,0 +1,102 @@
+"""MaxSim for CPU tensors, in PyTorch: the similarities of a few rows and one document at a time.
+
+Q queries, N documents, K documents per query, C = N or K columns, T packed tokens, E embedding.
+"""
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.maxsim.normalization import (
+    normalize_tokens_backward_cpu,
+    normalize_tokens_cpu,
+)
+from sparton.kernels.maxsim.operands import MaxSimOperands
+from sparton.kernels.maxsim.packing import sequence_of_tokens
+
+SIMILARITIES_AT_ONCE = 2**22
+ENTRIES_AT_ONCE = 2**20
+
+
+def _rows(tokens: Tensor, normalize: bool) -> Tensor:
+    """In fp32 or wider, where products and sums happen, and of unit length if asked for."""
+    if normalize:
+        return normalize_tokens_cpu(tokens)
+    return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+
+
+def _best(queries: Tensor, document: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest similarity of each query token and the first token that attains it."""
+    tile = max(SIMILARITIES_AT_ONCE // document.shape[0], 1)
+    found = [(rows @ document.T).max(dim=1) for rows in queries.split(tile)]
+    return torch.cat([x.values for x in found]), torch.cat([x.indices for x in found])
+
+
+@torch.autocast("cpu", enabled=False)
+def maxsim_forward_cpu(
+    operands: MaxSimOperands, *, normalize: bool, argmax: bool
+) -> tuple[Tensor, Tensor]:
+    """Scores fp32 ``[Q, C]``, and the row of ``documents`` that won for each query token, int32
+    ``[C, Tq]``: -1 at masked query tokens and for documents without tokens; empty without argmax.
+
+    Also takes float64, whose similarities and sums stay float64; the scores are fp32 all the same.
+    """
+    documents, mask, per_query = operands.documents, operands.document_mask, operands.per_query
+    queries = _rows(operands.queries, normalize)
+    query_bounds, bounds = (x.tolist() for x in operands[2:4])
+    owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
+    kept = operands.query_mask
+    if kept is None:
+        kept = torch.ones_like(owners, dtype=torch.bool)
+    scores = queries.new_zeros(operands.scores_shape)
+    winners = torch.full(operands.argmax_shape if argmax else (0,), -1, dtype=torch.int32)
+    for n in range(len(bounds) - 1):
+        q, column = (0, n) if per_query is None else divmod(n, per_query)
+        last = len(query_bounds) - 1 if per_query is None else q + 1
+        rows = slice(query_bounds[q], query_bounds[last])
+        tokens = torch.arange(bounds[n], bounds[n + 1])
+        if mask is not None:
+            tokens = tokens[mask[tokens]]
+        if tokens.numel() == 0 or rows.start == rows.stop:
+            continue
+        best, token = _best(queries[rows], _rows(documents[tokens], normalize))
+        scores[q:last, column].index_add_(0, owners[rows] - q, best * kept[rows])
+        if argmax:
+            winners[column, rows] = torch.where(kept[rows], tokens[token], -1).int()
+    return scores.float(), winners
+
+
+@torch.autocast("cpu", enabled=False)
+def maxsim_backward_cpu(
+    grad: Tensor,
+    argmax: Tensor,
+    operands: MaxSimOperands,
+    *,
+    normalize: bool,
+    need_queries: bool = True,
+    need_documents: bool = True,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of ``sum(grad * scores)`` in the operands' dtypes, None where not wanted, as
+    products with sparse ``[Td, Tq]`` matrices of at most ENTRIES_AT_ONCE winners (or one column's).
+    """
+    queries, documents = (_rows(x, normalize) for x in operands[:2])
+    owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
+    dqueries = torch.zeros_like(queries) if need_queries else None
+    ddocuments = torch.zeros_like(documents) if need_documents else None
+    step = max(ENTRIES_AT_ONCE // max(queries.shape[0], 1), 1)
+    size = (documents.shape[0], queries.shape[0])
+    for first in range(0, argmax.shape[0], step):
+        column, row = (argmax[first : first + step] >= 0).nonzero(as_tuple=True)
+        column = column + first
+        g = grad[owners[row], column].to(queries.dtype)
+        places = torch.stack((argmax[column, row].long(), row))
+        winners = torch.sparse_coo_tensor(places, g, size, check_invariants=False)
+        if dqueries is not None:
+            dqueries += winners.T @ documents
+        if ddocuments is not None:
+            ddocuments += winners @ queries
+    gradients = []
+    for g_side, tokens in ((dqueries, operands.queries), (ddocuments, operands.documents)):
+        if g_side is not None and normalize:
+            g_side = normalize_tokens_backward_cpu(g_side, tokens)
+        gradients.append(None if g_side is None else g_side.to(tokens.dtype))
+    return gradients[0], gradients[1]

@@ -1,0 +1,286 @@
+"""MaxSim as PyTorch operators: autograd, torch.compile, autocast.
+
+Q queries, N documents, K documents per query, P pairs, L tokens, E embedding, T packed tokens.
+
+One operator serves every pairing, padded batches and packed ones: the public functions check their
+operands and flatten them (see operands.py). CPU tensors run PyTorch, CUDA tensors Triton kernels,
+which are imported when the first CUDA tensor arrives. Which forward ran makes no difference to the
+backward: all of them save the same winners.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
+from sparton.kernels.maxsim.operands import (
+    Backward,
+    MaxSimOperands,
+    check_backward,
+    packed_operands,
+    padded_operands,
+)
+
+
+def _forward_cuda(
+    operands: MaxSimOperands, *, normalize: bool, argmax: bool
+) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError(
+        "MaxSim on CUDA tensors needs kernels that are not there yet (sparton/kernels/maxsim/"
+        "cross.py and streaming.py); move the tensors to the CPU"
+    )
+
+
+@torch.library.custom_op("sparton::maxsim", mutates_args=())
+def _forward_op(
+    queries: Tensor,
+    documents: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    per_query: int | None,
+    normalize: bool,
+    backward: str,
+    argmax: bool,
+) -> tuple[Tensor, Tensor]:
+    operands = MaxSimOperands(
+        queries,
+        documents,
+        query_cu_seqlens,
+        document_cu_seqlens,
+        query_mask,
+        document_mask,
+        per_query,
+    )
+    forward = _forward_cuda if queries.is_cuda else maxsim_forward_cpu
+    return forward(operands, normalize=normalize, argmax=argmax)
+
+
+@_forward_op.register_fake
+def _(
+    queries: Tensor,
+    documents: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    per_query: int | None,
+    normalize: bool,
+    backward: str,
+    argmax: bool,
+) -> tuple[Tensor, Tensor]:
+    columns = document_cu_seqlens.shape[0] - 1 if per_query is None else per_query
+    scores = queries.new_empty((query_cu_seqlens.shape[0] - 1, columns), dtype=torch.float32)
+    shape = (columns, queries.shape[0]) if argmax else (0,)
+    return scores, queries.new_empty(shape, dtype=torch.int32)
+
+
+@torch.library.custom_op("sparton::maxsim_backward", mutates_args=())
+def _backward_op(
+    grad: Tensor,
+    argmax: Tensor,
+    queries: Tensor,
+    documents: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    per_query: int | None,
+    normalize: bool,
+    backward: str,
+    need_queries: bool,
+    need_documents: bool,
+) -> tuple[Tensor, Tensor]:
+    operands = MaxSimOperands(
+        queries,
+        documents,
+        query_cu_seqlens,
+        document_cu_seqlens,
+        query_mask,
+        document_mask,
+        per_query,
+    )
+    gradients = maxsim_backward_cpu(
+        grad,
+        argmax,
+        operands,
+        normalize=normalize,
+        need_queries=need_queries,
+        need_documents=need_documents,
+    )
+    # An operator's schema knows no optional results: an unwanted one is an empty tensor.
+    dqueries, ddocuments = (queries.new_empty(0) if x is None else x for x in gradients)
+    return dqueries, ddocuments
+
+
+@_backward_op.register_fake
+def _(
+    grad: Tensor,
+    argmax: Tensor,
+    queries: Tensor,
+    documents: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    per_query: int | None,
+    normalize: bool,
+    backward: str,
+    need_queries: bool,
+    need_documents: bool,
+) -> tuple[Tensor, Tensor]:
+    return (
+        queries.new_empty(queries.shape if need_queries else (0,)),
+        documents.new_empty(documents.shape if need_documents else (0,)),
+    )
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.per_query, ctx.normalize, ctx.backward, _ = inputs
+    ctx.save_for_backward(output[1], *tensors)
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad[:2]
+    gradients = _backward_op(
+        grad, *ctx.saved_tensors, ctx.per_query, ctx.normalize, ctx.backward, *needs
+    )
+    wanted = (x if need else None for x, need in zip(gradients, needs, strict=True))
+    return *wanted, *[None] * 8
+
+
+_forward_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _cast_for_autocast(queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the dtype of torch.autocast, where that is on."""
+    device = queries.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        queries, documents = queries.to(dtype), documents.to(dtype)
+    return queries, documents
+
+
+def _scores(operands: MaxSimOperands, normalize: bool, backward: str) -> Tensor:
+    check_backward(backward)
+    differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in operands[:2])
+    return _forward_op(*operands, normalize, backward, differentiate)[0]
+
+
+def maxsim(
+    queries: Tensor,
+    documents: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    backward: Backward = "auto",
+) -> Tensor:
+    """MaxSim of padded queries against shared documents, or against documents of their own.
+
+    ``score(q, d) = sum over the tokens s of q of max over the tokens t of d of <q_s, d_t>``, over
+    tokens whose mask is True. Masks may have holes; a masked token never wins, whatever the sign of
+    the similarities, and gets a gradient of zero. A query or a document without tokens scores 0.
+    Equal similarities: the first token wins and gets the gradient. Products, maxima and sums run in
+    fp32. Under torch.autocast both sides are cast to its dtype first. The winners are saved only
+    where a gradient can follow.
+
+    Args:
+        queries: ``[Q, Lq, E]`` float16, bfloat16 or float32 (float64 on the CPU).
+        documents: ``[N, Ld, E]``, the same dtype (or any under autocast): every query against all.
+            ``[Q, K, Ld, E]``: every query against K of its own, in one launch.
+        query_mask: bool ``[Q, Lq]``; None if every token takes part.
+        document_mask: bool ``[N, Ld]`` or ``[Q, K, Ld]``; None if every token takes part.
+        normalize: L2-normalise every token (``x / max(|x|, 1e-12)``) first; the gradients are those
+            of the given tokens.
+        backward: "lowmem" sums each row of a gradient in one place, in a fixed order, without a
+            buffer in fp32: the same bits every time. "unified" is one pass with atomic additions,
+            on GPUs; not repeatable. "auto" is "lowmem". CPU tensors are repeatable in any case.
+
+    Returns:
+        fp32 ``[Q, N]`` or ``[Q, K]``. Differentiable once, with respect to queries and documents;
+        gradients come in the dtype of each.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together, an unknown backward.
+    """
+    queries, documents = _cast_for_autocast(queries, documents)
+    operands = padded_operands(queries, documents, query_mask, document_mask)
+    return _scores(operands, normalize, backward)
+
+
+def maxsim_pairs(
+    queries: Tensor,
+    documents: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    backward: Backward = "auto",
+) -> Tensor:
+    """MaxSim of query p and document p, padded.
+
+    Args:
+        queries: ``[P, Lq, E]``.
+        documents: ``[P, Ld, E]``.
+        query_mask: bool ``[P, Lq]`` or None.
+        document_mask: bool ``[P, Ld]`` or None.
+        normalize, backward: as in :func:`maxsim`, and so is everything else.
+
+    Returns:
+        fp32 ``[P]``.
+
+    Raises:
+        ValueError: as :func:`maxsim`, and for unequal numbers of queries and documents.
+    """
+    queries, documents = _cast_for_autocast(queries, documents)
+    operands = padded_operands(queries, documents, query_mask, document_mask, pairs=True)
+    return _scores(operands, normalize, backward).squeeze(1)
+
+
+def maxsim_varlen(
+    queries: Tensor,
+    documents: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    pairing: str | int = "cross",
+    normalize: bool = False,
+    backward: Backward = "auto",
+) -> Tensor:
+    """MaxSim of packed queries and documents; no work is done for padding.
+
+    Args:
+        queries: ``[Tq, E]``, Q queries end to end.
+        documents: ``[Td, E]``, N documents end to end, the same dtype (or any under autocast).
+        query_cu_seqlens: int32 ``[Q + 1]``, boundaries of the queries; from 0 to Tq, ascending.
+        document_cu_seqlens: int32 ``[N + 1]``, from 0 to Td.
+        query_mask: bool ``[Tq]`` or None, for tokens left out (punctuation, say).
+        document_mask: bool ``[Td]`` or None.
+        pairing: "cross" for every query against every document, "pairs" for query p and document p,
+            or K for query q against documents ``q * K : (q + 1) * K``.
+        normalize, backward: as in :func:`maxsim`, and so is everything else.
+
+    Returns:
+        fp32 ``[Q, N]``, ``[P]`` or ``[Q, K]``.
+
+    Raises:
+        ValueError: as :func:`maxsim`, for an unknown pairing, and for numbers of queries and
+            documents that it does not allow.
+    """
+    queries, documents = _cast_for_autocast(queries, documents)
+    operands = packed_operands(
+        queries,
+        documents,
+        query_cu_seqlens,
+        document_cu_seqlens,
+        query_mask,
+        document_mask,
+        pairing,
+    )
+    scores = _scores(operands, normalize, backward)
+    return scores.squeeze(1) if pairing == "pairs" else scores

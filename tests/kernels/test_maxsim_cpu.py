@@ -1,0 +1,83 @@
+"""MaxSim on the CPU against float64. Q queries, N documents, T packed tokens, E embedding."""
+
+import pytest
+import torch
+
+from sparton.kernels.maxsim import cpu
+from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
+from tests.kernels.maxsim_problems import (
+    DOCUMENT_LENGTHS,
+    QUERY_LENGTHS,
+    assert_close_to_truth,
+    make_problem,
+    upstream_for,
+    winners,
+)
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+def compute(problem, upstream, *, normalize=False):
+    scores, argmax = maxsim_forward_cpu(problem, normalize=normalize, argmax=True)
+    gradients = maxsim_backward_cpu(upstream, argmax, problem, normalize=normalize)
+    return scores, *gradients, argmax
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("per_query", [None, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_and_gradients_against_float64(dtype, per_query, masked, normalize):
+    problem = make_problem(
+        QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, dtype=dtype, per_query=per_query, masked=masked
+    )
+    upstream = upstream_for(problem)
+    *results, argmax = compute(problem, upstream, normalize=normalize)
+    assert [x.dtype for x in results] == [torch.float32, dtype, dtype]
+    assert_close_to_truth(tuple(results), problem, upstream, normalize=normalize)
+    assert torch.equal(argmax, winners(problem, normalize=normalize))
+
+
+def test_the_tolerances_notice_small_faults():
+    for options in ({}, {"normalize": True}):
+        problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, dtype=torch.float16)
+        upstream = upstream_for(problem)
+        *good, argmax = compute(problem, upstream, **options)
+        lost = good[0].clone()
+        lost[2, 5] = 0
+        shifted = torch.where(argmax > 0, argmax - 1, argmax)
+        wrong = maxsim_backward_cpu(upstream, shifted, problem, normalize=bool(options))
+        unmasked = problem._replace(document_mask=None)
+        padding_wins = maxsim_forward_cpu(unmasked, normalize=bool(options), argmax=False)[0]
+        for bad in (
+            (lost, *good[1:]),
+            (padding_wins, *good[1:]),
+            *((*good[:i], good[i] * 1.01, *good[i + 1 :]) for i in range(3)),
+            (good[0], *wrong),
+        ):
+            with pytest.raises(AssertionError):
+                assert_close_to_truth(bad, problem, upstream, **options)
+
+
+@pytest.mark.parametrize("budget", [(1, 1), (40, 30), (2**20, 2**20)])
+@pytest.mark.parametrize("per_query", [None, 2])
+def test_tiles_do_not_change_the_result(per_query, budget, monkeypatch):
+    problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, per_query=per_query)
+    upstream = upstream_for(problem)
+    expected = compute(problem, upstream)
+    monkeypatch.setattr(cpu, "SIMILARITIES_AT_ONCE", budget[0])
+    monkeypatch.setattr(cpu, "ENTRIES_AT_ONCE", budget[1])
+    for a, b in zip(compute(problem, upstream), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_float64_gradients():
+    """Scores are fp32, but float64 operands get gradients from float64 sums."""
+    problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, dtype=torch.float64)
+    upstream = upstream_for(problem)
+    for normalize in (False, True):
+        *results, _ = compute(problem, upstream, normalize=normalize)
+        assert results[1].dtype == torch.float64
+        assert_close_to_truth(
+            (results[0].double(), *results[1:]), problem, upstream, normalize=normalize
+        )
