@@ -1,4 +1,4 @@
-"""MaxSim, the score of late interaction, without materialising the similarities of tokens."""
+"""Late interaction: the sum over query tokens of the best document token's similarity."""
 
 from sparton.kernels.maxsim.function import maxsim, maxsim_pairs, maxsim_varlen
 from sparton.kernels.maxsim.reference import maxsim_reference
