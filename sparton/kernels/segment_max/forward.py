@@ -71,8 +71,9 @@ def fitting_configs(hidden: Tensor, weight: Tensor) -> list[Config]:
 
 @functools.cache
 def tuned_configs() -> dict[Regime, Config]:
-    """Winners of searches (see splade_head/tuning.py) that replace the first of :func:`forward_configs`: those
-    of this process and, if the environment has SPARTON_TUNED=1, those of earlier ones."""
+    """Winners of searches (see splade_head/tuning.py) that replace the first of
+    :func:`forward_configs`: those of this process and, if the environment has SPARTON_TUNED=1,
+    those of earlier ones."""
     return read_winners(CONFIG_KINDS) if os.environ.get("SPARTON_TUNED") == "1" else {}
 
 
@@ -124,8 +125,7 @@ def segment_max_forward(
             with max pooling, "none".
         scales: contiguous fp32 ``[T]`` and ``[V]``, positive factors of the rows of hidden and
             weight, which may then be float8_e4m3fn, too.
-        config: how to launch; by default the winner of a search for this regime (see
-            splade_head/tuning.py; for the maximum of relu only), or else the first fitting one of :func:`forward_configs`.
+        config: how to launch; see :func:`select_config` for the default.
 
     Returns:
         reps fp32 ``[N, V]`` and the absolute token index of each maximum, int32 ``[N, V]``, or
