@@ -1,0 +1,163 @@
+"""MaxSim from hidden states: projection, normalisation and search in one kernel.
+
+N documents, T packed hidden states, H hidden, R query tokens, E embedding.
+
+A program owns a share of one document's tokens. It projects a tile of them, normalises it and keeps
+it on the chip while all query tokens pass: each token is projected once, whatever the number of
+queries, and no projected token is stored. The maxima so far lie in memory, in rows that belong to
+the program alone.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class HiddenConfig(NamedTuple):
+    """How the work is cut, in powers of 2 from 16 on.
+
+    Attributes:
+        block_t: tokens that are projected at once.
+        block_r: query tokens that are compared with them at once.
+        block_h: hidden units of one step of the projection.
+        programs: documents are shared out until there are about as many programs.
+    """
+
+    block_t: int = 64
+    block_r: int = 64
+    block_h: int = 64
+    programs: int = 512
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+DEFAULT_CONFIG = HiddenConfig()
+
+
+@triton.jit
+def _project(
+    hidden_ptr, projection_ptr, rows_t, valid, H: tl.constexpr, E: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, NORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """Embeddings of a tile of tokens, in the dtype of the operands ``[BLOCK_T, BLOCK_E]``."""
+    offs_e = tl.arange(0, BLOCK_E)
+    embedding = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
+    for first in range(0, H, BLOCK_H):
+        offs_h = first + tl.arange(0, BLOCK_H)
+        inside = offs_h < H
+        ptrs = hidden_ptr + rows_t[:, None] * H + offs_h[None, :]
+        h = tl.load(ptrs, valid[:, None] & inside[None, :], 0.0)
+        ptrs = projection_ptr + offs_e[:, None] * H + offs_h[None, :]
+        w = tl.load(ptrs, (offs_e < E)[:, None] & inside[None, :], 0.0)
+        embedding = tl.dot(h, w.T, embedding, input_precision="ieee")
+    if NORMALIZE:
+        norm = tl.sqrt(tl.sum(embedding * embedding, 1))
+        embedding /= tl.maximum(norm, 1e-12)[:, None]
+    return embedding.to(hidden_ptr.dtype.element_ty)
+
+
+@triton.jit(do_not_specialize=["N"])
+def _search_hidden_kernel(
+    queries_ptr, hidden_ptr, projection_ptr, cu_ptr, mask_ptr, maxima_ptr, winners_ptr, N, R,
+    H: tl.constexpr, E: tl.constexpr, SHARES: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, NORMALIZE: tl.constexpr,
+    MASK: tl.constexpr, ARGMAX: tl.constexpr,
+):  # fmt: skip
+    """One share of one document's tiles: one row ``[R]`` of ``maxima`` and of ``winners``."""
+    n, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
+    begin = tl.load(cu_ptr + n)
+    end = tl.load(cu_ptr + n + 1)
+    tiles = tl.cdiv(end - begin, BLOCK_T)
+    each = tl.cdiv(tiles, SHARES)
+    offs_e = tl.arange(0, BLOCK_E)
+    row = (share.to(tl.int64) * N + n) * R
+    for first in range(0, R, BLOCK_R):
+        offs_r = first + tl.arange(0, BLOCK_R)
+        nothing = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+        tl.store(maxima_ptr + row + offs_r, nothing, offs_r < R)
+        if ARGMAX:
+            tl.store(winners_ptr + row + offs_r, tl.full((BLOCK_R,), -1, tl.int32), offs_r < R)
+    for tile in range(share * each, tl.minimum(share * each + each, tiles)):
+        lo = begin + tile * BLOCK_T
+        offs_t = lo + tl.arange(0, BLOCK_T)
+        valid = offs_t < end
+        if MASK:
+            valid = valid & (tl.load(mask_ptr + offs_t, valid, 0) != 0)
+        embedding = _project(
+            hidden_ptr, projection_ptr, offs_t.to(tl.int64), valid, H, E,
+            BLOCK_T, BLOCK_E, BLOCK_H, NORMALIZE,
+        )  # fmt: skip
+        # Rows of maxima change hands among the threads of the program.
+        tl.debug_barrier()
+        for first in range(0, R, BLOCK_R):
+            offs_r = first + tl.arange(0, BLOCK_R)
+            present = offs_r < R
+            ptrs = queries_ptr + offs_r.to(tl.int64)[:, None] * E + offs_e[None, :]
+            q = tl.load(ptrs, present[:, None] & (offs_e < E)[None, :], 0.0)
+            similarity = tl.dot(q, embedding.T, input_precision="ieee")
+            similarity = tl.where(valid[None, :], similarity, float("-inf"))
+            best, place = tl.max(similarity, 1, return_indices=True)
+            before = tl.load(maxima_ptr + row + offs_r, present, float("inf"))
+            better = best > before
+            tl.store(maxima_ptr + row + offs_r, best, better)
+            if ARGMAX:
+                tl.store(winners_ptr + row + offs_r, lo + place, better)
+
+
+def search_hidden(
+    queries: Tensor,
+    hidden: Tensor,
+    projection: Tensor,
+    cu_seqlens: Tensor,
+    mask: Tensor | None,
+    *,
+    normalize: bool,
+    argmax: bool,
+    config: HiddenConfig = DEFAULT_CONFIG,
+) -> tuple[Tensor, Tensor]:
+    """The best token of every document for every query token.
+
+    Args:
+        queries: ``[R, E]`` float16, bfloat16 or float32.
+        hidden: ``[T, H]``, the same dtype.
+        projection: ``[E, H]``, the same dtype.
+        cu_seqlens: int32 ``[N + 1]``.
+        mask: bool ``[T]``, True at tokens that take part, or None.
+        normalize: give projected tokens unit length.
+        argmax: also return the winners.
+        config: how to launch.
+
+    Returns:
+        maxima fp32 ``[N, R]``, 0 for a document without tokens, and the winning rows of ``hidden``,
+        int32 ``[N, R]``, there -1, or an empty tensor.
+    """
+    queries, hidden, projection = (x.contiguous() for x in (queries, hidden, projection))
+    (R, E), H, N = queries.shape, hidden.shape[1], cu_seqlens.numel() - 1
+    if N == 0 or R == 0:
+        empty = hidden.new_zeros(N, R, dtype=torch.float32)
+        return empty, empty.int() if argmax else empty.int().flatten()
+    shares = min(triton.next_power_of_2(triton.cdiv(config.programs, N)), 64)
+    maxima = torch.empty(shares, N, R, device=hidden.device)
+    winners = torch.empty((shares, N, R) if argmax else 0, dtype=torch.int32, device=hidden.device)
+    _search_hidden_kernel[(N * shares,)](
+        queries, hidden, projection, cu_seqlens, mask, maxima, winners, N, R,
+        H=H, E=E, SHARES=shares, BLOCK_T=config.block_t, BLOCK_R=config.block_r,
+        BLOCK_E=max(triton.next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
+        MASK=mask is not None, ARGMAX=argmax,
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    return _join_shares(maxima, winners)
+
+
+def _join_shares(maxima: Tensor, winners: Tensor) -> tuple[Tensor, Tensor]:
+    """The best share; the first of equals, whose tokens come first."""
+    best, token = maxima[0], winners[0] if winners.numel() else winners
+    for share in range(1, maxima.shape[0]):
+        better = maxima[share] > best
+        best = torch.where(better, maxima[share], best)
+        if winners.numel():
+            token = torch.where(better, winners[share], token)
+    return best.masked_fill(best == float("-inf"), 0.0), token
