@@ -38,7 +38,8 @@ class BackwardConfig(NamedTuple):
         chunk: vocabulary entries that one program sorts by token, from 16 to 2^15.
         share: a token that won more entries than this is split over several programs.
         block_e: rows that a thread reads at once.
-        block_t: tokens of a program, on average.
+        block_t: most tokens of a program, on average.
+        programs: fewer tokens per program where a launch would have fewer programs than this.
         buckets: a sequence with more tokens than this is listed by groups of tokens.
         sort_warps: of the programs that sort.
         slice_bytes: most bytes of a slice of all rows, unless the narrowest has more.
@@ -49,6 +50,7 @@ class BackwardConfig(NamedTuple):
     share: int = 2048
     block_e: int = 8
     block_t: int = 4
+    programs: int = 2**14
     buckets: int = 1024
     sort_warps: int = 8
     slice_bytes: int = 24 * 2**20
@@ -198,8 +200,10 @@ def _dhidden(
         workspace=config.workspace,
     )  # fmt: skip
     lists = (slab.entries, slab.stops, slab.parts, slab.partial)
-    rows, further, programs = slab.stops.shape[0], V // config.share, triton.cdiv(T, N)
-    programs = triton.cdiv(programs, config.block_t)
+    rows, further = slab.stops.shape[0], V // config.share
+    length = triton.cdiv(T, N)
+    block_t = min(max(rows * length * slices // config.programs, 1), config.block_t)
+    programs = triton.cdiv(length, block_t)
     cut |= {"BUCKETS": buckets, "SHARE": config.share}
     for first in range(0, N, rows):
         last = min(first + rows, N)
