@@ -6,7 +6,7 @@ Q queries, N documents, K documents per query, C = N or K columns, T packed toke
 import torch
 from torch import Tensor
 
-from sparton.kernels.maxsim.normalization import (
+from sparton.kernels.maxsim.normalization_cpu import (
     normalize_tokens_backward_cpu,
     normalize_tokens_cpu,
 )

@@ -1,35 +1,95 @@
-"""Tokens of unit length, and the way back of their gradients; on any device.
+"""Tokens of unit length, and the way back of their gradients.
 
 T tokens, E embedding.
 
-The operators normalise inside: only the normalised tokens are materialised, in the dtype of the
-operands and for as long as one call takes. The backward computes them and the norms again, which
-reads each operand once more, rather than keeping them from the forward.
+The forward materialises the normalised tokens in the dtype of the operands and keeps them for no
+longer than its call. The backward computes them and the norms again, which reads each operand once
+more; nothing is saved for it. Norms, products and the Jacobian are computed in fp32.
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-EPSILON = 1e-12
+EPSILON = tl.constexpr(1e-12)
+ELEMENTS = 4096
 
 
-def _wide(tokens: Tensor) -> Tensor:
-    return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
+@triton.jit
+def _load(x_ptr, rows, mask, offs_e, E: tl.constexpr):
+    ptrs = x_ptr + rows.to(tl.int64)[:, None] * E + offs_e[None, :]
+    return tl.load(ptrs, mask[:, None] & (offs_e < E)[None, :], 0.0).to(tl.float32)
 
 
-def normalize_tokens_cpu(tokens: Tensor) -> Tensor:
-    """``x / max(|x|, 1e-12)`` of each row, computed and returned in fp32 or wider."""
-    tokens = _wide(tokens)
-    return tokens / tokens.norm(dim=-1, keepdim=True).clamp_min(EPSILON)
+@triton.jit
+def _norm(x):
+    return tl.sqrt_rn(tl.sum(x * x, 1))
 
 
-def normalize_tokens_backward_cpu(grad: Tensor, tokens: Tensor) -> Tensor:
-    """Gradient ``[T, E]`` of ``tokens`` from that of the normalised ones, in fp32 or wider.
+@triton.jit(do_not_specialize=["T"])
+def _normalize_kernel(
+    x_ptr, rows_ptr, y_ptr, T, E: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr
+):
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    offs_e = tl.arange(0, BLOCK_E)
+    rows = t
+    if rows_ptr is not None:
+        rows = tl.load(rows_ptr + t, t < T, 0)
+    x = _load(x_ptr, rows, t < T, offs_e, E)
+    y = x / tl.maximum(_norm(x), EPSILON)[:, None]
+    ptrs = y_ptr + t.to(tl.int64)[:, None] * E + offs_e[None, :]
+    tl.store(ptrs, y.to(y_ptr.dtype.element_ty), (t < T)[:, None] & (offs_e < E)[None, :])
+
+
+@triton.jit(do_not_specialize=["T"])
+def _normalize_backward_kernel(
+    grad_ptr, x_ptr, dx_ptr, T, E: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr
+):
+    t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    offs_e = tl.arange(0, BLOCK_E)
+    x = _load(x_ptr, t, t < T, offs_e, E)
+    g = _load(grad_ptr, t, t < T, offs_e, E)
+    norm = _norm(x)
+    longer = tl.maximum(norm, EPSILON)
+    unit = x / longer[:, None]
+    radial = tl.where(norm >= EPSILON, tl.sum(g * unit, 1), 0.0)
+    dx = (g - unit * radial[:, None]) / longer[:, None]
+    ptrs = dx_ptr + t.to(tl.int64)[:, None] * E + offs_e[None, :]
+    tl.store(ptrs, dx.to(dx_ptr.dtype.element_ty), (t < T)[:, None] & (offs_e < E)[None, :])
+
+
+def _blocks(E: int) -> tuple[int, int]:
+    """Tokens and units per program."""
+    block_e = triton.next_power_of_2(E)
+    return max(ELEMENTS // block_e, 1), block_e
+
+
+def normalize_tokens(tokens: Tensor, rows: Tensor | None = None) -> Tensor:
+    """``x / max(|x|, 1e-12)`` of each row of ``tokens`` ``[T, E]``, or of its ``rows`` (int32);
+    in the dtype of ``tokens``."""
+    tokens = tokens.contiguous()
+    T, E = tokens.shape[0] if rows is None else rows.shape[0], tokens.shape[1]
+    unit = torch.empty(T, E, dtype=tokens.dtype, device=tokens.device)
+    if T:
+        block_t, block_e = _blocks(E)
+        _normalize_kernel[(triton.cdiv(T, block_t),)](
+            tokens, rows, unit, T, E=E, BLOCK_T=block_t, BLOCK_E=block_e
+        )
+    return unit
+
+
+def normalize_tokens_backward(grad: Tensor, tokens: Tensor) -> Tensor:
+    """Gradient ``[T, E]`` of ``tokens`` from that of the normalised ones; in the dtype of
+    ``tokens``.
 
     ``(g - y <y, g>) / |x|`` with ``y = x / |x|``; below a length of 1e-12 ``g / 1e-12``.
     """
-    grad, tokens = _wide(grad), _wide(tokens)
-    norm = tokens.norm(dim=-1, keepdim=True)
-    unit = tokens / norm.clamp_min(EPSILON)
-    radial = torch.where(norm >= EPSILON, (grad * unit).sum(-1, keepdim=True), 0)
-    return (grad - unit * radial) / norm.clamp_min(EPSILON)
+    tokens, grad = tokens.contiguous(), grad.contiguous()
+    (T, E), dtokens = tokens.shape, torch.empty_like(tokens)
+    if T:
+        block_t, block_e = _blocks(E)
+        _normalize_backward_kernel[(triton.cdiv(T, block_t),)](
+            grad, tokens, dtokens, T, E=E, BLOCK_T=block_t, BLOCK_E=block_e
+        )
+    return dtokens

@@ -1,27 +1,10 @@
-"""Masked tokens taken out of a batch, and back; on the device, without waiting for it.
+"""Masked tokens taken out of a batch, on the device, without waiting for it.
 
 N sequences, T tokens.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-
-
-class Compacted(NamedTuple):
-    """The tokens that take part, moved together in order.
-
-    Attributes:
-        tokens: as many rows as before, ``[T, E]``: how many are in use only the device knows. Those
-            behind the last sequence are copies of some row.
-        cu_seqlens: int32 ``[N + 1]``, boundaries among the rows in use.
-        positions: int32 ``[T]``, the row that each one came from.
-    """
-
-    tokens: Tensor
-    cu_seqlens: Tensor
-    positions: Tensor
 
 
 def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
@@ -30,20 +13,21 @@ def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
     return torch.searchsorted(cu_seqlens[1:], tokens, right=True)
 
 
-def compact_tokens(tokens: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Compacted:
-    """Leave out the rows of ``tokens`` ``[T, E]`` where ``mask`` (bool ``[T]``) is False."""
-    T = tokens.shape[0]
+def compact(mask: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Where to find the tokens that take part, if they were moved together in order.
+
+    Args:
+        mask: bool ``[T]``, False at tokens to be left out.
+        cu_seqlens: int32 ``[N + 1]``, from 0 to T.
+
+    Returns:
+        rows int32 ``[T]``, the place of each compacted token in the batch. How many there are only
+        the device knows; the entries behind the last one name some row. And int32 ``[N + 1]``, the
+        boundaries of the sequences among the compacted tokens.
+    """
+    T = mask.shape[0]
     counts = torch.zeros(T + 1, dtype=torch.int32, device=mask.device)
     torch.cumsum(mask, 0, dtype=torch.int32, out=counts[1:])
     wanted = torch.arange(1, T + 1, dtype=torch.int32, device=mask.device)
-    positions = torch.searchsorted(counts[1:], wanted, out_int32=True).clamp_max_(max(T - 1, 0))
-    return Compacted(tokens.index_select(0, positions), counts[cu_seqlens.long()], positions)
-
-
-def original_rows(rows: Tensor, positions: Tensor) -> Tensor:
-    """Rows of the compacted tokens (int32, any shape, negative for none) as rows of the tokens they
-    came from. Gradients gathered by these rows reach every masked token as zero."""
-    if positions.numel() == 0:
-        return rows
-    found = positions[rows.clamp_min(0).long()]
-    return torch.where(rows < 0, rows, found)
+    rows = torch.searchsorted(counts[1:], wanted, out_int32=True).clamp_max_(max(T - 1, 0))
+    return rows, counts[cu_seqlens.long()]

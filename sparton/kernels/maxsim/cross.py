@@ -1,0 +1,158 @@
+"""MaxSim of every query with every document as one matrix product that keeps maxima.
+
+Q queries, N documents, T packed tokens, E embedding.
+
+With all query tokens as rows, segment_max gives the maximum of every query token over every
+document, ``[N, Tq]``, and its winner; a second kernel sums the maxima of each query. The backward
+is segment_max's, too: every gradient row is summed in one place, in a fixed order. Query tokens of
+any number of queries fill its tiles, so short queries waste none of a tile and long ones need not
+be cut. Masked document tokens are left out before the product. Masked query tokens are computed and
+then left out of the sums; their winner is -1.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
+from sparton.kernels.maxsim.operands import MaxSimOperands
+from sparton.kernels.maxsim.packing import compact, sequence_of_tokens
+from sparton.kernels.segment_max.backward import (
+    DEFAULT_CONFIG,
+    BackwardConfig,
+    segment_max_backward,
+)
+from sparton.kernels.segment_max.forward import Config, segment_max_forward
+
+MAXIMA_AT_ONCE = 2**28
+ROWS_APART = 256
+BLOCK_N = 16
+BLOCK_S = 32
+
+
+@triton.jit(do_not_specialize=["N", "Tq", "first", "num_rows"])
+def _scores_kernel(
+    maxima_ptr, winners_ptr, query_cu_ptr, query_mask_ptr, document_rows_ptr, scores_ptr,
+    argmax_ptr, N, Tq, first, num_rows,
+    ADD: tl.constexpr, ARGMAX: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """One query and BLOCK_N documents: the sum of the maxima of those of its tokens that are among
+    the ``num_rows`` from ``first``, and their winners as rows of the given documents."""
+    q = tl.program_id(0).to(tl.int64)
+    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    start = tl.maximum(tl.load(query_cu_ptr + q), first)
+    stop = tl.minimum(tl.load(query_cu_ptr + q + 1), first + num_rows)
+    total = tl.zeros((BLOCK_N, BLOCK_S), tl.float32)
+    for lo in range(start, stop, BLOCK_S):
+        s = lo + tl.arange(0, BLOCK_S)
+        inside = (n < N)[:, None] & (s < stop)[None, :]
+        taken = inside
+        if query_mask_ptr is not None:
+            taken = taken & (tl.load(query_mask_ptr + s, s < stop, 0) != 0)[None, :]
+        offs = n.to(tl.int64)[:, None] * num_rows + (s - first)[None, :]
+        total += tl.load(maxima_ptr + offs, taken, 0.0)
+        if ARGMAX:
+            winner = tl.load(winners_ptr + offs, taken, -1)
+            if document_rows_ptr is not None:
+                winner = tl.load(document_rows_ptr + winner, winner >= 0, -1)
+            tl.store(argmax_ptr + n.to(tl.int64)[:, None] * Tq + s[None, :], winner, inside)
+    scores = tl.sum(total, 1)
+    if ADD:
+        scores += tl.load(scores_ptr + q * N + n, n < N, 0.0)
+    tl.store(scores_ptr + q * N + n, scores, n < N)
+
+
+def _document_side(operands: MaxSimOperands, normalize: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Tokens that take part, their boundaries and, if masks move them, the rows they came from."""
+    documents, cu_seqlens, rows = operands.documents, operands.document_cu_seqlens, None
+    if operands.document_mask is not None:
+        rows, cu_seqlens = compact(operands.document_mask, cu_seqlens)
+    if normalize:
+        documents = normalize_tokens(documents, rows)
+    elif rows is not None:
+        documents = documents.index_select(0, rows)
+    return documents, cu_seqlens, rows
+
+
+def cross_forward(
+    operands: MaxSimOperands, *, normalize: bool, argmax: bool, config: Config | None = None
+) -> tuple[Tensor, Tensor]:
+    """Scores and winners of every query with every document.
+
+    Args:
+        operands: checked ones, without ``per_query``.
+        normalize: L2-normalise the tokens of both sides first.
+        argmax: whether the winners are wanted.
+        config: of :func:`~sparton.kernels.segment_max.forward.segment_max_forward`.
+
+    Returns:
+        Scores fp32 ``[Q, N]``. Winners int32 ``[N, Tq]``, the row of ``documents`` that is best for
+        a query token, the first of equals; -1 where the token is masked or the document has no
+        tokens; empty without argmax. The maxima of at most MAXIMA_AT_ONCE query tokens and
+        documents exist at a time.
+    """
+    (Q, N), Tq = operands.scores_shape, operands.queries.shape[0]
+    device = operands.queries.device
+    scores = torch.empty(Q, N, device=device)
+    winners = torch.empty((N, Tq) if argmax else 0, dtype=torch.int32, device=device)
+    if not (Tq and N and operands.documents.shape[0]):
+        return scores.zero_(), winners.fill_(-1)
+    queries = normalize_tokens(operands.queries) if normalize else operands.queries.contiguous()
+    documents, cu_seqlens, rows = _document_side(operands, normalize)
+    mask = None if operands.query_mask is None else operands.query_mask.contiguous()
+    step = max(MAXIMA_AT_ONCE // N // ROWS_APART, 1) * ROWS_APART
+    for first in range(0, Tq, step):
+        part = queries[first : first + step]
+        maxima, found = segment_max_forward(
+            documents, part, None, cu_seqlens, activation="none", argmax=argmax, config=config
+        )
+        finished = part.shape[0] == Tq and mask is None and rows is None
+        if argmax and finished:
+            winners = found
+        _scores_kernel[(Q, triton.cdiv(N, BLOCK_N))](
+            maxima, found, operands.query_cu_seqlens, mask, rows, scores, winners,
+            N, Tq, first, part.shape[0], ADD=first > 0, ARGMAX=argmax and not finished,
+            BLOCK_N=BLOCK_N, BLOCK_S=BLOCK_S,
+        )  # fmt: skip
+    return scores, winners
+
+
+def cross_backward(
+    grad: Tensor,
+    argmax: Tensor,
+    operands: MaxSimOperands,
+    *,
+    normalize: bool,
+    need_queries: bool = True,
+    need_documents: bool = True,
+    config: BackwardConfig = DEFAULT_CONFIG,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of ``sum(grad * scores)``: the same bits every time.
+
+    Args:
+        grad: ``[Q, N]``, any strides.
+        argmax: int32 ``[N, Tq]``, what the forward returned.
+        operands: those of the forward.
+        normalize: of the forward.
+        need_queries, need_documents: whether these gradients are wanted.
+        config: of :func:`~sparton.kernels.segment_max.backward.segment_max_backward`.
+
+    Returns:
+        dqueries ``[Tq, E]`` and ddocuments ``[Td, E]``, None where not wanted. Sums run in fp32;
+        the results are in the dtype of the operands.
+    """
+    queries, documents = operands.queries, operands.documents
+    owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
+    upstream = grad.T.index_select(1, owners)
+    hidden, weight = (normalize_tokens(x) if normalize else x for x in (documents, queries))
+    ddocuments, dqueries, _ = segment_max_backward(
+        upstream, upstream, argmax, hidden, weight, operands.document_cu_seqlens, bias_dtype=None,
+        need_hidden=need_documents, need_weight=need_queries, activation="none", config=config,
+    )  # fmt: skip
+    if normalize:
+        if dqueries is not None:
+            dqueries = normalize_tokens_backward(dqueries, queries)
+        if ddocuments is not None:
+            ddocuments = normalize_tokens_backward(ddocuments, documents)
+    return dqueries, ddocuments
