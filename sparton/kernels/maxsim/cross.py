@@ -63,7 +63,9 @@ def _scores_kernel(
     tl.store(scores_ptr + q * N + n, scores, n < N)
 
 
-def _document_side(operands: MaxSimOperands, normalize: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+def _document_side(
+    operands: MaxSimOperands, normalize: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tokens that take part, their boundaries and, if masks move them, the rows they came from."""
     documents, cu_seqlens, rows = operands.documents, operands.document_cu_seqlens, None
     if operands.document_mask is not None:

@@ -23,15 +23,6 @@ from sparton.kernels.maxsim.operands import (
 )
 
 
-def _forward_cuda(
-    operands: MaxSimOperands, *, normalize: bool, argmax: bool
-) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError(
-        "MaxSim on CUDA tensors needs kernels that are not there yet (sparton/kernels/maxsim/"
-        "cross.py and streaming.py); move the tensors to the CPU"
-    )
-
-
 @torch.library.custom_op("sparton::maxsim", mutates_args=())
 def _forward_op(
     queries: Tensor,
@@ -54,8 +45,11 @@ def _forward_op(
         document_mask,
         per_query,
     )
-    forward = _forward_cuda if queries.is_cuda else maxsim_forward_cpu
-    return forward(operands, normalize=normalize, argmax=argmax)
+    if not queries.is_cuda:
+        return maxsim_forward_cpu(operands, normalize=normalize, argmax=argmax)
+    from sparton.kernels.maxsim.paths import maxsim_forward_cuda
+
+    return maxsim_forward_cuda(operands, normalize=normalize, argmax=argmax)
 
 
 @_forward_op.register_fake
@@ -102,14 +96,15 @@ def _backward_op(
         document_mask,
         per_query,
     )
-    gradients = maxsim_backward_cpu(
-        grad,
-        argmax,
-        operands,
-        normalize=normalize,
-        need_queries=need_queries,
-        need_documents=need_documents,
-    )
+    wanted = {"need_queries": need_queries, "need_documents": need_documents}
+    if queries.is_cuda:
+        from sparton.kernels.maxsim.paths import maxsim_backward_cuda
+
+        gradients = maxsim_backward_cuda(
+            grad, argmax, operands, normalize=normalize, backward=backward, **wanted
+        )
+    else:
+        gradients = maxsim_backward_cpu(grad, argmax, operands, normalize=normalize, **wanted)
     # An operator's schema knows no optional results: an unwanted one is an empty tensor.
     dqueries, ddocuments = (queries.new_empty(0) if x is None else x for x in gradients)
     return dqueries, ddocuments
