@@ -22,13 +22,14 @@ from sparton.kernels.segment_max.forward import (
 from sparton.kernels.segment_max.hopper import HopperConfig
 from sparton.kernels.segment_max.operands import check_fp8
 from sparton.kernels.segment_max.portable import PortableConfig
+from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
 from sparton.kernels.splade_head import fp8, function, splade_head
 from sparton.kernels.splade_head.fp8 import (
     RescoreConfig,
     rescore,
     splade_head_forward_fp8,
 )
-from sparton.kernels.splade_head.fp8_cpu import quantize_rows_cpu, splade_head_forward_fp8_cpu
+from sparton.kernels.splade_head.fp8_cpu import splade_head_forward_fp8_cpu
 from tests.kernels import problems
 from tests.kernels.problems import Problem, error
 

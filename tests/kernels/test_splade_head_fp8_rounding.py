@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparton.kernels.splade_head.fp8 import quantize_rows
-from sparton.kernels.splade_head.fp8_cpu import quantize_rows_cpu
+from sparton.kernels.segment_max.quantize import quantize_rows
+from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
 
 SERVED = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 pytestmark = pytest.mark.skipif(

@@ -7,27 +7,11 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.segment_max.operands import check_fp8, check_operands
+from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
 from sparton.kernels.splade_head.cpu import splade_head_forward_cpu
 from sparton.kernels.splade_head.variants import activate
 
-LARGEST = 448.0
-# Of a row's largest absolute value: the scale, its inverse and scaled sums stay finite and normal.
-SCALE_BOUNDS = (2.0**-100, 2.0**100)
 ENTRIES_AT_ONCE = 4096
-
-
-def padded_size(D: int) -> int:
-    """D rounded up to whole 16 bytes of e4m3."""
-    return -(-D // 16) * 16
-
-
-def quantize_rows_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What :func:`~sparton.kernels.splade_head.fp8.quantize_rows` returns, for CPU tensors."""
-    x = x.float()
-    amax = x.nan_to_num(nan=0.0).abs().amax(1, keepdim=True).clamp(*SCALE_BOUNDS)
-    scaled = (x * (LARGEST / amax)).clamp(-LARGEST, LARGEST)
-    rounded = torch.nn.functional.pad(scaled, (0, padded_size(x.shape[1]) - x.shape[1]))
-    return rounded.to(torch.float8_e4m3fn), (amax / LARGEST)[:, 0]
 
 
 def splade_head_forward_fp8_cpu(
