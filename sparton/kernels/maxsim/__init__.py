@@ -1,7 +1,18 @@
 """Late interaction: the sum over query tokens of the best document token's similarity."""
 
+from sparton.kernels.maxsim.fp8 import maxsim_fp8
 from sparton.kernels.maxsim.function import maxsim, maxsim_pairs, maxsim_varlen
 from sparton.kernels.maxsim.hidden_function import maxsim_from_hidden
 from sparton.kernels.maxsim.reference import maxsim_reference
+from sparton.kernels.maxsim.topk import BestDocuments, maxsim_topk
 
-__all__ = ["maxsim", "maxsim_from_hidden", "maxsim_pairs", "maxsim_reference", "maxsim_varlen"]
+__all__ = [
+    "BestDocuments",
+    "maxsim",
+    "maxsim_fp8",
+    "maxsim_from_hidden",
+    "maxsim_pairs",
+    "maxsim_reference",
+    "maxsim_topk",
+    "maxsim_varlen",
+]

@@ -1,0 +1,109 @@
+"""The documents with the largest MaxSim of a collection of any size.
+
+Q queries, N documents, T packed tokens, E embedding.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.maxsim.function import maxsim_varlen
+
+TOKENS_AT_ONCE = 2**22
+_LOW = 2**32 - 1
+
+
+class BestDocuments(NamedTuple):
+    """The k best documents of each query, best first.
+
+    Attributes:
+        scores: fp32 ``[Q, k]``.
+        documents: int64 ``[Q, k]``, different within a row.
+    """
+
+    scores: Tensor
+    documents: Tensor
+
+
+def _keys(scores: Tensor, first: int) -> Tensor:
+    """int64 keys that order scores, and among equal scores smaller documents, ascending."""
+    # Adding 0 makes -0.0 equal 0.0; fp32 as integers descend where the sign bit is set.
+    bits = (scores + 0.0).view(torch.int32)
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    documents = torch.arange(first, first + scores.shape[1], device=scores.device)
+    return (bits.long() << 32) | (_LOW - documents)
+
+
+def _unpack(keys: Tensor) -> BestDocuments:
+    bits = (keys >> 32).int()
+    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return BestDocuments(bits.view(torch.float32), _LOW - (keys & _LOW))
+
+
+def _chunks(bounds: list[int], tokens: int) -> list[tuple[int, int]]:
+    """Consecutive documents ``first, last`` of at most ``tokens`` tokens, or a single one."""
+    chunks, first = [], 0
+    for n in range(1, len(bounds)):
+        if bounds[n] - bounds[first] > tokens and n - 1 > first:
+            chunks.append((first, n - 1))
+            first = n - 1
+    return [*chunks, (first, len(bounds) - 1)] if len(bounds) > 1 else chunks
+
+
+@torch.no_grad()
+def maxsim_topk(
+    queries: Tensor,
+    documents: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    k: int,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    normalize: bool = False,
+    tokens_at_once: int = TOKENS_AT_ONCE,
+) -> BestDocuments:
+    """The k documents with the largest :func:`~sparton.kernels.maxsim.maxsim_varlen` of each query.
+
+    Documents pass in chunks, whose scores are merged into the best k so far on the queries'
+    device; equal scores go to the document that comes first. The collection may lie on the CPU
+    while the queries are on a GPU: its chunks are copied as they are needed. For inference: the
+    result has no gradient.
+
+    Args:
+        queries: ``[Tq, E]``, Q queries end to end.
+        documents: ``[Td, E]``, N documents end to end, on the device of the queries or on the CPU.
+        query_cu_seqlens: int32 ``[Q + 1]``.
+        document_cu_seqlens: int32 ``[N + 1]``, beside ``documents``. Its values are read once.
+        k: from 1 to N.
+        query_mask: bool ``[Tq]`` or None.
+        document_mask: bool ``[Td]`` or None, beside ``documents``.
+        normalize: L2-normalise the tokens of both sides.
+        tokens_at_once: most document tokens of a chunk, unless one document has more.
+
+    Raises:
+        ValueError: k out of range, or what :func:`~sparton.kernels.maxsim.maxsim_varlen` refuses.
+    """
+    N, Q = document_cu_seqlens.numel() - 1, query_cu_seqlens.numel() - 1
+    if not 1 <= k <= N:
+        raise ValueError(f"k must be from 1 to the N = {N} documents, got {k}")
+    bounds = document_cu_seqlens.tolist()
+    best = torch.empty(Q, 0, dtype=torch.int64, device=queries.device)
+    for first, last in _chunks(bounds, tokens_at_once):
+        rows = slice(bounds[first], bounds[last])
+        chunk = (
+            documents[rows],
+            document_cu_seqlens[first : last + 1] - bounds[first],
+            None if document_mask is None else document_mask[rows],
+        )
+        tokens, cu_seqlens, mask = (
+            None if x is None else x.to(queries.device, non_blocking=True) for x in chunk
+        )
+        assert tokens is not None and cu_seqlens is not None
+        scores = maxsim_varlen(
+            queries, tokens, query_cu_seqlens, cu_seqlens, query_mask, mask, normalize=normalize
+        )
+        keys = torch.cat((best, _keys(scores, first)), 1)
+        best = keys.topk(min(k, keys.shape[1])).values
+    return _unpack(best)

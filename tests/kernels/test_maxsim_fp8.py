@@ -1,0 +1,72 @@
+"""MaxSim with FP8 products: an emulation on the CPU, the tensor cores on a GPU."""
+
+import pytest
+import torch
+
+from sparton.kernels.maxsim import maxsim, maxsim_fp8
+from tests.kernels.problems import error
+
+FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
+
+
+def make_problem(device="cpu", dtype=torch.bfloat16, *, spread=0.0, E=72):
+    """``spread`` is the standard deviation of the logarithm of the tokens' norms."""
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = (torch.randn(*s, E, generator=generator) for s in ((5, 9), (7, 40)))
+    queries, documents = (
+        torch.nn.functional.normalize(x, dim=-1)
+        * torch.exp(spread * torch.randn(*x.shape[:2], 1, generator=generator))
+        for x in (queries, documents)
+    )
+    masks = [torch.rand(x.shape[:2], generator=generator) > 0.3 for x in (queries, documents)]
+    masks[1][2] = False
+    return [x.to(device, dtype) for x in (queries, documents)], [x.to(device) for x in masks]
+
+
+@pytest.mark.parametrize("scales", ["token", "tensor"])
+def test_close_to_full_products(scales):
+    operands, masks = make_problem()
+    exact = maxsim(*(x.double() for x in operands), *masks).double()
+    scores = maxsim_fp8(*operands, *masks, scales=scales)
+    assert error(scores, exact) < 2e-2
+    assert (scores[:, 2] == 0).all()
+    assert error(maxsim_fp8(operands[0] * 1.1, operands[1], *masks, scales=scales), exact) > 5e-2
+
+
+def test_a_scale_for_each_token_keeps_short_ones():
+    operands, masks = make_problem(spread=8.0, dtype=torch.float16)
+    operands[1] = operands[1].clamp(-100, 100)
+    query = operands[0].abs().amax(-1).flatten().argsort()[:3]
+    short = operands[0].flatten(0, 1)[query][:, None]
+    exact = maxsim(short.double(), operands[1].double(), None, masks[1]).double()
+    both = (torch.cat([short, operands[0].flatten(0, 1)[:, None]]), operands[1])
+    by_token, by_tensor = (
+        maxsim_fp8(*both, None, masks[1], scales=scales)[:3] for scales in ("token", "tensor")
+    )
+    assert error(by_token, exact) < 5e-2
+    assert error(by_tensor, exact) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scales": "row"}, "token or tensor, got 'row'"),
+        ({"queries": torch.zeros(2, 3, 4)}, "float16 or bfloat16, got torch.float32"),
+        ({"documents": torch.zeros(2, 3, 4, 72, dtype=torch.bfloat16)}, r"\[N, Ld, E\]"),
+    ],
+)
+def test_refused(change, words):
+    (queries, documents), _ = make_problem()
+    with pytest.raises(ValueError, match=words):
+        maxsim_fp8(**{"queries": queries, "documents": documents, **change})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not FP8, reason="needs a GPU with FP8 tensor cores")
+@pytest.mark.parametrize("scales", ["token", "tensor"])
+@pytest.mark.parametrize("E", [72, 128])
+def test_the_tensor_cores_agree_with_the_emulation(scales, E):
+    operands, masks = make_problem(E=E)
+    expected = maxsim_fp8(*operands, *masks, scales=scales)
+    scores = maxsim_fp8(*(x.cuda() for x in operands), *(x.cuda() for x in masks), scales=scales)
+    assert error(scores.cpu(), expected.double()) < 2e-3

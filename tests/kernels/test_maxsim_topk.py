@@ -1,0 +1,87 @@
+"""Top-k retrieval by MaxSim, in chunks."""
+
+from itertools import accumulate
+
+import pytest
+import torch
+
+from sparton.kernels.maxsim import maxsim_topk, maxsim_varlen, topk
+
+LENGTHS = [3, 0, 7, 1, 12, 4, 4, 9]
+
+
+def make_problem(seed=0, E=8):
+    generator = torch.Generator().manual_seed(seed)
+    queries = torch.randn(11, E, generator=generator)
+    documents = torch.randn(sum(LENGTHS), E, generator=generator)
+    return (
+        queries,
+        documents,
+        torch.tensor([0, 4, 4, 11], dtype=torch.int32),
+        torch.tensor([0, *accumulate(LENGTHS)], dtype=torch.int32),
+    )
+
+
+def sorted_scores(scores, k):
+    order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return scores.gather(1, order), order
+
+
+@pytest.mark.parametrize("tokens_at_once", [1, 8, 1000])
+@pytest.mark.parametrize("k", [1, 3, len(LENGTHS)])
+def test_equals_a_stable_sort_of_all_scores(k, tokens_at_once):
+    problem = make_problem()
+    scores = maxsim_varlen(*problem)
+    assert (scores < 0).any()
+    assert (scores > 0).any()
+    expected, order = sorted_scores(scores, k)
+    found = maxsim_topk(*problem, k, tokens_at_once=tokens_at_once)
+    assert torch.equal(found.scores, expected)
+    assert torch.equal(found.documents, order)
+    assert (found.documents[1] == torch.arange(k)).all(), "an empty query: all tie at 0"
+
+
+def test_masks_and_normalisation_reach_the_scores():
+    problem = make_problem(1)
+    generator = torch.Generator().manual_seed(2)
+    masks = [torch.rand(len(x), generator=generator) > 0.4 for x in problem[:2]]
+    expected, order = sorted_scores(maxsim_varlen(*problem, *masks, normalize=True), 4)
+    found = maxsim_topk(*problem, 4, *masks, normalize=True, tokens_at_once=5)
+    torch.testing.assert_close(found.scores, expected)
+    assert torch.equal(found.documents, order)
+    plain = maxsim_topk(*problem, 4)
+    assert not torch.equal(plain.documents, order)
+
+
+def test_signed_zeros_tie():
+    keys = topk._keys(torch.tensor([[-0.0, 0.0, -1.0, 1.0, -2.0]]), 5)
+    assert keys.argsort(dim=1, descending=True).tolist() == [[3, 0, 1, 2, 4]]
+    scores, documents = topk._unpack(keys)
+    assert scores.tolist() == [[0.0, 0.0, -1.0, 1.0, -2.0]]
+    assert documents.tolist() == [[5, 6, 7, 8, 9]]
+
+
+def test_chunks_hold_whole_documents():
+    bounds = [0, 3, 3, 10, 11, 23]
+    assert topk._chunks(bounds, 8) == [(0, 2), (2, 4), (4, 5)]
+    assert topk._chunks(bounds, 100) == [(0, 5)]
+    assert topk._chunks([0], 8) == []
+
+
+@pytest.mark.parametrize("k", [0, 9])
+def test_k_out_of_range(k):
+    with pytest.raises(ValueError, match=f"from 1 to the N = 8 documents, got {k}"):
+        maxsim_topk(*make_problem(), k)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_collection_on_the_cpu_with_queries_on_a_gpu():
+    queries, documents, query_cu_seqlens, cu_seqlens = make_problem(E=64)
+    expected = maxsim_topk(queries, documents, query_cu_seqlens, cu_seqlens, 3)
+    found = maxsim_topk(
+        queries.cuda(), documents, query_cu_seqlens.cuda(), cu_seqlens, 3, tokens_at_once=8
+    )
+    assert found.scores.is_cuda
+    torch.testing.assert_close(found.scores.cpu(), expected.scores)
+    assert torch.equal(found.documents.cpu(), expected.documents)
