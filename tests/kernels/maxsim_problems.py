@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize as unit_length
 
 from sparton.kernels.maxsim import maxsim_reference
 from sparton.kernels.maxsim.operands import MaxSimOperands
@@ -72,11 +73,26 @@ def winners(problem: MaxSimOperands, **options: Any) -> Tensor:
                 continue
             candidates = exact.documents.cpu()[tokens]
             if options.get("normalize"):
-                candidates = torch.nn.functional.normalize(candidates, eps=1e-12)
+                candidates = unit_length(candidates, eps=1e-12)
             for s in range(starts[q], starts[q + 1]):
                 if problem.query_mask is None or problem.query_mask[s]:
                     found[c, s] = tokens[(candidates @ exact.queries[s].cpu()).argmax()]
     return found.to(problem.queries.device)
+
+
+def gradients_at(
+    problem: MaxSimOperands, argmax: Tensor, upstream: Tensor, *, normalize: bool = False
+) -> tuple[Tensor, Tensor]:
+    """float64 gradients if these were the winners. Rounded operands may settle near-ties
+    differently from float64, and one entry that moves outweighs all rounding."""
+    leaves = [x.detach().double().requires_grad_() for x in problem[:2]]
+    queries, documents = (unit_length(x, eps=1e-12) if normalize else x for x in leaves)
+    column, row = (argmax >= 0).nonzero(as_tuple=True)
+    owners = torch.repeat_interleave(problem.query_cu_seqlens.diff().long())
+    g = upstream[owners[row], column].double()
+    similarities = (queries[row] * documents[argmax[column, row].long()]).sum(-1)
+    dqueries, ddocuments = torch.autograd.grad((g * similarities).sum(), leaves)
+    return dqueries, ddocuments
 
 
 def error(actual: Tensor, truth: Tensor) -> float:
