@@ -1,0 +1,254 @@
+"""Late interaction with compressed documents: one kernel, the embeddings exist only in registers.
+
+Q queries, N documents, T document tokens, W query tokens (columns), E embedding, C centroids,
+P bytes of a token's residual.
+
+A similarity is ``(query . centroid + query . residual) * inverse norm``. The products with the
+centroids are made once for all documents, ``[C, W]``; a program owns one document and BLOCK_W
+columns, gathers those products by code and adds the product with the unpacked residuals. The sum
+over E does not care for its order, so the dimensions that share a place within their bytes form one
+matrix product: bytes are read once and never rearranged.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirrored_numbers
+
+PRODUCTS_AT_ONCE = 2**24
+COLUMNS_AT_ONCE = 2**14
+MAXIMA_AT_ONCE = 2**26
+
+
+class ResidualConfig(NamedTuple):
+    """How to launch the kernel; all but ``num_warps`` and ``num_stages`` are powers of 2.
+
+    Attributes:
+        block_t: document tokens of a tile.
+        block_w: most query tokens of a tile.
+        block_p: most bytes of a token that enter one matrix product.
+        select: up to 2 bits, choose weights by comparisons; otherwise, read them from a table.
+    """
+
+    block_t: int = 64
+    block_w: int = 64
+    block_p: int = 128
+    select: bool = True
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+@triton.jit
+def _weights_of(numbers, table_ptr, NBITS: tl.constexpr, SELECT: tl.constexpr):
+    """Bucket weights of mirrored bucket numbers; the table is in the order of the latter."""
+    if NBITS > 2 or not SELECT:
+        return tl.load(table_ptr + numbers)
+    if NBITS == 1:
+        return tl.where(numbers == 0, tl.load(table_ptr), tl.load(table_ptr + 1))
+    odd = (numbers & 1) != 0
+    low = tl.where(odd, tl.load(table_ptr + 1), tl.load(table_ptr))
+    high = tl.where(odd, tl.load(table_ptr + 3), tl.load(table_ptr + 2))
+    return tl.where(numbers < 2, low, high)
+
+
+@triton.jit
+def _occupied_length(mask_ptr, length, BLOCK: tl.constexpr):
+    """Tokens up to the last one that takes part."""
+    last = tl.zeros((BLOCK,), tl.int32)
+    for first in range(0, length, BLOCK):
+        offs = first + tl.arange(0, BLOCK)
+        present = tl.load(mask_ptr + offs, offs < length, 0) != 0
+        last = tl.maximum(last, tl.where(present, offs + 1, 0))
+    return tl.max(last, 0)
+
+
+def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """For Triton's profiler: useful FLOPs, and bytes if every tensor were moved once."""
+    T, W, E = (arguments[name] for name in ("T", "W", "E"))
+    read = [arguments[f"{name}_ptr"] for name in ("codes", "residuals", "inverse", "products")]
+    return {
+        "name": f"{kernel.name} [T={T}, E={E}, W={W}]",
+        "flops16": 2 * T * W * E,
+        "bytes": sum(x.numel() * x.element_size() for x in read if x is not None),
+    }
+
+
+@triton.jit(do_not_specialize=["T", "last_w"], launch_metadata=_launch_metadata)
+def _maxsim_residual_fwd_kernel(
+    queries_ptr, products_ptr, codes_ptr, residuals_ptr, inverse_ptr, table_ptr, mask_ptr, cu_ptr,
+    maximum_ptr, argmax_ptr, T, W, last_w, stride_an,
+    E: tl.constexpr, P: tl.constexpr, NBITS: tl.constexpr, SELECT: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
+    SCALED: tl.constexpr, MASKED: tl.constexpr, ARGMAX: tl.constexpr,
+):  # fmt: skip
+    tiles = W // BLOCK_W
+    n = (tl.program_id(0) // tiles).to(tl.int64)
+    offs_w = tl.program_id(0) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
+    start = tl.load(cu_ptr + n).to(tl.int64)
+    length = (tl.load(cu_ptr + n + 1) - start).to(tl.int32)
+    if MASKED:
+        length = _occupied_length(mask_ptr + start, length, 1024)
+    rows = tl.arange(0, BLOCK_T)
+    offs_p = tl.arange(0, BLOCK_P)
+    best = tl.full((BLOCK_T, BLOCK_W), float("-inf"), tl.float32)
+    tile = tl.zeros((BLOCK_T, BLOCK_W), tl.int32)
+    for first in range(0, length, BLOCK_T):
+        token = start + first + rows
+        valid = first + rows < length
+        code = tl.load(codes_ptr + token, valid, 0).to(tl.int64)
+        product = tl.load(products_ptr + code[:, None] * W + offs_w[None, :])
+        acc = tl.zeros((BLOCK_T, BLOCK_W), tl.float32)
+        for p in tl.static_range(0, P, BLOCK_P):
+            present = valid[:, None] & (p + offs_p < P)[None, :]
+            places = token[:, None] * P + p + offs_p[None, :]
+            packed = tl.load(residuals_ptr + places, present, 0).to(tl.int32)
+            for j in tl.static_range(8 // NBITS):
+                row = p * (8 // NBITS) + j * BLOCK_P + offs_p
+                query = tl.load(queries_ptr + row[:, None] * W + offs_w[None, :])
+                numbers = packed >> 8 - NBITS * (j + 1) & (1 << NBITS) - 1
+                weights = _weights_of(numbers, table_ptr, NBITS, SELECT)
+                acc = tl.dot(weights, query, acc, input_precision="ieee")
+        similarity = acc + product
+        if SCALED:
+            inverse = tl.load(inverse_ptr + token, valid, 0.0).to(tl.float32)
+            similarity *= inverse[:, None]
+        if MASKED:
+            valid &= tl.load(mask_ptr + token, valid, 0) != 0
+        better = (similarity > best) & valid[:, None]
+        best = tl.where(better, similarity, best)
+        if ARGMAX:
+            tile = tl.where(better, first, tile)
+    maximum = tl.max(best, 0)
+    found = maximum > float("-inf")
+    tl.store(maximum_ptr + n * W + offs_w, tl.where(found, maximum, 0.0))
+    if ARGMAX:
+        index = tl.where(best == maximum[None, :], tile + rows[:, None], 2**31 - 1)
+        winner = tl.where(found, tl.min(index, 0), -1)
+        tl.store(argmax_ptr + n * stride_an + offs_w, winner, offs_w < last_w)
+
+
+@triton.jit(do_not_specialize=["N", "first_w", "last_w"])
+def _sum_queries_kernel(
+    maximum_ptr, mask_ptr, cu_ptr, scores_ptr, N, W, stride_qn, first_w, last_w,
+    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Add the maxima of columns ``first_w : last_w`` to the scores of the queries they are of."""
+    blocks = tl.cdiv(N, BLOCK_N)
+    q = (tl.program_id(0) // blocks).to(tl.int64)
+    n = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    start = tl.maximum(tl.load(cu_ptr + q).to(tl.int32), first_w)
+    stop = tl.minimum(tl.load(cu_ptr + q + 1).to(tl.int32), last_w)
+    if start >= stop:
+        return
+    score = tl.load(scores_ptr + q * stride_qn + n, n < N, 0.0)
+    for first in range(start, stop, BLOCK_W):
+        w = first + tl.arange(0, BLOCK_W)
+        present = w < stop
+        if MASKED:
+            present &= tl.load(mask_ptr + w, present, 0) != 0
+        places = n[:, None] * W + (w - first_w)[None, :]
+        maximum = tl.load(maximum_ptr + places, (n < N)[:, None] & present[None, :], 0.0)
+        score += tl.sum(maximum, 1)
+    tl.store(scores_ptr + q * stride_qn + n, score, n < N)
+
+
+def bytes_of(mask: Tensor | None) -> Tensor | None:
+    """A boolean mask as the kernels read it."""
+    return None if mask is None else mask.view(torch.uint8)
+
+
+def bucket_table(codec: ResidualCodec, dtype: torch.dtype) -> Tensor:
+    """Bucket weights in the order in which the packed bytes number them."""
+    mirrored = torch.tensor(mirrored_numbers(codec.nbits), device=codec.bucket_weights.device)
+    return codec.bucket_weights[mirrored].to(dtype)
+
+
+def _columns(
+    queries: Tensor, codec: ResidualCodec, config: ResidualConfig
+) -> Iterator[tuple[int, Tensor, Tensor, int, int]]:
+    """Query tokens in pieces of at most COLUMNS_AT_ONCE whose products with the centroids have at
+    most PRODUCTS_AT_ONCE elements (or one block). Of each: its first token; the tokens as the
+    kernel reads them, reordered and with zeros beyond the edges; their products with the centroids,
+    fp32 ``[C, W]``; the blocks of W and of P."""
+    E, per_byte = queries.shape[1], 8 // codec.nbits
+    P = E // per_byte
+    block_p = min(max(triton.next_power_of_2(P), 16), config.block_p)
+    block_w = min(max(triton.next_power_of_2(queries.shape[0]), 16), config.block_w)
+    at_once = min(PRODUCTS_AT_ONCE // codec.centroids.shape[0], COLUMNS_AT_ONCE)
+    at_once = max(at_once // block_w, 1) * block_w
+    centroids = codec.centroids.float()
+    for first in range(0, queries.shape[0], at_once):
+        tokens = queries[first : first + at_once]
+        tokens = F.pad(tokens, (0, 0, 0, -tokens.shape[0] % block_w))
+        bytewise = F.pad(tokens.view(-1, P, per_byte), (0, 0, 0, -P % block_p))
+        blocks = bytewise.view(tokens.shape[0], -1, block_p, per_byte).permute(1, 3, 2, 0)
+        yield first, blocks.contiguous(), centroids @ tokens.float().T, block_w, block_p
+
+
+def residual_forward(
+    queries: Tensor,
+    documents: CompressedTokens,
+    codec: ResidualCodec,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    argmax: bool = True,
+    config: ResidualConfig | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Launch the kernels.
+
+    Args:
+        queries: ``[W, E]`` float16, bfloat16 or float32, packed query tokens. Bucket weights are
+            rounded to their dtype.
+        documents: codes ``[T]``, residuals ``[T, P]``, and float16 or fp32 inverse norms ``[T]`` to
+            scale by, or None; all contiguous.
+        codec: what the documents were compressed with.
+        query_cu_seqlens: int32 or int64 ``[Q + 1]``, from 0 to W.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to T.
+        query_mask, document_mask: bool ``[W]`` and ``[T]``, contiguous, or None.
+        argmax: also return the winning tokens.
+        config: how to launch.
+
+    Returns:
+        scores fp32 ``[Q, N]`` and, for each query token (masked or not), the winning token counted
+        from the start of its document, int32 ``[N, W]``, -1 for none; empty without argmax.
+    """
+    config = config or ResidualConfig()
+    (W, E), P = queries.shape, documents.residuals.shape[1]
+    Q, N = query_cu_seqlens.numel() - 1, document_cu_seqlens.numel() - 1
+    scores = torch.zeros(Q, N, device=queries.device)
+    winners = torch.empty((N, W) if argmax else 0, dtype=torch.int32, device=queries.device)
+    if N == 0 or W == 0:
+        return scores, winners
+    table = bucket_table(codec, queries.dtype)
+    query_mask, document_mask = bytes_of(query_mask), bytes_of(document_mask)
+    for first, tokens, products, block_w, block_p in _columns(queries, codec, config):
+        width = products.shape[1]
+        step = max(MAXIMA_AT_ONCE // width, 1)
+        for n in range(0, N, step):
+            bounds = document_cu_seqlens[n : n + step + 1]
+            count = bounds.numel() - 1
+            maximum = torch.empty(count, width, device=queries.device)
+            _maxsim_residual_fwd_kernel[(count * (width // block_w),)](
+                tokens, products, *documents, table, document_mask, bounds,
+                maximum, winners[n : n + step, first:] if argmax else winners,
+                documents.codes.numel(), width, W - first, W,
+                E=E, P=P, NBITS=codec.nbits, SELECT=config.select,
+                BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p,
+                SCALED=documents.inverse_norms is not None, MASKED=document_mask is not None,
+                ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
+            )  # fmt: skip
+            _sum_queries_kernel[(Q * triton.cdiv(count, 64),)](
+                maximum, query_mask, query_cu_seqlens, scores[:, n:],
+                count, width, N, first, min(first + width, W),
+                BLOCK_N=64, BLOCK_W=min(block_w, 32), MASKED=query_mask is not None, num_warps=4,
+            )  # fmt: skip
+    return scores, winners

@@ -1,0 +1,106 @@
+"""Late interaction with compressed documents in PyTorch, for CPU tensors.
+
+Q queries, N documents, T document tokens, W query tokens, E embedding. Restored embeddings exist
+for TOKENS_AT_ONCE tokens at a time, and SIMILARITIES_AT_ONCE similarities (or those of one document
+token).
+"""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, restore
+
+TOKENS_AT_ONCE = 2**13
+SIMILARITIES_AT_ONCE = 2**22
+
+
+def _restored(documents: CompressedTokens, codec: ResidualCodec, where: slice | Tensor) -> Tensor:
+    """Embeddings of some tokens, scaled by their inverse norms where there are any."""
+    x = restore(codec, documents.codes[where], documents.residuals[where])
+    if documents.inverse_norms is not None:
+        x = x * documents.inverse_norms[where].float()[:, None]
+    return x
+
+
+def residual_inverse_norms_cpu(documents: CompressedTokens, codec: ResidualCodec) -> Tensor:
+    """Arguments and result of
+    :func:`~sparton.kernels.maxsim.residual_backward.residual_inverse_norms`."""
+    plain = documents._replace(inverse_norms=None)
+    firsts = range(0, documents.codes.numel(), TOKENS_AT_ONCE)
+    norms = [_restored(plain, codec, slice(x, x + TOKENS_AT_ONCE)).norm(dim=1) for x in firsts]
+    return torch.cat([x.clamp_min(1e-12).reciprocal() for x in norms] or [torch.empty(0)])
+
+
+def _query_sums(maxima: Tensor, bounds: list[int]) -> Tensor:
+    """Sums over each query's rows of ``[W, N]``."""
+    return torch.stack([maxima[start:stop].sum(0) for start, stop in pairwise(bounds)])
+
+
+def residual_forward_cpu(
+    queries: Tensor,
+    documents: CompressedTokens,
+    codec: ResidualCodec,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    argmax: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Arguments and results of :func:`~sparton.kernels.maxsim.residual.residual_forward`. Works in
+    fp32, in float64 for queries of that dtype; the scores are fp32 all the same."""
+    W, bounds = queries.shape[0], document_cu_seqlens.tolist()
+    Q, N = query_cu_seqlens.numel() - 1, len(bounds) - 1
+    winners = torch.full((N, W) if argmax else (0,), -1, dtype=torch.int32)
+    if Q == 0 or N == 0 or W == 0:
+        return torch.zeros(Q, N), winners
+    columns = queries.to(torch.promote_types(queries.dtype, torch.float32)).T
+    maxima = columns.new_zeros(W, N)
+    at_once = max(min(TOKENS_AT_ONCE, SIMILARITIES_AT_ONCE // W), 1)
+    for n, (start, stop) in enumerate(pairwise(bounds)):
+        best, winner = columns.new_full((W,), float("-inf")), torch.full((W,), -1)
+        for first in range(start, stop, at_once):
+            part = slice(first, min(first + at_once, stop))
+            similarity = _restored(documents, codec, part).to(columns.dtype) @ columns
+            if document_mask is not None:
+                similarity.masked_fill_(~document_mask[part, None], float("-inf"))
+            value, token = similarity.max(dim=0)
+            winner = torch.where(value > best, token + (first - start), winner)
+            best = torch.maximum(best, value)
+        maxima[:, n] = best.masked_fill(winner < 0, 0.0)
+        if argmax:
+            winners[n] = winner
+    if query_mask is not None:
+        maxima[~query_mask] = 0.0
+    return _query_sums(maxima, query_cu_seqlens.tolist()).float(), winners
+
+
+def residual_backward_cpu(
+    grad: Tensor,
+    argmax: Tensor,
+    documents: CompressedTokens,
+    codec: ResidualCodec,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Arguments and results of
+    :func:`~sparton.kernels.maxsim.residual_backward.residual_backward`."""
+    N, W = argmax.shape
+    work = torch.promote_types(dtype, torch.float32)
+    dqueries = torch.zeros(W, codec.centroids.shape[1], dtype=work)
+    scale = grad.repeat_interleave(query_cu_seqlens.diff().long(), dim=0).to(work)
+    if query_mask is not None:
+        scale = scale * query_mask[:, None]
+    step = max(TOKENS_AT_ONCE // max(W, 1), 1)
+    for n in range(0, N, step):
+        winner = argmax[n : n + step]
+        document, w = (winner >= 0).nonzero(as_tuple=True)
+        tokens = document_cu_seqlens[n + document].long() + winner[document, w]
+        x = _restored(documents, codec, tokens).to(work) * scale[w, n + document, None]
+        dqueries.index_add_(0, w, x)
+    return dqueries.to(dtype)

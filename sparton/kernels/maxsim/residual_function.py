@@ -1,0 +1,345 @@
+"""Late interaction with compressed documents as PyTorch operators: autograd, torch.compile.
+
+Q queries, N documents, L tokens, T packed tokens, W packed query tokens, E embedding, P bytes of a
+token's residual.
+
+CUDA tensors run the Triton kernels, CPU tensors the PyTorch version of the same algorithm; Triton
+is imported when the first CUDA tensor arrives.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
+from sparton.kernels.maxsim.residual_cpu import (
+    residual_backward_cpu,
+    residual_forward_cpu,
+    residual_inverse_norms_cpu,
+)
+from sparton.kernels.maxsim.residual_operands import (
+    check_boundaries,
+    check_codec,
+    check_devices,
+    check_documents,
+    check_mask,
+    check_queries,
+    even_boundaries,
+)
+
+
+def _codec(centroids: Tensor, bucket_weights: Tensor) -> ResidualCodec:
+    """For restoring only: no cut-offs."""
+    return ResidualCodec(centroids, bucket_weights[:0], bucket_weights)
+
+
+@torch.library.custom_op("sparton::maxsim_residual_inverse_norms", mutates_args=())
+def _inverse_norms_op(
+    codes: Tensor, residuals: Tensor, centroids: Tensor, bucket_weights: Tensor
+) -> Tensor:
+    compute = residual_inverse_norms_cpu
+    if codes.is_cuda:
+        from sparton.kernels.maxsim.residual_backward import residual_inverse_norms
+
+        compute = residual_inverse_norms
+    return compute(CompressedTokens(codes, residuals), _codec(centroids, bucket_weights))
+
+
+@_inverse_norms_op.register_fake
+def _(codes: Tensor, residuals: Tensor, centroids: Tensor, bucket_weights: Tensor) -> Tensor:
+    return codes.new_empty(codes.shape, dtype=torch.float32)
+
+
+@torch.library.custom_op("sparton::maxsim_residual", mutates_args=())
+def _forward_op(
+    queries: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    inverse_norms: Tensor | None,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    argmax: bool,
+) -> tuple[Tensor, Tensor]:
+    forward = residual_forward_cpu
+    if queries.is_cuda:
+        from sparton.kernels.maxsim.residual import residual_forward
+
+        forward = residual_forward
+    return forward(
+        queries,
+        CompressedTokens(codes, residuals, inverse_norms),
+        _codec(centroids, bucket_weights),
+        query_cu_seqlens,
+        document_cu_seqlens,
+        query_mask,
+        document_mask,
+        argmax=argmax,
+    )
+
+
+@_forward_op.register_fake
+def _(
+    queries: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    inverse_norms: Tensor | None,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    argmax: bool,
+) -> tuple[Tensor, Tensor]:
+    Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
+    shape = (N, queries.shape[0]) if argmax else (0,)
+    return (
+        queries.new_empty(Q, N, dtype=torch.float32),
+        queries.new_empty(shape, dtype=torch.int32),
+    )
+
+
+@torch.library.custom_op("sparton::maxsim_residual_backward", mutates_args=())
+def _backward_op(
+    grad: Tensor,
+    argmax: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    inverse_norms: Tensor | None,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    backward = residual_backward_cpu
+    if grad.is_cuda:
+        from sparton.kernels.maxsim.residual_backward import residual_backward
+
+        backward = residual_backward
+    return backward(
+        grad,
+        argmax,
+        CompressedTokens(codes, residuals, inverse_norms),
+        _codec(centroids, bucket_weights),
+        query_cu_seqlens,
+        document_cu_seqlens,
+        query_mask,
+        dtype=dtype,
+    )
+
+
+@_backward_op.register_fake
+def _(
+    grad: Tensor,
+    argmax: Tensor,
+    codes: Tensor,
+    residuals: Tensor,
+    inverse_norms: Tensor | None,
+    centroids: Tensor,
+    bucket_weights: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    return grad.new_empty(argmax.shape[1], centroids.shape[1], dtype=dtype)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    queries, *documents, query_cu, document_cu, query_mask, _, _ = inputs
+    ctx.save_for_backward(output[1], *documents, query_cu, document_cu, query_mask)
+    ctx.dtype = queries.dtype
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return _backward_op(grad, *ctx.saved_tensors, ctx.dtype), *[None] * 10
+
+
+_forward_op.register_autograd(_backward, setup_context=_setup_context)
+
+
+def _score(
+    queries: Tensor,
+    documents: CompressedTokens,
+    codec: ResidualCodec,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    *,
+    normalize: bool,
+) -> Tensor:
+    """Packed and checked operands to scores."""
+    device = queries.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else queries.dtype
+    codes, residuals, inverse_norms = documents
+    centroids, weights = codec.centroids.contiguous(), codec.bucket_weights.contiguous()
+    if not normalize:
+        inverse_norms = None
+    else:
+        wide = torch.promote_types(queries.dtype, torch.float32)
+        queries = F.normalize(queries.to(wide), dim=1)
+        if inverse_norms is None:
+            inverse_norms = _inverse_norms_op(codes, residuals, centroids, weights)
+    return _forward_op(
+        queries.to(dtype).contiguous(),
+        codes,
+        residuals,
+        inverse_norms,
+        centroids,
+        weights,
+        query_cu_seqlens,
+        document_cu_seqlens,
+        query_mask,
+        document_mask,
+        torch.is_grad_enabled() and queries.requires_grad,
+    )[0]
+
+
+def maxsim_residual(
+    queries: Tensor,
+    documents: CompressedTokens,
+    codec: ResidualCodec,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    normalize: bool = True,
+) -> Tensor:
+    """Late-interaction scores against padded compressed documents, never decompressed in memory.
+
+    ``scores[q, n]`` is the sum over the query's tokens s of the maximum over the document's tokens
+    t of ``query[s] . (centroid[code[t]] + residual[t])``. Tokens that a mask leaves out take no
+    part; a document or query without any scores 0. Of equal similarities the first token wins and
+    gets the gradient. Products with the centroids are made in fp32, those with the residuals in the
+    dtype of the queries with sums in fp32. Results and gradients are bitwise reproducible on one
+    kind of device. Under torch.autocast the queries are cast to its dtype.
+
+    Args:
+        queries: ``[Q, Lq, E]`` float16, bfloat16 or float32 (float64 on the CPU).
+        documents: codes int32 or int64 ``[N, Ld]``, residuals uint8 ``[N, Ld, P]`` in the layout of
+            ColBERTv2 (see codec.py), inverse_norms ``[N, Ld]`` or None. Codes must be centroid ids
+            at padding, too.
+        codec: what the documents were compressed with.
+        query_mask, document_mask: bool ``[Q, Lq]`` and ``[N, Ld]``, True for tokens that take part,
+            with any holes; None for all.
+        normalize: L2-normalise the queries and the restored document tokens. Without
+            ``documents.inverse_norms``, their norms are computed first, in a pass of its own; see
+            :func:`~sparton.kernels.maxsim.codec.with_inverse_norms`.
+
+    Returns:
+        fp32 ``[Q, N]``, differentiable once with respect to the queries.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together.
+    """
+    if queries.dim() != 3 or documents.codes.dim() != 2:
+        raise ValueError(
+            "padded queries must be [Q, Lq, E] and codes [N, Ld], got "
+            f"{tuple(queries.shape)} and {tuple(documents.codes.shape)}; for packed ones there is "
+            "maxsim_residual_varlen"
+        )
+    (Q, Lq, E), (N, Ld) = queries.shape, documents.codes.shape
+    check_queries(queries)
+    check_codec(codec, E)
+    check_documents(documents, codec, documents.codes.shape)
+    check_mask("query_mask", query_mask, queries.shape[:2])
+    check_mask("document_mask", document_mask, documents.codes.shape)
+    check_devices(
+        queries=queries,
+        codes=documents.codes,
+        centroids=codec.centroids,
+        query_mask=query_mask,
+        document_mask=document_mask,
+    )
+    codes, residuals, inverse_norms = documents
+    flat = CompressedTokens(
+        codes.reshape(N * Ld),
+        residuals.reshape(N * Ld, residuals.shape[2]),
+        None if inverse_norms is None else inverse_norms.reshape(N * Ld),
+    )
+    return _score(
+        queries.reshape(Q * Lq, E),
+        flat,
+        codec,
+        even_boundaries(Q, Lq, queries.device),
+        even_boundaries(N, Ld, queries.device),
+        None if query_mask is None else query_mask.reshape(Q * Lq),
+        None if document_mask is None else document_mask.reshape(N * Ld),
+        normalize=normalize,
+    )
+
+
+def maxsim_residual_varlen(
+    queries: Tensor,
+    documents: CompressedTokens,
+    codec: ResidualCodec,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
+    *,
+    normalize: bool = True,
+) -> Tensor:
+    """:func:`maxsim_residual` of packed queries and documents, as an index holds them.
+
+    Args:
+        queries: ``[W, E]`` float16, bfloat16 or float32 (float64 on the CPU).
+        documents: codes ``[T]``, residuals ``[T, P]``, inverse_norms ``[T]`` or None.
+        codec: what the documents were compressed with.
+        query_cu_seqlens: int32 or int64 ``[Q + 1]``, boundaries of the queries; ascending from 0 to
+            W.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the documents; ascending from
+            0 to T.
+        query_mask, document_mask: bool ``[W]`` and ``[T]``, or None.
+        normalize: as there.
+
+    Returns:
+        fp32 ``[Q, N]``, differentiable once with respect to the queries.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together.
+    """
+    if queries.dim() != 2 or documents.codes.dim() != 1:
+        raise ValueError(
+            "packed queries must be [W, E] and codes [T], got "
+            f"{tuple(queries.shape)} and {tuple(documents.codes.shape)}; for padded ones there is "
+            "maxsim_residual"
+        )
+    check_queries(queries)
+    check_codec(codec, queries.shape[1])
+    check_documents(documents, codec, documents.codes.shape)
+    check_boundaries("query_cu_seqlens", query_cu_seqlens)
+    check_boundaries("document_cu_seqlens", document_cu_seqlens)
+    check_mask("query_mask", query_mask, queries.shape[:1])
+    check_mask("document_mask", document_mask, documents.codes.shape)
+    check_devices(
+        queries=queries,
+        codes=documents.codes,
+        centroids=codec.centroids,
+        query_cu_seqlens=query_cu_seqlens,
+        document_cu_seqlens=document_cu_seqlens,
+        query_mask=query_mask,
+        document_mask=document_mask,
+    )
+    return _score(
+        queries,
+        CompressedTokens(
+            documents.codes.contiguous(),
+            documents.residuals.contiguous(),
+            None if documents.inverse_norms is None else documents.inverse_norms.contiguous(),
+        ),
+        codec,
+        query_cu_seqlens.contiguous(),
+        document_cu_seqlens.contiguous(),
+        None if query_mask is None else query_mask.contiguous(),
+        None if document_mask is None else document_mask.contiguous(),
+        normalize=normalize,
+    )
