@@ -252,12 +252,13 @@ def test_pieces_change_nothing(forward, backward, device, monkeypatch):
     assert torch.equal(piece_winners, winners)
 
 
-@pytest.mark.parametrize(("nbits", "select"), [(1, False), (2, False), (1, True), (2, True)])
-def test_table_and_comparisons_agree(nbits, select, device):
-    problem = make_problem([9], LENGTHS, 32, nbits, device)
-    config = SMALL._replace(select=select, block_t=32, block_w=32)
+@pytest.mark.parametrize("shift", [False, True])
+@pytest.mark.parametrize("nbits", [1, 2])
+def test_table_and_shifts_agree(nbits, shift, device):
+    problem = make_problem([9], LENGTHS, 32, nbits, device, dtype=torch.float16)
+    config = SMALL._replace(shift=shift, block_t=32, block_w=32)
     scores, _ = run(residual_forward, problem, config=config)
-    assert error(scores.cpu(), reference(problem)[0]) <= 1e-6
+    assert error(scores.cpu(), reference(problem)[0]) <= 3e-4
 
 
 def test_default_configuration(device):
@@ -299,7 +300,7 @@ def test_functions_differentiate(normalize, inverse, device):
     queries = problem.queries.clone().requires_grad_()
     scores = maxsim_residual_varlen(queries, *problem[1:5], normalize=normalize)
     scores.backward(grad.to(device))
-    assert error(scores.detach().cpu(), truth) <= allowed
+    assert error(scores.detach().cpu(), truth.detach()) <= allowed
     assert error(queries.grad.cpu(), expected) <= 2 * allowed
 
     rows = torch.arange(sum(lengths), device=device).split(lengths)

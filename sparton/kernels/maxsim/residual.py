@@ -10,6 +10,7 @@ over E does not care for its order, so the dimensions that share a place within 
 matrix product: bytes are read once and never rearranged.
 """
 
+import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -33,28 +34,28 @@ class ResidualConfig(NamedTuple):
         block_t: document tokens of a tile.
         block_w: most query tokens of a tile.
         block_p: most bytes of a token that enter one matrix product.
-        select: up to 2 bits, choose weights by comparisons; otherwise, read them from a table.
+        shift: up to 2 bits, shift weights out of a register; otherwise, read them from a table.
     """
 
     block_t: int = 64
     block_w: int = 64
     block_p: int = 128
-    select: bool = True
+    shift: bool = True
     num_warps: int = 4
     num_stages: int = 2
 
 
 @triton.jit
-def _weights_of(numbers, table_ptr, NBITS: tl.constexpr, SELECT: tl.constexpr):
-    """Bucket weights of mirrored bucket numbers; the table is in the order of the latter."""
-    if NBITS > 2 or not SELECT:
-        return tl.load(table_ptr + numbers)
-    if NBITS == 1:
-        return tl.where(numbers == 0, tl.load(table_ptr), tl.load(table_ptr + 1))
-    odd = (numbers & 1) != 0
-    low = tl.where(odd, tl.load(table_ptr + 1), tl.load(table_ptr))
-    high = tl.where(odd, tl.load(table_ptr + 3), tl.load(table_ptr + 2))
-    return tl.where(numbers < 2, low, high)
+def _packed_table(table_ptr, NBITS: tl.constexpr, BLOCK_P: tl.constexpr):
+    """All weights of 16 bits, at most 4, in one integer; int64 ``[1, BLOCK_P]`` of equal elements.
+    The compiler keeps unpacking within the threads that multiply only if nothing that it needs is
+    a scalar."""
+    zeros = tl.zeros((1, BLOCK_P), tl.int32)
+    packed = zeros.to(tl.int64)
+    for number in tl.static_range(1 << NBITS):
+        bits = tl.load(table_ptr + number + zeros).to(tl.int16, bitcast=True)
+        packed |= (bits.to(tl.int64) & 0xFFFF) << 16 * number
+    return packed
 
 
 @triton.jit
@@ -83,7 +84,7 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
 def _maxsim_residual_fwd_kernel(
     queries_ptr, products_ptr, codes_ptr, residuals_ptr, inverse_ptr, table_ptr, mask_ptr, cu_ptr,
     maximum_ptr, argmax_ptr, T, W, last_w, stride_an,
-    E: tl.constexpr, P: tl.constexpr, NBITS: tl.constexpr, SELECT: tl.constexpr,
+    E: tl.constexpr, P: tl.constexpr, NBITS: tl.constexpr, SHIFT: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
     SCALED: tl.constexpr, MASKED: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
@@ -96,6 +97,8 @@ def _maxsim_residual_fwd_kernel(
         length = _occupied_length(mask_ptr + start, length, 1024)
     rows = tl.arange(0, BLOCK_T)
     offs_p = tl.arange(0, BLOCK_P)
+    if SHIFT:
+        table = _packed_table(table_ptr, NBITS, BLOCK_P)
     best = tl.full((BLOCK_T, BLOCK_W), float("-inf"), tl.float32)
     tile = tl.zeros((BLOCK_T, BLOCK_W), tl.int32)
     for first in range(0, length, BLOCK_T):
@@ -112,7 +115,11 @@ def _maxsim_residual_fwd_kernel(
                 row = p * (8 // NBITS) + j * BLOCK_P + offs_p
                 query = tl.load(queries_ptr + row[:, None] * W + offs_w[None, :])
                 numbers = packed >> 8 - NBITS * (j + 1) & (1 << NBITS) - 1
-                weights = _weights_of(numbers, table_ptr, NBITS, SELECT)
+                if SHIFT:
+                    bits = (table >> (numbers * 16).to(tl.int64)).to(tl.int16)
+                    weights = bits.to(query.dtype, bitcast=True)
+                else:
+                    weights = tl.load(table_ptr + numbers)
                 acc = tl.dot(weights, query, acc, input_precision="ieee")
         similarity = acc + product
         if SCALED:
@@ -163,10 +170,15 @@ def bytes_of(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.view(torch.uint8)
 
 
+@functools.cache
+def _mirrored(nbits: int, device: torch.device) -> Tensor:
+    return torch.tensor(mirrored_numbers(nbits), device=device)
+
+
 def bucket_table(codec: ResidualCodec, dtype: torch.dtype) -> Tensor:
     """Bucket weights in the order in which the packed bytes number them."""
-    mirrored = torch.tensor(mirrored_numbers(codec.nbits), device=codec.bucket_weights.device)
-    return codec.bucket_weights[mirrored].to(dtype)
+    weights = codec.bucket_weights
+    return weights[_mirrored(codec.nbits, weights.device)].to(dtype)
 
 
 def _columns(
@@ -229,6 +241,7 @@ def residual_forward(
     if N == 0 or W == 0:
         return scores, winners
     table = bucket_table(codec, queries.dtype)
+    shift = config.shift and codec.nbits <= 2 and table.element_size() == 2
     query_mask, document_mask = bytes_of(query_mask), bytes_of(document_mask)
     for first, tokens, products, block_w, block_p in _columns(queries, codec, config):
         width = products.shape[1]
@@ -241,7 +254,7 @@ def residual_forward(
                 tokens, products, *documents, table, document_mask, bounds,
                 maximum, winners[n : n + step, first:] if argmax else winners,
                 documents.codes.numel(), width, W - first, W,
-                E=E, P=P, NBITS=codec.nbits, SELECT=config.select,
+                E=E, P=P, NBITS=codec.nbits, SHIFT=shift,
                 BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p,
                 SCALED=documents.inverse_norms is not None, MASKED=document_mask is not None,
                 ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
