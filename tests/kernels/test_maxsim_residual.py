@@ -174,12 +174,19 @@ def test_against_float64(forward, backward, masks, inverse, E, nbits, device):
     assert torch.equal(again, dqueries)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("nbits", [1, 2, 4, 8])
-def test_half_precision(nbits, device):
-    problem = make_problem([7, 30], LENGTHS, 64, nbits, device, dtype=torch.float16)
-    scores, _ = run(residual_forward, problem)
+def test_half_precision(nbits, dtype, device):
+    if dtype == torch.bfloat16 and device.type == "cpu":
+        pytest.skip("the interpreter multiplies bfloat16 wrongly")
+    problem = make_problem([7, 30], LENGTHS, 64, nbits, device, dtype=dtype)
     truth = reference(problem)[0]
-    assert error(scores.cpu(), truth) <= 3e-4 < error(scores.cpu() * 1.001, truth)
+    allowed = 3e-4 if dtype == torch.float16 else 2.4e-3
+    for config in (SMALL, None):
+        scores, _ = residual_forward(*problem, config=config)
+        assert (
+            error(scores.cpu(), truth) <= allowed < error(scores.cpu() * (1 + 3 * allowed), truth)
+        )
 
 
 @pytest.mark.parametrize("nbits", [2, 4, 8])

@@ -24,6 +24,7 @@ from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirror
 
 PRODUCTS_AT_ONCE = 2**24
 COLUMNS_AT_ONCE = 2**14
+QUERY_BYTES = 2**16
 MAXIMA_AT_ONCE = 2**26
 
 
@@ -32,17 +33,23 @@ class ResidualConfig(NamedTuple):
 
     Attributes:
         block_t: document tokens of a tile.
-        block_w: most query tokens of a tile.
+        block_w: most query tokens of a tile, which may have QUERY_BYTES.
         block_p: most bytes of a token that enter one matrix product.
         shift: up to 2 bits, shift weights out of a register; otherwise, read them from a table.
+        prefetch: gather the products with the centroids one tile ahead; costs registers.
     """
 
     block_t: int = 64
     block_w: int = 64
     block_p: int = 128
     shift: bool = True
+    prefetch: bool = True
     num_warps: int = 4
     num_stages: int = 2
+
+
+DEFAULT = ResidualConfig()
+FULL_PRECISION = ResidualConfig(32, 32, 32, prefetch=False)
 
 
 @triton.jit
@@ -72,10 +79,11 @@ def _occupied_length(mask_ptr, length, BLOCK: tl.constexpr):
 def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """For Triton's profiler: useful FLOPs, and bytes if every tensor were moved once."""
     T, W, E = (arguments[name] for name in ("T", "W", "E"))
+    size = arguments["queries_ptr"].element_size()
     read = [arguments[f"{name}_ptr"] for name in ("codes", "residuals", "inverse", "products")]
     return {
         "name": f"{kernel.name} [T={T}, E={E}, W={W}]",
-        "flops16": 2 * T * W * E,
+        f"flops{8 * size}": 2 * T * W * E,
         "bytes": sum(x.numel() * x.element_size() for x in read if x is not None),
     }
 
@@ -84,8 +92,9 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
 def _maxsim_residual_fwd_kernel(
     queries_ptr, products_ptr, codes_ptr, residuals_ptr, inverse_ptr, table_ptr, mask_ptr, cu_ptr,
     maximum_ptr, argmax_ptr, T, W, last_w, stride_an,
-    E: tl.constexpr, P: tl.constexpr, NBITS: tl.constexpr, SHIFT: tl.constexpr,
+    E: tl.constexpr, P: tl.constexpr, NBITS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
+    SHIFT: tl.constexpr, PREFETCH: tl.constexpr,
     SCALED: tl.constexpr, MASKED: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     tiles = W // BLOCK_W
@@ -101,11 +110,26 @@ def _maxsim_residual_fwd_kernel(
         table = _packed_table(table_ptr, NBITS, BLOCK_P)
     best = tl.full((BLOCK_T, BLOCK_W), float("-inf"), tl.float32)
     tile = tl.zeros((BLOCK_T, BLOCK_W), tl.int32)
+    # The compiler pipelines only what the matrix product reads; the gathered products run ahead by
+    # hand, their codes one tile further.
+    code = tl.load(codes_ptr + start + rows, rows < length, 0).to(tl.int64)
+    if PREFETCH:
+        next_product = tl.load(products_ptr + code[:, None] * W + offs_w[None, :])
+        ahead = BLOCK_T + rows
+        code = tl.load(codes_ptr + start + ahead, ahead < length, 0).to(tl.int64)
     for first in range(0, length, BLOCK_T):
         token = start + first + rows
         valid = first + rows < length
-        code = tl.load(codes_ptr + token, valid, 0).to(tl.int64)
         product = tl.load(products_ptr + code[:, None] * W + offs_w[None, :])
+        if PREFETCH:
+            product, next_product = next_product, product
+        ahead = first + (2 if PREFETCH else 1) * BLOCK_T + rows
+        code = tl.load(codes_ptr + start + ahead, ahead < length, 0).to(tl.int64)
+        if SCALED:
+            inverse = tl.load(inverse_ptr + token, valid, 0.0).to(tl.float32)
+        takes_part = valid
+        if MASKED:
+            takes_part &= tl.load(mask_ptr + token, valid, 0) != 0
         acc = tl.zeros((BLOCK_T, BLOCK_W), tl.float32)
         for p in tl.static_range(0, P, BLOCK_P):
             present = valid[:, None] & (p + offs_p < P)[None, :]
@@ -123,11 +147,8 @@ def _maxsim_residual_fwd_kernel(
                 acc = tl.dot(weights, query, acc, input_precision="ieee")
         similarity = acc + product
         if SCALED:
-            inverse = tl.load(inverse_ptr + token, valid, 0.0).to(tl.float32)
             similarity *= inverse[:, None]
-        if MASKED:
-            valid &= tl.load(mask_ptr + token, valid, 0) != 0
-        better = (similarity > best) & valid[:, None]
+        better = (similarity > best) & takes_part[:, None]
         best = tl.where(better, similarity, best)
         if ARGMAX:
             tile = tl.where(better, first, tile)
@@ -191,7 +212,8 @@ def _columns(
     E, per_byte = queries.shape[1], 8 // codec.nbits
     P = E // per_byte
     block_p = min(max(triton.next_power_of_2(P), 16), config.block_p)
-    block_w = min(max(triton.next_power_of_2(queries.shape[0]), 16), config.block_w)
+    room = QUERY_BYTES // (triton.next_power_of_2(E) * queries.element_size())
+    block_w = max(min(triton.next_power_of_2(queries.shape[0]), config.block_w, room), 16)
     at_once = min(PRODUCTS_AT_ONCE // codec.centroids.shape[0], COLUMNS_AT_ONCE)
     at_once = max(at_once // block_w, 1) * block_w
     centroids = codec.centroids.float()
@@ -227,13 +249,13 @@ def residual_forward(
         document_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to T.
         query_mask, document_mask: bool ``[W]`` and ``[T]``, contiguous, or None.
         argmax: also return the winning tokens.
-        config: how to launch.
+        config: how to launch; by default DEFAULT or, for float32, FULL_PRECISION.
 
     Returns:
         scores fp32 ``[Q, N]`` and, for each query token (masked or not), the winning token counted
         from the start of its document, int32 ``[N, W]``, -1 for none; empty without argmax.
     """
-    config = config or ResidualConfig()
+    config = config or (FULL_PRECISION if queries.dtype == torch.float32 else DEFAULT)
     (W, E), P = queries.shape, documents.residuals.shape[1]
     Q, N = query_cu_seqlens.numel() - 1, document_cu_seqlens.numel() - 1
     scores = torch.zeros(Q, N, device=queries.device)
@@ -254,7 +276,7 @@ def residual_forward(
                 tokens, products, *documents, table, document_mask, bounds,
                 maximum, winners[n : n + step, first:] if argmax else winners,
                 documents.codes.numel(), width, W - first, W,
-                E=E, P=P, NBITS=codec.nbits, SHIFT=shift,
+                E=E, P=P, NBITS=codec.nbits, SHIFT=shift, PREFETCH=config.prefetch,
                 BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p,
                 SCALED=documents.inverse_norms is not None, MASKED=document_mask is not None,
                 ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
