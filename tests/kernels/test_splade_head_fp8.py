@@ -23,7 +23,7 @@ from sparton.kernels.segment_max.hopper import HopperConfig
 from sparton.kernels.segment_max.operands import check_fp8
 from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
-from sparton.kernels.splade_head import fp8, function, splade_head
+from sparton.kernels.splade_head import fp8, fp8_cpu, function, splade_head
 from sparton.kernels.splade_head.fp8 import (
     RescoreConfig,
     rescore,
@@ -173,6 +173,22 @@ def test_kernels_and_emulation_agree(device):
     same = argmax.cpu() == expected_argmax
     assert same.double().mean() > (0.99 if SERVED else 0.9999)
     torch.testing.assert_close(reps.cpu()[same], expected[same], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_entries_that_are_barely_active_stay(dtype, device, monkeypatch):
+    problem = make_problem([30] * 12, 400, 64, device, dtype=dtype, bias=-6.0)
+    exact = (logits_of(problem).view(12, 30, -1).amax(1) > 0).to(device)
+    assert 0.005 < exact.double().mean() < 0.1
+
+    def kept(forward):
+        reps, _ = forward(problem) if forward is launch else forward(*problem)
+        assert not ((reps > 0) & ~exact).any()
+        return float(((reps > 0) & exact).sum() / exact.sum())
+
+    assert all(kept(forward) > 0.995 for forward in forwards(device))
+    monkeypatch.setattr(fp8_cpu, "MARGIN", 0.0)
+    assert all(kept(forward) < 0.97 for forward in forwards(device))
 
 
 def one_scale(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from sparton.kernels.segment_max.forward import Config, segment_max_forward
 from sparton.kernels.segment_max.operands import check_fp8, check_operands
 from sparton.kernels.segment_max.quantize import quantize_rows
 from sparton.kernels.segment_max.reduction import _log1p, _positive_part
+from sparton.kernels.splade_head.fp8_cpu import search_bias
 
 
 class RescoreConfig(NamedTuple):
@@ -139,8 +140,8 @@ def splade_head_forward_fp8(
     """Arguments and results of :func:`~sparton.kernels.segment_max.forward.segment_max_forward`
     (``hidden`` and ``weight`` in float16 or bfloat16), with winners found in FP8.
 
-    An entry whose maximum in FP8 is not positive is 0 and gets no gradient, even where its exact
-    logit would be slightly positive.
+    The search raises the bias by a margin (see fp8_cpu.py): entries that rounding might make
+    negative are computed again as well. What stays negative by more than the margin is 0.
 
     Raises:
         ValueError: operands that do not fit together or that FP8 does not serve.
@@ -149,8 +150,9 @@ def splade_head_forward_fp8(
     check_fp8(hidden)
     hidden8, scale_h = quantize_rows(hidden)
     weight8, scale_w = quantize_rows(weight)
+    raised = search_bias(hidden, weight, bias) if hidden.shape[0] else bias
     reps, winners = segment_max_forward(
-        hidden8, weight8, bias, cu_seqlens, scales=(scale_h, scale_w), config=config
+        hidden8, weight8, raised, cu_seqlens, scales=(scale_h, scale_w), config=config
     )
     del hidden8, weight8
     if reps.numel() and hidden.shape[0]:

@@ -186,9 +186,8 @@ def splade_head(
             it (https://arxiv.org/abs/2504.14839).
         fp8: look for the maxima on operands rounded to FP8 (e4m3, one scale per token and per
             vocabulary row), then compute the logits of the tokens found from the given operands.
-            Near-ties may go to another token; where the maximum in FP8 is not positive, the result
-            is 0. For float16 and bfloat16, on GPUs of compute capability 8.9 or later; CPU tensors
-            run an emulation.
+            Near-ties may go to another token. For float16 and bfloat16, on GPUs of compute
+            capability 8.9 or later; CPU tensors run an emulation.
 
     Returns:
         fp32 ``[N, V]``. Differentiable once, with respect to hidden, weight and bias; gradients
