@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparton.kernels.maxsim import cpu
 from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
@@ -81,3 +82,38 @@ def test_float64_gradients():
         assert_close_to_truth(
             (results[0].double(), *results[1:]), problem, upstream, normalize=normalize
         )
+
+
+class LargestResult(TorchDispatchMode):
+    """The most elements that the result of an operation has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(x, torch.Tensor) and x.layout == torch.strided:
+                self.elements = max(self.elements, x.numel())
+        return result
+
+
+@pytest.mark.parametrize("per_query", [None, 2])
+def test_memory_is_bounded(per_query, monkeypatch):
+    """No more similarities or winners at once than allowed; the rest has the size of operands."""
+    queries, documents, E = (64,) * 16, (50,) * 32, 8
+    problem = make_problem(queries, documents, E, per_query=per_query)
+    upstream = upstream_for(problem)
+    for normalize in (False, True):
+        for budget in (2**9, 2**12):
+            monkeypatch.setattr(cpu, "SIMILARITIES_AT_ONCE", budget)
+            monkeypatch.setattr(cpu, "ENTRIES_AT_ONCE", budget)
+            with LargestResult() as mode:
+                compute(problem, upstream, normalize=normalize)
+            winners_kept = 32 * 1024 if per_query is None else 2 * 1024
+            assert mode.elements <= max(8 * budget, winners_kept, 1600 * E)
+    monkeypatch.setattr(cpu, "SIMILARITIES_AT_ONCE", 2**22)
+    with LargestResult() as mode:
+        compute(problem, upstream)
+    assert (mode.elements > max(winners_kept, 1600 * E)) == (per_query is None)
