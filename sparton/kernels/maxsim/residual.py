@@ -12,7 +12,7 @@ matrix product: bytes are read once and never rearranged.
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -35,14 +35,16 @@ class ResidualConfig(NamedTuple):
         block_t: document tokens of a tile.
         block_w: most query tokens of a tile, which may have QUERY_BYTES.
         block_p: most bytes of a token that enter one matrix product.
-        shift: up to 2 bits, shift weights out of a register; otherwise, read them from a table.
+        unpack: how 16-bit weights of at most 2 bits are looked up: "table" (in memory), "shift" (a
+            shift of all weights in one integer) or "permute" (the same by a byte permutation for
+            two weights at once, in PTX). Other weights are looked up in memory.
         prefetch: gather the products with the centroids one tile ahead; costs registers.
     """
 
     block_t: int = 64
     block_w: int = 64
     block_p: int = 128
-    shift: bool = True
+    unpack: Literal["table", "shift", "permute"] = "shift"
     prefetch: bool = True
     num_warps: int = 4
     num_stages: int = 2
@@ -63,6 +65,46 @@ def _packed_table(table_ptr, NBITS: tl.constexpr, BLOCK_P: tl.constexpr):
         bits = tl.load(table_ptr + number + zeros).to(tl.int16, bitcast=True)
         packed |= (bits.to(tl.int64) & 0xFFFF) << 16 * number
     return packed
+
+
+@triton.jit
+def _permuted(packed, table, query, shift, mask):
+    """Weights of the numbers at bits ``shift`` and up, for 4 bytes at once. A number n becomes the
+    byte ``0x10 + 0x22 * n``, which selects the bytes 2n and 2n + 1 of the table."""
+    low, high = table.to(tl.int32), (table >> 32).to(tl.int32)
+    zeros = tl.zeros((1, packed.shape[1]), tl.int32)
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 x;
+        shr.u32 x, $2, $11;
+        and.b32 x, x, $15;
+        mad.lo.u32 x, x, 0x22, 0x10101010;
+        prmt.b32 $0, $3, $7, x;
+        shr.u32 x, x, 16;
+        prmt.b32 $1, $3, $7, x;
+        }
+        """,
+        "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [packed, low, high, zeros + shift, zeros + mask * 0x01010101],
+        dtype=query.dtype,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
+def _weights(packed, place, table, table_ptr, query, NBITS: tl.constexpr, UNPACK: tl.constexpr):
+    """Weights, in the dtype of ``query``, of the numbers at one place within their bytes, 0 for the
+    highest bits."""
+    shift = 8 - NBITS * (place + 1)
+    mask = (1 << NBITS) - 1
+    if UNPACK == "permute":
+        return _permuted(packed, table, query, shift, mask)
+    numbers = packed.to(tl.int32) >> shift & mask
+    if UNPACK == "shift":
+        return (table >> (numbers * 16).to(tl.int64)).to(tl.int16).to(query.dtype, bitcast=True)
+    return tl.load(table_ptr + numbers)
 
 
 @triton.jit
@@ -94,7 +136,7 @@ def _maxsim_residual_fwd_kernel(
     maximum_ptr, argmax_ptr, T, W, last_w, stride_an,
     E: tl.constexpr, P: tl.constexpr, NBITS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
-    SHIFT: tl.constexpr, PREFETCH: tl.constexpr,
+    UNPACK: tl.constexpr, PREFETCH: tl.constexpr,
     SCALED: tl.constexpr, MASKED: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     tiles = W // BLOCK_W
@@ -106,7 +148,8 @@ def _maxsim_residual_fwd_kernel(
         length = _occupied_length(mask_ptr + start, length, 1024)
     rows = tl.arange(0, BLOCK_T)
     offs_p = tl.arange(0, BLOCK_P)
-    if SHIFT:
+    table = None
+    if UNPACK != "table":
         table = _packed_table(table_ptr, NBITS, BLOCK_P)
     best = tl.full((BLOCK_T, BLOCK_W), float("-inf"), tl.float32)
     tile = tl.zeros((BLOCK_T, BLOCK_W), tl.int32)
@@ -134,16 +177,11 @@ def _maxsim_residual_fwd_kernel(
         for p in tl.static_range(0, P, BLOCK_P):
             present = valid[:, None] & (p + offs_p < P)[None, :]
             places = token[:, None] * P + p + offs_p[None, :]
-            packed = tl.load(residuals_ptr + places, present, 0).to(tl.int32)
+            packed = tl.load(residuals_ptr + places, present, 0)
             for j in tl.static_range(8 // NBITS):
                 row = p * (8 // NBITS) + j * BLOCK_P + offs_p
                 query = tl.load(queries_ptr + row[:, None] * W + offs_w[None, :])
-                numbers = packed >> 8 - NBITS * (j + 1) & (1 << NBITS) - 1
-                if SHIFT:
-                    bits = (table >> (numbers * 16).to(tl.int64)).to(tl.int16)
-                    weights = bits.to(query.dtype, bitcast=True)
-                else:
-                    weights = tl.load(table_ptr + numbers)
+                weights = _weights(packed, j, table, table_ptr, query, NBITS, UNPACK)
                 acc = tl.dot(weights, query, acc, input_precision="ieee")
         similarity = acc + product
         if SCALED:
@@ -263,7 +301,7 @@ def residual_forward(
     if N == 0 or W == 0:
         return scores, winners
     table = bucket_table(codec, queries.dtype)
-    shift = config.shift and codec.nbits <= 2 and table.element_size() == 2
+    unpack = config.unpack if codec.nbits <= 2 and table.element_size() == 2 else "table"
     query_mask, document_mask = bytes_of(query_mask), bytes_of(document_mask)
     for first, tokens, products, block_w, block_p in _columns(queries, codec, config):
         width = products.shape[1]
@@ -276,7 +314,7 @@ def residual_forward(
                 tokens, products, *documents, table, document_mask, bounds,
                 maximum, winners[n : n + step, first:] if argmax else winners,
                 documents.codes.numel(), width, W - first, W,
-                E=E, P=P, NBITS=codec.nbits, SHIFT=shift, PREFETCH=config.prefetch,
+                E=E, P=P, NBITS=codec.nbits, UNPACK=unpack, PREFETCH=config.prefetch,
                 BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p,
                 SCALED=documents.inverse_norms is not None, MASKED=document_mask is not None,
                 ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,

@@ -1,0 +1,110 @@
+"""Compressed late interaction where only a GPU can tell: size, memory, CUDA graphs, bfloat16.
+
+N documents, L tokens, E embedding, P bytes of a token's residual.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sparton.kernels.maxsim import maxsim_residual, maxsim_residual_varlen
+from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, decompress
+from sparton.kernels.maxsim.residual import DEFAULT, ResidualConfig, residual_forward
+from tests.kernels.problems import error
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+E, C = 128, 257
+CONFIGS = [
+    DEFAULT,
+    DEFAULT._replace(unpack="permute"),
+    DEFAULT._replace(unpack="table"),
+    DEFAULT._replace(prefetch=False),
+    ResidualConfig(128, 64, 128, unpack="permute", prefetch=False, num_warps=8),
+]
+
+
+def make_codec(nbits):
+    generator = torch.Generator("cuda").manual_seed(nbits)
+    centroids = torch.randn(C, E, generator=generator, device="cuda")
+    weights = torch.linspace(-0.1, 0.12, 2**nbits, device="cuda")
+    return ResidualCodec(F.normalize(centroids, dim=1), weights[:-1], weights)
+
+
+def make_documents(N, L, nbits):
+    generator = torch.Generator("cuda").manual_seed(N)
+    codes = torch.randint(C, (N, L), generator=generator, device="cuda", dtype=torch.int32)
+    shape = (N, L, E * nbits // 8)
+    residuals = torch.randint(256, shape, generator=generator, device="cuda", dtype=torch.uint8)
+    return CompressedTokens(codes, residuals)
+
+
+def make_queries(Q, L, dtype=torch.bfloat16):
+    generator = torch.Generator("cuda").manual_seed(Q)
+    return F.normalize(torch.randn(Q, L, E, generator=generator, device="cuda"), dim=2).to(dtype)
+
+
+def exact(queries, documents, codec):
+    x = decompress(codec, documents).double()
+    queries = F.normalize(queries.double(), dim=2)
+    return torch.einsum("qse,nte->qnst", queries, x).amax(3).sum(2)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("nbits", [1, 2, 4, 8])
+def test_every_configuration(nbits, dtype, config):
+    codec, documents = make_codec(nbits), make_documents(40, 150, nbits)
+    queries = make_queries(3, 32, dtype)
+    plain = decompress(codec, documents, normalize=False).double()
+    truth = torch.einsum("qse,nte->qnst", queries.double(), plain).amax(3).sum(2)
+    flat = CompressedTokens(*(x.flatten(0, 1) for x in documents[:2]))
+    bounds = [torch.arange(n + 1, device="cuda") * length for n, length in ((3, 32), (40, 150))]
+    scores, _ = residual_forward(queries.flatten(0, 1), flat, codec, *bounds, config=config)
+    allowed = 2.4e-3 if dtype == torch.bfloat16 else 3e-4
+    assert error(scores, truth) <= allowed < error(scores * (1 + 3 * allowed), truth)
+
+
+def test_more_than_2_to_the_31_bytes():
+    """The last documents of a collection whose residuals int32 cannot address."""
+    nbits, L = 8, 512
+    N = 2**31 // (L * E) + 8
+    codec = make_codec(nbits)
+    residuals = torch.zeros(N, L, E, dtype=torch.uint8, device="cuda")
+    codes = torch.zeros(N, L, dtype=torch.int32, device="cuda")
+    last = make_documents(4, L, nbits)
+    codes[-4:], residuals[-4:] = last.codes, last.residuals
+    queries = make_queries(1, 32)
+    scores = maxsim_residual(queries, CompressedTokens(codes, residuals), codec)
+    assert error(scores[:, -4:], exact(queries, last, codec)) <= 2.4e-3
+
+
+def test_no_dense_embeddings_in_memory():
+    nbits = 2
+    codec, documents = make_codec(nbits), make_documents(2000, 300, nbits)
+    documents = documents._replace(inverse_norms=torch.ones(2000, 300, device="cuda").half())
+    queries = make_queries(1, 32)
+    maxsim_residual(queries, documents, codec)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    maxsim_residual(queries, documents, codec)
+    assert torch.cuda.max_memory_allocated() - before < 2000 * 300 * E * 2 / 50
+
+
+def test_cuda_graph():
+    codec, documents = make_codec(2), make_documents(50, 64, 2)
+    flat = CompressedTokens(*(x.flatten(0, 1) for x in documents[:2]))
+    query_cu = torch.tensor([0, 32], device="cuda")
+    document_cu = torch.arange(51, device="cuda") * 64
+    queries = make_queries(1, 32)[0].clone()
+    score = lambda: maxsim_residual_varlen(queries, flat, codec, query_cu, document_cu)  # noqa: E731
+    score()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        scores = score()
+    queries.copy_(make_queries(2, 32)[1])
+    graph.replay()
+    assert torch.equal(scores, score())
