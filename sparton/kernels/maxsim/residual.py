@@ -21,6 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirrored_numbers
+from sparton.kernels.maxsim.residual_lookup import bucket_weights, packed_table
 
 PRODUCTS_AT_ONCE = 2**24
 COLUMNS_AT_ONCE = 2**14
@@ -52,59 +53,6 @@ class ResidualConfig(NamedTuple):
 
 DEFAULT = ResidualConfig()
 FULL_PRECISION = ResidualConfig(32, 32, 32, prefetch=False)
-
-
-@triton.jit
-def _packed_table(table_ptr, NBITS: tl.constexpr, BLOCK_P: tl.constexpr):
-    """All weights of 16 bits, at most 4, in one integer; int64 ``[1, BLOCK_P]`` of equal elements.
-    The compiler keeps unpacking within the threads that multiply only if nothing that it needs is
-    a scalar."""
-    zeros = tl.zeros((1, BLOCK_P), tl.int32)
-    packed = zeros.to(tl.int64)
-    for number in tl.static_range(1 << NBITS):
-        bits = tl.load(table_ptr + number + zeros).to(tl.int16, bitcast=True)
-        packed |= (bits.to(tl.int64) & 0xFFFF) << 16 * number
-    return packed
-
-
-@triton.jit
-def _permuted(packed, table, query, shift, mask):
-    """Weights of the numbers at bits ``shift`` and up, for 4 bytes at once. A number n becomes the
-    byte ``0x10 + 0x22 * n``, which selects the bytes 2n and 2n + 1 of the table."""
-    low, high = table.to(tl.int32), (table >> 32).to(tl.int32)
-    zeros = tl.zeros((1, packed.shape[1]), tl.int32)
-    return tl.inline_asm_elementwise(
-        """
-        {
-        .reg .b32 x;
-        shr.u32 x, $2, $11;
-        and.b32 x, x, $15;
-        mad.lo.u32 x, x, 0x22, 0x10101010;
-        prmt.b32 $0, $3, $7, x;
-        shr.u32 x, x, 16;
-        prmt.b32 $1, $3, $7, x;
-        }
-        """,
-        "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
-        [packed, low, high, zeros + shift, zeros + mask * 0x01010101],
-        dtype=query.dtype,
-        is_pure=True,
-        pack=4,
-    )
-
-
-@triton.jit
-def _weights(packed, place, table, table_ptr, query, NBITS: tl.constexpr, UNPACK: tl.constexpr):
-    """Weights, in the dtype of ``query``, of the numbers at one place within their bytes, 0 for the
-    highest bits."""
-    shift = 8 - NBITS * (place + 1)
-    mask = (1 << NBITS) - 1
-    if UNPACK == "permute":
-        return _permuted(packed, table, query, shift, mask)
-    numbers = packed.to(tl.int32) >> shift & mask
-    if UNPACK == "shift":
-        return (table >> (numbers * 16).to(tl.int64)).to(tl.int16).to(query.dtype, bitcast=True)
-    return tl.load(table_ptr + numbers)
 
 
 @triton.jit
@@ -150,7 +98,7 @@ def _maxsim_residual_fwd_kernel(
     offs_p = tl.arange(0, BLOCK_P)
     table = None
     if UNPACK != "table":
-        table = _packed_table(table_ptr, NBITS, BLOCK_P)
+        table = packed_table(table_ptr, NBITS, BLOCK_P)
     best = tl.full((BLOCK_T, BLOCK_W), float("-inf"), tl.float32)
     tile = tl.zeros((BLOCK_T, BLOCK_W), tl.int32)
     # The compiler pipelines only what the matrix product reads; the gathered products run ahead by
@@ -181,7 +129,7 @@ def _maxsim_residual_fwd_kernel(
             for j in tl.static_range(8 // NBITS):
                 row = p * (8 // NBITS) + j * BLOCK_P + offs_p
                 query = tl.load(queries_ptr + row[:, None] * W + offs_w[None, :])
-                weights = _weights(packed, j, table, table_ptr, query, NBITS, UNPACK)
+                weights = bucket_weights(packed, j, table, table_ptr, query, NBITS, UNPACK)
                 acc = tl.dot(weights, query, acc, input_precision="ieee")
         similarity = acc + product
         if SCALED:
