@@ -6,6 +6,7 @@ Q queries, N documents, K documents per query, T packed tokens, E embedding.
 import pytest
 import torch
 
+from sparton.kernels.maxsim import streaming
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import StreamingConfig, streaming_config, streaming_forward
 from sparton.kernels.maxsim.streaming_backward import (
@@ -271,6 +272,23 @@ def test_unified_computes_only_what_is_wanted(device):
     )
     assert none is None
     assert_close((scores, dqueries, ddocuments), problem, upstream)
+
+
+@pytest.mark.parametrize("per_query", [None, 1])
+def test_tiles_of_long_queries_side_by_side_or_in_turn(per_query, device, monkeypatch):
+    """The same winners, and scores in another order of summation; one query exceeds the average
+    that the launch was cut for."""
+    problem = make_problem((5, 90), (37, 20), 32, device, per_query=per_query)
+    upstream = upstream_for(problem)
+    results = []
+    for few in (1, 3, 256):
+        monkeypatch.setattr(streaming, "FEW_PROGRAMS", few)
+        *values, argmax = launch(problem, upstream)
+        assert_close(values, problem, upstream)
+        results.append(argmax)
+    assert all(torch.equal(x, winners(problem)) for x in results)
+    splits = [streaming._splits(2, 95, n, TILES) for n in (1, 64, 100, 256, 1000)]
+    assert splits == [3, 3, 3, 1, 1]
 
 
 def test_an_expanded_upstream_gradient(device):

@@ -7,7 +7,8 @@ A program owns one document and the tokens of one query, or of several: the docu
 the rows of its tile of similarities and the queries' tokens the columns. The running maximum is
 kept per element of the tile, so that threads talk only once, at the document's end. Documents are
 read in place, each to its own length and once; queries longer than a tile read them again, from
-the cache. The similarities never leave the chip.
+the cache, one tile after the other or, where programs are few, side by side. The similarities never
+leave the chip.
 """
 
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.maxsim.operands import MaxSimOperands
+
+FEW_PROGRAMS = 256
 
 
 class StreamingConfig(NamedTuple):
@@ -146,14 +149,17 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
     }
 
 
-@triton.jit(do_not_specialize=["Q", "C", "Tq"], launch_metadata=_launch_metadata)
+@triton.jit(do_not_specialize=["Q", "C", "Tq", "splits"], launch_metadata=_launch_metadata)
 def _maxsim_streaming_fwd_kernel(
     query_ptr, document_ptr, query_cu_ptr, document_cu_ptr, query_mask_ptr,
-    document_mask_ptr, score_ptr, argmax_ptr, Q, C, Tq,
+    document_mask_ptr, score_ptr, argmax_ptr, Q, C, Tq, splits,
     E: tl.constexpr, PER_QUERY: tl.constexpr, NORMALIZE: tl.constexpr, ARGMAX: tl.constexpr,
     GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
-    pid = tl.program_id(0)
+    """One document and every ``splits``-th tile of the tokens of one query or a group of them;
+    what these add to the scores goes to ``score [splits, Q, C]``."""
+    split = tl.program_id(0) % splits
+    pid = tl.program_id(0) // splits
     if PER_QUERY:
         first_q, column, document = pid // C, pid % C, pid
     else:
@@ -175,7 +181,7 @@ def _maxsim_streaming_fwd_kernel(
     begin = tl.load(document_cu_ptr + document)
     end = tl.load(document_cu_ptr + document + 1)
     total = tl.zeros((GROUP * BLOCK_Q,), tl.float32)
-    for offset in range(0, longest, BLOCK_Q):
+    for offset in range(split * BLOCK_Q, longest, splits * BLOCK_Q):
         s = start + offset + rows % BLOCK_Q
         real = _masked(query_mask_ptr, s, s < stop)
         maximum, winner = _document_maxima(
@@ -189,6 +195,7 @@ def _maxsim_streaming_fwd_kernel(
             ptrs = argmax_ptr + column.to(tl.int64) * Tq + s
             tl.store(ptrs, tl.where(real, winner, -1), s < last)
     q = first_q + tl.arange(0, GROUP)
+    score_ptr += split.to(tl.int64) * Q * C
     scores = tl.sum(tl.reshape(total, (GROUP, BLOCK_Q)), 1)
     tl.store(score_ptr + q.to(tl.int64) * C + column, scores, q < Q)
 
@@ -215,6 +222,14 @@ def streaming_config(
     return StreamingConfig(64, block_q, group, block_e, num_warps=num_warps, num_stages=3)
 
 
+def _splits(num_queries: int, num_tokens: int, programs: int, config: StreamingConfig) -> int:
+    """Programs that share the tiles of a query of average length, where there are fewer than
+    FEW_PROGRAMS without."""
+    width = triton.cdiv(num_tokens, max(num_queries, 1))
+    wanted = triton.cdiv(FEW_PROGRAMS, max(programs, 1))
+    return max(min(triton.cdiv(width, config.block_q), wanted), 1)
+
+
 def streaming_forward(
     operands: MaxSimOperands,
     *,
@@ -239,16 +254,18 @@ def streaming_forward(
     (Q, C), (Tq, E), N = operands.scores_shape, queries.shape, document_cu.shape[0] - 1
     cross = per_query is None
     config = config or streaming_config(Q, Tq, E, queries.dtype, cross=cross)
-    scores = torch.empty(Q, C, dtype=torch.float32, device=queries.device)
+    programs = triton.cdiv(Q, config.group) * N if cross else N
+    splits = _splits(Q, Tq, programs, config)
+    scores = torch.empty(splits, Q, C, dtype=torch.float32, device=queries.device)
     shape = operands.argmax_shape if argmax else (0,)
     winners = torch.empty(shape, dtype=torch.int32, device=queries.device)
     if scores.numel():
-        _maxsim_streaming_fwd_kernel[(triton.cdiv(Q, config.group) * N if cross else N,)](
+        _maxsim_streaming_fwd_kernel[(programs * splits,)](
             queries.contiguous(), documents.contiguous(), query_cu.contiguous(),
             document_cu.contiguous(), *(x if x is None else x.contiguous() for x in masks),
-            scores, winners, Q, C, Tq,
+            scores, winners, Q, C, Tq, splits,
             E=E, PER_QUERY=not cross, NORMALIZE=normalize, ARGMAX=argmax,
             GROUP=config.group if cross else 1, BLOCK_Q=config.block_q, BLOCK_T=config.block_t,
             BLOCK_E=config.block_e, num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
-    return scores, winners
+    return scores[0] if splits == 1 else scores.sum(0), winners
