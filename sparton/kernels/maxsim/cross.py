@@ -102,6 +102,7 @@ def cross_forward(
         return scores.zero_(), winners.fill_(-1)
     queries = normalize_tokens(operands.queries) if normalize else operands.queries.contiguous()
     documents, cu_seqlens, rows = _document_side(operands, normalize)
+    query_cu_seqlens = operands.query_cu_seqlens.contiguous()
     mask = None if operands.query_mask is None else operands.query_mask.contiguous()
     step = max(MAXIMA_AT_ONCE // N // ROWS_APART, 1) * ROWS_APART
     for first in range(0, Tq, step):
@@ -113,7 +114,7 @@ def cross_forward(
         if argmax and finished:
             winners = found
         _scores_kernel[(Q, triton.cdiv(N, BLOCK_N))](
-            maxima, found, operands.query_cu_seqlens, mask, rows, scores, winners,
+            maxima, found, query_cu_seqlens, mask, rows, scores, winners,
             N, Tq, first, part.shape[0], ADD=first > 0, ARGMAX=argmax and not finished,
             BLOCK_N=BLOCK_N, BLOCK_S=BLOCK_S,
         )  # fmt: skip

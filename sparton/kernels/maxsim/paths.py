@@ -2,26 +2,38 @@
 
 Q queries, N documents, K documents per query, C = N or K columns, T packed tokens, E embedding.
 
-cross.py shares every document tile among many query tokens and is bound by arithmetic;
-streaming.py (documents of each query's own) is not there yet.
+cross.py shares every tile of documents among many query tokens and is bound by arithmetic.
+streaming.py reads each document once for a few query tokens and is bound by memory; it alone serves
+documents of each query's own. A cross product goes to cross.py if it has more than FEW query
+tokens: about where a product of that many 16-bit rows costs as much time as reading its columns.
 """
+
+from collections.abc import Callable
 
 from torch import Tensor
 
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.maxsim.operands import MaxSimOperands
+from sparton.kernels.maxsim.streaming import streaming_forward
+from sparton.kernels.maxsim.streaming_backward import (
+    streaming_backward_lowmem,
+    streaming_backward_unified,
+)
+
+FEW = 256
+
+
+def is_product(operands: MaxSimOperands) -> bool:
+    """Whether cross.py serves these operands."""
+    return operands.per_query is None and operands.queries.shape[0] > FEW
 
 
 def maxsim_forward_cuda(
     operands: MaxSimOperands, *, normalize: bool, argmax: bool
 ) -> tuple[Tensor, Tensor]:
     """Scores fp32 ``[Q, C]`` and, unless argmax is False, winners int32 ``[C, Tq]``."""
-    if operands.per_query is not None:
-        raise NotImplementedError(
-            "documents of each query's own (pairs, [Q, K, Ld, E]) have no CUDA kernel yet; score "
-            "them on the CPU, or take the entries from the cross product"
-        )
-    return cross_forward(operands, normalize=normalize, argmax=argmax)
+    forward = cross_forward if is_product(operands) else streaming_forward
+    return forward(operands, normalize=normalize, argmax=argmax)
 
 
 def maxsim_backward_cuda(
@@ -34,10 +46,16 @@ def maxsim_backward_cuda(
     need_queries: bool = True,
     need_documents: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients ``[Tq, E]`` and ``[Td, E]`` in the operands' dtype, None where not wanted."""
+    """Gradients ``[Tq, E]`` and ``[Td, E]`` in the operands' dtype, None where not wanted.
+
+    "auto" and "lowmem" are the same: whatever the kernels, sums run in a fixed order.
+    """
+    chosen: Callable[..., tuple[Tensor | None, Tensor | None]] = streaming_backward_lowmem
     if backward == "unified":
-        raise NotImplementedError('backward="unified" has no CUDA kernel yet; use "lowmem"')
-    return cross_backward(
+        chosen = streaming_backward_unified
+    elif is_product(operands):
+        chosen = cross_backward
+    return chosen(
         grad,
         argmax,
         operands,

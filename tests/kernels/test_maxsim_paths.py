@@ -1,0 +1,66 @@
+"""Which kernels serve which operands, and that they mean the same; Triton's interpreter or a GPU.
+
+Q queries, N documents, T packed tokens.
+"""
+
+import pytest
+import torch
+
+from sparton.kernels.maxsim import paths
+from sparton.kernels.maxsim.cross import cross_backward, cross_forward
+from sparton.kernels.maxsim.streaming import streaming_forward
+from sparton.kernels.maxsim.streaming_backward import (
+    streaming_backward_lowmem,
+    streaming_backward_unified,
+)
+from sparton.kernels.segment_max.backward import BackwardConfig
+from sparton.kernels.segment_max.portable import PortableConfig
+from tests.kernels.maxsim_problems import error, make_problem, upstream_for
+
+TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
+CUT = BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "per_query", "backward", "expected"),
+    [
+        ((paths.FEW // 2,) * 2, None, "auto", ("streaming_forward", "streaming_backward_lowmem")),
+        ((paths.FEW + 1,), None, "auto", ("cross_forward", "cross_backward")),
+        ((paths.FEW, 1), None, "lowmem", ("cross_forward", "cross_backward")),
+        ((paths.FEW, 1), None, "unified", ("cross_forward", "streaming_backward_unified")),
+        ((paths.FEW, 1), 1, "auto", ("streaming_forward", "streaming_backward_lowmem")),
+        ((3, 1), 1, "unified", ("streaming_forward", "streaming_backward_unified")),
+    ],
+)
+def test_the_choice(lengths, per_query, backward, expected, monkeypatch):
+    called = []
+    for name in (
+        "cross_forward",
+        "cross_backward",
+        "streaming_forward",
+        "streaming_backward_lowmem",
+        "streaming_backward_unified",
+    ):
+        monkeypatch.setattr(paths, name, lambda *_, name=name, **__: called.append(name))
+    problem = make_problem(lengths, (4, 2), 8, per_query=per_query)
+    nothing = torch.empty(0)
+    paths.maxsim_forward_cuda(problem, normalize=False, argmax=True)
+    paths.maxsim_backward_cuda(nothing, nothing, problem, normalize=False, backward=backward)
+    assert tuple(called) == expected
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_either_backward_serves_either_forward(normalize, device):
+    problem = make_problem((5, 0, 17), (3, 21, 0, 7), 48, device)
+    upstream = upstream_for(problem)
+    options = {"normalize": normalize}
+    scores, winners = cross_forward(problem, **options, argmax=True, config=TILES)
+    others, same_winners = streaming_forward(problem, **options, argmax=True)
+    assert error(scores, others.double()) < 1e-6 < error(scores * 1.001, others.double())
+    assert torch.equal(winners, same_winners)
+    expected = cross_backward(upstream, winners, problem, **options, config=CUT)
+    for backward in (streaming_backward_lowmem, streaming_backward_unified):
+        for actual, right in zip(
+            backward(upstream, winners, problem, **options), expected, strict=True
+        ):
+            assert error(actual, right.double()) < 1e-5 < error(actual * 1.001, right.double())
