@@ -3,10 +3,12 @@
 Q queries, N documents, T packed tokens.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
-from sparton.kernels.maxsim import paths
+from sparton.kernels.maxsim import function, maxsim, maxsim_pairs, maxsim_varlen, paths
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.maxsim.streaming import streaming_forward
 from sparton.kernels.maxsim.streaming_backward import (
@@ -64,3 +66,45 @@ def test_either_backward_serves_either_forward(normalize, device):
             backward(upstream, winners, problem, **options), expected, strict=True
         ):
             assert error(actual, right.double()) < 1e-5 < error(actual * 1.001, right.double())
+
+
+def every_pairing(normalize, device):
+    """Scores and gradients of the public functions."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 5, 24), (3, 2, 9, 24))
+    queries, documents = (torch.randn(*x, generator=generator) for x in shapes)
+    masks = [torch.rand(x[:-1], generator=generator).to(device) > 0.3 for x in shapes]
+    leaves = [x.to(device).requires_grad_() for x in (queries, documents)]
+    flat = [x.flatten(0, -2) for x in leaves]
+    bounds = [
+        torch.arange(0, x.numel() + 1, x.shape[-1], dtype=torch.int32, device=device) for x in masks
+    ]
+    shared = leaves[1].flatten(0, 1), masks[0], masks[1].flatten(0, 1)
+    options = {"normalize": normalize}
+    results = []
+    for scores in (
+        maxsim(*leaves, *masks, **options),
+        maxsim(leaves[0], *shared, **options),
+        maxsim_pairs(leaves[0], leaves[1][:, 1], masks[0], masks[1][:, 1], **options),
+        maxsim_varlen(*flat, *bounds, *(x.flatten() for x in masks), pairing=2, **options),
+        maxsim_varlen(*flat, *bounds, **options),
+    ):
+        upstream = torch.rand(scores.shape, generator=generator).to(device)
+        results += [scores.detach(), *torch.autograd.grad(scores, leaves, upstream)]
+    return results
+
+
+@pytest.mark.parametrize("few", [0, 256])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_public_functions_on_the_kernels(normalize, few, device, monkeypatch):
+    expected = every_pairing(normalize, torch.device("cpu"))
+    monkeypatch.setattr(paths, "FEW", few)
+    if device.type == "cpu":
+        monkeypatch.setattr(paths, "cross_forward", partial(cross_forward, config=TILES))
+        monkeypatch.setattr(paths, "cross_backward", partial(cross_backward, config=CUT))
+        backward = partial(paths.maxsim_backward_cuda, backward="auto")
+        monkeypatch.setattr(function, "maxsim_forward_cpu", paths.maxsim_forward_cuda)
+        monkeypatch.setattr(function, "maxsim_backward_cpu", backward)
+    actual = every_pairing(normalize, device)
+    for got, right in zip(actual, expected, strict=True):
+        assert error(got.cpu(), right.double()) < 1e-5 < error(got.cpu() * 1.001, right.double())

@@ -2,9 +2,10 @@
 
 T tokens, E embedding.
 
-The forward materialises the normalised tokens in the dtype of the operands and keeps them for no
-longer than its call. The backward computes them and the norms again, which reads each operand once
-more; nothing is saved for it. Norms, products and the Jacobian are computed in fp32.
+cross.py multiplies tokens that were normalised before: it materialises them in the dtype of the
+operands, for no longer than a call takes, instead of scaling every similarity. Its backward
+computes them and the norms again, so that nothing is saved. (streaming.py, bound by reading,
+normalises on the fly.) Norms and the Jacobian are computed in fp32.
 """
 
 import torch
