@@ -64,7 +64,7 @@ def exact_scores(queries, documents, query_mask, document_mask):
 def test_real_sizes_against_float64(Q, N, Lq, Ld, E, K, dtype):
     arguments = batch(Q, N, Lq, Ld, E, dtype, K=K)
     scores, exact = maxsim(*arguments), exact_scores(*arguments)
-    assert error(scores, exact) < 1e-5 < error(scores * 1.001, exact)
+    assert error(scores, exact) < 2e-5 < error(scores * 1.001, exact)
     worst = (scores - exact).abs().max() / exact.abs().max()
     assert worst < PUBLISHED[dtype]
 
