@@ -274,6 +274,25 @@ def test_unified_computes_only_what_is_wanted(device):
     assert_close((scores, dqueries, ddocuments), problem, upstream)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+def test_gradients_in_16_bit_are_rounded_once(normalize, device):
+    """They are the true ones, rounded, but for those close to the middle of two numbers."""
+    problem = make_problem((20, 9), (3, 40, 17), 64, device, dtype=torch.float16)
+    upstream = upstream_for(problem)
+    truth = with_gradients(problem, upstream, torch.float64, normalize=normalize)[1:]
+
+    def share_of_equals(gradients, others):
+        equal = [(a == b)[b != 0] for a, b in zip(gradients, others, strict=True)]
+        return min(float(x.double().mean()) for x in equal)
+
+    rounded = [x.half() for x in truth]
+    for backward in BACKWARDS:
+        _, *gradients, _ = launch(problem, upstream, normalize=normalize, backward=backward)
+        assert share_of_equals(gradients, rounded) > 0.97
+    twice = [(x + x * 2**-12 * torch.randn_like(x)).half() for x in truth]
+    assert share_of_equals(twice, rounded) < 0.9
+
+
 @pytest.mark.parametrize("per_query", [None, 1])
 def test_tiles_of_long_queries_side_by_side_or_in_turn(per_query, device, monkeypatch):
     """The same winners, and scores in another order of summation; one query exceeds the average
@@ -331,11 +350,12 @@ def test_tokens_of_no_sequence_take_no_part(device):
         assert_close((scores, dqueries[:11], ddocuments[:16]), problem, upstream)
 
 
-def test_normalisation_of_tokens_of_no_length(device):
-    """Their similarities are 0; their gradient is divided by 1e-12, as in torch's normalize."""
+@pytest.mark.parametrize("length", [0.0, 1e-14])
+def test_normalisation_of_tokens_of_no_length(length, device):
+    """They are divided by 1e-12, and so is their gradient, as in torch's normalize."""
     problem = make_problem((3,), (4,), 16, device, masked=False)
-    problem.queries[1] = 0
-    problem.documents[2:] = 0
+    problem.queries[1] *= length
+    problem.documents[2:] *= length
     upstream = upstream_for(problem)
     *results, _ = launch(problem, upstream, normalize=True)
     assert_close(results, problem, upstream, normalize=True)

@@ -82,7 +82,7 @@ def store_gradient(
         x = load_rows(x_ptr, rows, mask & any_gradient, E, BLOCK_E).to(tl.float32)
         inverse = inverse_row_norms(x)
         along = tl.sum(total * x, 1) * inverse * inverse
-        along = tl.where(inverse < 1e12, along, 0.0)
+        along = tl.where(inverse < 9.99e11, along, 0.0)
         total = (total - along[:, None] * x) * inverse[:, None]
     ptrs, inside = _tile(out_ptr, rows, mask, E, BLOCK_E)
     tl.store(ptrs, total.to(out_ptr.dtype.element_ty), inside)
