@@ -28,6 +28,7 @@ from sparton.kernels.maxsim.residual_cpu import (
     residual_inverse_norms_cpu,
 )
 from sparton.kernels.maxsim.residual_function import maxsim_residual, maxsim_residual_varlen
+from sparton.kernels.maxsim.residual_lookup import packed_weights
 from tests.kernels.problems import error
 
 SMALL = ResidualConfig(block_t=16, block_w=16, block_p=16, num_warps=1)
@@ -260,7 +261,7 @@ def test_pieces_change_nothing(forward, backward, device, monkeypatch):
 
 
 @pytest.mark.parametrize("unpack", ["table", "shift", "permute"])
-@pytest.mark.parametrize("nbits", [1, 2])
+@pytest.mark.parametrize("nbits", [1, 2, 4])
 def test_ways_of_unpacking_agree(nbits, unpack, device):
     if unpack == "permute" and device.type == "cpu":
         pytest.skip("the interpreter has no inline PTX")
@@ -268,6 +269,15 @@ def test_ways_of_unpacking_agree(nbits, unpack, device):
     config = SMALL._replace(unpack=unpack, block_t=32, block_w=32)
     scores, _ = run(residual_forward, problem, config=config)
     assert error(scores.cpu(), reference(problem)[0]) <= 3e-4
+
+
+def test_bytes_of_packed_weights(device):
+    weights = torch.arange(16, device=device).to(torch.int16) + 0x5A00
+    packed = packed_weights(weights, "permute")
+    low, high = packed.view(torch.uint8).view(2, 16).tolist()
+    assert packed.dtype == torch.int64 and low == list(range(16)) and high == [0x5A] * 16
+    assert packed_weights(weights[:4], "shift").view(torch.int16).tolist() == weights[:4].tolist()
+    assert packed_weights(weights[:2], "shift").view(torch.int16)[:2].tolist() == [0x5A00, 0x5A01]
 
 
 def test_default_configuration(device):

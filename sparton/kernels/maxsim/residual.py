@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirrored_numbers
-from sparton.kernels.maxsim.residual_lookup import bucket_weights, packed_table
+from sparton.kernels.maxsim.residual_lookup import bucket_weights, load_table, packed_weights
 
 PRODUCTS_AT_ONCE = 2**24
 COLUMNS_AT_ONCE = 2**14
@@ -36,9 +36,9 @@ class ResidualConfig(NamedTuple):
         block_t: document tokens of a tile.
         block_w: most query tokens of a tile, which may have QUERY_BYTES.
         block_p: most bytes of a token that enter one matrix product.
-        unpack: how 16-bit weights of at most 2 bits are looked up: "table" (in memory), "shift" (a
-            shift of all weights in one integer) or "permute" (the same by a byte permutation for
-            two weights at once, in PTX). Other weights are looked up in memory.
+        unpack: how 16-bit weights are looked up: "table" (in memory), "shift" (up to 2 bits, a
+            shift of all weights in one integer) or "permute" (up to 4 bits, byte permutations for
+            four weights at once, in PTX). Weights of more bits are looked up in memory.
         prefetch: gather the products with the centroids one tile ahead; costs registers.
     """
 
@@ -96,9 +96,7 @@ def _maxsim_residual_fwd_kernel(
         length = _occupied_length(mask_ptr + start, length, 1024)
     rows = tl.arange(0, BLOCK_T)
     offs_p = tl.arange(0, BLOCK_P)
-    table = None
-    if UNPACK != "table":
-        table = packed_table(table_ptr, NBITS, BLOCK_P)
+    table = load_table(table_ptr, NBITS, UNPACK, BLOCK_P)
     best = tl.full((BLOCK_T, BLOCK_W), float("-inf"), tl.float32)
     tile = tl.zeros((BLOCK_T, BLOCK_W), tl.int32)
     # The compiler pipelines only what the matrix product reads; the gathered products run ahead by
@@ -249,7 +247,9 @@ def residual_forward(
     if N == 0 or W == 0:
         return scores, winners
     table = bucket_table(codec, queries.dtype)
-    unpack = config.unpack if codec.nbits <= 2 and table.element_size() == 2 else "table"
+    widest = {"table": 0, "shift": 2, "permute": 4}[config.unpack]
+    unpack = config.unpack if codec.nbits <= widest and table.element_size() == 2 else "table"
+    table = packed_weights(table, unpack)
     query_mask, document_mask = bytes_of(query_mask), bytes_of(document_mask)
     for first, tokens, products, block_w, block_p in _columns(queries, codec, config):
         width = products.shape[1]

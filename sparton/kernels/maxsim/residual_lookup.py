@@ -1,24 +1,31 @@
 """Bucket weights of packed residuals; device functions.
 
-Bytes come as tiles ``[tokens, BLOCK_P]``. The table holds the weights in the order in which the
-packed bytes number the buckets.
+Bytes come as tiles ``[tokens, BLOCK_P]``; the weights are in the order in which the packed bytes
+number the buckets.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 
-@triton.jit
-def packed_table(table_ptr, NBITS: tl.constexpr, BLOCK_P: tl.constexpr):
-    """All weights of 16 bits, at most 4, in one integer; int64 ``[1, BLOCK_P]`` of equal elements.
-    The compiler keeps unpacking within the threads that multiply only if nothing that it needs is
-    a scalar."""
-    zeros = tl.zeros((1, BLOCK_P), tl.int32)
-    packed = zeros.to(tl.int64)
-    for number in tl.static_range(1 << NBITS):
-        bits = tl.load(table_ptr + number + zeros).to(tl.int16, bitcast=True)
-        packed |= (bits.to(tl.int64) & 0xFFFF) << 16 * number
-    return packed
+def packed_weights(weights: Tensor, unpack: str) -> Tensor:
+    """Weights as :func:`load_table` reads them.
+
+    Args:
+        weights: ``[2**nbits]``; of 16 bits each unless ``unpack`` is "table".
+        unpack: "table" leaves them as they are. "shift", for up to 2 bits, and "permute" make
+            integers of 64 bits: one that holds all of up to 4 weights, or, for 16 weights, their
+            low bytes in two and then their high bytes in two.
+    """
+    if unpack == "table":
+        return weights
+    if weights.numel() == 2:
+        return weights.view(torch.int32).long()
+    if weights.numel() == 4:
+        return weights.view(torch.int64)
+    return weights.view(torch.uint8).view(16, 2).T.contiguous().view(torch.int64).flatten()
 
 
 @triton.jit
@@ -48,6 +55,71 @@ def _permuted(packed, table, query, shift, mask):
 
 
 @triton.jit
+def load_table(table_ptr, NBITS: tl.constexpr, UNPACK: tl.constexpr, BLOCK_P: tl.constexpr):
+    """What :func:`bucket_weights` unpacks with, int64 ``[1, BLOCK_P]`` of equal elements: the
+    compiler keeps unpacking within the threads that multiply only if nothing it needs is a scalar.
+    """
+    zeros = tl.zeros((1, BLOCK_P), tl.int32)
+    table = None
+    if UNPACK != "table":
+        table = tl.load(table_ptr + zeros)
+        if NBITS == 4:
+            low_last = tl.load(table_ptr + 1 + zeros)
+            high_first = tl.load(table_ptr + 2 + zeros)
+            high_last = tl.load(table_ptr + 3 + zeros)
+            table = (table, low_last, high_first, high_last)
+    return table
+
+
+@triton.jit
+def _permuted_of_16(packed, tables, query, shift):
+    """Weights of the 4-bit numbers at bits ``shift`` and up, for 4 bytes at once. The numbers, side
+    by side, select bytes from the first and the last 8 weights; their highest bits say which of the
+    two to take; low and high bytes then make weights."""
+    zeros = tl.zeros((1, packed.shape[1]), tl.int32)
+    low_first, low_last, high_first, high_last = tables
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 x, s, m, a, b, low, high;
+        shr.u32 x, $2, $35;
+        and.b32 x, x, 0x0F0F0F0F;
+        shr.u32 s, x, 4;
+        or.b32 s, s, x;
+        prmt.b32 s, s, s, 0x2020;
+        and.b32 s, s, 0x7777;
+        shl.b32 m, x, 4;
+        prmt.b32 m, m, m, 0xBA98;
+        prmt.b32 a, $3, $7, s;
+        prmt.b32 b, $11, $15, s;
+        lop3.b32 low, a, b, m, 0xD8;
+        prmt.b32 a, $19, $23, s;
+        prmt.b32 b, $27, $31, s;
+        lop3.b32 high, a, b, m, 0xD8;
+        prmt.b32 $0, low, high, 0x5140;
+        prmt.b32 $1, low, high, 0x7362;
+        }
+        """,
+        "=r,=r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r,r",
+        [
+            packed,
+            low_first.to(tl.int32),
+            (low_first >> 32).to(tl.int32),
+            low_last.to(tl.int32),
+            (low_last >> 32).to(tl.int32),
+            high_first.to(tl.int32),
+            (high_first >> 32).to(tl.int32),
+            high_last.to(tl.int32),
+            (high_last >> 32).to(tl.int32),
+            zeros + shift,
+        ],
+        dtype=query.dtype,
+        is_pure=True,
+        pack=4,
+    )
+
+
+@triton.jit
 def bucket_weights(
     packed, place, table, table_ptr, query, NBITS: tl.constexpr, UNPACK: tl.constexpr
 ):
@@ -56,8 +128,15 @@ def bucket_weights(
     shift = 8 - NBITS * (place + 1)
     mask = (1 << NBITS) - 1
     if UNPACK == "permute":
-        return _permuted(packed, table, query, shift, mask)
-    numbers = packed.to(tl.int32) >> shift & mask
-    if UNPACK == "shift":
-        return (table >> (numbers * 16).to(tl.int64)).to(tl.int16).to(query.dtype, bitcast=True)
-    return tl.load(table_ptr + numbers)
+        if NBITS == 4:
+            weights = _permuted_of_16(packed, table, query, shift)
+        else:
+            weights = _permuted(packed, table, query, shift, mask)
+    else:
+        numbers = packed.to(tl.int32) >> shift & mask
+        if UNPACK == "shift":
+            bits = (table >> (numbers * 16).to(tl.int64)).to(tl.int16)
+            weights = bits.to(query.dtype, bitcast=True)
+        else:
+            weights = tl.load(table_ptr + numbers)
+    return weights
