@@ -81,3 +81,47 @@ def test_gradients_of_maxima_of_any_sign(shift, device):
     shared = upstream[:, :1].expand_as(upstream)
     for actual, expected in zip(backward(shared), backward(shared.contiguous()), strict=True):
         assert error(actual, expected.double()) < 1e-6
+
+
+def strided(x):
+    """The same values with other elements between them."""
+    return torch.stack((x, torch.full_like(x, 7)), -1)[..., 0]
+
+
+@pytest.mark.parametrize("activation", ["relu", "none"])
+def test_operands_with_strides(activation, device):
+    tokens, rows, cu_seqlens = make_operands(device)
+    bias = torch.randn(rows.shape[0], generator=torch.Generator().manual_seed(2)).to(device)
+    plain = (tokens, rows, bias, cu_seqlens)
+    results = segment_max_forward(*plain, activation=activation, config=SMALL)
+    again = segment_max_forward(*map(strided, plain), activation=activation, config=SMALL)
+    assert all(torch.equal(x, y) for x, y in zip(results, again, strict=True))
+    upstream = torch.randn_like(results[0])
+    arguments = (upstream, *results, tokens, rows, cu_seqlens)
+    options = {"bias_dtype": torch.float32, "activation": activation, "config": CUT}
+    gradients = segment_max_backward(*arguments, **options)
+    again = segment_max_backward(*map(strided, arguments), **options)
+    for x, y in zip(gradients, again, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=1e-6)
+
+
+def test_infinite_logits(device):
+    tokens, rows, cu_seqlens = make_operands(device)
+    bias = torch.zeros(rows.shape[0], device=device)
+    bias[3] = float("inf")
+    reps, _ = segment_max_forward(tokens, rows, bias, cu_seqlens, config=SMALL)
+    assert (reps[[0, 2, 3, 4, 6], 3] == float("inf")).all()
+    assert (reps[[1, 5]] == 0).all()
+    assert reps[:, :3].isfinite().all()
+
+
+def test_what_the_core_refuses(device):
+    operands = make_operands(device)
+    arguments = (*operands[:2], None, operands[2])
+    with pytest.raises(ValueError, match="at most 32 tokens"):
+        segment_max_forward(*arguments, pooling="sum", config=SMALL._replace(segment=64))
+    with pytest.raises(ValueError, match="need pooling='max', got 'sum'"):
+        segment_max_forward(*arguments, pooling="sum", activation="none", config=SMALL)
+    with pytest.raises(ValueError, match=r"of a float dtype, got torch\.int64"):
+        bias = torch.zeros(operands[1].shape[0], dtype=torch.int64, device=device)
+        segment_max_forward(*operands[:2], bias, operands[2], config=SMALL)

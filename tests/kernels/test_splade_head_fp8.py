@@ -260,7 +260,7 @@ def test_real_sizes(D, dtype, device):
     best, token = per_sequence(problem, logits)
     for config in (
         None,
-        *forward_configs(torch.float8_e4m3fn, torch.cuda.get_device_capability(), D),
+        *forward_configs(torch.float8_e4m3fn, torch.cuda.get_device_capability()),
     ):
         reps, argmax = launch(problem, config=config)
         active = reps > 0

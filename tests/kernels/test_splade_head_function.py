@@ -133,7 +133,7 @@ def test_argmax_only_when_a_gradient_can_follow(operands, monkeypatch):
     [
         (0, torch.zeros(56, D + 1), r"\(56, 25\) and \(37, 24\)"),
         (1, torch.zeros(V, D, dtype=torch.float16), "torch.float16"),
-        (2, torch.zeros(V + 1), r"\[37\], got \(38,\)"),
+        (2, torch.zeros(V + 1), r"\[37\] of a float dtype, got torch\.float32 \(38,\)"),
         (3, torch.zeros(8, dtype=torch.int64), "torch.int64"),
         (3, torch.zeros(0, dtype=torch.int32), r"\(0,\)"),
     ],
@@ -143,3 +143,17 @@ def test_operands_that_do_not_fit(operands, index, replacement, message):
     wrong[index] = replacement.to(operands[0].device)
     with pytest.raises(ValueError, match=message):
         splade_head(*wrong)
+
+
+def test_nan_among_other_logits_is_ignored_on_the_cpu_too():
+    hidden, weight = torch.randn(9, 4), torch.randn(5, 4)
+    cu_seqlens = torch.tensor([0, 4, 6, 9], dtype=torch.int32)
+    expected = splade_head(hidden, weight, None, cu_seqlens)
+    broken = hidden.clone()
+    broken[4:6] = float("nan")
+    broken[7] = float("nan")
+    reps = splade_head(broken, weight, None, cu_seqlens)
+    assert torch.equal(reps[0], expected[0])
+    assert reps[1].isnan().all()
+    others = torch.tensor([0, 2], dtype=torch.int32)
+    assert torch.equal(reps[2], splade_head(hidden[[6, 8]], weight, None, others)[0])

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.segment_max.operands import on_its_device
+
 
 class ScatterConfig(NamedTuple):
     """Vocabulary entries, sequences and hidden units of a program, and its warps."""
@@ -69,6 +71,7 @@ def _hybrid_head_bwd_kernel(
         tl.atomic_add(dbias_ptr + offs_v, dbias, touch, sem="relaxed")
 
 
+@on_its_device
 def hybrid_head_backward(
     grad: Tensor,
     reps: Tensor,

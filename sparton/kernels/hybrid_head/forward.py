@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.hybrid_head.logits import check_padded_operands, logit_tiles
+from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.segment_max.reduction import _log1p
 
 
@@ -57,6 +58,7 @@ def _masked_max_kernel(
         tl.store(argmax_ptr + entry, tl.where(first < S, first, 0).to(tl.int64), in_tile)
 
 
+@on_its_device
 def hybrid_head_forward(
     hidden: Tensor,
     weight: Tensor,

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.segment_max.operands import on_its_device
+
 
 class HiddenConfig(NamedTuple):
     """How the work is cut, in powers of 2 from 16 on.
@@ -107,6 +109,7 @@ def _search_hidden_kernel(
                 tl.store(winners_ptr + row + offs_r, lo + place, better)
 
 
+@on_its_device
 def search_hidden(
     queries: Tensor,
     hidden: Tensor,
@@ -135,6 +138,7 @@ def search_hidden(
         int32 ``[N, R]``, there -1, or an empty tensor.
     """
     queries, hidden, projection = (x.contiguous() for x in (queries, hidden, projection))
+    cu_seqlens, mask = cu_seqlens.contiguous(), None if mask is None else mask.contiguous()
     (R, E), H, N = queries.shape, hidden.shape[1], cu_seqlens.numel() - 1
     if N == 0 or R == 0:
         empty = hidden.new_zeros(N, R, dtype=torch.float32)

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.segment_max.ordering import (
     bucket_shift,
     list_by_token,
@@ -218,6 +219,7 @@ def _dhidden(
         )
 
 
+@on_its_device
 def segment_max_backward(
     grad: Tensor,
     reps: Tensor,
@@ -258,7 +260,8 @@ def segment_max_backward(
             f"grad, reps and argmax must all be [N, V] with V = {V}, got {tuple(grad.shape)}, "
             f"{tuple(reps.shape)}, {tuple(argmax.shape)}"
         )
-    hidden, weight = hidden.contiguous(), weight.contiguous()
+    hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))
+    reps, argmax = reps.contiguous(), argmax.contiguous()
     empty = reps.numel() == 0 or hidden.shape[0] == 0
     allocate = torch.zeros_like if empty else torch.empty_like
     dhidden = allocate(hidden) if need_hidden else None

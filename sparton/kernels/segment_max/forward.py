@@ -2,8 +2,8 @@
 
 N sequences, T packed tokens, D hidden, V rows.
 
-There are two kernels of the same plan: hopper.py and, for all other GPUs and for operands that TMA
-cannot address, portable.py. Here they are chosen, checked and given their buffers.
+There are two kernels of the same plan: hopper.py, and portable.py for all other GPUs, for operands
+that TMA cannot address, for full precision and for FP8. Here they are chosen and given buffers.
 """
 
 import functools
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
-from sparton.kernels.segment_max.operands import check_operands
+from sparton.kernels.segment_max.operands import check_operands, on_its_device
 from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
 from sparton.kernels.segment_max.tuning_cache import Regime, read_winners, regime_of
 
@@ -29,8 +29,6 @@ PORTABLE: tuple[Config, ...] = (PortableConfig(False, 128, 128, 32, num_warps=8,
 FULL_PRECISION: tuple[Config, ...] = (PortableConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
 HOPPER_FP8: tuple[Config, ...] = (
     PortableConfig(True, 128, 128, 128, num_warps=4, num_stages=3, group_tokens=2048),
-    HopperConfig(),
-    PortableConfig(True, 256, 128, 128, num_warps=8, num_stages=3),
 )
 PORTABLE_FP8: tuple[Config, ...] = (PortableConfig(False, 128, 128, 64, num_warps=8, num_stages=3),)
 
@@ -90,7 +88,7 @@ def select_config(
     :func:`fitting_configs`."""
     configs = fitting_configs(hidden, weight)
     if (pooling, activation) == ("sum", "log1p_relu"):
-        # A logarithm for every logit: the Hopper kernel runs out of registers.
+        # A logarithm for every logit: the Hopper kernel spills registers.
         return next(config for config in configs if isinstance(config, PortableConfig))
     if (pooling, activation, scaled) == ("max", "relu", False) and (tuned := tuned_configs()):
         (T, D), V = hidden.shape, weight.shape[0]
@@ -100,6 +98,7 @@ def select_config(
     return configs[0]
 
 
+@on_its_device
 def segment_max_forward(
     hidden: Tensor,
     weight: Tensor,
@@ -143,7 +142,8 @@ def segment_max_forward(
         raise ValueError(f"the kernel takes float16, bfloat16 or float32, got {hidden.dtype}")
     if pooling != "max" and (scales is not None or activation == "none"):
         raise ValueError(f"scales and activation='none' need pooling='max', got {pooling!r}")
-    hidden, weight = hidden.contiguous(), weight.contiguous()
+    hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))
+    bias = None if bias is None else bias.contiguous()
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.numel() - 1
     argmax = argmax and pooling == "max"
     reps = torch.empty(N, V, device=hidden.device)
@@ -159,10 +159,14 @@ def segment_max_forward(
             f"{config} needs 16-byte aligned rows, got D = {D} of {hidden.dtype}; "
             "use a configuration without descriptors"
         )
+    if scales is not None and isinstance(config, HopperConfig):
+        raise ValueError(f"{config} takes no scales; use a PortableConfig")
+    if pooling == "sum" and config.segment > 32:
+        raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     groups = group_bounds(cu_seqlens, T, config.group_tokens)
     operands = (hidden, weight, bias, cu_seqlens, groups)
     if isinstance(config, HopperConfig):
-        launch_hopper(config, operands, scales, reps, winners, **variant)
+        launch_hopper(config, operands, reps, winners, **variant)
     else:
         launch_portable(config, operands, scales, reps, winners, **variant)
     return reps, winners

@@ -1,4 +1,4 @@
-"""Forward of the SPLADE head on Hopper (compute capability 9.0): specialised warps, in Gluon.
+"""Forward on Hopper (compute capability 9.0): specialised warps, in Gluon.
 
 N sequences, T packed tokens, D hidden, V vocabulary.
 
@@ -106,7 +106,7 @@ def _load_vector(ptr, offs, size):
 
 @gluon.jit
 def _consume(
-    place, pointers, scales, T, V, ring,
+    place, pointers, V, ring,
     HALF: gl.constexpr, CHUNKS: gl.constexpr, SEGMENT: gl.constexpr,
     SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
 ):  # fmt: skip
@@ -127,28 +127,22 @@ def _consume(
     first_v += HALF * BLOCK_V
     offs_v = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, PIECE))
     bias = _load_vector(bias_ptr, offs_v, V)
-    scale = None
-    if scales is not None:
-        scale = _load_vector(scales[1], offs_v, V)
     state = (value, whole, first, begin, gl.load(cu_ptr + first + 1), last)
     for tile in range(tiles):
         lo = begin + tile * BLOCK_T
         x = _multiply(tile * CHUNKS, ring, HALF, CHUNKS, TILE)
-        if scales is not None:
-            offs_t = lo + gl.arange(0, BLOCK_T, gl.SliceLayout(0, TILE))
-            x *= _load_vector(scales[0], offs_t, T)[None, :]
         if SUM:
             rows = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, TILE))
             x = summands(x, _load_vector(bias_ptr, rows, V)[:, None], ACTIVATION)
         state = reduce_tile(
-            x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            x, lo, state, clean, bias, None, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, ACTIVATION, ARGMAX,
         )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["T", "num_groups"])
+@gluon.jit(do_not_specialize=["num_groups"])
 def _segment_max_hopper_kernel(
-    hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, scales, T, V, num_groups,
+    hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, V, num_groups,
     CHUNKS: gl.constexpr, STAGES: gl.constexpr, SEGMENT: gl.constexpr, BAND: gl.constexpr,
     SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
 ):  # fmt: skip
@@ -179,9 +173,9 @@ def _segment_max_hopper_kernel(
         pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr)
         gl.warp_specialize(
             [
-                (_consume, (place, pointers, scales, T, V, ring, gl.constexpr(0),
+                (_consume, (place, pointers, V, ring, gl.constexpr(0),
                             CHUNKS, SEGMENT, SUM, ACTIVATION, ARGMAX)),
-                (_consume, (place, pointers, scales, T, V, ring, gl.constexpr(1),
+                (_consume, (place, pointers, V, ring, gl.constexpr(1),
                             CHUNKS, SEGMENT, SUM, ACTIVATION, ARGMAX)),
                 (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS)),
             ],
@@ -193,7 +187,6 @@ def _segment_max_hopper_kernel(
 def launch_hopper(
     config: HopperConfig,
     operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor],
-    scales: tuple[Tensor, Tensor] | None,
     reps: Tensor,
     winners: Tensor,
     *,
@@ -204,22 +197,21 @@ def launch_hopper(
 
     Args:
         config: how to launch.
-        operands: hidden ``[T, D]`` and weight ``[V, D]`` of 8 or 16 bit, contiguous with rows of
+        operands: hidden ``[T, D]`` and weight ``[V, D]`` of 16 bit, contiguous with rows of
             whole 16 bytes; bias ``[V]`` or None; cu_seqlens int32 ``[N + 1]``; bounds of the
             groups int32 ``[G + 1]``.
-        scales: factors of the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None.
         reps: fp32 ``[N, V]``.
         winners: int32 ``[N, V]``, or empty.
         pooling, activation: as in forward.py.
     """
     hidden, weight, bias, cu_seqlens, groups = operands
-    (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
+    D, V, num_groups = hidden.shape[1], weight.shape[0], groups.numel() - 1
     block_d = 128 // hidden.element_size()
     layout = gl.NVMMASharedLayout(128, 8 * hidden.element_size(), rank=2)
     _segment_max_hopper_kernel[(triton.cdiv(V, 2 * config.block_v) * num_groups,)](
         TensorDescriptor.from_tensor(hidden, [config.block_t, block_d], layout),
         TensorDescriptor.from_tensor(weight, [config.block_v, block_d], layout),
-        bias, cu_seqlens, groups, reps, winners, scales, T, V, num_groups,
+        bias, cu_seqlens, groups, reps, winners, V, num_groups,
         CHUNKS=triton.cdiv(D, block_d), STAGES=config.num_stages,
         SEGMENT=config.segment, BAND=config.band,
         SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=winners.numel() > 0,

@@ -1,7 +1,24 @@
-"""What the operands of the SPLADE head must look like; shared by its CPU and GPU versions."""
+"""What the operands must look like; shared by CPU and GPU versions."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+
+Launch = TypeVar("Launch", bound=Callable[..., Any])
+
+
+def on_its_device(launch: Launch) -> Launch:
+    """Run with the device of the first argument as the current one: Triton launches there."""
+
+    @functools.wraps(launch)
+    def guarded(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with torch.cuda.device_of(tensor):
+            return launch(tensor, *args, **kwargs)
+
+    return cast(Launch, guarded)
 
 
 def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor) -> None:
@@ -16,8 +33,11 @@ def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqle
             "hidden and weight must have the same float dtype, got "
             f"{hidden.dtype} and {weight.dtype}; cast one, or run under torch.autocast"
         )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must be [V] = [{weight.shape[0]}], got {tuple(bias.shape)}")
+    if bias is not None and (bias.shape != weight.shape[:1] or not bias.is_floating_point()):
+        raise ValueError(
+            f"bias must be [V] = [{weight.shape[0]}] of a float dtype, got {bias.dtype} "
+            f"{tuple(bias.shape)}"
+        )
     if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.numel() < 1:
         raise ValueError(
             f"cu_seqlens must be int32 [N + 1], got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"

@@ -1,4 +1,4 @@
-"""Forward of the SPLADE head in Triton, for any CUDA GPU and for Triton's interpreter.
+"""Forward in Triton, for any CUDA GPU and for Triton's interpreter.
 
 N sequences, T packed tokens, D hidden, V vocabulary.
 
@@ -142,7 +142,8 @@ def launch_portable(
     activation: str,
 ) -> None:
     """Arguments of :func:`~sparton.kernels.segment_max.hopper.launch_hopper`, whose operands may
-    here be of any float dtype and, without descriptors, of any width."""
+    here be of any float dtype and, without descriptors, of any width; and ``scales``, factors of
+    the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None."""
     hidden, weight, bias, cu_seqlens, groups = operands
     (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
     _segment_max_kernel[(triton.cdiv(V, config.block_v) * num_groups,)](

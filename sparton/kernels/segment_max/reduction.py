@@ -125,7 +125,7 @@ def _fold(value, whole, slots, x, lo, start, stop, SUM: tl.constexpr, MASKED: tl
 def _log1p(x):
     """Accurate for small x >= 0 too: the rounding error of 1 + x is divided out."""
     one_more = 1.0 + x
-    lost = one_more == 1.0
+    lost = (one_more == 1.0) | (x == float("inf"))
     return tl.where(lost, x, tl.log(one_more) * (x / tl.where(lost, 1.0, one_more - 1.0)))
 
 

@@ -26,6 +26,16 @@ def _runs(bounds: list[int]) -> Iterator[tuple[int, int]]:
         yield first, len(bounds) - 1
 
 
+def _first_maximum(block: Tensor) -> tuple[Tensor, Tensor]:
+    """Maximum over the tokens and the first that attains it. NaN is ignored beside other logits;
+    where there are none (-inf counts as none), the maximum is NaN."""
+    best, token = block.max(dim=0)
+    if best.isnan().any():
+        best, token = block.nan_to_num(nan=float("-inf"), posinf=float("inf")).max(dim=0)
+    return best.masked_fill(best == float("-inf"), float("nan")), token
+
+
+@torch.autocast("cpu", enabled=False)
 def splade_head_forward_cpu(
     hidden: Tensor,
     weight: Tensor,
@@ -51,18 +61,18 @@ def splade_head_forward_cpu(
                 if bounds[n] == bounds[n + 1]:
                     continue
                 block = logits[bounds[n] - low : bounds[n + 1] - low]
-                if argmax:
-                    best, token = block.max(dim=0)
-                    winners[n, v : v + tile] = token + bounds[n]
-                else:
-                    best = block.amax(dim=0)
+                best, token = _first_maximum(block)
                 maximum[n, v : v + tile] = best
+                if argmax:
+                    winners[n, v : v + tile] = token
+                    winners[n, v : v + tile] += bounds[n]
     logits = maximum.to(torch.promote_types(maximum.dtype, torch.float32))
     if bias is not None:
         logits = logits + bias.to(logits.dtype)
     return activate(logits, activation).float(), winners
 
 
+@torch.autocast("cpu", enabled=False)
 def splade_head_backward_cpu(
     grad: Tensor,
     reps: Tensor,

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.segment_max.forward import Config, segment_max_forward
-from sparton.kernels.segment_max.operands import check_fp8, check_operands
+from sparton.kernels.segment_max.operands import check_fp8, check_operands, on_its_device
 from sparton.kernels.segment_max.quantize import quantize_rows
 from sparton.kernels.segment_max.reduction import _log1p, _positive_part
 from sparton.kernels.splade_head.fp8_cpu import search_bias
@@ -92,6 +92,7 @@ def _rescore_block(D: int) -> int:
     return next(whole, min(triton.next_power_of_2(D), 256))
 
 
+@on_its_device
 def rescore(
     reps: Tensor,
     argmax: Tensor,
@@ -116,6 +117,7 @@ def rescore(
     (N, V), D = reps.shape, hidden.shape[1]
     config = config or RescoreConfig()
     hidden, weight = hidden.contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
     grid = (triton.cdiv(V, config.block_v), triton.cdiv(N, config.block_n))
     room = grid[0] * grid[1] * config.block_n * config.block_v
     entries = torch.empty(room, dtype=torch.int32, device=reps.device)
@@ -127,6 +129,7 @@ def rescore(
     )  # fmt: skip
 
 
+@on_its_device
 def splade_head_forward_fp8(
     hidden: Tensor,
     weight: Tensor,

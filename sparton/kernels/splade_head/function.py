@@ -168,10 +168,11 @@ def splade_head(
 
     ``reps[n, v] = log1p(relu(max over the tokens t of sequence n of hidden[t] . weight[v]
     + bias[v]))``; an empty sequence gives zeros. Equal logits: the first token gets the gradient.
-    Products and sums run in fp32. Under torch.autocast ``hidden`` and ``weight`` are cast to its
-    dtype first. Results and gradients are bitwise reproducible on one kind of device. A logit that
-    is NaN is ignored by a maximum as long as its sequence has another; a row of nothing but NaN
-    gives NaN, and so does a sum of any.
+    Products and sums run in fp32 (on the CPU, logits are rounded to the dtype of the operands).
+    Under torch.autocast ``hidden`` and ``weight`` are cast to its dtype first. Results and
+    gradients are bitwise reproducible on one kind of device. A logit that is NaN is ignored by a
+    maximum as long as its sequence has another; a row of nothing but NaN gives NaN, and so does a
+    sum of any; -inf counts as NaN.
 
     Args:
         hidden: ``[T, D]`` float16, bfloat16 or float32 (float64 on the CPU).

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.segment_max.forward import fitting_configs
-from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
+from sparton.kernels.segment_max.operands import check_operands, on_its_device, sequence_of_tokens
 from sparton.kernels.segment_max.portable import PortableConfig, kernel_operands, load_tile
 from sparton.kernels.segment_max.reduction import halves
 
@@ -198,6 +198,7 @@ def _default_launch(hidden: Tensor, weight: Tensor) -> PortableConfig:
     return next(config for config in configs if isinstance(config, PortableConfig))
 
 
+@on_its_device
 def splade_head_sum_backward(
     grad: Tensor,
     hidden: Tensor,
@@ -238,7 +239,8 @@ def splade_head_sum_backward(
         raise ValueError(
             f"grad must be [N, V] = [{cu_seqlens.numel() - 1}, {V}], got {tuple(grad.shape)}"
         )
-    hidden, weight, grad = hidden.contiguous(), weight.contiguous(), grad.float().contiguous()
+    hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))
+    grad, bias = grad.float().contiguous(), None if bias is None else bias.contiguous()
     dhidden = torch.zeros_like(hidden) if need_hidden else None
     dweight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
     dbias = hidden.new_zeros(V, dtype=torch.float32) if need_bias and bias is not None else None
