@@ -59,8 +59,12 @@ def describe_run(folder: Path) -> dict[str, Any]:
 
 
 def head_name(head: dict[str, Any]) -> str:
+    """The head's class and every option that makes its runs others."""
     name = head["_target_"].rsplit(".", 1)[-1]
-    return " ".join([name, *(option for option in ("compiled", "fp8") if head.get(option))])
+    options = [option for option in ("compiled", "fp8") if head.get(option)]
+    usual = {"pooling": "max", "activation": "relu"}
+    variant = [head[key] for key, value in usual.items() if head.get(key, value) != value]
+    return " ".join([name, *options, *variant])
 
 
 def system_name(config: dict[str, Any]) -> str:

@@ -4,11 +4,12 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 
 from tables.records import Record, markdown, read_records
 
 TASKS = ("squad", "acl", "cranfield", "medline")
-NAMES = {
+_HEADS = {
     "EagerHead": "eager",
     "CompiledHead": "compiled",
     "TiledHead": "tiled",
@@ -16,6 +17,12 @@ NAMES = {
     "HybridHead": "sparton_hybrid",
     "SpartonHead": "**sparton**",
     "SpartonHead fp8": "sparton, fp8",
+}
+_VARIANTS = ("", " sum", " log1p_relu", " sum log1p_relu")
+# Labels of scripts/record_runs.py, in the order of the rows.
+NAMES = {
+    head + variant: name + variant.replace(" ", ", ")
+    for variant, (head, name) in product(_VARIANTS, _HEADS.items())
 }
 
 

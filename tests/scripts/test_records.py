@@ -46,6 +46,25 @@ def test_a_later_record_of_the_same_cell_replaces_the_earlier(run_folder, tmp_pa
     assert [(r["seed"], r["step_ms"]) for r in kept] == [(4, 30), (3, 7)]
 
 
+@pytest.mark.parametrize(
+    ("options", "label", "row"),
+    [
+        ({"pooling": "max", "activation": "relu", "fp8": False}, "SpartonHead", "**sparton**"),
+        ({"fp8": True}, "SpartonHead fp8", "sparton, fp8"),
+        ({"pooling": "sum"}, "SpartonHead sum", "**sparton**, sum"),
+        (
+            {"pooling": "sum", "activation": "log1p_relu"},
+            "SpartonHead sum log1p_relu",
+            "**sparton**, sum, log1p_relu",
+        ),
+    ],
+)
+def test_runs_of_another_variant_have_a_label_and_a_row_of_their_own(options, label, row):
+    head = {"_target_": "sparton.models.heads.SpartonHead", **options}
+    assert record_runs.head_name(head) == label
+    assert in_domain.NAMES[label] == row
+
+
 def test_a_row_shows_speed_of_one_and_quality_of_all_seeds(run_folder):
     record = record_runs.describe_run(run_folder)
     better = json.loads(json.dumps(record).replace('"ndcg@10": 0.5', '"ndcg@10": 0.6'))
