@@ -161,10 +161,22 @@ class HybridHead(SpladeHead):
     cuBLAS products of vocabulary tiles through torch.compile, a kernel for the masked maximum of
     each tile, and a backward that adds with atomics: on a GPU its gradients differ in their last
     bits from call to call.
+
+    Args:
+        pooling, activation: "max" and "relu", the only ones of the paper's kernels.
+
+    Raises:
+        ValueError: others.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, pooling: Pooling = "max", activation: Activation = "relu") -> None:
+        super().__init__(pooling, activation)
+        if (pooling, activation) != ("max", "relu"):
+            raise ValueError(
+                f"sparton_hybrid has the paper's kernels, which know pooling=max and "
+                f"activation=relu alone, got pooling={pooling} and activation={activation}: "
+                "take another head, such as sparton"
+            )
 
     def forward(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch

@@ -145,6 +145,14 @@ def test_the_fp8_head_is_close_to_the_plain_one():
         SpartonHead(fp8=True)(hidden, weight, bias, tokens)
 
 
+@pytest.mark.parametrize("other", [{"pooling": "sum"}, {"activation": "log1p_relu"}])
+def test_the_papers_kernels_know_one_variant(other):
+    ((name, value),) = other.items()
+    with pytest.raises(ValueError, match=f"sparton_hybrid.* alone, got .*{name}={value}.*sparton$"):
+        HybridHead(**other)
+    assert (HybridHead("max", "relu").pooling, HybridHead().activation) == ("max", "relu")
+
+
 def test_a_tile_needs_rows():
     with pytest.raises(ValueError, match="got 0"):
         TiledHead(tile=0)
