@@ -125,6 +125,11 @@ def check(cfg: DictConfig, world_size: int) -> None:
             raise ValueError(f"{name}={getattr(cfg, name)}: must not be negative")
     if cfg.precision not in PRECISIONS:
         raise ValueError(f"precision={cfg.precision}: choose from {', '.join(PRECISIONS)}")
+    if cfg.head.get("fp8") and cfg.precision == "fp32":
+        raise ValueError(
+            "head.fp8=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
+            "head.fp8=false"
+        )
     if cfg.batch % world_size:
         raise ValueError(
             f"batch={cfg.batch} counts the queries of a step over all processes and must be a "

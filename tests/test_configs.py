@@ -132,6 +132,7 @@ def test_misspelt_or_mistyped_scalars_stop_before_any_work(override, message):
         (["clip_norm=-1"], 1, "clip_norm=-1.0: must be positive, or null"),
         (["num_negatives=-1"], 1, "num_negatives=-1: must not be negative"),
         (["precision=fp8"], 1, "precision=fp8: choose from fp32, bf16"),
+        (["head.fp8=true", "precision=fp32"], 1, "needs products in 16 bit, got precision=fp32"),
         (["batch=6"], 4, "multiple of their number, 4; try batch=4"),
         (["batch=2"], 4, "try batch=4"),
         (["examples=100"], 1, "examples=100 makes no step of batch=512"),
@@ -140,6 +141,11 @@ def test_misspelt_or_mistyped_scalars_stop_before_any_work(override, message):
 def test_combinations_that_could_not_train_are_refused(overrides, world_size, message):
     with pytest.raises(ValueError, match=message):
         config.check(train_config(*overrides), world_size)
+
+
+def test_fp8_trains_in_16_bit():
+    for precision in ("bf16", "fp16", "bf16_pure"):
+        config.check(train_config("head.fp8=true", f"precision={precision}"), world_size=1)
 
 
 def test_the_defaults_are_the_recipe_of_the_paper():
