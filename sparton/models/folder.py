@@ -192,6 +192,8 @@ def _read_module(name: str, file: str, revision: str | None) -> dict[str, Any]:
     content = _read_json(name, file, revision)
     if content is None:
         raise FileNotFoundError(f"{name}/{file} is missing, though modules.json refers to it")
+    if not isinstance(content, dict):
+        raise ValueError(f"{name}/{file} describes no module: it must hold a JSON object")
     return content
 
 

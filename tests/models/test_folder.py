@@ -210,6 +210,13 @@ def test_broken_json_is_named(saved):
         load_encoder(path)
 
 
+def test_a_module_that_is_no_object_is_named(saved):
+    path, _ = saved
+    (path / "1_SpladePooling/config.json").write_text('["max"]')
+    with pytest.raises(ValueError, match=r"1_SpladePooling/config\.json describes no module"):
+        load_encoder(path)
+
+
 def test_a_folder_that_is_not_there(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         load_encoder(tmp_path / "nowhere")
