@@ -23,6 +23,8 @@ def run(cfg: DictConfig) -> None:
     tasks = cfg.evaluation.get(cfg.split) if cfg.split in ("dev", "test") else None
     if not tasks:
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
+    bounds = ("max_query_terms", "max_document_terms")
+    evaluation.check_term_bounds(**{f"encoder.{name}": cfg.encoder[name] for name in bounds})
     for task in tasks.values():
         instantiate(task)  # Every task is downloaded and checked before the first is encoded.
     device = evaluation.choose_device(cfg.device)

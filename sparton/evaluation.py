@@ -130,15 +130,16 @@ def evaluate_encoder(
         task: collection, queries, judgments.
         metrics: ranx's names.
         k: depth of the rankings.
-        max_query_terms, max_document_terms: keep this many of a text's largest weights; None for
-            all.
+        max_query_terms, max_document_terms: keep this many of a text's largest weights; None, or
+            more than there are, for all.
         batch_tokens, batch_sequences, bf16, progress: see :func:`encode_texts`.
 
     Raises:
-        ValueError: a task without texts, a metric deeper than ``k``, or representations that are
-            not finite.
+        ValueError: a task without texts, a metric deeper than ``k``, a bound of the terms that is
+            none, or representations that are not finite.
     """
     _check(task, metrics, k)
+    check_term_bounds(max_query_terms=max_query_terms, max_document_terms=max_document_terms)
 
     def encode(
         side: str,
@@ -164,6 +165,21 @@ def evaluate_encoder(
     return _retrieve(
         task, queries, documents, metrics, k, device=device_of(encoder), encode=seconds
     )
+
+
+def check_term_bounds(**bounds: object) -> None:
+    """Refuse bounds of a text's terms that are neither a positive int nor None.
+
+    Raises:
+        ValueError: names the bound and its value.
+    """
+    for name, value in bounds.items():
+        if value is None:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(
+                f"{name}={value}: must be a whole number of terms from 1 on, or null for all"
+            )
 
 
 def evaluate_bm25(

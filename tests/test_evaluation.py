@@ -130,6 +130,17 @@ def test_terms_may_be_capped_on_each_side(tokenizer):
     assert min(everything) > 4
     assert terms(max_query_terms=2) == (2, everything[1])
     assert terms(max_document_terms=3) == (everything[0], 3)
+    beyond = encoder.vocabulary_size + 1
+    assert terms(max_query_terms=beyond, max_document_terms=10**9) == everything
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "many"])
+def test_a_bound_of_the_terms_is_a_positive_number(tokenizer, value):
+    for side in ("query", "document"):
+        with pytest.raises(ValueError, match=f"max_{side}_terms={value}: must be a whole number"):
+            evaluate_encoder(
+                LexicalEncoder(), tokenizer, make_task(), **{f"max_{side}_terms": value}
+            )
 
 
 def test_own_document_is_left_out_only_where_the_task_says_so(tokenizer):
@@ -316,6 +327,14 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
         (("model=bm25", "evaluation=quickstart", "split=train"), "split=train has no tasks"),
         (("model=bm25", "evaluation=in_domain", "split=every"), "try dev or test"),
         (("model=bm25", "evaluation=none"), "split=test has no tasks in this evaluation"),
+        (
+            ("model=./nowhere", "evaluation=quickstart", "encoder.max_query_terms=0"),
+            "encoder.max_query_terms=0: must be a whole number",
+        ),
+        (
+            ("model=./nowhere", "evaluation=in_domain", "encoder.max_document_terms=many"),
+            "encoder.max_document_terms=many: must be a whole number",
+        ),
         (("model=bm25", "evaluation=quickstart", "device=gpu"), "device=gpu cannot be used"),
         (("model=bm25", "evaluation=quickstart", "device=cuda:99"), "): try device=cpu"),
     ],
@@ -329,6 +348,8 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
         "split",
         "key_that_is_no_split",
         "no_tasks",
+        "no_query_terms",
+        "document_terms",
         "device",
         "no_gpu",
     ],

@@ -37,11 +37,12 @@ class SpladeEncoder(nn.Module):
 
     @torch.no_grad()
     def topk(self, tokens: TokenBatch, k: int) -> TopK:
-        """The k largest term weights of each text, without the dense representations; see
+        """The min(k, V) largest term weights of each text, without the dense representations; see
         :func:`~sparton.kernels.splade_head.splade_head_topk`."""
         hidden = self.backbone(tokens)
         decoder = self.backbone.decoder
-        return self.head.topk(hidden, decoder.weight, decoder.bias, tokens, k)
+        most = min(k, self.vocabulary_size)
+        return self.head.topk(hidden, decoder.weight, decoder.bias, tokens, most)
 
     @property
     def vocabulary_size(self) -> int:
