@@ -8,7 +8,8 @@ Suites are data, in head_benchmark/suites.py; heads are one line each in head_be
 Every cell runs in a process of its own. A head whose results differ from fp32 truth more than those
 of eager PyTorch in bfloat16 gets the status red_gate and no time; running out of memory, crashing
 and hanging are results too: oom, crashed, timeout. A killed run, started again with the same
-command, goes on at the missing cells. Times are medians of launches back to back, at the clock that
+command on the same machine and the same committed code, goes on at the missing cells and tries
+again those that crashed or hung. Times are medians of launches back to back, at the clock that
 the card's power limit allows. Figures of different files should not be divided by each other: they
 may come from different cards.
 """
@@ -16,6 +17,7 @@ may come from different cards.
 import argparse
 import hashlib
 import os
+import pickle
 import re
 import tempfile
 import time
@@ -38,12 +40,14 @@ from head_benchmark.runner import (
     with_truths,
     write_records,
 )
-from head_benchmark.suites import CAPTURED, FILES, SUITES, TRUTH, Cell
+from head_benchmark.suites import CAPTURED, FILES, GEMMS, SUITES, TRUTH, Cell
 from sparton.training.manifest import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 # What must not change between the first and the last cell of a file.
-SAME_RUN = ("git_sha", "gpu", "driver", "torch", "triton", "miniature")
+SAME_RUN = ("git_sha", "gpu", "driver", "torch", "triton", "seconds", "miniature")
+# What another attempt may change.
+RETRIED = ("crashed", "timeout")
 # Rough seconds of a cell, for --list.
 SECONDS_PER_CELL, SECONDS_IF_COMPILED, SECONDS_IF_BACKBONE_COMPILED = 3.0, 5.0, 18.0
 
@@ -55,12 +59,14 @@ def main() -> None:
     paths = {suite: output_file(suite, context, arguments) for suite in arguments.suite}
     for path in set(paths.values()) if arguments.fresh else ():
         path.unlink(missing_ok=True)
+    cells = {suite: select(SUITES[suite], arguments) for suite in arguments.suite}
+    for path in () if arguments.list else sorted(set(paths.values())):
+        resume(path, context, {c for suite in cells if paths[suite] == path for c in cells[suite]})
     for suite, path in paths.items():
-        cells = select(SUITES[suite], arguments)
         if arguments.list:
-            list_cells(suite, cells, console)
+            list_cells(suite, cells[suite], console)
         else:
-            run_suite({"suite": suite, **context}, cells, path, arguments, console)
+            run_suite({"suite": suite, **context}, cells[suite], path, arguments, console)
 
 
 def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -89,7 +95,35 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("times of a miniature do not belong in results/: name a file with --output")
     if arguments.device == "cuda" and not torch.cuda.is_available() and not arguments.list:
         parser.error("no CUDA device; --device cpu --miniature tries the program without one")
+    if refusal := unknown_names(arguments) or unreadable_capture(arguments.captured):
+        parser.error(refusal)
     return arguments
+
+
+def unknown_names(arguments: argparse.Namespace) -> str | None:
+    """What is wrong with --heads and --shapes: names that no asked suite has."""
+    cells = [cell for suite in arguments.suite for cell in SUITES[suite]]
+    for option, field in (("heads", "head"), ("shapes", "shape")):
+        known = dict.fromkeys(getattr(cell, field) for cell in cells)
+        unknown = [name for name in getattr(arguments, option) or () if name not in known]
+        if unknown:
+            suites = " or ".join(arguments.suite)
+            names = f"--{option} {' '.join(unknown)}: not in {suites}"
+            return f"{names}; choose from {', '.join(known)}"
+    return None
+
+
+def unreadable_capture(path: Path | None) -> str | None:
+    """Why --captured cannot be used."""
+    if path is None:
+        return None
+    if not path.is_file():
+        return f"--captured {path}: no such file; scripts/capture_batch.py writes one"
+    try:
+        describe_capture(path)
+    except (ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        return f"--captured {path} cannot be read: {error}"
+    return None
 
 
 def select(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Cell]:
@@ -123,10 +157,9 @@ def run_suite(
         miniature=arguments.miniature,
         captured=arguments.captured and str(arguments.captured.resolve()),
     )
-    kept = same_run(path, context)
+    kept = read_records(path)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     context = context | {"run": kept[0]["run"] if kept else now}
-    write_records(path, kept)
     missing = set(cells) - {cell_of(record) for record in kept}
     suite, done = context["suite"], len(cells) - len(missing)
     console.print(f"{suite}: {len(cells)} cells, {done} of them in {path}", highlight=False)
@@ -158,20 +191,35 @@ def measure_all(
         console.print(f"stopped; {len(left)} jobs left for the same command", style="yellow")
 
 
-def same_run(path: Path, context: Record) -> list[Record]:
-    """The file's records.
+def resume(path: Path, context: Record, asked: set[Cell]) -> None:
+    """Rid the file of what is measured again: a torn line, and those asked for that failed.
 
     Raises:
-        SystemExit: they come from other code or another machine.
+        SystemExit: its records come from other code, another machine, or cannot be told from such.
     """
     records = read_records(path)
-    for key in SAME_RUN:
-        if records and records[0][key] != context[key]:
+    for record in records:
+        check_same_run(path, record, context)
+    again = [r for r in records if r["status"] in RETRIED and cell_of(r) in asked]
+    write_records(path, [record for record in records if record not in again])
+
+
+def check_same_run(path: Path, record: Record, context: Record) -> None:
+    remedy = "name another file with --output, or measure all of it again with --fresh"
+    keys = SAME_RUN
+    if record["shape"] == CAPTURED and context["captured"]:
+        keys = (*SAME_RUN, "captured")
+    for key in keys:
+        if record[key] != context[key]:
             raise SystemExit(
-                f"{path} was measured with {key} = {records[0][key]}, this is {context[key]}: "
-                "name another file with --output, or measure all of it again with --fresh"
+                f"{path} was measured with {key} = {record[key]}, this is {context[key]}: {remedy}"
             )
-    return records
+    if record["dirty"] or context["dirty"]:
+        whose = "its code" if record["dirty"] else "this code"
+        raise SystemExit(
+            f"{path} holds records, but {whose} has changes that no commit names, so that it may "
+            f"be other code: {remedy}"
+        )
 
 
 def environment(arguments: argparse.Namespace) -> Record:
@@ -196,10 +244,9 @@ def environment(arguments: argparse.Namespace) -> Record:
 
 def default_cache() -> Path:
     """A temporary folder that other code or another torch does not share."""
-    own = (ROOT / "scripts/head_benchmark").glob("*.py")
-    kernel = (ROOT / "sparton/kernels/splade_head/reference.py", ROOT / "sparton/models/heads.py")
+    folders = (ROOT / "scripts/head_benchmark", ROOT / "sparton")
     digest = hashlib.sha256(torch.__version__.encode())
-    for path in (*sorted(own), *kernel):
+    for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(path.read_bytes())
     return Path(tempfile.gettempdir()) / f"sparton-benchmark-{digest.hexdigest()[:12]}"
 
@@ -232,12 +279,12 @@ def result_table(suite: str, records: list[Record]) -> Table:
 
 
 def list_cells(suite: str, cells: list[Cell], console: Console) -> None:
-    total = 0.0
+    truths = {cell.truth() for cell in cells if cell.head not in GEMMS}
+    total = SECONDS_PER_CELL * len(truths)
     for cell in cells:
         seconds = SECONDS_IF_COMPILED if cell.compiles else SECONDS_PER_CELL
         total += SECONDS_IF_BACKBONE_COMPILED if cell.backbone == "compiled" else seconds
         console.print(f"  {cell.label}", highlight=False)
-    truths = {cell.truth() for cell in cells}
     console.print(f"{suite}: {len(cells)} cells, {len(truths)} truths, about {total:.0f} s")
 
 

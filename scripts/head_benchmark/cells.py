@@ -64,7 +64,7 @@ def prepare(cell: Cell, settings: Settings) -> Callable[[], Record]:
         return lambda: work(cell, model, settings)
     if cell.head == suites.TRUTH:
         return lambda: _truth(cell, settings)
-    if cell.head in (suites.GEMM, suites.GEMM_AS_IS):
+    if cell.head in suites.GEMMS:
         return lambda: _gemm(cell, settings)
     head = HEADS[cell.head].build()
     return lambda: _head(cell, head, settings)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from head_benchmark.cells import Record, Settings
-from head_benchmark.suites import GEMM, GEMM_AS_IS, TRUTH, Cell
+from head_benchmark.suites import GEMMS, TRUTH, Cell
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 CELL_LIMIT_SECONDS = 240.0
@@ -70,7 +70,7 @@ def with_truths(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
     jobs = []
     for cell in cells:
         truth = cell.truth()
-        needed = cell.head not in (GEMM, GEMM_AS_IS) and truth not in ready
+        needed = cell.head not in GEMMS and truth not in ready
         if needed and not settings.truth_file(cell).exists():
             jobs.append(truth)
         ready |= {truth} if needed else set()

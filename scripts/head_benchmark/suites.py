@@ -67,7 +67,7 @@ TRAINING_FORWARD = "training_forward"  # with all that its backward will need
 FORWARD_BACKWARD = "forward_backward"
 MODES = (FORWARD, TRAINING_FORWARD, FORWARD_BACKWARD)
 
-GEMM, GEMM_AS_IS = "gemm_padded", "gemm_as_is"
+GEMM, GEMM_AS_IS = GEMMS = "gemm_padded", "gemm_as_is"
 NO_HEAD = "none"
 TRUTH = "truth"
 

@@ -1,6 +1,7 @@
 """The head benchmark without a GPU: cells, processes, resume, records."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 import benchmark_head
 from head_benchmark import cells, runner, suites, timing
@@ -23,8 +25,13 @@ def settings(tmp_path, **changes) -> cells.Settings:
 
 
 def run_script(*words: object, check: bool = True) -> subprocess.CompletedProcess:
+    """Without git, so that a changed working tree is no reason to measure anew."""
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--miniature", "--seconds", "0.01"]
-    process = subprocess.run([*command, *map(str, words)], capture_output=True, text=True)
+    command += ["--commit", "here"]
+    environment = {**os.environ, "GIT_DIR": "/nowhere"}
+    process = subprocess.run(
+        [*command, *map(str, words)], capture_output=True, text=True, env=environment
+    )
     assert not check or process.returncode == 0, process.stderr
     return process
 
@@ -102,6 +109,80 @@ def test_records_of_other_code_are_not_continued(tmp_path):
     assert runner.read_records(output) == other
     run_script(*part, "--fresh")
     assert runner.read_records(output)[0]["git_sha"] != "other"
+
+
+def context(**changes) -> dict:
+    keys = dict.fromkeys((*benchmark_head.SAME_RUN, "captured", "dirty"))
+    return {**keys, "git_sha": "a", "run": "1"} | changes
+
+
+def records_file(tmp_path, *records: dict) -> Path:
+    path = tmp_path / "head.jsonl"
+    runner.write_records(path, [context() | SOME._asdict() | {"status": "ok"} | r for r in records])
+    return path
+
+
+SOME = Cell(SHAPE, "eager")
+SEEN = Cell(suites.CAPTURED, "eager", pattern=suites.CAPTURED)._asdict()
+
+
+@pytest.mark.parametrize(
+    ("record", "now", "message"),
+    [
+        ({}, {"seconds": 2.0}, "seconds = None, this is 2.0"),
+        ({"dirty": True}, {}, "its code has changes that no commit names"),
+        ({}, {"dirty": True}, "this code has changes that no commit names"),
+        ({**SEEN, "captured": "one"}, {"captured": "two"}, "captured = one, this is two"),
+    ],
+)
+def test_records_that_may_be_of_another_run_are_not_continued(tmp_path, record, now, message):
+    path = records_file(tmp_path, {}, {**SEEN, "captured": "one", "status": "crashed"}, record)
+    before = path.read_bytes()
+    with pytest.raises(SystemExit, match=message):
+        benchmark_head.resume(path, context(**now), {SOME})
+    assert path.read_bytes() == before
+
+
+def test_a_capture_may_join_records_without_one(tmp_path):
+    path = records_file(tmp_path, {})
+    benchmark_head.resume(path, context(captured="one"), {SOME})
+    path = records_file(tmp_path, {}, {**SEEN, "captured": "one"})
+    benchmark_head.resume(path, context(), {SOME})
+    assert len(runner.read_records(path)) == 2
+
+
+def test_what_crashed_or_hung_is_tried_again_if_asked_for(tmp_path):
+    results = ("ok", "oom", "red_gate", "crashed", "timeout")
+    shapes = [f"{n}x8x8" for n in range(1, 7)]
+    statuses = dict(zip(shapes, (*results, "crashed"), strict=True))
+    path = records_file(tmp_path, *({"shape": s, "status": x} for s, x in statuses.items()))
+    asked = {SOME._replace(shape=shape) for shape in shapes[:-1]}
+    benchmark_head.resume(path, context(), asked)
+    left = {record["shape"]: record["status"] for record in runner.read_records(path)}
+    assert left == {s: statuses[s] for s in ("1x8x8", "2x8x8", "3x8x8", "6x8x8")}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--heads", "eager", "spartan"], "--heads spartan: not in heads; choose from gemm_padded"),
+        (["--shapes", "1x2x3"], f"--shapes 1x2x3: not in heads; choose from {suites.TABLE1}"),
+        (["--captured", "missing.pt"], "--captured missing.pt: no such file"),
+        (["--captured", __file__], "test_benchmark_head.py cannot be read"),
+    ],
+)
+def test_names_of_nothing_are_refused(words, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        benchmark_head.parse_arguments(["--suite", "heads", "--device", "cpu", "--list", *words])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_truths_are_part_of_the_estimate(capsys):
+    cells = [Cell(SHAPE, suites.GEMM), SOME, SOME._replace(mode=suites.FORWARD_BACKWARD)]
+    benchmark_head.list_cells("heads", cells, Console(width=100))
+    seconds = 4 * benchmark_head.SECONDS_PER_CELL
+    assert f"3 cells, 1 truths, about {seconds:.0f} s" in capsys.readouterr().out
 
 
 def test_suites_that_share_cells_share_their_records(tmp_path):
