@@ -27,12 +27,12 @@ static: $(READY)  ## Lint, types and import layers; writes nothing
 
 SUITES ?= bars heads patterns table2 figure2 table1
 
-bench: $(READY)  ## Measure the heads on this machine's GPU (about ten minutes); SUITES="bars heads" for some
+bench: $(READY)  ## Measure the heads on this machine's GPU; SUITES="bars heads" for some
 	$(BIN)/python scripts/benchmark_head.py --suite $(SUITES)
 
 tables: $(READY)  ## Write the tables and figures of README.md and docs/ from the records in results/
-	$(BIN)/python scripts/make_tables.py
 	$(BIN)/python scripts/plot_benchmarks.py
+	$(BIN)/python scripts/make_tables.py
 
 format: $(READY)  ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
