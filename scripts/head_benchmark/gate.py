@@ -35,6 +35,8 @@ SLACK = 1.1
 # Whatever slack a head has: gradients of zero have an error of 1, those of wrong winners more.
 CEILING = 0.7
 WORST = "reps_max"
+# What alone depends on which of two nearly equal tokens won.
+NEAR_TIES = ("dhidden", "dweight")
 
 
 def reference(hidden: Tensor, weight: Tensor, bias: Tensor, tokens: TokenBatch) -> Tensor:
@@ -97,11 +99,17 @@ def errors(actual: Results, truth: Results) -> Errors:
 
 
 def allowance(eager: Errors, slack: float = SLACK, worst_slack: float = SLACK) -> Errors:
-    """The largest errors that pass."""
-    allowed = {
-        name: max(SLACK * error + FLOOR, min(slack * error + FLOOR, CEILING))
-        for name, error in eager.items()
-    }
+    """The largest errors that pass: SLACK times eager's and FLOOR.
+
+    Args:
+        eager: errors of the eager head.
+        slack: in place of SLACK for :data:`NEAR_TIES`, up to CEILING.
+        worst_slack: in place of SLACK for the largest difference of a representation.
+    """
+    allowed = {name: SLACK * error + FLOOR for name, error in eager.items()}
+    for name in NEAR_TIES:
+        if name in eager:
+            allowed[name] = max(allowed[name], min(slack * eager[name] + FLOOR, CEILING))
     if WORST in eager:
         allowed[WORST] = worst_slack * eager[WORST] + FLOOR
     return allowed

@@ -13,7 +13,7 @@ class Head(NamedTuple):
     """How a head is built, and how much of eager bfloat16's errors the gate allows it.
 
     Attributes:
-        slack: factor of the errors relative to a norm.
+        slack: factor of the errors of dhidden and dweight, relative to their norms.
         worst_slack: factor of the largest difference of a representation.
     """
 

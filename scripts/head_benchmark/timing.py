@@ -1,9 +1,9 @@
 """Time and memory of one call, repeated.
 
-A large GPU at its power limit clocks down: an H200 runs a launch that follows an idle gap at 1,980
-MHz and launches back to back at about 1,500. Training is back to back, so that is what is measured:
-calls without a gap, after a warm-up of the same kind. Clock, power and temperature in the middle
-of the measurement are recorded.
+A large GPU at its power limit clocks down: a launch that follows an idle gap runs at a higher clock
+than launches back to back. Training is back to back, so that is what is measured: calls without a
+gap, after a warm-up of the same kind. Clock, power and temperature in the middle of the measurement
+are recorded.
 """
 
 import math
@@ -82,10 +82,16 @@ def _quantiles(times: list[float]) -> dict[str, Any]:
     return {**found, "repeats": len(times)}
 
 
+def device_id() -> str:
+    """nvidia-smi's name of the device in use: its own order of the devices may be another."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return f"GPU-{properties.uuid}"
+
+
 def _watch(delay: float) -> subprocess.Popen:
     """nvidia-smi, asking after ``delay`` seconds, while the GPU is at work."""
     return subprocess.Popen(
-        ("sh", "-c", f"sleep {delay}; exec {_QUERY} --id=0"),
+        ("sh", "-c", f"sleep {delay}; exec {_QUERY} --id={device_id()}"),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

@@ -88,6 +88,30 @@ def test_nor_under_the_widest_allowance(judged, change):
     assert not gate.passes(errors, gate.allowance(eager, *HEADS["sparton_fp8"][1:])), errors
 
 
+def test_a_wide_allowance_is_for_near_ties_alone():
+    eager = dict.fromkeys(
+        ("reps", "dhidden", "dweight", "dbias", "dhidden_sums", "dweight_products"), 0.01
+    )
+    usual = gate.allowance(eager | {gate.WORST: 0.01})
+    wide = gate.allowance(eager | {gate.WORST: 0.01}, *HEADS["sparton_fp8"][1:])
+    wider = {name for name, allowed in wide.items() if allowed > usual[name]}
+    assert wider == {"dhidden", "dweight", gate.WORST}
+    assert {name for name in wide if wide[name] < usual[name]} == set()
+
+
+def test_sums_and_products_are_judged_closely_for_every_head(judged):
+    """A gradient of one row in 20, lost: too little for the norm of all, not for its sum."""
+    problem, truth, _ = judged
+    _, eager = gate.make_truth(problem)
+
+    def lost(problem, reps, dhidden, dweight, dbias):
+        dhidden[::20] = 0
+
+    errors = gate.errors(found(problem, lost), truth)
+    allowed = gate.allowance(eager, *HEADS["sparton_fp8"][1:])
+    assert errors["dhidden_sums"] > allowed["dhidden_sums"]
+
+
 def test_representations_alone_are_judged_too(judged):
     problem, truth, allowed = judged
     reps = SpartonHead()(*problem[:3], problem.tokens)

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -255,6 +257,19 @@ def test_out_of_memory_is_a_result_also_within_a_compiler():
     assert cells.run(exhausted) == cells.run(wrapped) == {"status": "oom"}
     with pytest.raises(ValueError):
         cells.run(another)
+
+
+def test_the_conditions_are_those_of_the_device_in_use(monkeypatch):
+    """By its UUID, as ``nvidia-smi --id`` takes it, not by a number."""
+    uuids = [uuid.UUID(int=n) for n in range(2)]
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda number: SimpleNamespace(uuid=uuids[number])
+    )
+    commands = []
+    monkeypatch.setattr(timing.subprocess, "Popen", lambda words, **_: commands.append(words[-1]))
+    timing._watch(0.5)
+    assert commands[0].endswith("--id=GPU-00000000-0000-0000-0000-000000000001")
 
 
 def test_quantiles_are_of_the_times_after_the_warm_up():
