@@ -335,6 +335,8 @@ def test_real_sizes_on_a_gpu(bias, dtype, device):
     assert vocabulary_tile(problem.mask.numel()) < 5003
     # Near-ties of rounded logits fall differently, and each moves a whole entry of a gradient.
     slack = 5e-6, 1e-2, 1e-2, 1e-3
-    for actual, truth, same_precision, more in zip(results, exact, eager, slack, strict=True):
+    faults = 1.02, 1.3, 1.3, 1.3
+    columns = (results, exact, eager, slack, faults)
+    for actual, truth, same_precision, more, fault in zip(*columns, strict=True):
         allowed = 1.1 * error(same_precision, truth) + more
-        assert error(actual, truth) <= allowed < error(actual * (1.01 + 2 * allowed), truth)
+        assert error(actual, truth) <= allowed < error(actual * fault, truth)

@@ -6,6 +6,8 @@ On a CPU the kernels run in Triton's interpreter and a fake clock times them.
 import json
 import logging
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -211,11 +213,27 @@ def test_a_winner_that_cannot_address_the_operands_is_passed_over(device, monkey
     assert forward.select_config(odd, odd, 6) == forward.FULL_PRECISION[0]
 
 
-def test_a_changed_kernel_forgets_its_winners(device, monkeypatch):
+@pytest.fixture
+def copied_sources(tmp_path, monkeypatch):
+    """A copy of the kernels' sources, in place of those that are digested."""
+    copy = tmp_path / "copied"
+    shutil.copytree(Path(tuning_cache.__file__).parent, copy)
+    monkeypatch.setattr(tuning_cache, "__file__", str(copy / "tuning_cache.py"))
+    tuning_cache._kernel_digest.cache_clear()
+    yield copy
+    tuning_cache._kernel_digest.cache_clear()
+
+
+@pytest.mark.parametrize("source", ["forward.py", "portable.py", "hopper.py"])
+def test_a_changed_kernel_forgets_its_winners(source, device, copied_sources):
     tune(device, [GOOD])
-    (before,) = read_winners((PortableConfig,))
-    assert before.kernel == tuning_cache._kernel_digest()
-    monkeypatch.setattr(tuning_cache, "_kernel_digest", lambda: "another")
+    regime = regime_of(device, torch.float32, 24, 37, 9)
+    tuning_cache._kernel_digest.cache_clear()
+    assert regime_of(device, torch.float32, 24, 37, 9) == regime
+    assert regime in read_winners((PortableConfig,))
+    with (copied_sources / source).open("a") as file:
+        file.write("# another\n")
+    tuning_cache._kernel_digest.cache_clear()
     assert regime_of(device, torch.float32, 24, 37, 9) not in read_winners((PortableConfig,))
 
 
