@@ -38,12 +38,16 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="folder of train.py")
     parser.add_argument("--pairs", type=Path, required=True, help="JSON lines")
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--name", help="of the model in tables; default: that of its run's folder")
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--query-length", type=int, help="default: as the model was trained")
     parser.add_argument("--document-length", type=int, help="default: as the model was trained")
     parser.add_argument("--flops", type=float, default=1e-3, help="weight of the regularizer")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
+    name = arguments.name or model_name(arguments.model)
+    if not name:
+        parser.error(f"{arguments.model} does not say which model it holds: --name says it")
     encoder = load_encoder(arguments.model).to(arguments.device).eval()
     trained = encoder_lengths(arguments.model)
     lengths = (
@@ -55,12 +59,20 @@ def main() -> None:
     batches = tokenizer.queries(queries), tokenizer.documents(positives)
     objective = training_objective(arguments.flops)
     stored = capture(encoder, objective, *(tokens.to(arguments.device) for tokens in batches))
-    source = f"{len(queries)} pairs of {arguments.pairs.name} under {arguments.model.name}"
+    source = f"{len(queries)} pairs of {arguments.pairs.name} under {name}"
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     words = {"format": FORMAT, "description": f"documents of {source}"}
     torch.save(words | stored, arguments.output)
     (T, D), V = stored["hidden"].shape, stored["weight"].shape[0]
     print(f"{arguments.output}: N = {len(queries)}, T = {T}, D = {D}, V = {V}")
+
+
+def model_name(folder: Path) -> str:
+    """What distinguishes a model: its folder's name, or that of the run which wrote ``model``, with
+    the folder of its overrides where the run's own name is but its seed."""
+    folder = folder.resolve()
+    run = folder.parent if folder.name == "model" else folder
+    return f"{run.parent.name}/{run.name}" if run.name.startswith("seed-") else run.name
 
 
 def training_objective(weight: float) -> Objective:

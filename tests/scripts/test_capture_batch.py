@@ -29,9 +29,11 @@ def captured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("capture")
     texts = [text for pair in PAIRS for text in pair]
     encoder = SpladeEncoder(tiny(texts, hidden_size=32, layers=1, max_length=16), EagerHead())
-    save_encoder(encoder, folder / "model", query_length=8, document_length=10)
+    model = folder / "head-eager/seed-3/model"
+    model.parent.mkdir(parents=True)
+    save_encoder(encoder, model, query_length=8, document_length=10)
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
-    command = [sys.executable, SCRIPT, folder / "model", "--pairs", folder / "pairs.jsonl"]
+    command = [sys.executable, SCRIPT, model, "--pairs", folder / "pairs.jsonl"]
     command += ["--output", folder / "captured.pt", "--device", "cpu"]
     process = subprocess.run(
         [*map(str, command), "--batch", "18"], capture_output=True, text=True, check=False
@@ -43,7 +45,8 @@ def captured(tmp_path_factory):
 def test_it_holds_the_gradient_of_a_training_step(captured):
     encoder, path = captured
     problem = problems.captured_problem(path, "cpu")
-    assert problems.describe_capture(path) == "documents of 18 pairs of pairs.jsonl under model"
+    description = "documents of 18 pairs of pairs.jsonl under head-eager/seed-3"
+    assert problems.describe_capture(path) == description
     assert problem.hidden.dtype == problem.weight.dtype == torch.bfloat16
     assert problem.tokens.max_seqlen <= 10
 
@@ -69,6 +72,20 @@ def test_the_benchmark_measures_it(captured, tmp_path):
     assert record["status"] == "ok"
     assert record["N"] == 18
     assert 0 < record["active_share"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [
+        ("runs/train/batch-512/seed-0/model", "batch-512/seed-0"),
+        ("runs/mine/model", "mine"),
+        ("models/mine", "mine"),
+        ("/model", ""),
+    ],
+)
+def test_a_model_is_named_after_its_run(tmp_path, monkeypatch, folder, name):
+    monkeypatch.chdir(tmp_path)
+    assert capture_batch.model_name(Path(folder)) == name
 
 
 def test_another_file_is_refused(tmp_path):
