@@ -27,16 +27,26 @@ def show(trials: list[Trial], title: str, console: Console) -> None:
     console.print(table)
 
 
+def positive(text: str) -> int:
+    """The type of a number that counts something."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, got {text}")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--hidden-size", type=int, required=True)
-    parser.add_argument("--vocabulary", type=int, required=True)
+    parser.add_argument("--hidden-size", type=positive, required=True)
+    parser.add_argument("--vocabulary", type=positive, required=True)
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument(
-        "--lengths", type=int, nargs="+", default=[32, 128, 256, 512],
+        "--lengths", type=positive, nargs="+", default=[32, 128, 256, 512],
         help="mean tokens of a sequence; each gets a winner of its own",
     )  # fmt: skip
-    parser.add_argument("--tokens", type=int, default=2**16, help="of the batch that is measured")
+    parser.add_argument(
+        "--tokens", type=positive, default=2**16, help="of the batch that is measured"
+    )
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA device")

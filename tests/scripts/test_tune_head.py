@@ -43,6 +43,18 @@ def test_every_length_is_searched_and_the_refused_are_named(script, monkeypatch,
         assert word in printed
 
 
+@pytest.mark.parametrize("option", ["--lengths", "--tokens", "--hidden-size", "--vocabulary"])
+@pytest.mark.parametrize("value", ["0", "-3", "many"])
+def test_numbers_are_positive(script, monkeypatch, capsys, option, value):
+    options = {"--hidden-size": "8", "--vocabulary": "8"} | {option: value}
+    with pytest.raises(SystemExit) as stopped:
+        call(script, monkeypatch, *(word for pair in options.items() for word in pair))
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert option in error
+    assert value in error
+
+
 def test_without_a_gpu_it_says_so(script, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(SystemExit):
