@@ -12,9 +12,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from head_benchmark.suites import RIVALS, SWEEPS
 from plot_style import BLUE, GREEN, ORANGE, STYLE
-from tables.records import ROOT, Record, device_folders, find, read_file
+from tables.records import FIGURES, ROOT, Record, device_folders, find, read_file
 
-FIGURES = ROOT / "docs/figures"
 HEADS = dict(zip(("tiled_compiled", *RIVALS), (ORANGE, BLUE, GREEN), strict=True))
 AXES = {"B": "sequences B", "S": "tokens S", "V": "vocabulary |V|"}
 # Written as text and without a date, a figure changes only when its records do.

@@ -12,6 +12,7 @@ from tables.records import (
     beside,
     by_device,
     device_folders,
+    drawing,
     find,
     gibibytes,
     markdown,
@@ -67,14 +68,15 @@ def _table2(records: list[Record]) -> str:
             cells.append(beside(milliseconds(record), theirs.get("ms")))
             cells.append(beside(gibibytes(record), theirs.get("gb")))
         rows.append(cells)
-    header = ["S", *(f"{head} {unit}" for head in heads for unit in ("ms", "GiB"))]
+    header = ["S", *(f"{head} {unit}" for head in heads for unit in ("ms", "GiB (GB)"))]
     return markdown(header, rows)
 
 
 def figure2() -> str:
-    """One size at a time, forward and backward; the drawings are those of plot_benchmarks.py."""
+    """One size at a time, forward and backward; the drawings are those of plot_benchmarks.py, where
+    it has drawn them."""
     drawings = [
-        f"![Time and memory over B, S and V](figures/figure2-{folder.name}.svg)\n\n"
+        drawing(f"figure2-{folder.name}.svg", "Time and memory over B, S and V")
         for folder in device_folders("head_figure2")
     ]
     return "".join(drawings) + by_device("head_figure2", _figure2)

@@ -8,6 +8,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
+FIGURES = ROOT / "docs/figures"
 Record = dict[str, Any]
 NOT_MEASURED = "Not measured yet: `make bench`.\n"
 
@@ -19,12 +20,18 @@ def read_records(study: str) -> list[Record]:
 
 
 def device_folders(study: str) -> list[Path]:
-    """Folders of the devices that the study was measured on."""
-    return sorted(path.parent for path in RESULTS.glob(f"*/{study}.jsonl"))
+    """Folders of the devices that the study was measured on; an empty file is no measurement."""
+    files = RESULTS.glob(f"*/{study}.jsonl")
+    return sorted(path.parent for path in files if path.read_text(encoding="utf-8").strip())
 
 
 def read_file(path: Path) -> list[Record]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def drawing(name: str, words: str) -> str:
+    """A figure as a page in docs/ shows it; nothing where it was not drawn."""
+    return f"![{words}](figures/{name})\n\n" if (FIGURES / name).exists() else ""
 
 
 def paper(table: str) -> Any:

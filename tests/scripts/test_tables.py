@@ -82,10 +82,32 @@ def test_without_records_a_table_says_so(tmp_path, monkeypatch, name):
     assert make_tables.TABLES[name]() == records.NOT_MEASURED
 
 
+@pytest.mark.parametrize("name", SUITE_TABLES)
+@pytest.mark.parametrize("content", ["", "\n"])
+def test_an_empty_file_is_no_measurement(tmp_path, monkeypatch, name, content):
+    (tmp_path / "a-gpu").mkdir()
+    for file in suites.FILES.values():
+        (tmp_path / f"a-gpu/{file}.jsonl").write_text(content)
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    assert make_tables.TABLES[name]() == records.NOT_MEASURED
+    monkeypatch.setattr(plot_benchmarks, "FIGURES", tmp_path / "figures")
+    plot_benchmarks.main()
+    assert not (tmp_path / "figures").exists()
+
+
+def test_a_figure_is_shown_once_it_is_drawn(results, tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "FIGURES", tmp_path)
+    assert "![" not in make_tables.TABLES["figure2"]()
+    (tmp_path / "figure2-test-gpu.svg").touch()
+    assert "(figures/figure2-test-gpu.svg)" in make_tables.TABLES["figure2"]()
+
+
 def test_the_papers_figures_stand_beside_the_cells_they_belong_to(results):
     table2 = make_tables.TABLES["table2"]()
     assert row(table2, "1,024")[1] == "120.0 (279.5)"
     assert row(table2, "1,024")[5] == "80.0 (71.2)"
+    assert row(table2, "S")[1:3] == ["tiled ms", "tiled GiB (GB)"]
+    assert row(table2, "1,024")[2].endswith(" (8.51)")
     assert row(table2, "4,096")[3] == "640.0 (OOM)"
     assert "(" not in "".join(row(table2, "16,384"))
     table1 = make_tables.TABLES["table1"]()
