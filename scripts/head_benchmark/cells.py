@@ -76,17 +76,17 @@ def run(work: Callable[[], Record]) -> Record:
     try:
         return work()
     except Exception as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         return {"status": "oom"}
 
 
-def _is_out_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """torch.compile wraps what happens within it."""
     if error is None or isinstance(error, torch.OutOfMemoryError):
         return error is not None
     inner = getattr(error, "inner_exception", None)
-    return _is_out_of_memory(inner or error.__cause__)
+    return is_out_of_memory(inner or error.__cause__)
 
 
 def _problem(cell: Cell, settings: Settings) -> problems.Problem:
