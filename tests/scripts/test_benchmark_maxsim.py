@@ -9,13 +9,12 @@ import pytest
 import torch
 
 import benchmark_maxsim
-from maxsim_benchmark import problems, providers, runner, worker
+from maxsim_benchmark import gate, problems, providers, runner, worker
 from maxsim_benchmark.providers import PROVIDERS, Cell, Provider
 from maxsim_benchmark.shapes import BOTH, FORWARD, SHAPES, Shape, least_work
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/benchmark_maxsim.py"
 SETTINGS = worker.Settings("cpu", 0.001, True, 4.3, 790.0)
-TRAINED = [name for name, shape in SHAPES.items() if BOTH in shape.modes]
 OWN_PROVIDERS = [name for name in PROVIDERS if name.startswith(("sparton", "eager"))]
 
 
@@ -30,6 +29,17 @@ def test_every_shape_passes_its_gate_and_is_timed(cell):
     assert record["status"] == "ok", record
     assert 0 < record["p20_ms"] <= record["p50_ms"] <= record["p80_ms"]
     assert record["share_of_floor"] >= 0
+
+
+@pytest.mark.parametrize("kind", ["cross", "packed", "hidden"])
+def test_near_ties_of_full_documents_pass(monkeypatch, kind):
+    shape = Shape(4, 6, 32, 300, (BOTH,), kind, H=768 if kind == "hidden" else 0)
+    monkeypatch.setitem(SHAPES, "tried", shape)
+    settings = SETTINGS._replace(miniature=False)
+    problem, truth = worker.prepare("tried", True, settings)
+    for name in ("sparton", "eager"):
+        record = worker.measure_cell(Cell("tried", BOTH, name), problem, truth, settings)
+        assert record["status"] == "ok", record
 
 
 def wrong(change):
@@ -87,7 +97,7 @@ def test_wrong_scores_get_no_time(monkeypatch, change, shape):
 
 
 @pytest.mark.parametrize("change", [nothing, *WRONG_GRADIENTS])
-@pytest.mark.parametrize("ties", [0.1, 0.6])
+@pytest.mark.parametrize("ties", [gate.EXACT, gate.ROUNDED])
 def test_wrong_gradients_get_no_time(monkeypatch, change, ties):
     monkeypatch.setitem(PROVIDERS, "tried", wrong(change)._replace(ties=ties))
     record = measured("128x128_32x300", BOTH, "tried")
