@@ -105,7 +105,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
 
 
 def same_run(path: Path, context: Record) -> list[Record]:
-    """The file's records.
+    """The file's records, but for those of packages that may be there by now.
 
     Raises:
         SystemExit: they come from other code or another machine.
@@ -117,7 +117,7 @@ def same_run(path: Path, context: Record) -> list[Record]:
                 f"{path} was measured with {key} = {records[0][key]}, this is {context[key]}: "
                 "name another file with --output, or measure all of it again with --fresh"
             )
-    return records
+    return [record for record in records if record["status"] != "absent"]
 
 
 def environment(arguments: argparse.Namespace) -> Record:

@@ -174,6 +174,10 @@ def test_the_program_writes_records_and_goes_on_where_it_stopped(tmp_path):
     process = run_script(*part)
     assert "4 cells, 1 to measure" in process.stdout, process.stderr
     assert output.read_text().splitlines(keepends=True)[:3] == lines[:3]
+    output.write_text("".join([json.dumps(records[0] | {"status": "absent"}) + "\n", *lines[1:]]))
+    assert "4 cells, 1 to measure" in run_script(*part).stdout
+    again = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(r["provider"], r["status"]) for r in again[2:]] == [("eager", "ok"), ("sparton", "ok")]
     records[0]["git_sha"] = "another"
     output.write_text("".join(json.dumps(record) + "\n" for record in records))
     process = run_script(*part)
