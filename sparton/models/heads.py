@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sparton.kernels.hybrid_head import hybrid_head
+from sparton.kernels.hybrid_head.logits import vocabulary_tile
 from sparton.kernels.splade_head import TopK, splade_head, splade_head_topk
 from sparton.kernels.splade_head.variants import Activation, Pooling, activate, check_variant
 from sparton.types import TokenBatch
@@ -146,7 +147,7 @@ class TiledHead(SpladeHead):
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
     ) -> Tensor:
         padded, mask = tokens.pad(hidden), tokens.padding_mask()
-        tile = self.tile or max(2**26 // (2 * max(mask.numel(), 1)) // 256 * 256, 512)
+        tile = self.tile or vocabulary_tile(mask.numel())
         weights = weight.split(tile)
         biases = [None] * len(weights) if bias is None else bias.split(tile)
         variant = (self.pooling, self.activation)

@@ -8,7 +8,8 @@ from sparton.kernels.maxsim.normalization_cpu import (
     normalize_tokens_backward_cpu,
     normalize_tokens_cpu,
 )
-from sparton.kernels.maxsim.packing import compact, sequence_of_tokens
+from sparton.kernels.maxsim.packing import compact
+from sparton.kernels.segment_max.operands import sequence_of_tokens
 from tests.kernels.maxsim_problems import boundaries, error
 
 LENGTHS = (0, 5, 3, 0, 9, 1, 0)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sparton.kernels.hybrid_head.cpu import hybrid_head_backward_cpu, hybrid_head_forward_cpu
 from sparton.kernels.hybrid_head.logits import check_padded_operands
+from sparton.kernels.segment_max.operands import cast_for_autocast
 
 
 @torch.library.custom_op("sparton::hybrid_head", mutates_args=())
@@ -134,10 +135,7 @@ def hybrid_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tenso
     Raises:
         ValueError: shapes, dtypes or devices that do not fit together.
     """
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
+    hidden, weight = cast_for_autocast(hidden, weight)
     operands = (hidden, weight, bias)
     check_padded_operands(*operands, mask)
     differentiate = torch.is_grad_enabled() and any(

@@ -11,7 +11,7 @@ from sparton.kernels.maxsim.normalization_cpu import (
     normalize_tokens_cpu,
 )
 from sparton.kernels.maxsim.operands import MaxSimOperands
-from sparton.kernels.maxsim.packing import sequence_of_tokens
+from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 SIMILARITIES_AT_ONCE = 2**22
 ENTRIES_AT_ONCE = 2**20

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.maxsim.operands import MaxSimOperands
-from sparton.kernels.maxsim.packing import compact, sequence_of_tokens
+from sparton.kernels.maxsim.packing import compact
 from sparton.kernels.segment_max.backward import (
     DEFAULT_CONFIG,
     BackwardConfig,
     segment_max_backward,
 )
 from sparton.kernels.segment_max.forward import Config, segment_max_forward
+from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 MAXIMA_AT_ONCE = 2**28
 ROWS_APART = 256

@@ -21,6 +21,7 @@ from sparton.kernels.maxsim.operands import (
     packed_operands,
     padded_operands,
 )
+from sparton.kernels.segment_max.operands import cast_for_autocast
 
 
 @torch.library.custom_op("sparton::maxsim", mutates_args=())
@@ -149,15 +150,6 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _cast_for_autocast(queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the dtype of torch.autocast, where that is on."""
-    device = queries.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        queries, documents = queries.to(dtype), documents.to(dtype)
-    return queries, documents
-
-
 def _scores(operands: MaxSimOperands, normalize: bool, backward: str) -> Tensor:
     check_backward(backward)
     differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in operands[:2])
@@ -201,7 +193,7 @@ def maxsim(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit together, an unknown backward.
     """
-    queries, documents = _cast_for_autocast(queries, documents)
+    queries, documents = cast_for_autocast(queries, documents)
     operands = padded_operands(queries, documents, query_mask, document_mask)
     return _scores(operands, normalize, backward)
 
@@ -230,7 +222,7 @@ def maxsim_pairs(
     Raises:
         ValueError: as :func:`maxsim`, and for unequal numbers of queries and documents.
     """
-    queries, documents = _cast_for_autocast(queries, documents)
+    queries, documents = cast_for_autocast(queries, documents)
     operands = padded_operands(queries, documents, query_mask, document_mask, pairs=True)
     return _scores(operands, normalize, backward).squeeze(1)
 
@@ -267,7 +259,7 @@ def maxsim_varlen(
         ValueError: as :func:`maxsim`, for an unknown pairing, and for numbers of queries and
             documents that it does not allow.
     """
-    queries, documents = _cast_for_autocast(queries, documents)
+    queries, documents = cast_for_autocast(queries, documents)
     operands = packed_operands(
         queries,
         documents,

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparton.kernels.segment_max.operands import cast_for_autocast
+
 EPS = 1e-12
 
 
@@ -192,10 +194,7 @@ def maxsim_from_hidden(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit together.
     """
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        queries, hidden, projection = (x.to(dtype) for x in (queries, hidden, projection))
+    queries, hidden, projection = cast_for_autocast(queries, hidden, projection)
     cu_seqlens = _check(queries, hidden, projection, query_mask, document_mask, document_cu_seqlens)
     (Q, Lq, E), N = queries.shape, cu_seqlens.shape[0] - 1
     operands = (queries.reshape(Q * Lq, E), hidden.reshape(-1, hidden.shape[-1]), projection)

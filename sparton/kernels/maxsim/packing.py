@@ -7,12 +7,6 @@ import torch
 from torch import Tensor
 
 
-def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
-    """The sequence that each token belongs to, int64 ``[T]``."""
-    tokens = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)
-    return torch.searchsorted(cu_seqlens[1:], tokens, right=True)
-
-
 def compact(mask: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     """Where to find the tokens that take part, if they were moved together in order.
 

@@ -49,6 +49,15 @@ def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqle
         )
 
 
+def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All in the dtype of torch.autocast, where that is on."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) for x in tensors)
+
+
 def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int) -> Tensor:
     """The sequence that each token belongs to, int32 ``[T]``."""
     tokens = torch.arange(num_tokens, dtype=torch.int32, device=cu_seqlens.device)

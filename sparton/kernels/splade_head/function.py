@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max.operands import check_operands
+from sparton.kernels.segment_max.operands import cast_for_autocast, check_operands
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
 from sparton.kernels.splade_head.fp8_cpu import splade_head_forward_fp8_cpu
 from sparton.kernels.splade_head.sum_function import sum_op
@@ -143,15 +143,6 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-def cast_for_autocast(hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the dtype of torch.autocast, where that is on."""
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        hidden, weight = hidden.to(dtype), weight.to(dtype)
-    return hidden, weight
 
 
 def splade_head(
