@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Launch = TypeVar("Launch", bound=Callable[..., Any])
 
@@ -19,6 +20,13 @@ def on_its_device(launch: Launch) -> Launch:
             return launch(tensor, *args, **kwargs)
 
     return cast(Launch, guarded)
+
+
+def needs_operators() -> bool:
+    """Whether kernels must run inside registered operators, as torch.compile, torch.export and
+    dispatch modes (fake tensors, FLOP counters) see nothing else. In eager mode the dispatcher of
+    operators that are written in Python only costs time."""
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
 def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor) -> None:
