@@ -83,6 +83,41 @@ def test_gradients_of_maxima_of_any_sign(shift, device):
         assert error(actual, expected.double()) < 1e-6
 
 
+@pytest.mark.parametrize("activation", ["relu", "none"])
+def test_rows_that_share_a_column_of_the_upstream_gradient(activation, device):
+    tokens, rows, cu_seqlens = make_operands(device)
+    reps, winners = segment_max_forward(
+        tokens, rows, None, cu_seqlens, activation=activation, config=SMALL
+    )
+    reps[2, 5], winners[2, 5] = 0, -1
+    generator = torch.Generator().manual_seed(1)
+    upstream = torch.randn(4, len(LENGTHS), generator=generator).to(device).T
+    columns = torch.randint(4, (rows.shape[0],), generator=generator, dtype=torch.int32).to(device)
+
+    def backward(grad, reps, **options):
+        return segment_max_backward(
+            grad, reps, winners, tokens, rows, cu_seqlens,
+            bias_dtype=torch.float32, activation=activation, config=CUT, **options,
+        )  # fmt: skip
+
+    own = reps if activation == "relu" else None
+    expected = backward(upstream.index_select(1, columns), reps)
+    actual = backward(upstream, own, columns=columns)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
+    shifted = backward(upstream, own, columns=(columns + 1) % 4)
+    assert all(error(x, y) > 0.1 for x, y in zip(shifted, expected, strict=True))
+
+
+@pytest.mark.parametrize("longest", [1, 70, 71, 10**9])
+def test_whatever_the_longest_sequence_is_said_to_be(longest, device):
+    tokens, rows, cu_seqlens = make_operands(device)
+    reps, winners = segment_max_forward(tokens, rows, None, cu_seqlens, config=SMALL)
+    arguments = (torch.ones_like(reps), reps, winners, tokens, rows, cu_seqlens)
+    expected = segment_max_backward(*arguments, bias_dtype=None, config=CUT)[0]
+    actual = segment_max_backward(*arguments, bias_dtype=None, longest=longest, config=CUT)[0]
+    assert error(actual, expected.double()) < 1e-6
+
+
 def strided(x):
     """The same values with other elements between them."""
     return torch.stack((x, torch.full_like(x, 7)), -1)[..., 0]
@@ -125,3 +160,18 @@ def test_what_the_core_refuses(device):
     with pytest.raises(ValueError, match=r"of a float dtype, got torch\.int64"):
         bias = torch.zeros(operands[1].shape[0], dtype=torch.int64, device=device)
         segment_max_forward(*operands[:2], bias, operands[2], config=SMALL)
+
+    reps, winners = segment_max_forward(*arguments, config=SMALL)
+
+    def backward(grad=reps, reps=reps, **options):
+        segment_max_backward(grad, reps, winners, *operands, bias_dtype=None, **options)
+
+    with pytest.raises(ValueError, match=r"\[N, V\] with V = 37, got \(7, 36\)"):
+        backward(reps[:, 1:])
+    columns = torch.zeros(37, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"columns must be int32 \[V\] = \[37\], got torch.int64"):
+        backward(columns=columns.long())
+    with pytest.raises(ValueError, match=r"must all be \[N, V\]"):
+        backward(reps[1:], columns=columns)
+    with pytest.raises(ValueError, match="activation='relu' needs reps"):
+        backward(reps=None)

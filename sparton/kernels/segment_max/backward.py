@@ -177,39 +177,41 @@ def _cut_units(x: Tensor, config: BackwardConfig) -> tuple[int, dict[str, int]]:
 
 
 def _dweight(
-    grad: Tensor, reps: Tensor, argmax: Tensor, hidden: Tensor, dweight: Tensor,
-    dbias: Tensor | None, activation: str, config: BackwardConfig,
+    grad: Tensor, columns: Tensor | None, reps: Tensor | None, argmax: Tensor, hidden: Tensor,
+    dweight: Tensor, dbias: Tensor | None, activation: str, config: BackwardConfig,
 ) -> None:  # fmt: skip
-    N, V = reps.shape
+    N, V = argmax.shape
     slices, cut = _cut_units(hidden, config)
-    slab = vocabulary_slab(reps, config.workspace)
+    slab = vocabulary_slab(argmax, config.workspace)
     for first in range(0, V, slab.counts.numel()):
         last = min(first + slab.counts.numel(), V)
-        list_by_vocabulary(grad, reps, argmax, slab, dbias, first, last, activation=activation)
+        list_by_vocabulary(
+            grad, columns, reps, argmax, slab, dbias, first, last, activation=activation
+        )
         _dweight_kernel[(last - first, slices)](*slab, hidden, dweight, first, N, **cut)
 
 
 def _dhidden(
-    grad: Tensor, reps: Tensor, argmax: Tensor, weight: Tensor, cu_seqlens: Tensor,
-    dhidden: Tensor, activation: str, config: BackwardConfig,
+    grad: Tensor, columns: Tensor | None, reps: Tensor | None, argmax: Tensor, weight: Tensor,
+    cu_seqlens: Tensor, dhidden: Tensor, longest: int, activation: str, config: BackwardConfig,
 ) -> None:  # fmt: skip
-    (N, V), (T, D) = reps.shape, dhidden.shape
+    (N, V), (T, D) = argmax.shape, dhidden.shape
     slices, cut = _cut_units(weight, config)
-    buckets = min(config.buckets, max(triton.next_power_of_2(T), 32))
+    buckets = min(config.buckets, max(triton.next_power_of_2(longest), 32))
     slab = token_slab(
-        reps, D, chunk=config.chunk, share=config.share, buckets=buckets,
+        argmax, D, chunk=config.chunk, share=config.share, buckets=buckets,
         workspace=config.workspace,
     )  # fmt: skip
     lists = (slab.entries, slab.stops, slab.parts, slab.partial)
     rows, further = slab.stops.shape[0], V // config.share
-    length = triton.cdiv(T, N)
+    length = min(triton.cdiv(T, N), longest)
     block_t = min(max(rows * length * slices // config.programs, 1), config.block_t)
     programs = triton.cdiv(length, block_t)
     cut |= {"BUCKETS": buckets, "SHARE": config.share}
     for first in range(0, N, rows):
         last = min(first + rows, N)
         list_by_token(
-            grad, reps, argmax, cu_seqlens, slab, first, last, chunk=config.chunk,
+            grad, columns, reps, argmax, cu_seqlens, slab, first, last, chunk=config.chunk,
             share=config.share, num_warps=config.sort_warps, activation=activation,
         )  # fmt: skip
         if further:
@@ -222,7 +224,7 @@ def _dhidden(
 @on_its_device
 def segment_max_backward(
     grad: Tensor,
-    reps: Tensor,
+    reps: Tensor | None,
     argmax: Tensor,
     hidden: Tensor,
     weight: Tensor,
@@ -232,19 +234,26 @@ def segment_max_backward(
     need_hidden: bool = True,
     need_weight: bool = True,
     activation: str = "relu",
+    columns: Tensor | None = None,
+    longest: int | None = None,
     config: BackwardConfig = DEFAULT_CONFIG,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of ``sum(grad * reps)``.
 
     Args:
-        grad: upstream gradient ``[N, V]``, any strides.
-        reps, argmax: what the forward returned.
+        grad: upstream gradient ``[N, V]``, any strides; with ``columns`` ``[N, Q]``.
+        reps, argmax: what the forward returned, ``[N, V]``. Without an activation reps are not
+            read and may be None.
         hidden: ``[T, D]``.
         weight: ``[V, D]``.
         cu_seqlens: int32 ``[N + 1]``.
         bias_dtype: dtype of the wanted bias gradient, None for no such gradient.
         need_hidden, need_weight: whether these gradients are wanted.
         activation: of the forward.
+        columns: int32 ``[V]``, the column of ``grad`` that holds a row's upstream gradient, where
+            several rows share one; below Q, which is not checked.
+        longest: most tokens of a sequence where that is known, to cut the work more closely. The
+            gradients are right whatever it says.
         config: how the work is cut. The order of summation, hence the last bits, depend on it.
 
     Returns:
@@ -254,15 +263,29 @@ def segment_max_backward(
     Raises:
         ValueError: shapes that do not belong together.
     """
-    V, N = weight.shape[0], reps.shape[0]
-    if not reps.shape == argmax.shape == grad.shape == (N, V):
+    N, V = argmax.shape[0], weight.shape[0]
+    width = V if columns is None else grad.shape[-1]
+    if (
+        argmax.shape != (N, V)
+        or grad.shape != (N, width)
+        or (reps is not None and reps.shape != (N, V))
+    ):
         raise ValueError(
             f"grad, reps and argmax must all be [N, V] with V = {V}, got {tuple(grad.shape)}, "
-            f"{tuple(reps.shape)}, {tuple(argmax.shape)}"
+            f"{None if reps is None else tuple(reps.shape)}, {tuple(argmax.shape)}; "
+            "only columns= allows grad another width"
         )
+    if columns is not None and (columns.shape != (V,) or columns.dtype != torch.int32):
+        raise ValueError(
+            f"columns must be int32 [V] = [{V}], got {columns.dtype} {tuple(columns.shape)}"
+        )
+    if reps is None and activation != "none":
+        raise ValueError(f"activation={activation!r} needs reps; only 'none' does without")
     hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))
-    reps, argmax = reps.contiguous(), argmax.contiguous()
-    empty = reps.numel() == 0 or hidden.shape[0] == 0
+    argmax = argmax.contiguous()
+    reps = None if reps is None else reps.contiguous()
+    columns = None if columns is None else columns.contiguous()
+    empty = argmax.numel() == 0 or hidden.shape[0] == 0
     allocate = torch.zeros_like if empty else torch.empty_like
     dhidden = allocate(hidden) if need_hidden else None
     dweight = allocate(weight) if need_weight else None
@@ -270,9 +293,12 @@ def segment_max_backward(
     if empty:
         return dhidden, dweight, dbias
     if dweight is not None:
-        _dweight(grad, reps, argmax, hidden, dweight, dbias, activation, config)
+        _dweight(grad, columns, reps, argmax, hidden, dweight, dbias, activation, config)
     elif dbias is not None:
-        list_by_vocabulary(grad, reps, argmax, None, dbias, 0, V, activation=activation)
+        list_by_vocabulary(grad, columns, reps, argmax, None, dbias, 0, V, activation=activation)
     if dhidden is not None:
-        _dhidden(grad, reps, argmax, weight, cu_seqlens, dhidden, activation, config)
+        longest = hidden.shape[0] if longest is None else max(longest, 1)
+        _dhidden(
+            grad, columns, reps, argmax, weight, cu_seqlens, dhidden, longest, activation, config
+        )
     return dhidden, dweight, dbias

@@ -72,6 +72,15 @@ def _load_result(reps_ptr, argmax_ptr, offs, mask, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
+def load_gradient(grad_ptr, columns_ptr, offs_v, stride_gv, mask):
+    """Upstream gradients of vocabulary rows, each from the column that is its own or is named."""
+    columns = offs_v
+    if columns_ptr is not None:
+        columns = tl.load(columns_ptr + offs_v, mask, 0)
+    return tl.load(grad_ptr + columns.to(tl.int64) * stride_gv, mask, 0.0)
+
+
+@triton.jit
 def _pack(rows, grad, reps, ACTIVATION: tl.constexpr):
     """Entries from the rows that they read, upstream gradients and representations. And the
     gradients of the logits."""
@@ -102,7 +111,7 @@ def bucket_shift(length, BUCKETS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first_v", "last_v", "N"])
 def _by_vocabulary_kernel(
-    grad_ptr, reps_ptr, argmax_ptr, entries_ptr, counts_ptr, dbias_ptr,
+    grad_ptr, columns_ptr, reps_ptr, argmax_ptr, entries_ptr, counts_ptr, dbias_ptr,
     first_v, last_v, N, V, stride_gn, stride_gv, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr,
     ACTIVATION: tl.constexpr, LISTS: tl.constexpr, DBIAS: tl.constexpr,
 ):  # fmt: skip
@@ -117,8 +126,8 @@ def _by_vocabulary_kernel(
         offs = offs_n.to(tl.int64)[:, None] * V + offs_v[None, :]
         inside = (offs_n < N)[:, None] & exists[None, :]
         reps, active = _load_result(reps_ptr, argmax_ptr, offs, inside, ACTIVATION)
-        ptrs = grad_ptr + offs_n.to(tl.int64)[:, None] * stride_gn + offs_v[None, :] * stride_gv
-        grad = tl.load(ptrs, active, 0.0)
+        grad_ptrs = grad_ptr + offs_n.to(tl.int64)[:, None] * stride_gn
+        grad = load_gradient(grad_ptrs, columns_ptr, offs_v[None, :], stride_gv, active)
         token = tl.load(argmax_ptr + offs, active & LISTS, 0)
         entries, g = _pack(token, grad, reps, ACTIVATION)
         dbias += tl.sum(g, 0)
@@ -159,8 +168,8 @@ def _count_kernel(
 
 @triton.jit
 def _place(
-    grad_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count, begin, shift, first_v,
-    stride_gv, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
+    grad_ptr, columns_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count, begin,
+    shift, first_v, stride_gv, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Sort a chunk's active entries, at most SIZE, by bucket and write them to the list, where they
     lie ``moves[bucket]`` further than in the sorted chunk."""
@@ -171,7 +180,7 @@ def _place(
     keys = tl.sort(tl.where(valid, bucket * SIZE + slots, 2**31 - 1))
     bucket = tl.where(valid, keys // SIZE, 0)
     offs_v = first_v + tl.load(active_ptr + keys % SIZE, valid, 0)
-    grad = tl.load(grad_ptr + offs_v.to(tl.int64) * stride_gv, valid, 0.0)
+    grad = load_gradient(grad_ptr, columns_ptr, offs_v, stride_gv, valid)
     reps, _ = _load_result(reps_ptr, argmax_ptr, offs_v, valid, ACTIVATION)
     entries, _ = _pack(offs_v, grad, reps, ACTIVATION)
     tl.store(entries_ptr + slots + tl.gather(moves, bucket, 0), entries, valid)
@@ -179,8 +188,8 @@ def _place(
 
 @triton.jit(do_not_specialize=["first_n"])
 def _by_token_kernel(
-    grad_ptr, reps_ptr, argmax_ptr, cu_ptr, active_ptr, counts_ptr, stops_ptr, parts_ptr,
-    entries_ptr, first_n, V, C, stride_gn, stride_gv, CHUNK: tl.constexpr,
+    grad_ptr, columns_ptr, reps_ptr, argmax_ptr, cu_ptr, active_ptr, counts_ptr, stops_ptr,
+    parts_ptr, entries_ptr, first_n, V, C, stride_gn, stride_gv, CHUNK: tl.constexpr,
     BUCKETS: tl.constexpr, SHARE: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """One sequence and chunk: copy each bucket's entries to their place in the list."""
@@ -206,19 +215,20 @@ def _by_token_kernel(
     count = tl.sum(own, 0)
     first_v = chunk * CHUNK
     grad_ptr += n * stride_gn
-    reps_ptr += n * V
+    if ACTIVATION != "none":
+        reps_ptr += n * V
     argmax_ptr += n * V
     active_ptr += row * V + first_v
     entries_ptr += row * V
     if count > CHUNK // 8:
         _place(
-            grad_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count, begin, shift,
-            first_v, stride_gv, CHUNK, ACTIVATION,
+            grad_ptr, columns_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count,
+            begin, shift, first_v, stride_gv, CHUNK, ACTIVATION,
         )  # fmt: skip
     elif count > 0:
         _place(
-            grad_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count, begin, shift,
-            first_v, stride_gv, CHUNK // 8, ACTIVATION,
+            grad_ptr, columns_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count,
+            begin, shift, first_v, stride_gv, CHUNK // 8, ACTIVATION,
         )  # fmt: skip
 
 
@@ -229,26 +239,26 @@ def slab_rows(rows: int, row_bytes: int, workspace: int) -> int:
     return triton.cdiv(rows, slabs)
 
 
-def vocabulary_slab(reps: Tensor, workspace: int) -> VocabularySlab:
-    """Room for lists of at most ``workspace`` bytes, or for one row; reps: ``[N, V]``."""
-    N, V = reps.shape
+def vocabulary_slab(argmax: Tensor, workspace: int) -> VocabularySlab:
+    """Room for lists of at most ``workspace`` bytes, or for one row; argmax: ``[N, V]``."""
+    N, V = argmax.shape
     R = slab_rows(V, 8 * N + 4, workspace)
     return VocabularySlab(
-        torch.empty(R, N, dtype=torch.int64, device=reps.device),
-        torch.empty(R, dtype=torch.int32, device=reps.device),
+        torch.empty(R, N, dtype=torch.int64, device=argmax.device),
+        torch.empty(R, dtype=torch.int32, device=argmax.device),
     )
 
 
 def token_slab(
-    reps: Tensor, D: int, *, chunk: int, share: int, buckets: int, workspace: int
+    argmax: Tensor, D: int, *, chunk: int, share: int, buckets: int, workspace: int
 ) -> TokenSlab:
-    """Room for lists of at most ``workspace`` bytes, or for one sequence; reps: ``[N, V]``."""
-    N, V = reps.shape
+    """Room for lists of at most ``workspace`` bytes, or for one sequence; argmax: ``[N, V]``."""
+    N, V = argmax.shape
     C, further = triton.cdiv(V, chunk), V // share
     R = slab_rows(N, 10 * V + 4 * (C + 2) * buckets + 4 * further * D, workspace)
 
     def room(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(R, *shape, dtype=dtype, device=reps.device)
+        return torch.empty(R, *shape, dtype=dtype, device=argmax.device)
 
     return TokenSlab(
         entries=room(V, dtype=torch.int64),
@@ -262,7 +272,8 @@ def token_slab(
 
 def list_by_vocabulary(
     grad: Tensor,
-    reps: Tensor,
+    columns: Tensor | None,
+    reps: Tensor | None,
     argmax: Tensor,
     slab: VocabularySlab | None,
     dbias: Tensor | None,
@@ -274,16 +285,17 @@ def list_by_vocabulary(
     """List the active entries of the vocabulary rows ``first : last``.
 
     Args:
-        grad: ``[N, V]``, any strides.
-        reps, argmax: contiguous ``[N, V]``.
+        grad: ``[N, V]``, any strides, or other columns.
+        columns: int32 ``[V]``, the column of ``grad`` that belongs to a row; None: its own.
+        reps, argmax: contiguous ``[N, V]``; reps are not read without an activation.
         slab: to be filled; None for ``dbias`` alone.
         dbias: ``[V]``, whose rows ``first : last`` are filled, or None.
         activation: of the forward.
     """
-    N, V = reps.shape
+    N, V = argmax.shape
     entries, counts = (None, None) if slab is None else slab
     _by_vocabulary_kernel[(triton.cdiv(last - first, BLOCK_V),)](
-        grad, reps, argmax, entries, counts, dbias, first, last, N, V, *grad.stride(),
+        grad, columns, reps, argmax, entries, counts, dbias, first, last, N, V, *grad.stride(),
         BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, ACTIVATION=activation,
         LISTS=slab is not None, DBIAS=dbias is not None,
     )  # fmt: skip
@@ -291,7 +303,8 @@ def list_by_vocabulary(
 
 def list_by_token(
     grad: Tensor,
-    reps: Tensor,
+    columns: Tensor | None,
+    reps: Tensor | None,
     argmax: Tensor,
     cu_seqlens: Tensor,
     slab: TokenSlab,
@@ -307,22 +320,23 @@ def list_by_token(
     sequence's entries by bucket.
 
     Args:
-        grad: ``[N, V]``, any strides.
-        reps, argmax: contiguous ``[N, V]``.
+        grad: ``[N, V]``, any strides, or other columns.
+        columns: int32 ``[V]``, the column of ``grad`` that belongs to a row; None: its own.
+        reps, argmax: contiguous ``[N, V]``; reps are not read without an activation.
         cu_seqlens: int32 ``[N + 1]``.
         slab: to be filled, made with the same ``chunk`` and ``share``.
         chunk: vocabulary entries that one program sorts, a power of 2 from 16 to 2^15.
         share: most entries of a token that one program sums.
         activation: of the forward.
     """
-    V, (_, C, buckets) = reps.shape[1], slab.counts.shape
+    V, (_, C, buckets) = argmax.shape[1], slab.counts.shape
     grid = ((last - first) * C,)
     _count_kernel[grid](
         reps, argmax, cu_seqlens, slab.active, slab.counts, first, V, C,
         CHUNK=chunk, BUCKETS=buckets, ACTIVATION=activation, num_warps=num_warps,
     )  # fmt: skip
     _by_token_kernel[grid](
-        grad, reps, argmax, cu_seqlens, slab.active, slab.counts, slab.stops, slab.parts,
-        slab.entries, first, V, C, *grad.stride(), CHUNK=chunk, BUCKETS=buckets,
+        grad, columns, reps, argmax, cu_seqlens, slab.active, slab.counts, slab.stops,
+        slab.parts, slab.entries, first, V, C, *grad.stride(), CHUNK=chunk, BUCKETS=buckets,
         SHARE=share, ACTIVATION=activation, num_warps=num_warps,
     )  # fmt: skip
