@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
@@ -19,6 +20,9 @@ from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
 from sparton.kernels.segment_max.tuning_cache import Regime, read_winners, regime_of
 
 Config = PortableConfig | HopperConfig
+# Waves of programs from which on an incomplete last one does not matter, and what a program costs
+# beyond its tokens, in tokens.
+MANY_WAVES, START_TOKENS = 8, 256
 CONFIG_KINDS = (PortableConfig, HopperConfig)
 HOPPER: tuple[Config, ...] = (
     HopperConfig(),
@@ -28,6 +32,7 @@ HOPPER: tuple[Config, ...] = (
 PORTABLE: tuple[Config, ...] = (PortableConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
 FULL_PRECISION: tuple[Config, ...] = (PortableConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
 HOPPER_FP8: tuple[Config, ...] = (
+    HopperConfig(),
     PortableConfig(True, 128, 128, 128, num_warps=4, num_stages=3, group_tokens=2048),
 )
 PORTABLE_FP8: tuple[Config, ...] = (PortableConfig(False, 128, 128, 64, num_warps=8, num_stages=3),)
@@ -45,12 +50,34 @@ def forward_configs(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Co
     return hopper + portable if capability[0] == 9 else portable
 
 
-def group_bounds(cu_seqlens: Tensor, total: int, group_tokens: int) -> Tensor:
-    """Sequences of each group, int32 ``[G + 1]``: group g holds those that start at tokens
-    ``g * group_tokens : (g + 1) * group_tokens``. One more group than needed for ``total`` tokens
-    catches the empty sequences at the very end."""
-    starts = torch.arange(total // group_tokens + 2, device=cu_seqlens.device) * group_tokens
-    return torch.searchsorted(cu_seqlens[:-1], starts.int(), out_int32=True)
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def balanced_groups(total: int, blocks: int, processors: int, most: int) -> int:
+    """Tokens of a group so that the programs fill whole waves of the multiprocessors.
+
+    Args:
+        total: tokens of all sequences.
+        blocks: blocks of rows; each has a program for every group.
+        processors: multiprocessors, each of which runs one program at a time.
+        most: tokens of a group where there are many waves anyway.
+    """
+    if triton.cdiv(total, most) * blocks >= MANY_WAVES * processors:
+        return most
+
+    def cost(groups: int) -> int:
+        waves = triton.cdiv(groups * blocks, processors)
+        return waves * (triton.cdiv(total, groups) + START_TOKENS)
+
+    candidates = {max(waves * processors // blocks, 1) for waves in range(1, MANY_WAVES + 1)}
+    return triton.cdiv(total, min(sorted(candidates), key=cost))
 
 
 def _fits_descriptors(*operands: Tensor) -> bool:
@@ -62,7 +89,7 @@ def _fits_descriptors(*operands: Tensor) -> bool:
 
 def fitting_configs(hidden: Tensor, weight: Tensor) -> list[Config]:
     """Those of :func:`forward_configs` that can address the operands."""
-    configs = forward_configs(hidden.dtype, torch.cuda.get_device_capability(hidden.device))
+    configs = forward_configs(hidden.dtype, _capability(hidden.device))
     fits = _fits_descriptors(hidden, weight)
     return [config for config in configs if fits or not config.descriptors]
 
@@ -159,14 +186,14 @@ def segment_max_forward(
             f"{config} needs 16-byte aligned rows, got D = {D} of {hidden.dtype}; "
             "use a configuration without descriptors"
         )
-    if scales is not None and isinstance(config, HopperConfig):
-        raise ValueError(f"{config} takes no scales; use a PortableConfig")
     if pooling == "sum" and config.segment > 32:
         raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
-    groups = group_bounds(cu_seqlens, T, config.group_tokens)
-    operands = (hidden, weight, bias, cu_seqlens, groups)
+    operands = (hidden, weight, bias, cu_seqlens)
     if isinstance(config, HopperConfig):
-        launch_hopper(config, operands, reps, winners, **variant)
+        blocks = triton.cdiv(V, 2 * config.block_v)
+        processors = _multiprocessors(hidden.device)
+        tokens = balanced_groups(T, blocks, processors, config.group_tokens)
+        launch_hopper(config, operands, tokens, scales, reps, winners, **variant)
     else:
-        launch_portable(config, operands, scales, reps, winners, **variant)
+        launch_portable(config, operands, config.group_tokens, scales, reps, winners, **variant)
     return reps, winners

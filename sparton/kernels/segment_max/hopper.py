@@ -6,9 +6,11 @@ A program has the same work as one of the portable kernel: 2 * BLOCK_V vocabular
 of sequences, tile after tile of BLOCK_T tokens. One warp copies chunks of hidden units into a ring
 of buffers (TMA). Two warpgroups multiply (WGMMA), each BLOCK_V rows by the tokens that both share,
 and pool the tile in their registers. Each goes at its own pace within the length of the ring: while
-one pools, the other keeps the tensor cores busy.
+one pools, the other keeps the tensor cores busy. Narrow rows of the vocabulary (MaxSim's query
+tokens) are copied once and stay.
 """
 
+import functools
 from typing import NamedTuple
 
 import triton
@@ -24,7 +26,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sparton.kernels.segment_max.reduction import SLOTS, first_slots, locate, reduce_tile, summands
+from sparton.kernels.segment_max.reduction import (
+    SLOTS,
+    first_slots,
+    locate,
+    reduce_tile,
+    sequences_of_group,
+    summands,
+)
+
+# Bytes for the operands' buffers: what a program can have, less its barriers and scratch.
+SHARED_MEMORY = 224 * 1024
+MOST_STAGES = 8
 
 
 class HopperConfig(NamedTuple):
@@ -33,7 +46,8 @@ class HopperConfig(NamedTuple):
     Attributes:
         block_v: vocabulary rows of a warpgroup, of which a program has two.
         block_t: tokens of a tile.
-        num_stages: chunks that the ring of buffers holds; a chunk is 128 bytes of every row.
+        num_stages: chunks that the ring of buffers holds; a chunk is 128 bytes of every row. More
+            where the vocabulary rows stay.
         segment, group_tokens, band: as in the portable kernel's configuration.
     """
 
@@ -50,30 +64,41 @@ class HopperConfig(NamedTuple):
 
 
 @gluon.jit
-def _produce(hidden, weight, first_v, begin, tiles, ring, CHUNKS: gl.constexpr):
-    """Copy the next chunk of the tokens and of both warpgroups' rows as a stage falls empty."""
+def _produce(
+    hidden, weight, first_v, begin, tiles, ring, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr
+):
+    """Copy the next chunk of the tokens and of both warpgroups' rows as a stage falls empty; with
+    RESIDENT the rows along with the first tile only."""
     h_ring, w_ring, full, empty = ring
     STAGES: gl.constexpr = h_ring.shape[0]
     BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
     BLOCK_D: gl.constexpr = hidden.block_type.shape[1]
     BLOCK_V: gl.constexpr = weight.block_type.shape[0]
-    NBYTES: gl.constexpr = hidden.block_type.nbytes + 2 * weight.block_type.nbytes
     for step in range(tiles * CHUNKS):
         stage = step % STAGES
         t = begin + step // CHUNKS * BLOCK_T
         d = step % CHUNKS * BLOCK_D
         mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
         bar = full.index(stage)
-        mbarrier.expect(bar, NBYTES)
+        rows = stage
+        copied = True
+        if RESIDENT:
+            rows = step % CHUNKS
+            copied = step < CHUNKS
+        mbarrier.expect(bar, hidden.block_type.nbytes, pred=not copied)
+        mbarrier.expect(bar, hidden.block_type.nbytes + 2 * weight.block_type.nbytes, pred=copied)
         tma.async_copy_global_to_shared(hidden, [t, d], bar, h_ring.index(stage))
-        tma.async_copy_global_to_shared(weight, [first_v, d], bar, w_ring.index(2 * stage))
-        tma.async_copy_global_to_shared(
-            weight, [first_v + BLOCK_V, d], bar, w_ring.index(2 * stage + 1)
-        )
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(
+                weight, [first_v + half * BLOCK_V, d], bar, w_ring.index(2 * rows + half), copied
+            )
 
 
 @gluon.jit
-def _multiply(step, ring, HALF: gl.constexpr, CHUNKS: gl.constexpr, LAYOUT: gl.constexpr):
+def _multiply(
+    step, ring, HALF: gl.constexpr, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
     """Logits of one tile, fp32 ``[BLOCK_V, BLOCK_T]``; gives every stage back once it is read."""
     h_ring, w_ring, full, empty = ring
     STAGES: gl.constexpr = h_ring.shape[0]
@@ -82,8 +107,11 @@ def _multiply(step, ring, HALF: gl.constexpr, CHUNKS: gl.constexpr, LAYOUT: gl.c
     acc = gl.zeros((BLOCK_V, BLOCK_T), gl.float32, LAYOUT)
     for chunk in range(CHUNKS):
         stage = (step + chunk) % STAGES
+        rows = stage
+        if RESIDENT:
+            rows = chunk
         mbarrier.wait(full.index(stage), (step + chunk) // STAGES & 1)
-        w = w_ring.index(2 * stage + HALF)
+        w = w_ring.index(2 * rows + HALF)
         h = h_ring.index(stage).permute((1, 0))
         acc = warpgroup_mma(w, h, acc, use_acc=chunk > 0, is_async=True)
         # One product in flight: the one before has read its stage.
@@ -106,13 +134,13 @@ def _load_vector(ptr, offs, size):
 
 @gluon.jit
 def _consume(
-    place, pointers, V, ring,
-    HALF: gl.constexpr, CHUNKS: gl.constexpr, SEGMENT: gl.constexpr,
+    place, pointers, T, V, ring,
+    HALF: gl.constexpr, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr, SEGMENT: gl.constexpr,
     SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
 ):  # fmt: skip
     """Multiply and pool, tile by tile, for one half of the program's vocabulary rows."""
     first_v, first, last, begin, tiles = place
-    bias_ptr, cu_ptr, reps_ptr, argmax_ptr = pointers
+    bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr = pointers
     BLOCK_T: gl.constexpr = ring[0].shape[1]
     BLOCK_V: gl.constexpr = ring[1].shape[1]
     K: gl.constexpr = 256 // ring[0].dtype.primitive_bitwidth
@@ -127,41 +155,50 @@ def _consume(
     first_v += HALF * BLOCK_V
     offs_v = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, PIECE))
     bias = _load_vector(bias_ptr, offs_v, V)
+    scale = None
+    if scale_w_ptr is not None:
+        scale = gl.load(scale_w_ptr + offs_v, offs_v < V, 1.0)
     state = (value, whole, first, begin, gl.load(cu_ptr + first + 1), last)
     for tile in range(tiles):
         lo = begin + tile * BLOCK_T
-        x = _multiply(tile * CHUNKS, ring, HALF, CHUNKS, TILE)
+        if scale_h_ptr is None:
+            x = _multiply(tile * CHUNKS, ring, HALF, CHUNKS, RESIDENT, TILE)
+        else:
+            # Loaded before the product, so that nothing waits for them.
+            offs_t = lo + gl.arange(0, BLOCK_T, gl.SliceLayout(0, TILE))
+            factors = gl.load(scale_h_ptr + offs_t, offs_t < T, 0.0)
+            x = _multiply(tile * CHUNKS, ring, HALF, CHUNKS, RESIDENT, TILE) * factors[None, :]
         if SUM:
             rows = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, TILE))
             x = summands(x, _load_vector(bias_ptr, rows, V)[:, None], ACTIVATION)
         state = reduce_tile(
-            x, lo, state, clean, bias, None, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
+            x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, ACTIVATION, ARGMAX,
         )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["num_groups"])
+@gluon.jit(do_not_specialize=["T", "N", "group_tokens", "num_groups"])
 def _segment_max_hopper_kernel(
-    hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, V, num_groups,
-    CHUNKS: gl.constexpr, STAGES: gl.constexpr, SEGMENT: gl.constexpr, BAND: gl.constexpr,
-    SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
+    hidden, weight, bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
+    T, N, V, group_tokens, num_groups,
+    CHUNKS: gl.constexpr, STAGES: gl.constexpr, RESIDENT: gl.constexpr, SEGMENT: gl.constexpr,
+    BAND: gl.constexpr, SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
 ):  # fmt: skip
     BLOCK_V: gl.constexpr = weight.block_type.shape[0]
     BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
     BLOCK_D: gl.constexpr = hidden.block_type.shape[1]
     group, block = locate(num_groups, gl.cdiv(V, 2 * BLOCK_V), BAND)
     first_v = block * 2 * BLOCK_V
-    first = gl.load(group_ptr + group)
-    last = gl.load(group_ptr + group + 1)
+    lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    first, last = sequences_of_group(cu_ptr, N, group, group_tokens, num_groups, lanes)
     if first < last:
         begin = gl.load(cu_ptr + first)
         # At least one tile, so that a group of empty sequences is written too.
         tiles = gl.maximum(gl.cdiv(gl.load(cu_ptr + last) - begin, BLOCK_T), 1)
         BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+        ROWS: gl.constexpr = 2 * (CHUNKS if RESIDENT else STAGES)
         h_ring = gl.allocate_shared_memory(hidden.dtype, [STAGES, BLOCK_T, BLOCK_D], hidden.layout)
-        w_ring = gl.allocate_shared_memory(
-            weight.dtype, [2 * STAGES, BLOCK_V, BLOCK_D], weight.layout
-        )
+        w_ring = gl.allocate_shared_memory(weight.dtype, [ROWS, BLOCK_V, BLOCK_D], weight.layout)
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
         for stage in gl.static_range(STAGES):
@@ -170,23 +207,39 @@ def _segment_max_hopper_kernel(
         fence_async_shared()
         ring = (h_ring, w_ring, full, empty)
         place = (first_v, first, last, begin, tiles)
-        pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr)
+        pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr)
         gl.warp_specialize(
             [
-                (_consume, (place, pointers, V, ring, gl.constexpr(0),
-                            CHUNKS, SEGMENT, SUM, ACTIVATION, ARGMAX)),
-                (_consume, (place, pointers, V, ring, gl.constexpr(1),
-                            CHUNKS, SEGMENT, SUM, ACTIVATION, ARGMAX)),
-                (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS)),
+                (_consume, (place, pointers, T, V, ring, gl.constexpr(0),
+                            CHUNKS, RESIDENT, SEGMENT, SUM, ACTIVATION, ARGMAX)),
+                (_consume, (place, pointers, T, V, ring, gl.constexpr(1),
+                            CHUNKS, RESIDENT, SEGMENT, SUM, ACTIVATION, ARGMAX)),
+                (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS, RESIDENT)),
             ],
             [4, 1],
             [240, 24],
         )  # fmt: skip
 
 
+@functools.cache
+def _layout(bits: int) -> gl.NVMMASharedLayout:
+    """Rows of 128 bytes, swizzled."""
+    return gl.NVMMASharedLayout(128, bits, rank=2)
+
+
+def _stages(config: HopperConfig, chunks: int) -> tuple[int, bool]:
+    """Stages of the ring, and whether the vocabulary rows stay: where they leave the tokens a ring
+    at least as long as without."""
+    room = SHARED_MEMORY // 128 - 2 * config.block_v * chunks
+    stages = min(room // config.block_t, MOST_STAGES)
+    return (stages, True) if stages >= config.num_stages else (config.num_stages, False)
+
+
 def launch_hopper(
     config: HopperConfig,
-    operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor],
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
+    group_tokens: int,
+    scales: tuple[Tensor, Tensor] | None,
     reps: Tensor,
     winners: Tensor,
     *,
@@ -197,22 +250,26 @@ def launch_hopper(
 
     Args:
         config: how to launch.
-        operands: hidden ``[T, D]`` and weight ``[V, D]`` of 16 bit, contiguous with rows of
-            whole 16 bytes; bias ``[V]`` or None; cu_seqlens int32 ``[N + 1]``; bounds of the
-            groups int32 ``[G + 1]``.
+        operands: hidden ``[T, D]`` and weight ``[V, D]`` of 8 or 16 bit, contiguous with rows of
+            whole 16 bytes; bias ``[V]`` or None; cu_seqlens int32 ``[N + 1]``.
+        group_tokens: how long a group of sequences is.
+        scales: factors of the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None.
         reps: fp32 ``[N, V]``.
         winners: int32 ``[N, V]``, or empty.
         pooling, activation: as in forward.py.
     """
-    hidden, weight, bias, cu_seqlens, groups = operands
-    D, V, num_groups = hidden.shape[1], weight.shape[0], groups.numel() - 1
-    block_d = 128 // hidden.element_size()
-    layout = gl.NVMMASharedLayout(128, 8 * hidden.element_size(), rank=2)
+    hidden, weight, bias, cu_seqlens = operands
+    (T, D), (N, V), size = hidden.shape, reps.shape, hidden.element_size()
+    num_groups, block_d = triton.cdiv(T, group_tokens), 128 // size
+    chunks = triton.cdiv(D, block_d)
+    stages, resident = _stages(config, chunks)
+    layout = _layout(8 * size)
     _segment_max_hopper_kernel[(triton.cdiv(V, 2 * config.block_v) * num_groups,)](
-        TensorDescriptor.from_tensor(hidden, [config.block_t, block_d], layout),
-        TensorDescriptor.from_tensor(weight, [config.block_v, block_d], layout),
-        bias, cu_seqlens, groups, reps, winners, V, num_groups,
-        CHUNKS=triton.cdiv(D, block_d), STAGES=config.num_stages,
+        TensorDescriptor(hidden, (T, D), (D, 1), [config.block_t, block_d], layout),
+        TensorDescriptor(weight, (V, D), (D, 1), [config.block_v, block_d], layout),
+        bias, cu_seqlens, reps, winners, *(scales or (None, None)),
+        T, N, V, group_tokens, num_groups,
+        CHUNKS=chunks, STAGES=stages, RESIDENT=resident,
         SEGMENT=config.segment, BAND=config.band,
         SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=winners.numel() > 0,
         num_warps=4,

@@ -16,7 +16,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparton.kernels.segment_max.reduction import clean_slots, locate, reduce_tile, summands
+from sparton.kernels.segment_max.reduction import (
+    clean_slots,
+    locate,
+    reduce_tile,
+    sequences_of_group,
+    summands,
+)
 
 
 class PortableConfig(NamedTuple):
@@ -69,10 +75,12 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
     }
 
 
-@triton.jit(do_not_specialize=["T", "num_groups"], launch_metadata=_launch_metadata)
+@triton.jit(
+    do_not_specialize=["T", "N", "group_tokens", "num_groups"], launch_metadata=_launch_metadata
+)
 def _segment_max_kernel(
-    hidden, weight, bias_ptr, cu_ptr, group_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
-    T, V, num_groups, stride_ht, stride_wv,
+    hidden, weight, bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
+    T, N, V, group_tokens, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
     BIAS: tl.constexpr, SCALED: tl.constexpr, SUM: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -80,8 +88,8 @@ def _segment_max_kernel(
 ):  # fmt: skip
     group, block = locate(num_groups, tl.cdiv(V, BLOCK_V), BAND)
     first_v = block * BLOCK_V
-    first = tl.load(group_ptr + group)
-    last = tl.load(group_ptr + group + 1)
+    lanes = tl.arange(0, 128)
+    first, last = sequences_of_group(cu_ptr, N, group, group_tokens, num_groups, lanes)
     if first == last:
         return
     begin = tl.load(cu_ptr + first)
@@ -133,7 +141,8 @@ def kernel_operands(hidden: Tensor, weight: Tensor, config: PortableConfig) -> t
 
 def launch_portable(
     config: PortableConfig,
-    operands: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor],
+    operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
+    group_tokens: int,
     scales: tuple[Tensor, Tensor] | None,
     reps: Tensor,
     winners: Tensor,
@@ -142,14 +151,17 @@ def launch_portable(
     activation: str,
 ) -> None:
     """Arguments of :func:`~sparton.kernels.segment_max.hopper.launch_hopper`, whose operands may
-    here be of any float dtype and, without descriptors, of any width; and ``scales``, factors of
-    the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None."""
-    hidden, weight, bias, cu_seqlens, groups = operands
-    (T, D), V, num_groups = hidden.shape, weight.shape[0], groups.numel() - 1
+    here be of any float dtype and, without descriptors, of any width."""
+    hidden, weight, bias, cu_seqlens = operands
+    (T, D), (N, V), num_groups = (
+        hidden.shape,
+        reps.shape,
+        triton.cdiv(hidden.shape[0], group_tokens),
+    )
     _segment_max_kernel[(triton.cdiv(V, config.block_v) * num_groups,)](
-        *kernel_operands(hidden, weight, config), bias, cu_seqlens, groups, reps, winners,
+        *kernel_operands(hidden, weight, config), bias, cu_seqlens, reps, winners,
         *(scales or (None, None)),
-        T, V, num_groups, hidden.stride(0), weight.stride(0),
+        T, N, V, group_tokens, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
         BIAS=bias is not None, SCALED=scales is not None, SUM=pooling == "sum",

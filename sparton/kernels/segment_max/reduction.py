@@ -29,6 +29,34 @@ def locate(num_groups, num_blocks, BAND: tl.constexpr):
 
 
 @triton.jit
+def _first_from(cu_ptr, N, token, lanes):
+    """The first of N sequences that starts at ``token`` or later, else N; a search in steps that
+    look at as many starts as there are ``lanes``."""
+    first = 0
+    left = N
+    while left > 0:
+        stride = tl.cdiv(left, lanes.shape[0])
+        inside = lanes * stride < left
+        starts = tl.load(cu_ptr + first + lanes * stride, inside, NO_STOP)
+        before = tl.sum((inside & (starts < token)).to(tl.int32))
+        # The answer lies behind the last start seen that is too early, and at most at the next.
+        left = tl.where(before > 0, tl.minimum(stride, left - (before - 1) * stride) - 1, 0)
+        first += tl.where(before > 0, (before - 1) * stride + 1, 0)
+    return first
+
+
+@triton.jit
+def sequences_of_group(cu_ptr, N, group, group_tokens, num_groups, lanes):
+    """First sequence of a group, and the first of the next: a group holds those that start within
+    ``group_tokens`` tokens, the last one also the empty ones at the very end."""
+    first = _first_from(cu_ptr, N, group * group_tokens, lanes)
+    last = N
+    if group < num_groups - 1:
+        last = _first_from(cu_ptr, N, (group + 1) * group_tokens, lanes)
+    return first, last
+
+
+@triton.jit
 def halves(x):
     """Columns of ``x`` ``[M, W]`` as two blocks ``[M, W / 2]``, left and right."""
     pairs = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
@@ -62,24 +90,30 @@ def summands(logits, bias, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def _fold_max(best, token, slots, logits, lo, start, stop, MASKED: tl.constexpr):
+def _fold_max(
+    best, token, slots, logits, lo, start, stop, ARGMAX: tl.constexpr, MASKED: tl.constexpr
+):
     """Fold the logits of tokens ``lo, lo + 1, ...`` into the running maximum, left to right.
 
     ``token`` is that of slot 0 in the winning group of SLOTS tokens. Strictly greater replaces, so
-    that within a slot the first of equal logits stays. MASKED leaves out tokens outside
-    ``start : stop``.
+    that within a slot the first of equal logits stays. NaN is dropped. MASKED leaves out tokens
+    outside ``start : stop``.
     """
     if logits.shape[1] > SLOTS:
         left, right = halves(logits)
-        best, token = _fold_max(best, token, slots, left, lo, start, stop, MASKED)
         middle = lo + logits.shape[1] // 2
-        best, token = _fold_max(best, token, slots, right, middle, start, stop, MASKED)
+        best, token = _fold_max(best, token, slots, left, lo, start, stop, ARGMAX, MASKED)
+        best, token = _fold_max(best, token, slots, right, middle, start, stop, ARGMAX, MASKED)
     else:
-        better = logits > best
         if MASKED:
-            better = better & (lo + slots >= start) & (lo + slots < stop)
-        best = tl.where(better, logits, best)
-        token = tl.where(better, lo, token)
+            inside = (lo + slots >= start) & (lo + slots < stop)
+            logits = tl.where(inside, logits, float("-inf"))
+        if ARGMAX:
+            better = logits > best
+            best = tl.where(better, logits, best)
+            token = tl.where(better, lo, token)
+        else:
+            best = tl.maximum(best, logits)
     return best, token
 
 
@@ -113,11 +147,14 @@ def _fold_sum(product, exponent, slots, x, lo, start, stop, MASKED: tl.constexpr
 
 
 @triton.jit
-def _fold(value, whole, slots, x, lo, start, stop, SUM: tl.constexpr, MASKED: tl.constexpr):
+def _fold(
+    value, whole, slots, x, lo, start, stop,
+    SUM: tl.constexpr, ARGMAX: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     if SUM:
         value, whole = _fold_sum(value, whole, slots, x, lo, start, stop, MASKED)
     else:
-        value, whole = _fold_max(value, whole, slots, x, lo, start, stop, MASKED)
+        value, whole = _fold_max(value, whole, slots, x, lo, start, stop, ARGMAX, MASKED)
     return value, whole
 
 
@@ -195,7 +232,7 @@ def reduce_tile(
         slots = clean[2]
         hi = lo + x.shape[1]
         while stop <= hi:
-            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, True)
+            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, ARGMAX, True)
             row = n.to(tl.int64) * V + offs_v
             if SUM:
                 _write_sum(value, whole, reps_ptr + row, offs_v < V)
@@ -209,8 +246,8 @@ def reduce_tile(
             start = stop
             stop = tl.load(cu_ptr + n + 1, mask=n < last, other=NO_STOP)
         if start <= lo:
-            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, False)
+            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, ARGMAX, False)
         else:
-            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, True)
+            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, ARGMAX, True)
         state = (value, whole, n, start, stop, last)
     return state
