@@ -153,11 +153,8 @@ def launch_portable(
     """Arguments of :func:`~sparton.kernels.segment_max.hopper.launch_hopper`, whose operands may
     here be of any float dtype and, without descriptors, of any width."""
     hidden, weight, bias, cu_seqlens = operands
-    (T, D), (N, V), num_groups = (
-        hidden.shape,
-        reps.shape,
-        triton.cdiv(hidden.shape[0], group_tokens),
-    )
+    (T, D), (N, V) = hidden.shape, reps.shape
+    num_groups = triton.cdiv(T, group_tokens)
     _segment_max_kernel[(triton.cdiv(V, config.block_v) * num_groups,)](
         *kernel_operands(hidden, weight, config), bias, cu_seqlens, reps, winners,
         *(scales or (None, None)),
