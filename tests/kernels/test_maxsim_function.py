@@ -238,7 +238,7 @@ def test_registration(per_query, normalize, device):
     problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, E, device, per_query=per_query)
     leaves = [x.requires_grad_() for x in problem[:2]]
     for masks in (problem[4:6], (None, None)):
-        arguments = (*leaves, *problem[2:4], *masks, per_query, normalize, "auto", True)
+        arguments = (*leaves, *problem[2:4], *masks, *problem[6:], normalize, "auto", True)
         torch.library.opcheck(function._forward_op, arguments)
     arguments = (*leaves, *problem[2:], normalize, "auto", False)
     with torch.no_grad():
@@ -293,8 +293,8 @@ def test_winners_only_when_a_gradient_can_follow(batch, monkeypatch):
         asked.append(args[-1])
         return original(*args)
 
-    original = function._forward_op
-    monkeypatch.setattr(function, "_forward_op", spy)
+    original = function._forward
+    monkeypatch.setattr(function, "_forward", spy)
     maxsim(*batch)
     with torch.no_grad():
         maxsim(*batch)

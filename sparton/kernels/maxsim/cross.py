@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.maxsim.boundaries import equal_owners
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.packing import compact
@@ -36,7 +37,7 @@ BLOCK_S = 32
 def _scores_kernel(
     maxima_ptr, winners_ptr, query_cu_ptr, query_mask_ptr, document_rows_ptr, scores_ptr,
     argmax_ptr, N, Tq, first, num_rows,
-    ADD: tl.constexpr, ARGMAX: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
+    ADD: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """One query and BLOCK_N documents: the sum of the maxima of those of its tokens that are among
     the ``num_rows`` from ``first``, and their winners as rows of the given documents."""
@@ -53,7 +54,7 @@ def _scores_kernel(
             taken = taken & (tl.load(query_mask_ptr + s, s < stop, 0) != 0)[None, :]
         offs = n.to(tl.int64)[:, None] * num_rows + (s - first)[None, :]
         total += tl.load(maxima_ptr + offs, taken, 0.0)
-        if ARGMAX:
+        if argmax_ptr is not None:
             winner = tl.load(winners_ptr + offs, taken, -1)
             if document_rows_ptr is not None:
                 winner = tl.load(document_rows_ptr + winner, winner >= 0, -1)
@@ -78,9 +79,28 @@ def _document_side(
     return documents, cu_seqlens, rows
 
 
+def _add_up(
+    maxima: Tensor,
+    found: Tensor,
+    operands: MaxSimOperands,
+    rows: Tensor | None,
+    scores: Tensor,
+    winners: Tensor | None,
+    first: int,
+) -> None:
+    """Add the maxima ``[N, num_rows]`` of query tokens from ``first`` on to the scores, and store
+    their winners."""
+    (N, num_rows), Q, mask = maxima.shape, scores.shape[0], operands.query_mask
+    _scores_kernel[(Q, -(-N // BLOCK_N))](
+        maxima, found, operands.query_cu_seqlens.contiguous(),
+        None if mask is None else mask.contiguous(), rows, scores, winners,
+        N, operands.queries.shape[0], first, num_rows, first > 0, BLOCK_N, BLOCK_S,
+    )  # fmt: skip
+
+
 def cross_forward(
     operands: MaxSimOperands, *, normalize: bool, argmax: bool, config: Config | None = None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Scores and winners of every query with every document.
 
     Args:
@@ -92,34 +112,42 @@ def cross_forward(
     Returns:
         Scores fp32 ``[Q, N]``. Winners int32 ``[N, Tq]``, the row of ``documents`` that is best for
         a query token, the first of equals; -1 where the token is masked or the document has no
-        tokens; empty without argmax. The maxima of at most MAXIMA_AT_ONCE query tokens and
+        tokens; None without argmax. The maxima of at most MAXIMA_AT_ONCE query tokens and
         documents exist at a time.
     """
     (Q, N), Tq = operands.scores_shape, operands.queries.shape[0]
     device = operands.queries.device
     scores = torch.empty(Q, N, device=device)
-    winners = torch.empty((N, Tq) if argmax else 0, dtype=torch.int32, device=device)
     if not (Tq and N and operands.documents.shape[0]):
-        return scores.zero_(), winners.fill_(-1)
+        nothing = torch.full((N, Tq), -1, dtype=torch.int32, device=device) if argmax else None
+        return scores.zero_(), nothing
     queries = normalize_tokens(operands.queries) if normalize else operands.queries.contiguous()
     documents, cu_seqlens, rows = _document_side(operands, normalize)
-    query_cu_seqlens = operands.query_cu_seqlens.contiguous()
-    mask = None if operands.query_mask is None else operands.query_mask.contiguous()
     step = max(MAXIMA_AT_ONCE // N // ROWS_APART, 1) * ROWS_APART
+    whole, unmasked = step >= Tq, operands.query_mask is None
+    # segment_max's winners need no change.
+    final = whole and unmasked and rows is None
+    winners = None
+    if argmax and not final:
+        winners = torch.empty((N, Tq), dtype=torch.int32, device=device)
     for first in range(0, Tq, step):
-        part = queries[first : first + step]
+        part = queries if whole else queries[first : first + step]
         maxima, found = segment_max_forward(
             documents, part, None, cu_seqlens, activation="none", argmax=argmax, config=config
         )
-        finished = part.shape[0] == Tq and mask is None and rows is None
-        if argmax and finished:
-            winners = found
-        _scores_kernel[(Q, triton.cdiv(N, BLOCK_N))](
-            maxima, found, query_cu_seqlens, mask, rows, scores, winners,
-            N, Tq, first, part.shape[0], ADD=first > 0, ARGMAX=argmax and not finished,
-            BLOCK_N=BLOCK_N, BLOCK_S=BLOCK_S,
-        )  # fmt: skip
-    return scores, winners
+        if winners is None and whole and unmasked and operands.query_length:
+            torch.sum(maxima.view(N, Q, operands.query_length), 2, out=scores.T)
+        else:
+            _add_up(maxima, found, operands, rows, scores, winners, first)
+    return scores, found if argmax and final else winners
+
+
+def _owners(operands: MaxSimOperands) -> Tensor:
+    """The query of each query token, int32 ``[Tq]``."""
+    cu_seqlens, Tq = operands.query_cu_seqlens, operands.queries.shape[0]
+    if operands.query_length is None:
+        return sequence_of_tokens(cu_seqlens, Tq)
+    return equal_owners(cu_seqlens.shape[0] - 1, operands.query_length, cu_seqlens.device)
 
 
 def cross_backward(
@@ -147,8 +175,7 @@ def cross_backward(
         the results are in the dtype of the operands.
     """
     queries, documents = operands.queries, operands.documents
-    owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
-    upstream = grad.T.index_select(1, owners)
+    upstream = grad.T.index_select(1, _owners(operands))
     hidden, weight = (normalize_tokens(x) if normalize else x for x in (documents, queries))
     ddocuments, dqueries, _ = segment_max_backward(
         upstream, upstream, argmax, hidden, weight, operands.document_cu_seqlens, bias_dtype=None,

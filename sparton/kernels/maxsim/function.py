@@ -6,12 +6,20 @@ One operator serves every pairing, padded batches and packed ones: the public fu
 operands and flatten them (see operands.py). CPU tensors run PyTorch, CUDA tensors Triton kernels,
 which are imported when the first CUDA tensor arrives. Which forward ran makes no difference to the
 backward: all of them save the same winners.
+
+torch.compile, torch.export and dispatch modes see registered operators. Eager calls run the same
+functions from an autograd function, or directly where no gradient can follow: the dispatcher of
+operators written in Python would take more time than the kernels.
 """
 
+import functools
+from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
 from sparton.kernels.maxsim.operands import (
@@ -21,7 +29,43 @@ from sparton.kernels.maxsim.operands import (
     packed_operands,
     padded_operands,
 )
-from sparton.kernels.segment_max.operands import cast_for_autocast
+from sparton.kernels.segment_max.operands import cast_for_autocast, needs_operators
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from sparton.kernels.maxsim import paths
+
+    return paths
+
+
+def _forward(
+    operands: MaxSimOperands, normalize: bool, argmax: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Scores and, if wanted, winners; otherwise None or an empty tensor."""
+    forward = maxsim_forward_cpu
+    if operands.queries.is_cuda:
+        forward = _kernels().maxsim_forward_cuda
+    return forward(operands, normalize=normalize, argmax=argmax)
+
+
+def _gradients(
+    grad: Tensor,
+    argmax: Tensor,
+    operands: MaxSimOperands,
+    normalize: bool,
+    backward: str,
+    need_queries: bool,
+    need_documents: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    options: dict[str, Any] = {
+        "normalize": normalize,
+        "need_queries": need_queries,
+        "need_documents": need_documents,
+    }
+    if operands.queries.is_cuda:
+        return _kernels().maxsim_backward_cuda(grad, argmax, operands, backward=backward, **options)
+    return maxsim_backward_cpu(grad, argmax, operands, **options)
 
 
 @torch.library.custom_op("sparton::maxsim", mutates_args=())
@@ -33,24 +77,18 @@ def _forward_op(
     query_mask: Tensor | None,
     document_mask: Tensor | None,
     per_query: int | None,
+    query_length: int | None,
+    document_length: int | None,
     normalize: bool,
     backward: str,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
     operands = MaxSimOperands(
-        queries,
-        documents,
-        query_cu_seqlens,
-        document_cu_seqlens,
-        query_mask,
-        document_mask,
-        per_query,
-    )
-    if not queries.is_cuda:
-        return maxsim_forward_cpu(operands, normalize=normalize, argmax=argmax)
-    from sparton.kernels.maxsim.paths import maxsim_forward_cuda
-
-    return maxsim_forward_cuda(operands, normalize=normalize, argmax=argmax)
+        queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
+        per_query, query_length, document_length,
+    )  # fmt: skip
+    scores, winners = _forward(operands, normalize, argmax)
+    return scores, scores.new_empty(0, dtype=torch.int32) if winners is None else winners
 
 
 @_forward_op.register_fake
@@ -62,13 +100,11 @@ def _(
     query_mask: Tensor | None,
     document_mask: Tensor | None,
     per_query: int | None,
-    normalize: bool,
-    backward: str,
-    argmax: bool,
+    *options: Any,
 ) -> tuple[Tensor, Tensor]:
     columns = document_cu_seqlens.shape[0] - 1 if per_query is None else per_query
     scores = queries.new_empty((query_cu_seqlens.shape[0] - 1, columns), dtype=torch.float32)
-    shape = (columns, queries.shape[0]) if argmax else (0,)
+    shape = (columns, queries.shape[0]) if options[-1] else (0,)
     return scores, queries.new_empty(shape, dtype=torch.int32)
 
 
@@ -83,29 +119,20 @@ def _backward_op(
     query_mask: Tensor | None,
     document_mask: Tensor | None,
     per_query: int | None,
+    query_length: int | None,
+    document_length: int | None,
     normalize: bool,
     backward: str,
     need_queries: bool,
     need_documents: bool,
 ) -> tuple[Tensor, Tensor]:
     operands = MaxSimOperands(
-        queries,
-        documents,
-        query_cu_seqlens,
-        document_cu_seqlens,
-        query_mask,
-        document_mask,
-        per_query,
+        queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
+        per_query, query_length, document_length,
+    )  # fmt: skip
+    gradients = _gradients(
+        grad, argmax, operands, normalize, backward, need_queries, need_documents
     )
-    wanted = {"need_queries": need_queries, "need_documents": need_documents}
-    if queries.is_cuda:
-        from sparton.kernels.maxsim.paths import maxsim_backward_cuda
-
-        gradients = maxsim_backward_cuda(
-            grad, argmax, operands, normalize=normalize, backward=backward, **wanted
-        )
-    else:
-        gradients = maxsim_backward_cpu(grad, argmax, operands, normalize=normalize, **wanted)
     # An operator's schema knows no optional results: an unwanted one is an empty tensor.
     dqueries, ddocuments = (queries.new_empty(0) if x is None else x for x in gradients)
     return dqueries, ddocuments
@@ -113,20 +140,9 @@ def _backward_op(
 
 @_backward_op.register_fake
 def _(
-    grad: Tensor,
-    argmax: Tensor,
-    queries: Tensor,
-    documents: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    per_query: int | None,
-    normalize: bool,
-    backward: str,
-    need_queries: bool,
-    need_documents: bool,
+    grad: Tensor, argmax: Tensor, queries: Tensor, documents: Tensor, *options: Any
 ) -> tuple[Tensor, Tensor]:
+    *_, need_queries, need_documents = options
     return (
         queries.new_empty(queries.shape if need_queries else (0,)),
         documents.new_empty(documents.shape if need_documents else (0,)),
@@ -134,26 +150,77 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.per_query, ctx.normalize, ctx.backward, _ = inputs
-    ctx.save_for_backward(output[1], *tensors)
+    ctx.save_for_backward(output[1], *inputs[:6])
+    ctx.options = inputs[6:-1]
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     needs = ctx.needs_input_grad[:2]
-    gradients = _backward_op(
-        grad, *ctx.saved_tensors, ctx.per_query, ctx.normalize, ctx.backward, *needs
-    )
+    gradients = _backward_op(grad, *ctx.saved_tensors, *ctx.options, *needs)
     wanted = (x if need else None for x, need in zip(gradients, needs, strict=True))
-    return *wanted, *[None] * 8
+    return *wanted, *[None] * 10
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _scores(operands: MaxSimOperands, normalize: bool, backward: str) -> Tensor:
+class MaxSimFunction(torch.autograd.Function):
+    """The operators for eager mode; operands are made inside, so that autograd sees no views."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Tensor,
+        documents: Tensor,
+        make_operands: Callable[..., MaxSimOperands],
+        arguments: tuple,
+        normalize: bool,
+        backward: str,
+    ) -> Tensor:
+        operands = make_operands(queries, documents, *arguments)
+        scores, winners = _forward(operands, normalize, True)
+        ctx.save_for_backward(winners, *operands[:6])
+        ctx.sizes, ctx.options = operands[6:], (normalize, backward)
+        ctx.shapes = queries.shape, documents.shape
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        argmax, *tensors = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:2]
+        gradients: tuple[Tensor | None, ...]
+        if needs_operators():
+            gradients = _backward_op(grad, argmax, *tensors, *ctx.sizes, *ctx.options, *needs)
+        else:
+            operands = MaxSimOperands(*tensors, *ctx.sizes)
+            gradients = _gradients(grad, argmax, operands, *ctx.options, *needs)
+        dqueries, ddocuments = (
+            x.view(shape) if x is not None and need else None
+            for x, shape, need in zip(gradients, ctx.shapes, needs, strict=True)
+        )
+        return dqueries, ddocuments, None, None, None, None
+
+
+def _scores(
+    make_operands: Callable[..., MaxSimOperands],
+    queries: Tensor,
+    documents: Tensor,
+    arguments: tuple,
+    normalize: bool,
+    backward: str,
+) -> Tensor:
     check_backward(backward)
-    differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in operands[:2])
-    return _forward_op(*operands, normalize, backward, differentiate)[0]
+    queries, documents = cast_for_autocast(queries, documents)
+    differentiate = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
+    if needs_operators():
+        operands = make_operands(queries, documents, *arguments)
+        return _forward_op(*operands, normalize, backward, differentiate)[0]
+    if differentiate:
+        return MaxSimFunction.apply(
+            queries, documents, make_operands, arguments, normalize, backward
+        )
+    return _forward(make_operands(queries, documents, *arguments), normalize, False)[0]
 
 
 def maxsim(
@@ -193,9 +260,8 @@ def maxsim(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit together, an unknown backward.
     """
-    queries, documents = cast_for_autocast(queries, documents)
-    operands = padded_operands(queries, documents, query_mask, document_mask)
-    return _scores(operands, normalize, backward)
+    arguments = (query_mask, document_mask)
+    return _scores(padded_operands, queries, documents, arguments, normalize, backward)
 
 
 def maxsim_pairs(
@@ -222,9 +288,9 @@ def maxsim_pairs(
     Raises:
         ValueError: as :func:`maxsim`, and for unequal numbers of queries and documents.
     """
-    queries, documents = cast_for_autocast(queries, documents)
-    operands = padded_operands(queries, documents, query_mask, document_mask, pairs=True)
-    return _scores(operands, normalize, backward).squeeze(1)
+    arguments = (query_mask, document_mask, True)
+    scores = _scores(padded_operands, queries, documents, arguments, normalize, backward)
+    return scores.squeeze(1)
 
 
 def maxsim_varlen(
@@ -259,15 +325,7 @@ def maxsim_varlen(
         ValueError: as :func:`maxsim`, for an unknown pairing, and for numbers of queries and
             documents that it does not allow.
     """
-    queries, documents = cast_for_autocast(queries, documents)
-    operands = packed_operands(
-        queries,
-        documents,
-        query_cu_seqlens,
-        document_cu_seqlens,
-        query_mask,
-        document_mask,
-        pairing,
-    )
-    scores = _scores(operands, normalize, backward)
+    bounds = (query_cu_seqlens, document_cu_seqlens)
+    arguments = (*bounds, query_mask, document_mask, pairing)
+    scores = _scores(packed_operands, queries, documents, arguments, normalize, backward)
     return scores.squeeze(1) if pairing == "pairs" else scores

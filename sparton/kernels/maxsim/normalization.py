@@ -8,6 +8,8 @@ computes them and the norms again, so that nothing is saved. (streaming.py, boun
 normalises on the fly.) Norms and the Jacobian are computed in fp32.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -60,6 +62,7 @@ def _normalize_backward_kernel(
     tl.store(ptrs, dx.to(dx_ptr.dtype.element_ty), (t < T)[:, None] & (offs_e < E)[None, :])
 
 
+@functools.cache
 def _blocks(E: int) -> tuple[int, int]:
     """Tokens and units per program."""
     block_e = triton.next_power_of_2(E)
@@ -74,7 +77,7 @@ def normalize_tokens(tokens: Tensor, rows: Tensor | None = None) -> Tensor:
     unit = torch.empty(T, E, dtype=tokens.dtype, device=tokens.device)
     if T:
         block_t, block_e = _blocks(E)
-        _normalize_kernel[(triton.cdiv(T, block_t),)](
+        _normalize_kernel[(-(-T // block_t),)](
             tokens, rows, unit, T, E=E, BLOCK_T=block_t, BLOCK_E=block_e
         )
     return unit
@@ -90,7 +93,7 @@ def normalize_tokens_backward(grad: Tensor, tokens: Tensor) -> Tensor:
     (T, E), dtokens = tokens.shape, torch.empty_like(tokens)
     if T:
         block_t, block_e = _blocks(E)
-        _normalize_backward_kernel[(triton.cdiv(T, block_t),)](
+        _normalize_backward_kernel[(-(-T // block_t),)](
             grad, tokens, dtokens, T, E=E, BLOCK_T=block_t, BLOCK_E=block_e
         )
     return dtokens

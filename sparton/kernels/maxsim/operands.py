@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
+
 Backward = Literal["auto", "lowmem", "unified"]
 BACKWARDS = ("auto", "lowmem", "unified")
 
@@ -24,6 +26,8 @@ class MaxSimOperands(NamedTuple):
         document_mask: bool ``[Td]`` or None.
         per_query: None scores each query against all documents, ``[Q, N]``; K scores query q
             against documents ``q * K : (q + 1) * K``, ``[Q, K]``.
+        query_length, document_length: tokens of each query and each document, where all have as
+            many and the host knows it, or None.
     """
 
     queries: Tensor
@@ -33,6 +37,8 @@ class MaxSimOperands(NamedTuple):
     query_mask: Tensor | None
     document_mask: Tensor | None
     per_query: int | None
+    query_length: int | None = None
+    document_length: int | None = None
 
     @property
     def scores_shape(self) -> tuple[int, int]:
@@ -53,37 +59,43 @@ def check_backward(backward: str) -> None:
 
 
 def _check_tensors(queries: Tensor, documents: Tensor, *others: Tensor | None) -> None:
-    """The same E, dtype and device; a number of rows that int32 can count."""
-    if queries.shape[-1] != documents.shape[-1] or not queries.shape[-1]:
+    """The same E, dtype and device; a dtype that is served."""
+    E, dtype = queries.shape[-1], queries.dtype
+    if documents.shape[-1] != E or not E:
         raise ValueError(
             "queries and documents must have the same embedding size E > 0, got "
             f"{tuple(queries.shape)} and {tuple(documents.shape)}"
         )
-    if queries.dtype != documents.dtype or not queries.is_floating_point():
+    if documents.dtype != dtype or not dtype.is_floating_point:
         raise ValueError(
             "queries and documents must have the same float dtype, got "
-            f"{queries.dtype} and {documents.dtype}; cast one, or run under torch.autocast"
+            f"{dtype} and {documents.dtype}; cast one, or run under torch.autocast"
         )
-    if queries.is_cuda and queries.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if queries.is_cuda and dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(
-            f"on a GPU MaxSim takes float16, bfloat16 or float32, got {queries.dtype}; cast both"
+            f"on a GPU MaxSim takes float16, bfloat16 or float32, got {dtype}; cast both"
         )
-    devices = {x.device for x in (queries, documents, *others) if x is not None}
-    if len(devices) > 1:
-        raise ValueError(
-            "queries, documents, masks and boundaries must be on one device, got "
-            f"{', '.join(sorted(map(str, devices)))}"
-        )
-    for name, x in (("queries", queries), ("documents", documents)):
-        if (rows := x.shape[:-1].numel()) >= 2**31:
+    device = queries.device
+    for x in (documents, *others):
+        if x is not None and x.device != device:
+            devices = {x.device for x in (queries, documents, *others) if x is not None}
             raise ValueError(
-                f"{name} have {rows} tokens, and token numbers are int32 (fewer than 2**31); "
-                "score the batch in parts"
+                "queries, documents, masks and boundaries must be on one device, got "
+                f"{', '.join(sorted(map(str, devices)))}"
             )
 
 
-def _check_mask(name: str, mask: Tensor | None, shape: torch.Size) -> None:
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != shape):
+def _check_rows(name: str, rows: int) -> None:
+    """A number that int32 can count."""
+    if rows >= 2**31:
+        raise ValueError(
+            f"{name} have {rows} tokens, and token numbers are int32 (fewer than 2**31); "
+            "score the batch in parts"
+        )
+
+
+def _check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool or mask.shape != shape:
         raise ValueError(
             f"{name} must be bool {tuple(shape)}, True at tokens that take part, got "
             f"{mask.dtype} {tuple(mask.shape)}; convert other dtypes with .bool()"
@@ -98,18 +110,11 @@ def _check_cu_seqlens(name: str, cu_seqlens: Tensor) -> None:
         )
 
 
-def _equal_cu_seqlens(count: int, length: int, device: torch.device) -> Tensor:
-    if length == 0:
-        return torch.zeros(count + 1, dtype=torch.int32, device=device)
-    return torch.arange(0, count * length + 1, length, dtype=torch.int32, device=device)
-
-
 def padded_operands(
     queries: Tensor,
     documents: Tensor,
     query_mask: Tensor | None,
     document_mask: Tensor | None,
-    *,
     pairs: bool = False,
 ) -> MaxSimOperands:
     """Flatten padded batches, after every check; reads no values.
@@ -124,30 +129,43 @@ def padded_operands(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit together.
     """
-    if queries.dim() != 3 or documents.dim() not in ((3,) if pairs else (3, 4)):
+    query_shape, document_shape = queries.shape, documents.shape
+    dims = len(document_shape)
+    if len(query_shape) != 3 or dims != 3 and (dims != 4 or pairs):
         expected = "[P, Ld, E]" if pairs else "[N, Ld, E] or [Q, K, Ld, E]"
         raise ValueError(
             f"queries must be [Q, Lq, E] and documents {expected}, got "
-            f"{tuple(queries.shape)} and {tuple(documents.shape)}"
+            f"{tuple(query_shape)} and {tuple(document_shape)}"
         )
     _check_tensors(queries, documents, query_mask, document_mask)
-    per_query = 1 if pairs else documents.shape[1] if documents.dim() == 4 else None
-    if per_query is not None and documents.shape[0] != queries.shape[0]:
-        raise ValueError(
-            f"{queries.shape[0]} queries need documents for each of them along the first axis, got "
-            f"queries {tuple(queries.shape)} and documents {tuple(documents.shape)}"
-        )
-    _check_mask("query_mask", query_mask, queries.shape[:-1])
-    _check_mask("document_mask", document_mask, documents.shape[:-1])
-    count = documents.shape[:-2].numel()
+    (Q, Lq, E), N, Ld = query_shape, document_shape[0], document_shape[-2]
+    per_query = 1 if pairs else document_shape[1] if dims == 4 else None
+    if per_query is not None:
+        if N != Q:
+            raise ValueError(
+                f"{Q} queries need documents for each of them along the first axis, got "
+                f"queries {tuple(query_shape)} and documents {tuple(document_shape)}"
+            )
+        N *= per_query
+    Tq, Td = Q * Lq, N * Ld
+    _check_rows("queries", Tq)
+    _check_rows("documents", Td)
+    if query_mask is not None:
+        _check_mask("query_mask", query_mask, query_shape[:-1])
+        query_mask = query_mask.reshape(Tq)
+    if document_mask is not None:
+        _check_mask("document_mask", document_mask, document_shape[:-1])
+        document_mask = document_mask.reshape(Td)
     return MaxSimOperands(
-        queries.flatten(0, -2),
-        documents.flatten(0, -2),
-        _equal_cu_seqlens(queries.shape[0], queries.shape[1], queries.device),
-        _equal_cu_seqlens(count, documents.shape[-2], queries.device),
-        None if query_mask is None else query_mask.flatten(),
-        None if document_mask is None else document_mask.flatten(),
+        queries.reshape(Tq, E),
+        documents.reshape(Td, E),
+        equal_cu_seqlens(Q, Lq, queries.device),
+        equal_cu_seqlens(N, Ld, queries.device),
+        query_mask,
+        document_mask,
         per_query,
+        Lq,
+        Ld,
     )
 
 
@@ -173,10 +191,14 @@ def packed_operands(
         )
     bounds = (query_cu_seqlens, document_cu_seqlens)
     _check_tensors(queries, documents, *bounds, query_mask, document_mask)
+    _check_rows("queries", queries.shape[0])
+    _check_rows("documents", documents.shape[0])
     _check_cu_seqlens("query_cu_seqlens", query_cu_seqlens)
     _check_cu_seqlens("document_cu_seqlens", document_cu_seqlens)
-    _check_mask("query_mask", query_mask, queries.shape[:1])
-    _check_mask("document_mask", document_mask, documents.shape[:1])
+    if query_mask is not None:
+        _check_mask("query_mask", query_mask, queries.shape[:1])
+    if document_mask is not None:
+        _check_mask("document_mask", document_mask, documents.shape[:1])
     named: dict[str | int, int | None] = {"cross": None, "pairs": 1}
     per_query = named.get(pairing, -1 if isinstance(pairing, str) else pairing)
     if per_query is not None:

@@ -30,8 +30,8 @@ def is_product(operands: MaxSimOperands) -> bool:
 
 def maxsim_forward_cuda(
     operands: MaxSimOperands, *, normalize: bool, argmax: bool
-) -> tuple[Tensor, Tensor]:
-    """Scores fp32 ``[Q, C]`` and, unless argmax is False, winners int32 ``[C, Tq]``."""
+) -> tuple[Tensor, Tensor | None]:
+    """Scores fp32 ``[Q, C]`` and winners int32 ``[C, Tq]``, None without argmax."""
     forward = cross_forward if is_product(operands) else streaming_forward
     return forward(operands, normalize=normalize, argmax=argmax)
 

@@ -11,6 +11,7 @@ the cache, one tile after the other or, where programs are few, side by side. Th
 leave the chip.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -141,7 +142,9 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
     queries, documents = arguments["query_ptr"], arguments["document_ptr"]
     (Tq, E), Td, size = queries.shape, documents.shape[0], queries.element_size()
     products = Tq * Td // max(arguments["Q"], 1) if arguments["PER_QUERY"] else Tq * Td
-    results = arguments["score_ptr"].numel() + arguments["argmax_ptr"].numel()
+    results = arguments["score_ptr"].numel()
+    if arguments["argmax_ptr"] is not None:
+        results += arguments["argmax_ptr"].numel()
     return {
         "name": f"{kernel.name} [Tq={Tq}, Td={Td}, E={E}]",
         f"flops{8 * size}": 2 * products * E,
@@ -153,8 +156,8 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
 def _maxsim_streaming_fwd_kernel(
     query_ptr, document_ptr, query_cu_ptr, document_cu_ptr, query_mask_ptr,
     document_mask_ptr, score_ptr, argmax_ptr, Q, C, Tq, splits,
-    E: tl.constexpr, PER_QUERY: tl.constexpr, NORMALIZE: tl.constexpr, ARGMAX: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
+    E: tl.constexpr, PER_QUERY: tl.constexpr, NORMALIZE: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """One document and every ``splits``-th tile of the tokens of one query or a group of them;
     what these add to the scores goes to ``score [splits, Q, C]``."""
@@ -186,12 +189,12 @@ def _maxsim_streaming_fwd_kernel(
         real = _masked(query_mask_ptr, s, s < stop)
         maximum, winner = _document_maxima(
             query_ptr, document_ptr, document_mask_ptr, s, real, begin, end,
-            E, NORMALIZE, ARGMAX, BLOCK_T, BLOCK_E,
+            E, NORMALIZE, argmax_ptr is not None, BLOCK_T, BLOCK_E,
         )  # fmt: skip
         if NORMALIZE:
             maximum *= _inverse_query_norms(query_ptr, s, real, E, BLOCK_E)
         total += tl.where(real & (maximum != float("-inf")), maximum, 0.0)
-        if ARGMAX:
+        if argmax_ptr is not None:
             ptrs = argmax_ptr + column.to(tl.int64) * Tq + s
             tl.store(ptrs, tl.where(real, winner, -1), s < last)
     q = first_q + tl.arange(0, GROUP)
@@ -200,6 +203,7 @@ def _maxsim_streaming_fwd_kernel(
     tl.store(score_ptr + q.to(tl.int64) * C + column, scores, q < Q)
 
 
+@functools.lru_cache(maxsize=1024)
 def streaming_config(
     num_queries: int, num_tokens: int, E: int, dtype: torch.dtype, *, cross: bool
 ) -> StreamingConfig:
@@ -225,9 +229,9 @@ def streaming_config(
 def _splits(num_queries: int, num_tokens: int, programs: int, config: StreamingConfig) -> int:
     """Programs that share the tiles of a query of average length, where there are fewer than
     FEW_PROGRAMS without."""
-    width = triton.cdiv(num_tokens, max(num_queries, 1))
-    wanted = triton.cdiv(FEW_PROGRAMS, max(programs, 1))
-    return max(min(triton.cdiv(width, config.block_q), wanted), 1)
+    width = -(-num_tokens // max(num_queries, 1))
+    wanted = -(-FEW_PROGRAMS // max(programs, 1))
+    return max(min(-(-width // config.block_q), wanted), 1)
 
 
 def streaming_forward(
@@ -236,7 +240,7 @@ def streaming_forward(
     normalize: bool,
     argmax: bool,
     config: StreamingConfig | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Scores and winners of every query with every document, or with documents of its own.
 
     Args:
@@ -248,24 +252,27 @@ def streaming_forward(
     Returns:
         Scores fp32 ``[Q, C]``. Winners int32 ``[C, Tq]``, the row of ``documents`` that is best for
         a query token, the first of equals; -1 where the token is masked or beyond the last query,
-        or the document has no tokens; empty without argmax.
+        or the document has no tokens; None without argmax.
     """
-    queries, documents, query_cu, document_cu, *masks, per_query = operands
-    (Q, C), (Tq, E), N = operands.scores_shape, queries.shape, document_cu.shape[0] - 1
+    queries, documents, query_cu, document_cu, query_mask, document_mask, per_query, *_ = operands
+    (Tq, E), Q, N = queries.shape, query_cu.shape[0] - 1, document_cu.shape[0] - 1
     cross = per_query is None
+    C = N if per_query is None else per_query
     config = config or streaming_config(Q, Tq, E, queries.dtype, cross=cross)
-    programs = triton.cdiv(Q, config.group) * N if cross else N
+    group = config.group if cross else 1
+    programs = -(-Q // group) * N if cross else N
     splits = _splits(Q, Tq, programs, config)
-    scores = torch.empty(splits, Q, C, dtype=torch.float32, device=queries.device)
-    shape = operands.argmax_shape if argmax else (0,)
-    winners = torch.empty(shape, dtype=torch.int32, device=queries.device)
-    if scores.numel():
+    shape = (Q, C) if splits == 1 else (splits, Q, C)
+    scores = torch.empty(shape, dtype=torch.float32, device=queries.device)
+    winners = None
+    if argmax:
+        winners = torch.empty((C, Tq), dtype=torch.int32, device=queries.device)
+    if Q and C:
         _maxsim_streaming_fwd_kernel[(programs * splits,)](
             queries.contiguous(), documents.contiguous(), query_cu.contiguous(),
-            document_cu.contiguous(), *(x if x is None else x.contiguous() for x in masks),
-            scores, winners, Q, C, Tq, splits,
-            E=E, PER_QUERY=not cross, NORMALIZE=normalize, ARGMAX=argmax,
-            GROUP=config.group if cross else 1, BLOCK_Q=config.block_q, BLOCK_T=config.block_t,
-            BLOCK_E=config.block_e, num_warps=config.num_warps, num_stages=config.num_stages,
+            document_cu.contiguous(), None if query_mask is None else query_mask.contiguous(),
+            None if document_mask is None else document_mask.contiguous(), scores, winners,
+            Q, C, Tq, splits, E, not cross, normalize, group, config.block_q, config.block_t,
+            config.block_e, num_warps=config.num_warps, num_stages=config.num_stages,
         )  # fmt: skip
-    return scores[0] if splits == 1 else scores.sum(0), winners
+    return scores if splits == 1 else scores.sum(0), winners

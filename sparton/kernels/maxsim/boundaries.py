@@ -1,0 +1,58 @@
+"""Boundaries and owners of sequences of equal length, kept from call to call.
+
+They follow from sizes alone, and to make one takes as long on the host as to launch a kernel.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.segment_max.operands import needs_operators
+
+KEPT = 64
+LARGEST = 2**20
+
+Make = Callable[[int, int, torch.device], Tensor]
+
+
+def equal_cu_seqlens(count: int, length: int, device: torch.device) -> Tensor:
+    """Boundaries of ``count`` sequences of ``length`` tokens each, int32 ``[count + 1]``; for use
+    on the current stream, and not to be written to."""
+    return _kept_or_made(_cu_seqlens, count, length, device)
+
+
+def equal_owners(count: int, length: int, device: torch.device) -> Tensor:
+    """The sequence that each of their tokens belongs to, int32 ``[count * length]``; likewise."""
+    return _kept_or_made(_owners, count, length, device)
+
+
+def _cu_seqlens(count: int, length: int, device: torch.device) -> Tensor:
+    if length == 0:
+        return torch.zeros(count + 1, dtype=torch.int32, device=device)
+    return torch.arange(0, count * length + 1, length, dtype=torch.int32, device=device)
+
+
+def _owners(count: int, length: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int32, device=device).repeat_interleave(length)
+
+
+def _kept_or_made(make: Make, count: int, length: int, device: torch.device) -> Tensor:
+    """A captured CUDA graph owns all that it reads: what is kept here might be gone when it runs.
+    Tracers make a tensor of their own."""
+    if needs_operators() or max(count, count * length) > LARGEST:
+        return make(count, length, device)
+    stream = 0
+    if device.type == "cuda":
+        if torch.cuda.is_current_stream_capturing():
+            return make(count, length, device)
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+    return _kept(make, count, length, device, stream)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _kept(make: Make, count: int, length: int, device: torch.device, stream: int) -> Tensor:
+    # A tensor of inference mode could not be saved for a backward.
+    with torch.inference_mode(False):
+        return make(count, length, device)
