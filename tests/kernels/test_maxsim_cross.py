@@ -230,3 +230,18 @@ def test_agrees_with_the_cpu_version(device):
     for actual, other in zip(gradients, crossed, strict=True):
         assert error(actual.cpu(), other) < 1e-6
         assert error(actual.cpu() * 1.01, other) > 1e-3
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_lengths_that_the_host_knows_change_nothing(masked, device):
+    """Equal lengths shorten the way to the same scores, winners and gradients."""
+    problem = make_problem((7,) * 5, (9,) * 4, 48, device, masked=masked)
+    known = problem._replace(query_length=7, document_length=9)
+    if masked:
+        problem, known = (x._replace(query_mask=None) for x in (problem, known))
+    upstream = upstream_for(problem)
+    expected = launch(problem, upstream)
+    for actual, right in zip(launch(known, upstream), expected, strict=True):
+        assert error(actual, right.double()) < 1e-6
+    alone, _ = cross_forward(known, normalize=False, argmax=False, config=TILES if ON_CPU else None)
+    assert error(alone, expected[0].double()) < 1e-6 < error(alone * 1.01, expected[0].double())

@@ -268,6 +268,81 @@ def test_compiles_into_one_graph(batch, dynamic, device):
             assert all(torch.equal(a, b) for a, b in both)
 
 
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_eager_calls_and_operators_agree(batch, normalize, needed, monkeypatch, device):
+    """Every pairing, masked and not; upstream gradients contiguous, strided and expanded."""
+    batch = [*(x.detach().requires_grad_(n) for x, n in zip(batch, needed)), *batch[2:]]
+    leaves = [x for x in batch[:2] if x.requires_grad]
+    bounds = boundaries((LQ,) * Q, device), boundaries((LD,) * Q * K, device)
+
+    def results():
+        flat = [x.flatten(0, -2) for x in batch[:2]]
+        first = (batch[0], batch[1][:, 0], batch[2], batch[3][:, 0])
+        for scores in (
+            maxsim(*batch, normalize=normalize),
+            maxsim(*shared(batch), normalize=normalize),
+            maxsim(*shared(batch)[:2], normalize=normalize),
+            maxsim_pairs(*first, normalize=normalize),
+            maxsim_varlen(*flat, *bounds, normalize=normalize, pairing=K),
+        ):
+            ascending = torch.arange(2.0 * scores.numel(), device=device)[::2]
+            for upstream in (torch.ones((), device=device), ascending.view(scores.shape)):
+                upstream = upstream.expand(scores.shape)
+                yield (
+                    scores.detach(),
+                    *torch.autograd.grad(scores, leaves, upstream, retain_graph=True),
+                )
+
+    eager = list(results())
+    calls = []
+    monkeypatch.setattr(function, "needs_operators", lambda: calls.append(0) or True)
+    compared = list(zip(eager, results(), strict=True))
+    assert calls
+    for ours, theirs in compared:
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert all(a.stride() == b.stride() for a, b in zip(ours, theirs, strict=True))
+
+
+def test_eager_graphs(batch):
+    """Gradients twice from a graph that is kept, not from one that is gone, none of gradients; the
+    operands as they were in the forward, or an error."""
+    queries, documents, *masks = batch
+    queries = queries.clone()
+    scores = maxsim(queries, documents, *masks)
+    scores = scores.mul_(1)
+    first, again = (gradients(scores, (queries, documents), retain=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    (once,) = torch.autograd.grad(scores.sum(), documents, create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        once.sum().backward()
+    with torch.no_grad():
+        queries.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradients(scores, (documents,))
+    scores = maxsim(*batch)
+    gradients(scores, batch[:2])
+    with pytest.raises(RuntimeError, match="second time"):
+        gradients(scores, batch[:2])
+
+
+def test_fake_tensors_see_the_operator(batch):
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        scores = maxsim(*batch)
+    assert (scores.shape, scores.dtype) == ((Q, K), torch.float32)
+    assert scores.is_cuda == batch[0].is_cuda
+    assert type(scores) is not torch.Tensor
+
+
+def test_compiled_autograd_of_eager_calls(batch):
+    expected = gradients(maxsim(*batch), batch[:2])
+    scores = maxsim(*batch)
+    compiler = torch.compile(backend="aot_eager")
+    with torch._dynamo.compiled_autograd._enable(compiler):
+        actual = gradients(scores, batch[:2])
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+
+
 def test_autocast_rounds_the_operands_and_returns_full_precision(batch):
     with torch.autocast(batch[0].device.type, torch.bfloat16):
         scores = maxsim(*batch)

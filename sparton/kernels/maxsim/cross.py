@@ -175,11 +175,11 @@ def cross_backward(
         the results are in the dtype of the operands.
     """
     queries, documents = operands.queries, operands.documents
-    upstream = grad.T.index_select(1, _owners(operands))
     hidden, weight = (normalize_tokens(x) if normalize else x for x in (documents, queries))
     ddocuments, dqueries, _ = segment_max_backward(
-        upstream, upstream, argmax, hidden, weight, operands.document_cu_seqlens, bias_dtype=None,
-        need_hidden=need_documents, need_weight=need_queries, activation="none", config=config,
+        grad.T, None, argmax, hidden, weight, operands.document_cu_seqlens, bias_dtype=None,
+        need_hidden=need_documents, need_weight=need_queries, activation="none",
+        columns=_owners(operands), longest=operands.document_length, config=config,
     )  # fmt: skip
     if normalize:
         if dqueries is not None:

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
 from sparton.kernels.maxsim.operands import (
@@ -179,25 +178,26 @@ class MaxSimFunction(torch.autograd.Function):
     ) -> Tensor:
         operands = make_operands(queries, documents, *arguments)
         scores, winners = _forward(operands, normalize, True)
-        ctx.save_for_backward(winners, *operands[:6])
-        ctx.sizes, ctx.options = operands[6:], (normalize, backward)
-        ctx.shapes = queries.shape, documents.shape
+        ctx.save_for_backward(winners, queries, documents, *operands[2:6])
+        ctx.options = (*operands[6:], normalize, backward)
         return scores
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        argmax, *tensors = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:2]
+        argmax, queries, documents, *others = ctx.saved_tensors
+        needs, E = ctx.needs_input_grad[:2], queries.shape[-1]
+        tensors = (queries.reshape(-1, E), documents.reshape(-1, E), *others)
         gradients: tuple[Tensor | None, ...]
-        if needs_operators():
-            gradients = _backward_op(grad, argmax, *tensors, *ctx.sizes, *ctx.options, *needs)
+        # The operator refuses second derivatives where someone asks for them.
+        if torch.is_grad_enabled() or needs_operators():
+            gradients = _backward_op(grad, argmax, *tensors, *ctx.options, *needs)
         else:
-            operands = MaxSimOperands(*tensors, *ctx.sizes)
-            gradients = _gradients(grad, argmax, operands, *ctx.options, *needs)
+            *sizes, normalize, backward = ctx.options
+            operands = MaxSimOperands(*tensors, *sizes)
+            gradients = _gradients(grad, argmax, operands, normalize, backward, *needs)
         dqueries, ddocuments = (
-            x.view(shape) if x is not None and need else None
-            for x, shape, need in zip(gradients, ctx.shapes, needs, strict=True)
+            x.view(given.shape) if x is not None and need else None
+            for x, given, need in zip(gradients, (queries, documents), needs, strict=True)
         )
         return dqueries, ddocuments, None, None, None, None
 

@@ -131,7 +131,7 @@ def padded_operands(
     """
     query_shape, document_shape = queries.shape, documents.shape
     dims = len(document_shape)
-    if len(query_shape) != 3 or dims != 3 and (dims != 4 or pairs):
+    if len(query_shape) != 3 or (dims != 3 and (dims != 4 or pairs)):
         expected = "[P, Ld, E]" if pairs else "[N, Ld, E] or [Q, K, Ld, E]"
         raise ValueError(
             f"queries must be [Q, Lq, E] and documents {expected}, got "

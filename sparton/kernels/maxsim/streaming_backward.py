@@ -111,8 +111,8 @@ def _ddocuments(
     (Td, E), (Q, C), N = documents.shape, grad.shape, cu_seqlens.shape[0] - 1
     block_e = max(triton.next_power_of_2(E), 16)
     block_t = max(config.tile_elements // block_e, 16)
-    tiles = max(triton.cdiv(triton.cdiv(Td, N), block_t), 1)
-    programs = min(tiles, triton.cdiv(config.programs, N))
+    tiles = max(-(-Td // (N * block_t)), 1)
+    programs = min(tiles, -(-config.programs // N))
     out = torch.empty_like(documents)
     _maxsim_streaming_ddocuments_kernel[(N * programs,)](
         grad, argmax, operands.queries.contiguous(), documents,

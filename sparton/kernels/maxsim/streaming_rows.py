@@ -3,6 +3,7 @@
 Q queries, N documents, C columns of the scores, Tq and Td packed tokens, E embedding.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -166,6 +167,7 @@ def check_problem(grad: Tensor, argmax: Tensor, operands: MaxSimOperands) -> Non
         )
 
 
+@functools.lru_cache(maxsize=1024)
 def _row_constants(E: int, normalize: bool, config: StreamingBackwardConfig) -> dict[str, Any]:
     """Constants of the kernels, of one warp each, that gather or finish rows."""
     block_e = triton.next_power_of_2(E)
@@ -179,7 +181,7 @@ def finish_rows(
     """The gradient of ``x [T, E]`` from fp32 ``partial [parts, T, E]``."""
     (T, E), out = x.shape, torch.empty_like(x)
     constants = _row_constants(E, normalize, config)
-    _maxsim_streaming_rows_kernel[(triton.cdiv(T, constants["BLOCK_R"]),)](
+    _maxsim_streaming_rows_kernel[(-(-T // constants["BLOCK_R"]),)](
         partial, x, out, T, partial.shape[0], **constants
     )
     return out
@@ -200,14 +202,14 @@ def gather_winners(
     queries, documents = operands.queries.contiguous(), operands.documents.contiguous()
     (Tq, E), (Q, C) = queries.shape, grad.shape
     constants = _row_constants(E, normalize, config)
-    programs = triton.cdiv(triton.cdiv(Tq, Q), constants["BLOCK_R"])
+    programs = -(-Tq // (Q * constants["BLOCK_R"]))
     parts = min(
-        triton.cdiv(C, config.columns),
-        triton.cdiv(config.programs, Q * programs),
+        -(-C // config.columns),
+        -(-config.programs // (Q * programs)),
         max(config.workspace // (4 * Tq * E), 1),
     )
-    share = triton.cdiv(C, parts)
-    parts = triton.cdiv(C, share)
+    share = -(-C // parts)
+    parts = -(-C // share)
     total = None
     if wanted:
         shape, dtype = ((parts, Tq, E), torch.float32) if parts > 1 else ((Tq, E), queries.dtype)

@@ -1,0 +1,83 @@
+"""Boundaries that are kept from call to call: right for every size, safe to share."""
+
+import pytest
+import torch
+
+from sparton.kernels.maxsim import boundaries, maxsim
+from sparton.kernels.maxsim.boundaries import equal_cu_seqlens, equal_owners
+
+SIZES = [(3, 5), (5, 3), (1, 7), (0, 4), (4, 0), (0, 0), (3, 5)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept():
+    boundaries._kept.cache_clear()
+    yield
+    boundaries._kept.cache_clear()
+
+
+def expected(count, length):
+    cu_seqlens = [length * i for i in range(count + 1)]
+    owners = [i for i in range(count) for _ in range(length)]
+    return cu_seqlens, owners
+
+
+def test_repeated_and_changing_sizes(device):
+    for count, length in SIZES * 2:
+        made = equal_cu_seqlens(count, length, device), equal_owners(count, length, device)
+        assert tuple(x.tolist() for x in made) == expected(count, length)
+        assert all(x.dtype == torch.int32 and x.device.type == device.type for x in made)
+
+
+def test_the_same_sizes_are_made_once(device):
+    first = equal_cu_seqlens(3, 5, device)
+    assert equal_cu_seqlens(3, 5, device) is first
+    assert equal_cu_seqlens(3, 6, device) is not first
+    assert equal_owners(3, 5, device) is equal_owners(3, 5, device)
+
+
+def test_what_is_kept_is_bounded(device, monkeypatch):
+    for count in range(2 * boundaries.KEPT):
+        equal_cu_seqlens(count, 1, device)
+    assert boundaries._kept.cache_info().currsize == boundaries.KEPT
+    monkeypatch.setattr(boundaries, "LARGEST", 14)
+    assert equal_owners(3, 5, device) is not equal_owners(3, 5, device)
+    assert equal_owners(3, 5, device).tolist() == expected(3, 5)[1]
+
+
+def test_nothing_is_kept_that_a_tracer_made(device):
+    with torch._subclasses.FakeTensorMode():
+        equal_cu_seqlens(3, 5, device)
+        assert boundaries._kept.cache_info().currsize == 0
+    assert type(equal_cu_seqlens(3, 5, device)) is torch.Tensor
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_streams_and_captured_graphs_have_their_own(device):
+    here = equal_cu_seqlens(3, 5, torch.device("cuda", 0))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert equal_cu_seqlens(3, 5, here.device) is not here
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = equal_cu_seqlens(3, 5, here.device)
+        assert captured is not equal_cu_seqlens(3, 5, here.device)
+    graph.replay()
+    assert torch.equal(captured, here)
+
+
+def test_training_after_inference_mode(device):
+    """What inference mode left behind can be saved for a backward."""
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = (
+        torch.randn(n, length, 16, generator=generator).to(device).requires_grad_()
+        for n, length in ((3, 5), (4, 6))
+    )
+    with torch.inference_mode():
+        alone = maxsim(queries, documents)
+    assert boundaries._kept.cache_info().currsize == 2
+    scores = maxsim(queries, documents)
+    scores.sum().backward()
+    assert torch.equal(scores, alone)
+    assert boundaries._kept.cache_info().hits >= 2
+    assert queries.grad.any()
+    assert documents.grad.any()
