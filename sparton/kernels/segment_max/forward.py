@@ -60,6 +60,7 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
+@functools.lru_cache(maxsize=4096)
 def balanced_groups(total: int, blocks: int, processors: int, most: int) -> int:
     """Tokens of a group so that the programs fill whole waves of the multiprocessors.
 
