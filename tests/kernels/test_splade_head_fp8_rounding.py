@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max.quantize import quantize_rows
+from sparton.kernels.segment_max.quantize import quantize_matrix, quantize_rows
 from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
 
 SERVED = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
@@ -41,6 +41,20 @@ def test_rounding_keeps_what_e4m3_holds(quantize, R, D, dtype, device):
     assert torch.equal(actual_scale.cpu(), scale)
     assert torch.equal(rounded[:, :D].float().cpu() * scale[:, None], x.float())
     assert not rounded[:, D:].float().any()
+
+
+@pytest.mark.parametrize(("R", "D"), [(7, 48), (1, 1), (300, 31)])
+def test_one_scale_for_all_rows(R, D, device):
+    x, _ = e4m3_rows(R, D, torch.bfloat16)
+    x *= (x.abs() <= 448) & (torch.arange(R) % 5 == 2)[:, None]
+    x[0, 0] = 448
+    rounded, scale = quantize_matrix(x.to(device))
+    assert scale.tolist() == [1.0]
+    assert torch.equal(rounded[:, :D].float().cpu(), x.float())
+    assert not rounded[:, D:].float().any()
+    assert quantize_matrix((4 * x).to(device))[1].tolist() == [4.0]
+    x[0, 0] = float("nan")
+    assert quantize_matrix(x.to(device))[1].isnan(), "seen, not hidden"
 
 
 @needs_gpu

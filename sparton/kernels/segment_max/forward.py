@@ -110,15 +110,16 @@ def select_config(
     *,
     pooling: str = "max",
     activation: str = "relu",
-    scaled: bool = False,
+    scales: tuple[Tensor | None, Tensor] | None = None,
 ) -> Config:
     """The winner of a search, if it verified this variant of the kernel, or else the first of
     :func:`fitting_configs`."""
     configs = fitting_configs(hidden, weight)
-    if (pooling, activation) == ("sum", "log1p_relu"):
-        # A logarithm for every logit: the Hopper kernel spills registers.
+    if (pooling, activation) == ("sum", "log1p_relu") or (scales and scales[0] is not None):
+        # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit:
+        # its two warpgroups wait for their loads.
         return next(config for config in configs if isinstance(config, PortableConfig))
-    if (pooling, activation, scaled) == ("max", "relu", False) and (tuned := tuned_configs()):
+    if (pooling, activation, scales) == ("max", "relu", None) and (tuned := tuned_configs()):
         (T, D), V = hidden.shape, weight.shape[0]
         winner = tuned.get(regime_of(hidden.device, hidden.dtype, D, V, T / num_sequences))
         if winner is not None and (_fits_descriptors(hidden, weight) or not winner.descriptors):
@@ -136,7 +137,7 @@ def segment_max_forward(
     argmax: bool = True,
     pooling: str = "max",
     activation: str = "relu",
-    scales: tuple[Tensor, Tensor] | None = None,
+    scales: tuple[Tensor | None, Tensor] | None = None,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Launch the fused forward.
@@ -150,8 +151,8 @@ def segment_max_forward(
         pooling: "max" or "sum".
         activation: "relu" for ``log1p(relu(x))``, "log1p_relu" for that with a second log1p, or,
             with max pooling, "none".
-        scales: contiguous fp32 ``[T]`` and ``[V]``, positive factors of the rows of hidden and
-            weight, which may then be float8_e4m3fn, too.
+        scales: contiguous fp32 ``[T]`` and ``[V]``, positive factors of the rows of hidden (None
+            if these have none) and weight, which may then be float8_e4m3fn, too.
         config: how to launch; see :func:`select_config` for the default.
 
     Returns:
@@ -181,7 +182,7 @@ def segment_max_forward(
     if T == 0:
         return reps.zero_(), winners.fill_(-1)
     variant: Any = {"pooling": pooling, "activation": activation}
-    config = config or select_config(hidden, weight, N, **variant, scaled=scales is not None)
+    config = config or select_config(hidden, weight, N, **variant, scales=scales)
     if config.descriptors and not _fits_descriptors(hidden, weight):
         raise ValueError(
             f"{config} needs 16-byte aligned rows, got D = {D} of {hidden.dtype}; "

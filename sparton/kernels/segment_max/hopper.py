@@ -95,16 +95,11 @@ def _produce(
 
 
 @gluon.jit
-def _multiply(
-    step, ring, HALF: gl.constexpr, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr,
-    LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Logits of one tile, fp32 ``[BLOCK_V, BLOCK_T]``; gives every stage back once it is read."""
+def _multiply(acc, step, ring, HALF: gl.constexpr, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr):
+    """Logits of one tile, fp32 ``[BLOCK_V, BLOCK_T]``; gives every stage back once it is read.
+    ``acc`` lends its registers: what they hold is not read."""
     h_ring, w_ring, full, empty = ring
     STAGES: gl.constexpr = h_ring.shape[0]
-    BLOCK_V: gl.constexpr = w_ring.shape[1]
-    BLOCK_T: gl.constexpr = h_ring.shape[1]
-    acc = gl.zeros((BLOCK_V, BLOCK_T), gl.float32, LAYOUT)
     for chunk in range(CHUNKS):
         stage = (step + chunk) % STAGES
         rows = stage
@@ -159,18 +154,20 @@ def _consume(
     if scale_w_ptr is not None:
         scale = gl.load(scale_w_ptr + offs_v, offs_v < V, 1.0)
     state = (value, whole, first, begin, gl.load(cu_ptr + first + 1), last)
+    logits = gl.zeros((BLOCK_V, BLOCK_T), gl.float32, TILE)
     for tile in range(tiles):
         lo = begin + tile * BLOCK_T
-        if scale_h_ptr is None:
-            x = _multiply(tile * CHUNKS, ring, HALF, CHUNKS, RESIDENT, TILE)
-        else:
+        if scale_h_ptr is not None:
             # Loaded before the product, so that nothing waits for them.
             offs_t = lo + gl.arange(0, BLOCK_T, gl.SliceLayout(0, TILE))
             factors = gl.load(scale_h_ptr + offs_t, offs_t < T, 0.0)
-            x = _multiply(tile * CHUNKS, ring, HALF, CHUNKS, RESIDENT, TILE) * factors[None, :]
+        logits = _multiply(logits, tile * CHUNKS, ring, HALF, CHUNKS, RESIDENT)
+        x = logits
+        if scale_h_ptr is not None:
+            x = logits * factors[None, :]
         if SUM:
             rows = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, TILE))
-            x = summands(x, _load_vector(bias_ptr, rows, V)[:, None], ACTIVATION)
+            x = summands(logits, _load_vector(bias_ptr, rows, V)[:, None], ACTIVATION)
         state = reduce_tile(
             x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, ACTIVATION, ARGMAX,
@@ -239,7 +236,7 @@ def launch_hopper(
     config: HopperConfig,
     operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
     group_tokens: int,
-    scales: tuple[Tensor, Tensor] | None,
+    scales: tuple[Tensor | None, Tensor] | None,
     reps: Tensor,
     winners: Tensor,
     *,
@@ -253,7 +250,8 @@ def launch_hopper(
         operands: hidden ``[T, D]`` and weight ``[V, D]`` of 8 or 16 bit, contiguous with rows of
             whole 16 bytes; bias ``[V]`` or None; cu_seqlens int32 ``[N + 1]``.
         group_tokens: how long a group of sequences is.
-        scales: factors of the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None.
+        scales: factors of the rows of hidden and weight, fp32 ``[T]`` (None: 1) and ``[V]``, or
+            None.
         reps: fp32 ``[N, V]``.
         winners: int32 ``[N, V]``, or empty.
         pooling, activation: as in forward.py.

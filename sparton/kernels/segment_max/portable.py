@@ -83,7 +83,7 @@ def _segment_max_kernel(
     T, N, V, group_tokens, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    BIAS: tl.constexpr, SCALED: tl.constexpr, SUM: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, SUM: tl.constexpr, ACTIVATION: tl.constexpr,
     ARGMAX: tl.constexpr,
 ):  # fmt: skip
     group, block = locate(num_groups, tl.cdiv(V, BLOCK_V), BAND)
@@ -99,7 +99,7 @@ def _segment_max_kernel(
     if BIAS:
         bias = tl.load(bias_ptr + offs_v, offs_v < V, 0.0).to(tl.float32)
     scale = None
-    if SCALED:
+    if scale_w_ptr is not None:
         scale = tl.load(scale_w_ptr + offs_v, offs_v < V, 1.0)
     zeros = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
     clean = clean_slots(BLOCK_V, SUM)
@@ -117,7 +117,7 @@ def _segment_max_kernel(
         acc = tl.dot(w, h.T, acc, input_precision="ieee")
         if d + BLOCK_D >= D:
             x = acc
-            if SCALED:
+            if scale_h_ptr is not None:
                 offs_t = lo + tl.arange(0, BLOCK_T)
                 x = acc * tl.load(scale_h_ptr + offs_t, offs_t < T, 0.0)[None, :]
             if SUM:
@@ -143,7 +143,7 @@ def launch_portable(
     config: PortableConfig,
     operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
     group_tokens: int,
-    scales: tuple[Tensor, Tensor] | None,
+    scales: tuple[Tensor | None, Tensor] | None,
     reps: Tensor,
     winners: Tensor,
     *,
@@ -161,7 +161,7 @@ def launch_portable(
         T, N, V, group_tokens, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
-        BIAS=bias is not None, SCALED=scales is not None, SUM=pooling == "sum",
+        BIAS=bias is not None, SUM=pooling == "sum",
         ACTIVATION=activation, ARGMAX=winners.numel() > 0,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

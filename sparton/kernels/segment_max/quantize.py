@@ -1,4 +1,4 @@
-"""Rows rounded to FP8 (e4m3), one scale each, on a GPU."""
+"""Matrices rounded to FP8 (e4m3) on a GPU, with a scale for each row or one for all."""
 
 import torch
 import triton
@@ -7,23 +7,49 @@ from torch import Tensor
 
 from sparton.kernels.segment_max.quantize_cpu import LARGEST, SCALE_BOUNDS, padded_size
 
+ELEMENTS = 4096  # of a program
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["R", "S"])
 def _quantize_kernel(
-    x_ptr, rounded_ptr, scale_ptr,
-    D: tl.constexpr, PADDED: tl.constexpr, BLOCK_D: tl.constexpr,
+    x_ptr, amax_ptr, rounded_ptr, scale_ptr, R, S,
+    D: tl.constexpr, PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """One row. NaN stays NaN; an infinite element becomes the largest one of its row."""
-    row = tl.program_id(0).to(tl.int64)
-    offs_d = tl.arange(0, BLOCK_D)
-    x = tl.load(x_ptr + row * D + offs_d, offs_d < D, 0.0).to(tl.float32)
-    amax = tl.minimum(tl.maximum(tl.max(tl.abs(x), 0), LOW), HIGH)
-    x *= tl.div_rn(LARGEST, amax)
+    """BLOCK_R rows, each by its own largest absolute value or all by a given one. NaN stays NaN; an
+    infinite element becomes the largest one. S scales are written: R, or 1."""
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    offs_d = tl.arange(0, BLOCK_D)[None, :]
+    exists = (rows < R)[:, None]
+    x = tl.load(x_ptr + rows[:, None] * D + offs_d, exists & (offs_d < D), 0.0).to(tl.float32)
+    if amax_ptr is None:
+        amax = tl.max(tl.abs(x), 1)
+    else:
+        amax = tl.zeros((BLOCK_R,), tl.float32) + tl.load(amax_ptr).to(tl.float32)
+    amax = tl.maximum(amax, LOW, propagate_nan=tl.PropagateNan.ALL)
+    amax = tl.minimum(amax, HIGH, propagate_nan=tl.PropagateNan.ALL)
+    x *= tl.div_rn(LARGEST, amax)[:, None]
     x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     rounded = x.to(rounded_ptr.dtype.element_ty)
-    tl.store(rounded_ptr + row * PADDED + offs_d, rounded, offs_d < PADDED)
-    tl.store(scale_ptr + row, tl.div_rn(amax, LARGEST))
+    tl.store(rounded_ptr + rows[:, None] * PADDED + offs_d, rounded, exists & (offs_d < PADDED))
+    tl.store(scale_ptr + rows, tl.div_rn(amax, LARGEST), rows < S)
+
+
+def _quantize(x: Tensor, amax: Tensor | None) -> tuple[Tensor, Tensor]:
+    R, D = x.shape
+    padded = padded_size(D)
+    block_d = triton.next_power_of_2(padded)
+    block_r = max(ELEMENTS // block_d, 1)
+    rounded = torch.empty(R, padded, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(R if amax is None else 1, device=x.device)
+    if R:
+        _quantize_kernel[(triton.cdiv(R, block_r),)](
+            x, amax, rounded, scale, R, scale.numel(),
+            D=D, PADDED=padded, BLOCK_R=block_r, BLOCK_D=block_d,
+            LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,
+            num_warps=min(max(block_d // 1024, 4), 16),
+        )  # fmt: skip
+    return rounded, scale
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,16 +63,17 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
         for rows of whole 16 bytes) with zeros in the added columns, and the scales, fp32 ``[R]``,
         positive for every row.
     """
+    return _quantize(x.contiguous(), None)
+
+
+def quantize_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Round to e4m3 with one scale, the largest absolute value / 448, found on the device.
+
+    Args:
+        x: as for :func:`quantize_rows`, with at least one row.
+
+    Returns:
+        float8_e4m3fn ``[R, P]`` as of :func:`quantize_rows`, and the scale, fp32 ``[1]``.
+    """
     x = x.contiguous()
-    R, D = x.shape
-    padded = padded_size(D)
-    rounded = torch.empty(R, padded, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(R, device=x.device)
-    if R:
-        block_d = triton.next_power_of_2(padded)
-        _quantize_kernel[(R,)](
-            x, rounded, scale, D=D, PADDED=padded, BLOCK_D=block_d,
-            LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,
-            num_warps=min(max(block_d // 1024, 1), 16),
-        )  # fmt: skip
-    return rounded, scale
+    return _quantize(x, torch.linalg.vector_norm(x, torch.inf))
