@@ -11,7 +11,7 @@ from sparton.kernels.segment_max.portable import PortableConfig
 from tests.kernels.problems import error
 
 SMALL = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
-CUT = BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)
+CUT = BackwardConfig(chunk=32, share=4, block_e=2, block_t=2)
 LENGTHS = [5, 0, 40, 1, 70, 0, 33]
 
 

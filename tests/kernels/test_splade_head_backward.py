@@ -13,11 +13,12 @@ from torch import Tensor
 
 from sparton.kernels.segment_max import backward
 from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
-from sparton.kernels.segment_max.ordering import token_slab, vocabulary_slab
+from sparton.kernels.segment_max.ordering import vocabulary_slab
+from sparton.kernels.segment_max.token_lists import token_slab
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
-CUT = BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)
+CUT = BackwardConfig(chunk=32, share=8, block_e=2, block_t=2)
 LENGTHS = [5, 0, 17, 64, 1, 0, 33, 0]
 
 
@@ -118,29 +119,57 @@ def test_narrow_slices_only_where_wide_ones_leave_the_cache():
 
 @pytest.mark.parametrize("hot", [0.0, 0.7])
 def test_slabs_of_any_size_give_the_same_bits(hot, device):
+    """Whether the lists by token lie in the workspace or in the memory of the weight's gradient."""
     case = make_case(LENGTHS, 83, 24, device, hot=hot, dtype=torch.float16)
     expected = run(case)
     assert_close(expected, truth(case))
     for workspace in (0, 3000, 9000):
-        actual = run(case, CUT._replace(workspace=workspace))
+        config = CUT._replace(workspace=workspace)
+        actual = run(case, config)
         assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+        dhidden, _, _ = run(case, config, need_weight=False)
+        assert torch.equal(dhidden, expected[0])
 
 
 @pytest.mark.parametrize(("N", "V", "D"), [(320, 30522, 768), (32, 250_002, 768), (9, 100, 16)])
-def test_the_lists_fill_their_workspace(N, V, D):
-    reps, config = torch.empty(N, V, device="meta"), BackwardConfig()
-    lists = token_slab(
-        reps, D, chunk=config.chunk, share=config.share, buckets=config.buckets,
-        workspace=config.workspace,
+@pytest.mark.parametrize("lent", [False, True])
+def test_the_lists_fill_their_workspace(N, V, D, lent):
+    """Or the memory that is lent, if that is larger."""
+    argmax, config = torch.empty(N, V, device="meta"), BackwardConfig()
+    dweight = torch.empty(V, D, dtype=torch.bfloat16, device="meta")
+    slab = token_slab(
+        argmax, D, chunk=config.chunk, share=config.share, buckets=config.buckets,
+        workspace=config.workspace, lent=dweight if lent else None,
     )  # fmt: skip
-    for slab, rows, all_rows in (
-        (vocabulary_slab(reps, config.workspace), "counts", V),
-        (lists, "stops", N),
-    ):
-        held = sum(x.numel() * x.element_size() for x in slab)
-        assert held <= config.workspace
-        listed = getattr(slab, rows).shape[0]
-        assert listed == all_rows or held > 0.7 * config.workspace
+    held = slab.rows * slab.size
+    larger = lent and dweight.numel() * 2 > config.workspace
+    assert (slab.memory is dweight) == larger
+    room = dweight.numel() * 2 if larger else config.workspace
+    assert held <= room
+    assert slab.rows == N or held > 0.7 * room
+    assert larger or slab.memory.numel() * slab.memory.element_size() == held
+
+    lists = vocabulary_slab(argmax, config.workspace)
+    held = sum(x.numel() * x.element_size() for x in lists)
+    assert held <= config.workspace
+    assert lists.counts.shape[0] == V or held > 0.7 * config.workspace
+
+
+@pytest.mark.parametrize(
+    ("T", "N", "longest", "buckets"),
+    [
+        (320 * 512, 320, None, 512),
+        (320 * 1000, 320, None, 1024),
+        (87_000, 1024, None, 512),
+        (34 * 8, 8, None, 256),
+        (3, 1, None, 32),
+        (300 * 128, 128, 300, 512),
+        (8192, 2, 4096, 1024),
+        (0, 5, 0, 32),
+    ],
+)
+def test_buckets_follow_the_lengths(T, N, longest, buckets):
+    assert backward._num_buckets(T, N, longest, 1024) == buckets
 
 
 @needs_gpu

@@ -169,7 +169,7 @@ def test_backward_is_repeatable_and_independent_of_the_cut(concentrated):
     expected = run(BackwardConfig())
     for actual, again in zip(run(BackwardConfig()), expected, strict=True):
         assert torch.equal(actual, again)
-    for config in (BackwardConfig(share=64), BackwardConfig(chunk=256, block_e=32)):
+    for config in (BackwardConfig(share=64), BackwardConfig(chunk=4096, block_e=32)):
         for actual, other in zip(run(config), expected, strict=True):
             assert relative(actual, other) < 2e-3
 

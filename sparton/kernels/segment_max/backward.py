@@ -8,7 +8,8 @@ a winner are active and ``g = grad``. Each entry moves two rows:
 ``g * hidden[argmax]`` to ``dweight[v]`` and ``g * weight[v]`` to ``dhidden[argmax]``. Slab by slab,
 entries are listed by destination in a fixed order (see ordering.py); the program that owns a
 destination row then adds them up in fp32 and stores once, in the dtype of the operand. Work follows
-the number of active entries, and nothing waits for the host.
+the number of active entries, and nothing waits for the host. Where all entries are active, the
+owner of a row of the weight walks down the sequences and needs no list.
 
 The rows are gathered from the L2 cache: the hidden units are cut into slices so narrow that a slice
 of all rows stays there while every program of the slice runs.
@@ -17,19 +18,24 @@ of all rows stays there while every program of the slice runs.
 from typing import NamedTuple
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.segment_max.operands import on_its_device
-from sparton.kernels.segment_max.ordering import (
-    bucket_shift,
-    list_by_token,
-    list_by_vocabulary,
-    token_slab,
-    unpack,
-    vocabulary_slab,
+from sparton.kernels.segment_max.ordering import list_by_vocabulary, vocabulary_slab
+from sparton.kernels.segment_max.row_sums import (
+    dhidden_kernel,
+    dweight_direct_kernel,
+    dweight_kernel,
+    part_kernel,
 )
+from sparton.kernels.segment_max.token_lists import list_by_token, token_slab
+
+# Tokens of an ordinary sequence.
+SHORT = 512
+# Lists of at most this many shares are not split: it costs another launch.
+FEW_SHARES, UNSPLIT = 8, 2**30
+# Programs for the further shares of a sequence.
+PART_PROGRAMS = 16
 
 
 class BackwardConfig(NamedTuple):
@@ -44,125 +50,22 @@ class BackwardConfig(NamedTuple):
         buckets: a sequence with more tokens than this is listed by groups of tokens.
         sort_warps: of the programs that sort.
         slice_bytes: most bytes of a slice of all rows, unless the narrowest has more.
-        workspace: most bytes beyond the results, unless a single row needs more.
+        workspace: most bytes beyond the results, unless a single row needs more. The lists by token
+            lie in the memory of ``dweight``, which is written after ``dhidden``, if that is larger.
     """
 
-    chunk: int = 4096
-    share: int = 2048
+    chunk: int = 1024
+    share: int = 512
     block_e: int = 8
     block_t: int = 4
     programs: int = 2**14
     buckets: int = 1024
-    sort_warps: int = 8
+    sort_warps: int = 4
     slice_bytes: int = 24 * 2**20
     workspace: int = 16 * 2**20
 
 
 DEFAULT_CONFIG = BackwardConfig()
-
-
-@triton.jit
-def _sum_rows(
-    first, stop, entries_ptr, x_ptr, winners_ptr, token, offs_d, D: tl.constexpr,
-    BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr, SHARED: tl.constexpr,
-):  # fmt: skip
-    """Sum of ``g * x[row, offs_d]`` over the entries ``first : stop``, fp32; if the bucket is
-    SHARED with other tokens, over those that ``token`` won. A thread reads BLOCK_E rows at once."""
-    total = tl.zeros((LANES, BLOCK_D), tl.float32)
-    for e in range(first, stop, BLOCK_E * LANES):
-        for i in tl.static_range(BLOCK_E):
-            offs_e = e + i * LANES + tl.arange(0, LANES)
-            mask = offs_e < stop
-            row, g = unpack(tl.load(entries_ptr + offs_e, mask, 0))
-            if SHARED:
-                mask = mask & (tl.load(winners_ptr + row, mask, -1) == token)
-                g = tl.where(mask, g, 0.0)
-            ptrs = x_ptr + row[:, None] * D + offs_d[None, :]
-            x = tl.load(ptrs, mask[:, None] & (offs_d < D)[None, :], 0.0)
-            total += g[:, None] * x.to(tl.float32)
-    return tl.sum(total, 0)
-
-
-@triton.jit(do_not_specialize=["first_v", "N"])
-def _dweight_kernel(
-    entries_ptr, counts_ptr, hidden_ptr, dweight_ptr, first_v, N,
-    D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """One vocabulary row, BLOCK_D of its units."""
-    row = tl.program_id(0).to(tl.int64)
-    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    total = _sum_rows(
-        0, tl.load(counts_ptr + row), entries_ptr + row * N, hidden_ptr, counts_ptr, 0, offs_d,
-        D, BLOCK_E, LANES, BLOCK_D, False,
-    )  # fmt: skip
-    ptrs = dweight_ptr + (first_v + row) * D + offs_d
-    tl.store(ptrs, total.to(dweight_ptr.dtype.element_ty), offs_d < D)
-
-
-@triton.jit
-def _part_kernel(
-    entries_ptr, stops_ptr, parts_ptr, partial_ptr, weight_ptr, V, further, BUCKETS: tl.constexpr,
-    SHARE: tl.constexpr, D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """One further share of a token, BLOCK_D of its units."""
-    row = (tl.program_id(0) // further).to(tl.int64)
-    part = tl.program_id(0) % further
-    stops_ptr += row * BUCKETS
-    parts_ptr += row * BUCKETS
-    if part < tl.load(parts_ptr + BUCKETS - 1):
-        offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-        parts = tl.load(parts_ptr + tl.arange(0, BUCKETS))
-        bucket = tl.sum((parts <= part).to(tl.int32))
-        share = part - tl.load(parts_ptr + bucket - 1, bucket > 0, 0) + 1
-        first = tl.load(stops_ptr + bucket - 1, bucket > 0, 0) + share * SHARE
-        stop = tl.minimum(tl.load(stops_ptr + bucket), first + SHARE)
-        total = _sum_rows(
-            first, stop, entries_ptr + row * V, weight_ptr, stops_ptr, 0, offs_d,
-            D, BLOCK_E, LANES, BLOCK_D, False,
-        )  # fmt: skip
-        tl.store(partial_ptr + (row * further + part) * D + offs_d, total, offs_d < D)
-
-
-@triton.jit(do_not_specialize=["first_n", "programs"])
-def _dhidden_kernel(
-    cu_ptr, argmax_ptr, entries_ptr, stops_ptr, parts_ptr, partial_ptr, weight_ptr, dhidden_ptr,
-    first_n, V, further, programs, BUCKETS: tl.constexpr, SHARE: tl.constexpr,
-    D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """Every ``programs``-th token of one sequence, BLOCK_D of its units: the first share of its
-    entries, then what was summed over the further ones."""
-    row = (tl.program_id(0) // programs).to(tl.int64)
-    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    begin = tl.load(cu_ptr + first_n + row).to(tl.int64)
-    end = tl.load(cu_ptr + first_n + row + 1)
-    shift = bucket_shift(end - begin, BUCKETS)
-    winners_ptr = argmax_ptr + (first_n + row) * V
-    entries_ptr += row * V
-    stops_ptr += row * BUCKETS
-    parts_ptr += row * BUCKETS
-    partial_ptr += row * further * D
-    for token in range(begin + tl.program_id(0) % programs, end, programs):
-        bucket = (token - begin) >> shift
-        first = tl.load(stops_ptr + bucket - 1, bucket > 0, 0)
-        stop = tl.load(stops_ptr + bucket)
-        total = tl.zeros((BLOCK_D,), tl.float32)
-        if shift > 0:
-            total += _sum_rows(
-                first, stop, entries_ptr, weight_ptr, winners_ptr, token, offs_d,
-                D, BLOCK_E, LANES, BLOCK_D, True,
-            )  # fmt: skip
-        elif first < stop:
-            total += _sum_rows(
-                first, tl.minimum(stop, first + SHARE), entries_ptr, weight_ptr, winners_ptr,
-                token, offs_d, D, BLOCK_E, LANES, BLOCK_D, False,
-            )  # fmt: skip
-            if stop - first > SHARE:
-                part = tl.load(parts_ptr + bucket - 1, bucket > 0, 0)
-                for p in range(part, tl.load(parts_ptr + bucket)):
-                    total += tl.load(partial_ptr + p * D + offs_d, offs_d < D, 0.0)
-        ptrs = dhidden_ptr + token * D + offs_d
-        tl.store(ptrs, total.to(dhidden_ptr.dtype.element_ty), offs_d < D)
 
 
 def _cut_units(x: Tensor, config: BackwardConfig) -> tuple[int, dict[str, int]]:
@@ -173,7 +76,7 @@ def _cut_units(x: Tensor, config: BackwardConfig) -> tuple[int, dict[str, int]]:
     while width > 128 // size and (D % width or rows * width * size > config.slice_bytes):
         width //= 2
     cut = {"BLOCK_E": config.block_e, "LANES": 512 // (width * size), "BLOCK_D": width}
-    return triton.cdiv(D, width), {"D": D, **cut, "num_warps": 1}
+    return -(-D // width), {"D": D, **cut, "num_warps": 1}
 
 
 def _dweight(
@@ -182,43 +85,58 @@ def _dweight(
 ) -> None:  # fmt: skip
     N, V = argmax.shape
     slices, cut = _cut_units(hidden, config)
+    if activation == "none" and dbias is None:
+        dweight_direct_kernel[(V, slices)](
+            grad, columns, argmax, hidden, dweight, N, V, *grad.stride(), **cut
+        )
+        return
     slab = vocabulary_slab(argmax, config.workspace)
     for first in range(0, V, slab.counts.numel()):
         last = min(first + slab.counts.numel(), V)
         list_by_vocabulary(
             grad, columns, reps, argmax, slab, dbias, first, last, activation=activation
         )
-        _dweight_kernel[(last - first, slices)](*slab, hidden, dweight, first, N, **cut)
+        dweight_kernel[(last - first, slices)](*slab, hidden, dweight, first, N, **cut)
+
+
+def _num_buckets(T: int, N: int, longest: int | None, most: int) -> int:
+    """A bucket for each token of the longest sequence, if it is known; else enough for sequences of
+    4 times the mean length, though not above SHORT on their account."""
+    mean = -(-T // N)
+    tokens = max(mean, min(4 * mean, SHORT)) if longest is None else longest
+    return min(max(1 << max(tokens - 1, 0).bit_length(), 32), most)
 
 
 def _dhidden(
     grad: Tensor, columns: Tensor | None, reps: Tensor | None, argmax: Tensor, weight: Tensor,
-    cu_seqlens: Tensor, dhidden: Tensor, longest: int, activation: str, config: BackwardConfig,
+    cu_seqlens: Tensor, dhidden: Tensor, longest: int | None, lent: Tensor | None,
+    activation: str, config: BackwardConfig,
 ) -> None:  # fmt: skip
     (N, V), (T, D) = argmax.shape, dhidden.shape
     slices, cut = _cut_units(weight, config)
-    buckets = min(config.buckets, max(triton.next_power_of_2(longest), 32))
+    split = FEW_SHARES * config.share < V
     slab = token_slab(
-        argmax, D, chunk=config.chunk, share=config.share, buckets=buckets,
-        workspace=config.workspace,
+        argmax, D, chunk=config.chunk, share=config.share if split else UNSPLIT,
+        buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace, lent=lent,
     )  # fmt: skip
-    lists = (slab.entries, slab.stops, slab.parts, slab.partial)
-    rows, further = slab.stops.shape[0], V // config.share
-    length = min(triton.cdiv(T, N), longest)
-    block_t = min(max(rows * length * slices // config.programs, 1), config.block_t)
-    programs = triton.cdiv(length, block_t)
-    cut |= {"BUCKETS": buckets, "SHARE": config.share}
-    for first in range(0, N, rows):
-        last = min(first + rows, N)
+    length = -(-T // N) if longest is None else min(-(-T // N), longest)
+    block_t = min(max(slab.rows * length * slices // config.programs, 1), config.block_t)
+    programs = -(-length // block_t)
+    lists = {"BUCKETS": slab.buckets, "SHARE": slab.share, **cut}
+    for first in range(0, N, slab.rows):
+        last = min(first + slab.rows, N)
         list_by_token(
-            grad, columns, reps, argmax, cu_seqlens, slab, first, last, chunk=config.chunk,
-            share=config.share, num_warps=config.sort_warps, activation=activation,
+            grad, columns, reps, argmax, cu_seqlens, slab, first, last,
+            num_warps=config.sort_warps, activation=activation,
         )  # fmt: skip
-        if further:
-            _part_kernel[((last - first) * further, slices)](*lists, weight, V, further, **cut)
-        _dhidden_kernel[((last - first) * programs, slices)](
-            cu_seqlens, argmax, *lists, weight, dhidden, first, V, further, programs, **cut
-        )
+        if split:
+            part_kernel[((last - first) * PART_PROGRAMS, slices)](
+                slab.memory, weight, V, slab.size, PROGRAMS=PART_PROGRAMS, **lists
+            )
+        dhidden_kernel[((last - first) * programs, slices)](
+            cu_seqlens, argmax, slab.memory, weight, dhidden, first, V, slab.size, programs,
+            **lists,
+        )  # fmt: skip
 
 
 @on_its_device
@@ -254,7 +172,8 @@ def segment_max_backward(
             several rows share one; below Q, which is not checked.
         longest: most tokens of a sequence where that is known, to cut the work more closely. The
             gradients are right whatever it says.
-        config: how the work is cut. The order of summation, hence the last bits, depend on it.
+        config: how the work is cut. The order of summation, hence the last bits, depend on it, but
+            not on its ``workspace``.
 
     Returns:
         dhidden ``[T, D]``, dweight ``[V, D]``, dbias ``[V]``, each None if not wanted. Sums run in
@@ -289,16 +208,19 @@ def segment_max_backward(
     allocate = torch.zeros_like if empty else torch.empty_like
     dhidden = allocate(hidden) if need_hidden else None
     dweight = allocate(weight) if need_weight else None
-    dbias = None if bias_dtype is None else weight.new_zeros(V, dtype=bias_dtype)
+    dbias = None
+    if bias_dtype is not None:
+        dbias = torch.empty(V, dtype=bias_dtype, device=weight.device)
     if empty:
-        return dhidden, dweight, dbias
+        return dhidden, dweight, None if dbias is None else dbias.zero_()
+    # Until dweight is written, its memory may hold the lists that dhidden is summed from.
+    if dhidden is not None:
+        _dhidden(
+            grad, columns, reps, argmax, weight, cu_seqlens, dhidden, longest, dweight,
+            activation, config,
+        )  # fmt: skip
     if dweight is not None:
         _dweight(grad, columns, reps, argmax, hidden, dweight, dbias, activation, config)
     elif dbias is not None:
         list_by_vocabulary(grad, columns, reps, argmax, None, dbias, 0, V, activation=activation)
-    if dhidden is not None:
-        longest = hidden.shape[0] if longest is None else max(longest, 1)
-        _dhidden(
-            grad, columns, reps, argmax, weight, cu_seqlens, dhidden, longest, activation, config
-        )
     return dhidden, dweight, dbias

@@ -1,0 +1,258 @@
+"""Lists of the active entries by token (see ordering.py).
+
+N sequences, D hidden, V vocabulary, C chunks of the vocabulary, K buckets, R sequences of a slab.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparton.kernels.segment_max.ordering import load_gradient, load_result, pack, slab_rows
+
+RECORD_ALIGNMENT = 128
+
+
+class TokenSlab(NamedTuple):
+    """Active entries of some sequences, by bucket of tokens: a bucket is a token, or 2, 4, 8 ...
+    neighbours where a sequence has more tokens than there are buckets.
+
+    A token with more than ``share`` entries is summed by several programs, one of which takes the
+    first share and the others the further ones.
+
+    Each of R sequences has a record of ``size`` bytes (see :func:`record`), which holds
+
+        int32 ``[K]``, where the entries of a bucket stop; they start where those before it stop,
+        int32 ``[K]``, further shares up to and including those of a bucket; none where tokens
+            share buckets,
+        while the record is made, int32 ``[C, K]``, active entries of each chunk and bucket, and
+            int16 ``[V]``, active entries of each chunk, relative to its start,
+        later in the same place fp32 ``[V // share, D]``, a sum over each further share,
+        and at its end int64 ``[V]``, the entries (see :func:`unpack`); they read vocabulary rows.
+
+    Attributes:
+        memory: of any dtype, at least R records.
+        rows: R.
+        size: bytes of a record.
+        chunk: vocabulary entries that one program sorts, a power of 2 from 16 to 2^15.
+        share: most entries of a token that one program sums.
+        buckets: K, a power of 2.
+    """
+
+    memory: Tensor
+    rows: int
+    size: int
+    chunk: int
+    share: int
+    buckets: int
+
+
+@triton.jit
+def bucket_shift(length, BUCKETS: tl.constexpr):
+    """The bucket of a sequence's token is its position shifted right by this."""
+    shift = 0
+    while (length - 1) >> shift >= BUCKETS:
+        shift += 1
+    return shift
+
+
+@triton.jit
+def record(memory_ptr, row, size, V, BUCKETS: tl.constexpr):
+    """What the record of a sequence of the slab holds, in int64 ``row``: its stops, its further
+    shares, the room behind these, and its entries."""
+    start = memory_ptr.to(tl.pointer_type(tl.int8), bitcast=True) + row * size
+    stops_ptr = start.to(tl.pointer_type(tl.int32), bitcast=True)
+    entries_ptr = (start + (size - 8 * V)).to(tl.pointer_type(tl.int64), bitcast=True)
+    return stops_ptr, stops_ptr + BUCKETS, stops_ptr + 2 * BUCKETS, entries_ptr
+
+
+@triton.jit
+def _count(
+    reps_ptr, argmax_ptr, counts_ptr, active_ptr, begin, shift, first_v, V,
+    CHUNK: tl.constexpr, BUCKETS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Note the active entries of a sequence's chunk, count them by bucket. Integers are added: the
+    order does not matter."""
+    slots = tl.arange(0, CHUNK)
+    offs_v = first_v + slots
+    _, active = load_result(reps_ptr, argmax_ptr, offs_v, offs_v < V, ACTIVATION)
+    tl.store(counts_ptr + tl.arange(0, BUCKETS), tl.zeros((BUCKETS,), tl.int32))
+    tl.debug_barrier()
+    bucket = (tl.load(argmax_ptr + offs_v, active, begin) - begin) >> shift
+    tl.atomic_add(counts_ptr + bucket, 1, active, sem="relaxed")
+    targets = active_ptr + tl.cumsum(active.to(tl.int32), 0) - 1
+    tl.store(targets, slots.to(tl.int16), active)
+
+
+@triton.jit(do_not_specialize=["first_n"])
+def _count_kernel(
+    reps_ptr, argmax_ptr, cu_ptr, memory_ptr, first_n, V, C, size,
+    CHUNK: tl.constexpr, BUCKETS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """One sequence and chunk."""
+    row = (tl.program_id(0) // C).to(tl.int64)
+    chunk = tl.program_id(0) % C
+    n = first_n + row
+    begin = tl.load(cu_ptr + n)
+    shift = bucket_shift(tl.load(cu_ptr + n + 1) - begin, BUCKETS)
+    _, _, counts_ptr, _ = record(memory_ptr, row, size, V, BUCKETS)
+    active_ptr = (counts_ptr + C * BUCKETS).to(tl.pointer_type(tl.int16), bitcast=True)
+    if ACTIVATION != "none":
+        reps_ptr += n * V
+    _count(
+        reps_ptr, argmax_ptr + n * V, counts_ptr + chunk * BUCKETS, active_ptr + chunk * CHUNK,
+        begin, shift, chunk * CHUNK, V, CHUNK, BUCKETS, ACTIVATION,
+    )  # fmt: skip
+
+
+@triton.jit
+def _place(
+    grad_ptr, columns_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count, begin,
+    shift, first_v, stride_gv, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """Sort a chunk's active entries, at most SIZE, by bucket and write them to the list, where they
+    lie ``moves[bucket]`` further than in the sorted chunk."""
+    slots = tl.arange(0, SIZE)
+    valid = slots < count
+    offs_v = first_v + tl.load(active_ptr + slots, valid, 0)
+    bucket = (tl.load(argmax_ptr + offs_v, valid, 0) - begin) >> shift
+    keys = tl.sort(tl.where(valid, bucket * SIZE + slots, 2**31 - 1))
+    bucket = tl.where(valid, keys // SIZE, 0)
+    offs_v = first_v + tl.load(active_ptr + keys % SIZE, valid, 0)
+    grad = load_gradient(grad_ptr, columns_ptr, offs_v, stride_gv, valid)
+    reps, _ = load_result(reps_ptr, argmax_ptr, offs_v, valid, ACTIVATION)
+    entries, _ = pack(offs_v, grad, reps, ACTIVATION)
+    tl.store(entries_ptr + slots + tl.gather(moves, bucket, 0), entries, valid)
+
+
+@triton.jit
+def _sum_counts(counts_ptr, chunk, C, BUCKETS: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Entries of each bucket, in all chunks and in those before ``chunk``."""
+    offs_b = tl.arange(0, BUCKETS)
+    total = tl.zeros((BUCKETS,), tl.int32)
+    before = tl.zeros((BUCKETS,), tl.int32)
+    for c in range(0, C, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            count = tl.load(counts_ptr + (c + i) * BUCKETS + offs_b, c + i < C, 0)
+            total += count
+            before += tl.where(c + i < chunk, count, 0)
+    return total, before
+
+
+@triton.jit(do_not_specialize=["first_n"])
+def _by_token_kernel(
+    grad_ptr, columns_ptr, reps_ptr, argmax_ptr, cu_ptr, memory_ptr, first_n, V, C, size,
+    stride_gn, stride_gv, CHUNK: tl.constexpr, BUCKETS: tl.constexpr, SHARE: tl.constexpr,
+    ACTIVATION: tl.constexpr, ALONE: tl.constexpr,
+):  # fmt: skip
+    """One sequence and chunk: copy each bucket's entries to their place in the list. If the chunk
+    is ALONE, they have not been counted before."""
+    row = (tl.program_id(0) // C).to(tl.int64)
+    chunk = tl.program_id(0) % C
+    n = first_n + row
+    begin = tl.load(cu_ptr + n)
+    shift = bucket_shift(tl.load(cu_ptr + n + 1) - begin, BUCKETS)
+    offs_b = tl.arange(0, BUCKETS)
+    stops_ptr, parts_ptr, counts_ptr, entries_ptr = record(memory_ptr, row, size, V, BUCKETS)
+    first_v = chunk * CHUNK
+    active_ptr = (counts_ptr + C * BUCKETS).to(tl.pointer_type(tl.int16), bitcast=True) + first_v
+    grad_ptr += n * stride_gn
+    if ACTIVATION != "none":
+        reps_ptr += n * V
+    argmax_ptr += n * V
+    if ALONE:
+        _count(
+            reps_ptr, argmax_ptr, counts_ptr, active_ptr, begin, shift, 0, V,
+            CHUNK, BUCKETS, ACTIVATION,
+        )  # fmt: skip
+        tl.debug_barrier()
+    own = tl.load(counts_ptr + chunk * BUCKETS + offs_b)
+    if ALONE:
+        total, before = own, tl.zeros_like(own)
+    else:
+        total, before = _sum_counts(counts_ptr, chunk, C, BUCKETS, 8)
+    stops = tl.cumsum(total, 0)
+    if chunk == 0:
+        further = tl.where(shift > 0, 0, tl.maximum(total - 1, 0) // SHARE)
+        tl.store(stops_ptr + offs_b, stops)
+        tl.store(parts_ptr + offs_b, tl.cumsum(further, 0))
+    moves = stops - total + before - tl.cumsum(own, 0) + own
+    count = tl.sum(own, 0)
+    if count > CHUNK // 8:
+        _place(
+            grad_ptr, columns_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count,
+            begin, shift, first_v, stride_gv, CHUNK, ACTIVATION,
+        )  # fmt: skip
+    elif count > 0:
+        _place(
+            grad_ptr, columns_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count,
+            begin, shift, first_v, stride_gv, CHUNK // 8, ACTIVATION,
+        )  # fmt: skip
+
+
+def token_slab(
+    argmax: Tensor,
+    D: int,
+    *,
+    chunk: int,
+    share: int,
+    buckets: int,
+    workspace: int,
+    lent: Tensor | None = None,
+) -> TokenSlab:
+    """Room for lists of at most ``workspace`` bytes, or for one sequence; argmax: ``[N, V]``.
+
+    ``lent`` is memory that nobody needs as long as the lists live. They lie there if more of them
+    fit than into the workspace; its dtype does not matter.
+    """
+    N, V = argmax.shape
+    chunk = min(chunk, max(1 << (V - 1).bit_length(), 16))
+    listing = 4 * -(-V // chunk) * buckets + 2 * V
+    listed = 4 * (V // share) * D
+    size = -(-(8 * buckets + max(listing, listed) + 8 * V) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+    room = 0 if lent is None else lent.numel() * lent.element_size()
+    R = slab_rows(N, size, max(workspace, room))
+    memory = lent
+    if memory is None or R * size > room:
+        memory = torch.empty(R * size // 4, dtype=torch.int32, device=argmax.device)
+    return TokenSlab(memory, R, size, chunk, share, buckets)
+
+
+def list_by_token(
+    grad: Tensor,
+    columns: Tensor | None,
+    reps: Tensor | None,
+    argmax: Tensor,
+    cu_seqlens: Tensor,
+    slab: TokenSlab,
+    first: int,
+    last: int,
+    *,
+    num_warps: int,
+    activation: str,
+) -> None:
+    """List the active entries of the sequences ``first : last``: a stable counting sort of each
+    sequence's entries by bucket.
+
+    Args:
+        grad, columns, reps, argmax: as for :func:`list_by_vocabulary`.
+        cu_seqlens: int32 ``[N + 1]``.
+        slab: to be filled.
+        num_warps: of a program.
+        activation: of the forward.
+    """
+    V = argmax.shape[1]
+    C = -(-V // slab.chunk)
+    grid = ((last - first) * C,)
+    if C > 1:
+        _count_kernel[grid](
+            reps, argmax, cu_seqlens, slab.memory, first, V, C, slab.size,
+            CHUNK=slab.chunk, BUCKETS=slab.buckets, ACTIVATION=activation, num_warps=num_warps,
+        )  # fmt: skip
+    _by_token_kernel[grid](
+        grad, columns, reps, argmax, cu_seqlens, slab.memory, first, V, C, slab.size,
+        *grad.stride(), CHUNK=slab.chunk, BUCKETS=slab.buckets, SHARE=slab.share,
+        ACTIVATION=activation, ALONE=C == 1, num_warps=num_warps,
+    )  # fmt: skip
