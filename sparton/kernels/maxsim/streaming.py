@@ -33,6 +33,7 @@ class StreamingConfig(NamedTuple):
         group: queries of a cross product that share a tile; a power of 2.
         block_e: units of an embedding that are multiplied at once. The queries stay on the chip
             where this covers E.
+        max_registers: of a thread; fewer let more programs share a multiprocessor.
     """
 
     block_t: int
@@ -41,6 +42,7 @@ class StreamingConfig(NamedTuple):
     block_e: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
 @triton.jit
@@ -274,5 +276,6 @@ def streaming_forward(
             None if document_mask is None else document_mask.contiguous(), scores, winners,
             Q, C, Tq, splits, E, not cross, normalize, group, config.block_q, config.block_t,
             config.block_e, num_warps=config.num_warps, num_stages=config.num_stages,
+            maxnreg=config.max_registers,
         )  # fmt: skip
     return scores if splits == 1 else scores.sum(0), winners
