@@ -13,6 +13,7 @@ from pathlib import Path
 from tables.bars import bars_table
 from tables.heads import heads_table, patterns_table
 from tables.in_domain import in_domain_table
+from tables.maxsim import backward_table, forward_table, targets_table
 from tables.paper import figure2, table1, table2
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +26,9 @@ TABLES = {
     "table1": table1,
     "table2": table2,
     "figure2": figure2,
+    "maxsim_forward": forward_table,
+    "maxsim_backward": backward_table,
+    "maxsim_targets": targets_table,
 }
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 

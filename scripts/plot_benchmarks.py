@@ -1,7 +1,10 @@
-"""Draw the paper's Figure 2 from the records: time and memory over B, S and |V|.
+"""Draw figures from the records: the paper's Figure 2 (time and memory over B, S and |V|), and the
+roofline of MaxSim.
 
-python scripts/plot_benchmarks.py   # docs/figures/figure2-<gpu>.svg
+python scripts/plot_benchmarks.py   # docs/figures/figure2-<gpu>.svg, roofline-<gpu>.svg
 """
+
+from collections.abc import Callable
 
 import matplotlib
 
@@ -11,39 +14,51 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from head_benchmark.suites import RIVALS, SWEEPS
-from plot_style import BLUE, GREEN, ORANGE, STYLE
+from maxsim_benchmark.shapes import CROSS, FORWARD, OWN, PACKED, SHAPES
+from plot_style import BLUE, GREEN, GREY, INK, ORANGE, STYLE
 from tables.records import FIGURES, ROOT, Record, device_folders, find, read_file
 
 HEADS = dict(zip(("tiled_compiled", *RIVALS), (ORANGE, BLUE, GREEN), strict=True))
 AXES = {"B": "sequences B", "S": "tokens S", "V": "vocabulary |V|"}
+ROOFLINE = {
+    "eager": (INK, "eager PyTorch"),
+    "flash": (ORANGE, "flash-maxsim"),
+    "lik": (BLUE, "late-interaction-kernels"),
+    "sparton": (GREEN, "sparton"),
+}
+IN_16_BIT = (CROSS, OWN, PACKED)
 # Written as text and without a date, a figure changes only when its records do.
 DETERMINISTIC = {"svg.hashsalt": "sparton", "svg.fonttype": "none"}
 
 
 def main() -> None:
-    for folder in device_folders("head_figure2"):
-        figure = draw(read_file(folder / "head_figure2.jsonl"))
+    save("head_figure2", "figure2", figure2)
+    save("maxsim", "roofline", roofline)
+
+
+def save(study: str, name: str, draw: Callable[[list[Record]], plt.Figure]) -> None:
+    """The figure of every device that has records of the study."""
+    for folder in device_folders(study):
         FIGURES.mkdir(parents=True, exist_ok=True)
-        output = FIGURES / f"figure2-{folder.name}.svg"
-        with plt.rc_context(DETERMINISTIC):
-            figure.savefig(output, metadata={"Date": None})
+        with plt.rc_context(STYLE | DETERMINISTIC):
+            output = FIGURES / f"{name}-{folder.name}.svg"
+            draw(read_file(folder / f"{study}.jsonl")).savefig(output, metadata={"Date": None})
         print(output.relative_to(ROOT))
 
 
-def draw(records: list[Record]) -> plt.Figure:
+def figure2(records: list[Record]) -> plt.Figure:
     """Time above, memory below; one column for each size that grows."""
-    with plt.rc_context(STYLE | DETERMINISTIC):
-        figure, grid = plt.subplots(2, 3, figsize=(11, 6), sharex="col", layout="constrained")
-        for column, (axis, sweep) in enumerate(SWEEPS.items()):
-            sizes = [int(shape.split("x")["BSV".index(axis)]) for shape in sweep]
-            for row, (key, scale) in enumerate((("p50_ms", 1.0), ("total_peak_bytes", 2.0**-30))):
-                _panel(grid[row, column], records, sweep, sizes, key, scale)
-            grid[1, column].set_xlabel(AXES[axis])
-            grid[1, column].set_xticks(sizes, [f"{size:,}" for size in sizes])
-        grid[0, 0].set_title("Forward and backward, ms")
-        grid[1, 0].set_title("Peak memory, GiB")
-        grid[0, 0].legend(frameon=False)
-        figure.suptitle(records[0]["gpu"], x=0.012, ha="left", fontsize=13, fontweight="bold")
+    figure, grid = plt.subplots(2, 3, figsize=(11, 6), sharex="col", layout="constrained")
+    for column, (axis, sweep) in enumerate(SWEEPS.items()):
+        sizes = [int(shape.split("x")["BSV".index(axis)]) for shape in sweep]
+        for row, (key, scale) in enumerate((("p50_ms", 1.0), ("total_peak_bytes", 2.0**-30))):
+            _panel(grid[row, column], records, sweep, sizes, key, scale)
+        grid[1, column].set_xlabel(AXES[axis])
+        grid[1, column].set_xticks(sizes, [f"{size:,}" for size in sizes])
+    grid[0, 0].set_title("Forward and backward, ms")
+    grid[1, 0].set_title("Peak memory, GiB")
+    grid[0, 0].legend(frameon=False)
+    figure.suptitle(records[0]["gpu"], x=0.012, ha="left", fontsize=13, fontweight="bold")
     return figure
 
 
@@ -67,6 +82,46 @@ def _panel(
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+
+
+def roofline(records: list[Record]) -> plt.Figure:
+    """Forward passes in 16 bit: useful arithmetic per second over arithmetic per byte moved.
+
+    Fused kernels move the operands and the scores. Eager PyTorch also writes and reads the
+    similarities, so that it stands further left (late-interaction-kernels, appendix B).
+    """
+    ceilings = records[0]["ceilings"]
+    bandwidth, peak = ceilings["terabytes_per_s"], ceilings["tflop_per_s"]
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    intensities = [10.0, peak / bandwidth, 2e4]
+    roof = [min(x * bandwidth, peak) for x in intensities]
+    axes.plot(intensities, roof, color=GREY, linewidth=1.5)
+    for provider, (colour, words) in ROOFLINE.items():
+        found = [r for r in records if r["provider"] == provider and r["mode"] == FORWARD]
+        timed = [r for r in found if "p50_ms" in r and SHAPES[r["shape"]].kind in IN_16_BIT]
+        points = [(_intensity(r), r["flop"] / r["p50_ms"] / 1e9) for r in timed]
+        xs, ys = zip(*points, strict=True) if points else ((), ())
+        axes.plot(xs, ys, "o", color=colour, markersize=7, label=words)
+        for record, x, y in zip(timed, xs, ys, strict=True):
+            if provider == "sparton":
+                axes.annotate(
+                    record["shape"], (x, y), (6, 5), textcoords="offset points", fontsize=7
+                )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("FLOPs per byte moved")
+    axes.set_title("MaxSim forward, TFLOP/s")
+    axes.legend(frameon=False, loc="lower right")
+    figure.suptitle(records[0]["gpu"], x=0.012, ha="left", fontsize=13, fontweight="bold")
+    return figure
+
+
+def _intensity(record: Record) -> float:
+    moved = record["bytes"]
+    if record["provider"] == "eager":
+        # Every similarity once written and once read, 2 bytes each; 2 * E FLOPs made it.
+        moved += 4 * record["flop"] / (2 * SHAPES[record["shape"]].E)
+    return record["flop"] / moved
 
 
 if __name__ == "__main__":
