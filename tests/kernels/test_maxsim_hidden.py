@@ -5,8 +5,9 @@ from itertools import accumulate
 import pytest
 import torch
 
-from sparton.kernels.maxsim import maxsim_from_hidden, maxsim_reference
-from sparton.kernels.maxsim.hidden import HiddenConfig, search_hidden
+from sparton.kernels.maxsim import hidden_function, maxsim_from_hidden, maxsim_reference
+from sparton.kernels.maxsim.hidden import HiddenConfig, route_hidden, search_hidden
+from sparton.kernels.maxsim.hidden_cpu import route_hidden_cpu, search_hidden_cpu
 from tests.kernels.problems import error
 
 SMALL = HiddenConfig(block_t=16, block_r=16, block_h=16, programs=1)
@@ -122,10 +123,11 @@ def test_the_kernel(config, dtype, H, E, device):
     (queries, hidden, projection), _, mask = make_problem(device, H=H, E=E, dtype=dtype, Lq=7)
     rows, tokens = queries.flatten(0, 1), hidden.flatten(0, 1)
     cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
-    maxima, winners = search_hidden(
-        rows, tokens, projection, cu_seqlens, mask.flatten(),
+    scores, winners = search_hidden(
+        rows, tokens, projection, cu_seqlens, None, mask.flatten(), len(rows),
         normalize=True, argmax=True, config=config,
     )  # fmt: skip
+    maxima = scores.T  # Each row is a query.
     embeddings = torch.nn.functional.normalize(tokens.double() @ projection.double().T, dim=-1)
     similarities = (rows.double() @ embeddings.T).view(len(rows), 4, 37)
     similarities = similarities.masked_fill(~mask, float("-inf"))
@@ -141,11 +143,104 @@ def test_the_kernel(config, dtype, H, E, device):
     assert error(won, expected[documents]) < tolerance
     assert mask.flatten()[winners[documents].long()].all()
     alone, nothing = search_hidden(
-        rows, tokens, projection, cu_seqlens, mask.flatten(),
+        rows, tokens, projection, cu_seqlens, None, mask.flatten(), len(rows),
         normalize=True, argmax=False, config=config,
     )  # fmt: skip
-    assert torch.equal(alone, maxima)
+    assert torch.equal(alone, scores)
     assert nothing.numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("normalize", "config", "masked"),
+    [(True, SMALL, True), (True, SHARED, False), (False, SHARED, True)],
+)
+def test_kernels_agree_with_the_cpu_version(normalize, config, masked, device):
+    """Scores, winners and both gradients; document 1 has no tokens, query 2 neither."""
+    (queries, hidden, projection), query_mask, mask = make_problem(device, Lq=35, H=20, E=12)
+    if not masked:
+        query_mask = mask = None
+    cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
+    flat = [None if x is None else x.flatten(0, 1) for x in (queries, hidden, query_mask, mask)]
+    operands = (flat[0], flat[1], projection, cu_seqlens, flat[2], flat[3])
+    scores, winners = search_hidden(*operands, 3, normalize=normalize, argmax=True, config=config)
+    expected, first = search_hidden_cpu(
+        *(None if x is None else x.cpu() for x in operands), 3, normalize=normalize, argmax=True
+    )
+    assert error(scores.cpu(), expected.double()) < 1e-6
+    assert error(scores.cpu().roll(1, 1), expected.double()) > 1e-2
+    assert torch.equal(winners.cpu(), first)
+    if masked:
+        assert (winners[:, ~flat[2]] == -1).all()
+        assert (winners[1] == -1).all()
+    grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(3)).to(device).T
+    wanted = {"need_queries": True, "need_projected": True}
+    arguments = (grad, winners, flat[0], flat[1] @ projection.T, cu_seqlens, 37)
+    gradients = route_hidden(*arguments, normalize=normalize, **wanted)
+    expected = route_hidden_cpu(
+        *(x if isinstance(x, int) else x.cpu() for x in arguments), normalize=normalize, **wanted
+    )
+    for actual, truth_ in zip(gradients, expected, strict=True):
+        assert error(actual.cpu(), truth_.double()) < 2e-6
+        assert error(actual.cpu().roll(1, 0), truth_.double()) > 0.1
+    for need in wanted:
+        only = {**wanted, need: False}
+        results = route_hidden(*arguments, normalize=normalize, **only)
+        assert [x is not None for x in results[::-1]] == [*only.values()]
+
+
+def test_nothing_to_search(device):
+    projection = torch.ones(4, 6, device=device)
+    for Q, Lq, N, Ld in ((0, 3, 2, 5), (2, 0, 2, 5), (2, 3, 0, 5), (2, 3, 2, 0)):
+        queries, hidden = (torch.ones(*x, device=device) for x in ((Q, Lq, 4), (N, Ld, 6)))
+        scores = maxsim_from_hidden(queries.requires_grad_(), hidden, projection)
+        assert torch.equal(scores, torch.zeros(Q, N, device=device))
+        scores.sum().backward()
+        assert (queries.grad == 0).all()
+        cu_seqlens = torch.arange(N + 1, dtype=torch.int32, device=device) * Ld
+        packed = (queries.detach().flatten(0, 1), hidden.flatten(0, 1), projection, cu_seqlens)
+        scores, winners = search_hidden(*packed, None, None, Q, normalize=True, argmax=True)
+        assert torch.equal(scores, torch.zeros(Q, N, device=device))
+        assert torch.equal(winners, torch.full((N, Q * Lq), -1, device=device).int())
+
+
+def test_eager_and_registered_agree(monkeypatch):
+    """The same bits with and without the dispatcher; only wanted gradients; once only."""
+    operands, *masks = make_problem(torch.device("cpu"))
+    results = []
+    for registered in (False, True):
+        monkeypatch.setattr(hidden_function, "needs_operators", lambda value=registered: value)
+        leaves = [x.clone().requires_grad_() for x in operands]
+        scores = maxsim_from_hidden(*leaves, *masks)
+        assert ("_Search" in scores.grad_fn.name()) is not registered
+        upstream = torch.randn(4, 3, generator=torch.Generator().manual_seed(3)).T
+        gradients = torch.autograd.grad(scores, leaves, upstream)
+        for i, leaf in enumerate(leaves):
+            alone = [x.detach() for x in leaves]
+            alone[i] = leaf
+            scores = maxsim_from_hidden(*alone, *masks)
+            assert torch.equal(torch.autograd.grad(scores, leaf, upstream)[0], gradients[i])
+        results.append((scores.detach(), *gradients))
+        again = torch.autograd.grad(
+            maxsim_from_hidden(*leaves, *masks).sum(), leaves, create_graph=True
+        )
+        with pytest.raises(RuntimeError):
+            sum(x.sum() for x in again).backward()
+    for x, y in zip(*results, strict=True):
+        assert torch.equal(x, y)
+    assert not maxsim_from_hidden(*operands, *masks).requires_grad
+    assert not torch.equal(results[0][1], results[0][1].roll(1, 0))
+
+
+def test_compiled():
+    operands, *masks = make_problem(torch.device("cpu"))
+    score = torch.compile(maxsim_from_hidden, backend="aot_eager", fullgraph=True)
+    results = []
+    for function in (score, maxsim_from_hidden):
+        leaves = [x.clone().requires_grad_() for x in operands]
+        scores = function(*leaves, *masks)
+        results.append((scores.detach(), *torch.autograd.grad(scores.sum(), leaves)))
+    for x, y in zip(*results, strict=True):
+        assert torch.equal(x, y)
 
 
 def test_ties_go_to_the_first_token(device):
@@ -154,7 +249,7 @@ def test_ties_go_to_the_first_token(device):
     cu_seqlens = torch.tensor([0, 30, 70], dtype=torch.int32, device=device)
     for config in (SMALL, SHARED):
         _, winners = search_hidden(
-            queries, hidden, torch.eye(4, device=device), cu_seqlens, None,
+            queries, hidden, torch.eye(4, device=device), cu_seqlens, None, None, 1,
             normalize=False, argmax=True, config=config,
         )  # fmt: skip
         assert winners.tolist() == [[0] * 3, [30] * 3]
@@ -165,7 +260,7 @@ def test_registration():
     rows, tokens = operands[0].flatten(0, 1), operands[1].flatten(0, 1)
     leaves = [x.requires_grad_() for x in (rows, tokens, operands[2])]
     cu_seqlens = torch.tensor([0, 3, 6], dtype=torch.int32)
-    arguments = (*leaves, cu_seqlens, mask.flatten(), True, True)
+    arguments = (*leaves, cu_seqlens, None, mask.flatten(), 3, 3, True, True)
     torch.library.opcheck(torch.ops.sparton.maxsim_from_hidden.default, arguments)
 
 

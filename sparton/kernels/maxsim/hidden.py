@@ -15,6 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.maxsim.boundaries import equal_owners
+from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
+from sparton.kernels.segment_max.backward import segment_max_backward
 from sparton.kernels.segment_max.operands import on_its_device
 
 
@@ -109,59 +112,131 @@ def _search_hidden_kernel(
                 tl.store(winners_ptr + row + offs_r, lo + place, better)
 
 
+@triton.jit(do_not_specialize=["N", "R", "length"])
+def _sum_shares_kernel(
+    maxima_ptr, found_ptr, mask_ptr, scores_ptr, winners_ptr, N, R, length,
+    SHARES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, ARGMAX: tl.constexpr,
+):  # fmt: skip
+    """One query and BLOCK_N documents. Of equal shares the first wins, whose tokens come first."""
+    q = tl.program_id(0).to(tl.int64)
+    n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    total = tl.zeros((BLOCK_N, BLOCK_S), tl.float32)
+    for first in range(0, length, BLOCK_S):
+        s = first + tl.arange(0, BLOCK_S)
+        inside = (n < N)[:, None] & (s < length)[None, :]
+        taken = inside
+        if mask_ptr is not None:
+            taken = taken & (tl.load(mask_ptr + q * length + s, s < length, 0) != 0)[None, :]
+        places = n[:, None] * R + (q * length + s)[None, :]
+        best = tl.full((BLOCK_N, BLOCK_S), float("-inf"), tl.float32)
+        winner = tl.full((BLOCK_N, BLOCK_S), -1, tl.int32)
+        for share in tl.static_range(SHARES):
+            other = tl.load(maxima_ptr + share * N * R.to(tl.int64) + places, taken, float("-inf"))
+            better = other > best
+            best = tl.where(better, other, best)
+            if ARGMAX:
+                token = tl.load(found_ptr + share * N * R.to(tl.int64) + places, better, -1)
+                winner = tl.where(better, token, winner)
+        total += tl.where(best == float("-inf"), 0.0, best)
+        if ARGMAX:
+            tl.store(winners_ptr + places, winner, inside)
+    tl.store(scores_ptr + q * N + n, tl.sum(total, 1), n < N)
+
+
 @on_its_device
 def search_hidden(
     queries: Tensor,
     hidden: Tensor,
     projection: Tensor,
     cu_seqlens: Tensor,
+    query_mask: Tensor | None,
     mask: Tensor | None,
+    num_queries: int,
     *,
     normalize: bool,
     argmax: bool,
     config: HiddenConfig = DEFAULT_CONFIG,
 ) -> tuple[Tensor, Tensor]:
-    """The best token of every document for every query token.
+    """Scores of every query against every document, and the tokens that won.
 
     Args:
-        queries: ``[R, E]`` float16, bfloat16 or float32.
+        queries: ``[R, E]`` float16, bfloat16 or float32: Q queries of R / Q tokens each.
         hidden: ``[T, H]``, the same dtype.
         projection: ``[E, H]``, the same dtype.
         cu_seqlens: int32 ``[N + 1]``.
+        query_mask: bool ``[R]``, True at query tokens that take part, or None.
         mask: bool ``[T]``, True at tokens that take part, or None.
+        num_queries: Q.
         normalize: give projected tokens unit length.
         argmax: also return the winners.
         config: how to launch.
 
     Returns:
-        maxima fp32 ``[N, R]``, 0 for a document without tokens, and the winning rows of ``hidden``,
-        int32 ``[N, R]``, there -1, or an empty tensor.
+        scores fp32 ``[Q, N]`` and the winning rows of ``hidden``, int32 ``[N, R]``, -1 for a masked
+        query token or a document without tokens; or an empty tensor.
     """
     queries, hidden, projection = (x.contiguous() for x in (queries, hidden, projection))
     cu_seqlens, mask = cu_seqlens.contiguous(), None if mask is None else mask.contiguous()
-    (R, E), H, N = queries.shape, hidden.shape[1], cu_seqlens.numel() - 1
+    (R, E), H, N = queries.shape, hidden.shape[1], cu_seqlens.shape[0] - 1
+    scores = torch.empty(num_queries, N, device=hidden.device)
+    winners = torch.empty((N, R) if argmax else 0, dtype=torch.int32, device=hidden.device)
     if N == 0 or R == 0:
-        empty = hidden.new_zeros(N, R, dtype=torch.float32)
-        return empty, empty.int() if argmax else empty.int().flatten()
+        return scores.zero_(), winners
     shares = min(triton.next_power_of_2(triton.cdiv(config.programs, N)), 64)
     maxima = torch.empty(shares, N, R, device=hidden.device)
-    winners = torch.empty((shares, N, R) if argmax else 0, dtype=torch.int32, device=hidden.device)
+    straight = (shares == 1 and query_mask is None) or not argmax
+    found = winners if straight else torch.empty_like(maxima, dtype=torch.int32)
     _search_hidden_kernel[(N * shares,)](
-        queries, hidden, projection, cu_seqlens, mask, maxima, winners, N, R,
+        queries, hidden, projection, cu_seqlens, mask, maxima, found, N, R,
         H=H, E=E, SHARES=shares, BLOCK_T=config.block_t, BLOCK_R=config.block_r,
         BLOCK_E=max(triton.next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
         MASK=mask is not None, ARGMAX=argmax,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    return _join_shares(maxima, winners)
+    block_n = min(triton.next_power_of_2(N), 16)
+    _sum_shares_kernel[(num_queries, triton.cdiv(N, block_n))](
+        maxima, found, query_mask, scores, winners, N, R, R // num_queries,
+        SHARES=shares, BLOCK_N=block_n, BLOCK_S=32, ARGMAX=not straight,
+    )  # fmt: skip
+    return scores, winners
 
 
-def _join_shares(maxima: Tensor, winners: Tensor) -> tuple[Tensor, Tensor]:
-    """The best share; the first of equals, whose tokens come first."""
-    best, token = maxima[0], winners[0] if winners.numel() else winners
-    for share in range(1, maxima.shape[0]):
-        better = maxima[share] > best
-        best = torch.where(better, maxima[share], best)
-        if winners.numel():
-            token = torch.where(better, winners[share], token)
-    return best.masked_fill(best == float("-inf"), 0.0), token
+@on_its_device
+def route_hidden(
+    grad: Tensor,
+    winners: Tensor,
+    queries: Tensor,
+    projected: Tensor,
+    cu_seqlens: Tensor,
+    longest: int | None,
+    *,
+    normalize: bool,
+    need_queries: bool,
+    need_projected: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of the projected tokens, before their normalisation, and of the queries.
+
+    Args:
+        grad: ``[Q, N]``, any strides: gradient of the scores.
+        winners: int32 ``[N, R]`` of :func:`search_hidden`.
+        queries: ``[R, E]``, as given there.
+        projected: ``[T, E]``, the same dtype.
+        cu_seqlens: int32 ``[N + 1]``.
+        longest: most tokens of a document where that is known.
+        normalize: of the forward.
+        need_queries, need_projected: whether these gradients are wanted.
+
+    Returns:
+        ``[T, E]`` and ``[R, E]`` in the operands' dtype, None where not wanted; the same bits every
+        time.
+    """
+    Q, R = grad.shape[0], queries.shape[0]
+    unit = normalize_tokens(projected) if normalize else projected
+    through, dqueries, _ = segment_max_backward(
+        grad.T, None, winners, unit, queries, cu_seqlens,
+        columns=equal_owners(Q, R // max(Q, 1), grad.device), longest=longest, bias_dtype=None,
+        need_hidden=need_projected, need_weight=need_queries, activation="none",
+    )  # fmt: skip
+    if normalize and through is not None:
+        through = normalize_tokens_backward(through, projected)
+    return through, dqueries

@@ -7,68 +7,78 @@ gradients to that shape, and ends in the Jacobian of the normalisation and two m
 gather of hidden states per query.
 """
 
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from sparton.kernels.segment_max.operands import cast_for_autocast
-
-EPS = 1e-12
-
-
-def _project(hidden: Tensor, projection: Tensor, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Embeddings in the operands' dtype ``[T, E]`` and the factors that normalised them, fp32 or
-    wider ``[T, 1]``."""
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    embeddings = (hidden @ projection.T).to(wide)
-    factor = embeddings.new_ones(hidden.shape[0], 1)
-    if normalize:
-        factor = 1 / embeddings.norm(dim=1, keepdim=True).clamp_min(EPS)
-    return (embeddings * factor).to(hidden.dtype), factor
+from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
+from sparton.kernels.maxsim.hidden_cpu import route_hidden_cpu, search_hidden_cpu
+from sparton.kernels.segment_max.operands import cast_for_autocast, needs_operators
 
 
-def _search_cpu(
+def _search(
     queries: Tensor,
     hidden: Tensor,
     projection: Tensor,
     cu_seqlens: Tensor,
+    query_mask: Tensor | None,
     mask: Tensor | None,
-    normalize: bool,
-) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    bounds = cu_seqlens.tolist()
-    maxima = queries.new_zeros(len(bounds) - 1, queries.shape[0], dtype=wide)
-    winners = torch.full(maxima.shape, -1, dtype=torch.int32)
-    for n, (start, stop) in enumerate(pairwise(bounds)):
-        tokens = torch.arange(start, stop)
-        if mask is not None:
-            tokens = tokens[mask[start:stop]]
-        if tokens.numel():
-            embeddings, _ = _project(hidden[tokens], projection, normalize)
-            best = (queries.to(wide) @ embeddings.to(wide).T).max(dim=1)
-            maxima[n], winners[n] = best.values, tokens[best.indices].int()
-    return maxima.float(), winners
-
-
-@torch.library.custom_op("sparton::maxsim_from_hidden", mutates_args=())
-def _search_op(
-    queries: Tensor,
-    hidden: Tensor,
-    projection: Tensor,
-    cu_seqlens: Tensor,
-    mask: Tensor | None,
+    num_queries: int,
+    longest: int | None,
     normalize: bool,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
-    operands = (queries, hidden, projection, cu_seqlens, mask)
-    if not hidden.is_cuda:
-        maxima, winners = _search_cpu(*operands, normalize)
-        return maxima, winners if argmax else winners.new_empty(0)
-    from sparton.kernels.maxsim.hidden import search_hidden
+    """Scores and winners; see :func:`~sparton.kernels.maxsim.hidden.search_hidden`. ``longest`` is
+    for the backward: most tokens of a document, where that is known."""
+    search = search_hidden_cpu
+    if hidden.is_cuda:
+        from sparton.kernels.maxsim.hidden import search_hidden
 
-    return search_hidden(*operands, normalize=normalize, argmax=argmax)
+        search = search_hidden
+    return search(
+        queries, hidden, projection, cu_seqlens, query_mask, mask, num_queries,
+        normalize=normalize, argmax=argmax,
+    )  # fmt: skip
+
+
+def _differentiate(
+    grad: Tensor,
+    winners: Tensor,
+    queries: Tensor,
+    hidden: Tensor,
+    projection: Tensor,
+    cu_seqlens: Tensor,
+    longest: int | None,
+    normalize: bool,
+    need_queries: bool,
+    need_hidden: bool,
+    need_projection: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of the operands; empty where not wanted."""
+    route = route_hidden_cpu
+    if hidden.is_cuda:
+        from sparton.kernels.maxsim.hidden import route_hidden
+
+        route = route_hidden
+    through, dqueries = route(
+        grad, winners, queries, hidden @ projection.T, cu_seqlens, longest,
+        normalize=normalize, need_queries=need_queries,
+        need_projected=need_hidden or need_projection,
+    )  # fmt: skip
+    # An operator's schema knows no optional results: an unwanted one is an empty tensor.
+    return (
+        grad.new_empty(0) if dqueries is None else dqueries,
+        through @ projection if through is not None and need_hidden else grad.new_empty(0),
+        through.T @ hidden if through is not None and need_projection else grad.new_empty(0),
+    )
+
+
+_search_op = torch.library.custom_op("sparton::maxsim_from_hidden", _search, mutates_args=())
+_backward_op = torch.library.custom_op(
+    "sparton::maxsim_from_hidden_backward", _differentiate, mutates_args=()
+)
 
 
 @_search_op.register_fake
@@ -77,87 +87,76 @@ def _(
     hidden: Tensor,
     projection: Tensor,
     cu_seqlens: Tensor,
+    query_mask: Tensor | None,
     mask: Tensor | None,
+    num_queries: int,
+    longest: int | None,
     normalize: bool,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
-    shape = (cu_seqlens.shape[0] - 1, queries.shape[0])
-    maxima = hidden.new_empty(shape, dtype=torch.float32)
-    return maxima, hidden.new_empty(shape if argmax else (0,), dtype=torch.int32)
-
-
-@torch.library.custom_op("sparton::maxsim_from_hidden_backward", mutates_args=())
-def _backward_op(
-    grad: Tensor,
-    maxima: Tensor,
-    winners: Tensor,
-    queries: Tensor,
-    hidden: Tensor,
-    projection: Tensor,
-    cu_seqlens: Tensor,
-    normalize: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    embeddings, factor = _project(hidden, projection, normalize)
-    if hidden.is_cuda:
-        from sparton.kernels.segment_max.backward import segment_max_backward
-
-        through, dqueries, _ = segment_max_backward(
-            grad, maxima, winners, embeddings, queries, cu_seqlens,
-            bias_dtype=None, activation="none",
-        )  # fmt: skip
-        assert through is not None and dqueries is not None
-    else:
-        through, dqueries = _route_cpu(grad, winners, embeddings, queries)
-    through = through.to(factor.dtype)
-    if normalize:
-        wide = embeddings.to(factor.dtype)
-        through = (through - wide * (wide * through).sum(1, keepdim=True)) * factor
-    through = through.to(hidden.dtype)
-    return dqueries, through @ projection, through.T @ hidden
-
-
-def _route_cpu(
-    grad: Tensor, winners: Tensor, embeddings: Tensor, queries: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the embeddings and the queries, document by document."""
-    wide = torch.promote_types(embeddings.dtype, torch.float32)
-    through, dqueries = (torch.zeros_like(x, dtype=wide) for x in (embeddings, queries))
-    for upstream, row in zip(grad, winners, strict=True):
-        rows = (row >= 0).nonzero().squeeze(1)
-        tokens, g = row[rows].long(), upstream[rows, None].to(wide)
-        through.index_add_(0, tokens, g * queries[rows].to(wide))
-        dqueries[rows] += g * embeddings[tokens].to(wide)
-    return through.to(embeddings.dtype), dqueries.to(queries.dtype)
+    N = cu_seqlens.shape[0] - 1
+    scores = hidden.new_empty((num_queries, N), dtype=torch.float32)
+    shape = (N, queries.shape[0]) if argmax else (0,)
+    return scores, hidden.new_empty(shape, dtype=torch.int32)
 
 
 @_backward_op.register_fake
 def _(
     grad: Tensor,
-    maxima: Tensor,
     winners: Tensor,
     queries: Tensor,
     hidden: Tensor,
     projection: Tensor,
     cu_seqlens: Tensor,
+    longest: int | None,
     normalize: bool,
+    need_queries: bool,
+    need_hidden: bool,
+    need_projection: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(queries), torch.empty_like(hidden), torch.empty_like(projection)
+    gradients = [
+        x.new_empty(x.shape if need else (0,))
+        for x, need in (
+            (queries, need_queries),
+            (hidden, need_hidden),
+            (projection, need_projection),
+        )
+    ]
+    return gradients[0], gradients[1], gradients[2]
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    queries, hidden, projection, cu_seqlens, _, ctx.normalize, _ = inputs
-    ctx.save_for_backward(*output, queries, hidden, projection, cu_seqlens)
+    queries, hidden, projection, cu_seqlens, _, _, _, ctx.longest, ctx.normalize, _ = inputs
+    ctx.save_for_backward(output[1], queries, hidden, projection, cu_seqlens)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = _backward_op(grad, *ctx.saved_tensors, ctx.normalize)
-    wanted = (
-        x if need else None for x, need in zip(gradients, ctx.needs_input_grad[:3], strict=True)
-    )
-    return *wanted, None, None, None, None
+def _gradients(ctx: Any, grad: Tensor, differentiate: Any) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad[:3]
+    gradients = differentiate(grad, *ctx.saved_tensors, ctx.longest, ctx.normalize, *needs)
+    wanted = (x if need else None for x, need in zip(gradients, needs, strict=True))
+    return *wanted, *[None] * 7
 
 
-_search_op.register_autograd(_backward, setup_context=_setup_context)
+_search_op.register_autograd(
+    lambda ctx, grad, _: _gradients(ctx, grad, _backward_op), setup_context=_setup_context
+)
+
+
+class _Search(torch.autograd.Function):
+    """The operator without the dispatcher; see ``needs_operators``."""
+
+    forward = staticmethod(_search)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[1])
+        _setup_context(ctx, inputs, output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, grad, _differentiate)
 
 
 def maxsim_from_hidden(
@@ -196,15 +195,21 @@ def maxsim_from_hidden(
     """
     queries, hidden, projection = cast_for_autocast(queries, hidden, projection)
     cu_seqlens = _check(queries, hidden, projection, query_mask, document_mask, document_cu_seqlens)
-    (Q, Lq, E), N = queries.shape, cu_seqlens.shape[0] - 1
-    operands = (queries.reshape(Q * Lq, E), hidden.reshape(-1, hidden.shape[-1]), projection)
-    mask = None if document_mask is None else document_mask.reshape(-1)
-    differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    maxima, _ = _search_op(*operands, cu_seqlens, mask, normalize, differentiate)
-    maxima = maxima.view(N, Q, Lq)
-    if query_mask is not None:
-        maxima = maxima * query_mask
-    return maxima.sum(2).T
+    (Q, Lq, E), H = queries.shape, hidden.shape[-1]
+    arguments = (
+        queries.reshape(Q * Lq, E),
+        hidden.reshape(-1, H),
+        projection,
+        cu_seqlens,
+        None if query_mask is None else query_mask.reshape(-1),
+        None if document_mask is None else document_mask.reshape(-1),
+        Q,
+        hidden.shape[1] if hidden.dim() == 3 else None,
+        normalize,
+    )
+    graph = torch.is_grad_enabled() and any(x.requires_grad for x in arguments[:3])
+    search = _search_op if needs_operators() else _Search.apply if graph else _search
+    return search(*arguments, graph)[0]
 
 
 def _check(
@@ -240,8 +245,7 @@ def _check(
                 f"{name} must be bool {tuple(shape)}, got {mask.dtype} {tuple(mask.shape)}"
             )
     if cu_seqlens is None:
-        N, Ld = hidden.shape[:2]
-        cu_seqlens = torch.arange(N + 1, dtype=torch.int32, device=hidden.device) * Ld
+        cu_seqlens = equal_cu_seqlens(hidden.shape[0], hidden.shape[1], hidden.device)
     elif cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or not cu_seqlens.numel():
         raise ValueError(
             f"document_cu_seqlens must be int32 [N + 1], got {cu_seqlens.dtype} "
