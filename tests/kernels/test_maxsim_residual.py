@@ -17,6 +17,7 @@ from sparton.kernels.maxsim.codec import (
     CompressedTokens,
     ResidualCodec,
     compress,
+    mirrored_numbers,
     train_codec,
     with_inverse_norms,
 )
@@ -28,7 +29,7 @@ from sparton.kernels.maxsim.residual_cpu import (
     residual_inverse_norms_cpu,
 )
 from sparton.kernels.maxsim.residual_function import maxsim_residual, maxsim_residual_varlen
-from sparton.kernels.maxsim.residual_lookup import packed_weights
+from sparton.kernels.maxsim.residual_prepare import prepare
 from tests.kernels.problems import error
 
 SMALL = ResidualConfig(block_t=16, block_w=16, block_p=16, num_warps=1)
@@ -271,13 +272,30 @@ def test_ways_of_unpacking_agree(nbits, unpack, device):
     assert error(scores.cpu(), reference(problem)[0]) <= 3e-4
 
 
-def test_bytes_of_packed_weights(device):
-    weights = torch.arange(16, device=device).to(torch.int16) + 0x5A00
-    packed = packed_weights(weights, "permute")
-    low, high = packed.view(torch.uint8).view(2, 16).tolist()
-    assert packed.dtype == torch.int64 and low == list(range(16)) and high == [0x5A] * 16
-    assert packed_weights(weights[:4], "shift").view(torch.int16).tolist() == weights[:4].tolist()
-    assert packed_weights(weights[:2], "shift").view(torch.int16)[:2].tolist() == [0x5A00, 0x5A01]
+def prepared_table(weights, unpack, dtype, device):
+    codec = ResidualCodec(torch.ones(3, 32, device=device), weights[1:], weights)
+    queries = torch.ones(2, 32, device=device)
+    options = {"normalize": False, "block_w": 16, "block_p": 16}
+    return prepare(queries, codec, 0, 2, dtype=dtype, unpack=unpack, **options)[2]
+
+
+@pytest.mark.parametrize("nbits", [1, 2, 4])
+def test_bytes_of_bucket_weights(nbits, device):
+    weights = torch.randn(2**nbits, generator=torch.Generator().manual_seed(0)).to(device)
+    for dtype in (torch.float16, torch.float32):
+        expected = weights[torch.tensor(mirrored_numbers(nbits), device=device)].to(dtype)
+        table = prepared_table(weights, "table", dtype, device)
+        assert table.dtype == dtype and torch.equal(table, expected)
+    expected = weights[torch.tensor(mirrored_numbers(nbits), device=device)].half()
+    packed = prepared_table(weights, "permute", torch.float16, device)
+    assert packed.dtype == torch.int64
+    if nbits == 4:
+        low, high = packed.view(torch.uint8).view(2, 16)
+        assert torch.equal(torch.stack((low, high), 1), expected.view(torch.uint8).view(16, 2))
+    else:
+        assert torch.equal(packed.view(torch.float16)[: 2**nbits], expected)
+        shifted = prepared_table(weights, "shift", torch.float16, device)
+        assert torch.equal(shifted, packed)
 
 
 def test_default_configuration(device):
@@ -358,7 +376,9 @@ def test_operators_are_registered_properly(device):
     queries = problem.queries.clone().requires_grad_()
     codec = (problem.codec.centroids, problem.codec.bucket_weights)
     arguments = (queries, *problem.documents, *codec, *problem[3:])
-    torch.library.opcheck(functions._forward_op, (*arguments, True))
+    for normalize in (True, False):
+        rest = (normalize, torch.float32, True)
+        torch.library.opcheck(functions._forward_op, (*arguments, *rest))
     torch.library.opcheck(functions._inverse_norms_op, (*problem.documents[:2], *codec))
 
 
@@ -407,3 +427,40 @@ def test_bad_operands_are_refused(device):
         score(queries, documents, codec, bounds[0].float(), bounds[1])
     with pytest.raises(ValueError, match="on one device"):
         score(queries, documents, codec, bounds[0].to("meta"), bounds[1])
+
+
+def test_eager_and_registered_agree(device, monkeypatch):
+    """The same bits with and without the dispatcher; differentiable once."""
+    from sparton.kernels.maxsim import residual_function as functions
+
+    problem = make_problem([3, 4], [5, 0, 9], 16, 2, device, masks=True, inverse=None)
+    grad = torch.randn(3, 2, generator=torch.Generator().manual_seed(5)).to(device).T
+    results = []
+    for registered in (False, True):
+        monkeypatch.setattr(functions, "needs_operators", lambda value=registered: value)
+        for normalize in (True, False):
+            queries = problem.queries.clone().requires_grad_()
+            scores = maxsim_residual_varlen(queries, *problem[1:], normalize=normalize)
+            assert (scores.grad_fn.name() == "_ForwardBackward") is not registered
+            results += [scores.detach(), *torch.autograd.grad(scores, queries, grad)]
+            scores = maxsim_residual_varlen(queries, *problem[1:], normalize=normalize)
+            (first,) = torch.autograd.grad(scores.square().sum(), queries, create_graph=True)
+            with pytest.raises(RuntimeError):
+                first.sum().backward()
+    for x, y in zip(results[:4], results[4:], strict=True):
+        assert torch.equal(x, y)
+    assert not torch.equal(results[1], results[3])
+
+
+def test_autocast_rounds_once(device):
+    """Normalised in the given dtype, then rounded; gradients come in the given dtype."""
+    problem = make_problem([5], [20, 9], 32, 2, device)
+    queries = problem.queries.clone().requires_grad_()
+    with torch.autocast(device.type, torch.float16):
+        scores = maxsim_residual_varlen(queries, *problem[1:])
+    rounded = F.normalize(problem.queries, dim=1).half()
+    expected = maxsim_residual_varlen(rounded, *problem[1:], normalize=True)
+    assert error(scores.detach().cpu(), expected.double().cpu()) < 3e-4
+    assert error(scores.detach().cpu(), 1.001 * expected.double().cpu()) > 3e-4
+    scores.sum().backward()
+    assert queries.grad.dtype == torch.float32

@@ -11,17 +11,17 @@ matrix product: bytes are read once and never rearranged.
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirrored_numbers
-from sparton.kernels.maxsim.residual_lookup import bucket_weights, load_table, packed_weights
+from sparton.kernels.maxsim.residual_lookup import bucket_weights, load_table
+from sparton.kernels.maxsim.residual_prepare import prepare
+from sparton.kernels.segment_max.operands import on_its_device
 
 PRODUCTS_AT_ONCE = 2**24
 COLUMNS_AT_ONCE = 2**14
@@ -119,7 +119,7 @@ def _maxsim_residual_fwd_kernel(
         takes_part = valid
         if MASKED:
             takes_part &= tl.load(mask_ptr + token, valid, 0) != 0
-        acc = tl.zeros((BLOCK_T, BLOCK_W), tl.float32)
+        acc = product
         for p in tl.static_range(0, P, BLOCK_P):
             present = valid[:, None] & (p + offs_p < P)[None, :]
             places = token[:, None] * P + p + offs_p[None, :]
@@ -129,13 +129,16 @@ def _maxsim_residual_fwd_kernel(
                 query = tl.load(queries_ptr + row[:, None] * W + offs_w[None, :])
                 weights = bucket_weights(packed, j, table, table_ptr, query, NBITS, UNPACK)
                 acc = tl.dot(weights, query, acc, input_precision="ieee")
-        similarity = acc + product
+        similarity = acc
         if SCALED:
             similarity *= inverse[:, None]
-        better = (similarity > best) & takes_part[:, None]
-        best = tl.where(better, similarity, best)
         if ARGMAX:
+            better = (similarity > best) & takes_part[:, None]
+            best = tl.where(better, similarity, best)
             tile = tl.where(better, first, tile)
+        else:
+            similarity += tl.where(takes_part, 0.0, float("-inf"))[:, None]
+            best = tl.maximum(best, similarity)
     maximum = tl.max(best, 0)
     found = maximum > float("-inf")
     tl.store(maximum_ptr + n * W + offs_w, tl.where(found, maximum, 0.0))
@@ -148,17 +151,18 @@ def _maxsim_residual_fwd_kernel(
 @triton.jit(do_not_specialize=["N", "first_w", "last_w"])
 def _sum_queries_kernel(
     maximum_ptr, mask_ptr, cu_ptr, scores_ptr, N, W, stride_qn, first_w, last_w,
-    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, MASKED: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
-    """Add the maxima of columns ``first_w : last_w`` to the scores of the queries they are of."""
+    """Sum the maxima of columns ``first_w : last_w`` for the queries they are of. ADD to what
+    earlier columns gave."""
     blocks = tl.cdiv(N, BLOCK_N)
     q = (tl.program_id(0) // blocks).to(tl.int64)
     n = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     start = tl.maximum(tl.load(cu_ptr + q).to(tl.int32), first_w)
     stop = tl.minimum(tl.load(cu_ptr + q + 1).to(tl.int32), last_w)
-    if start >= stop:
-        return
-    score = tl.load(scores_ptr + q * stride_qn + n, n < N, 0.0)
+    score = tl.zeros((BLOCK_N,), tl.float32)
+    if ADD:
+        score = tl.load(scores_ptr + q * stride_qn + n, n < N, 0.0)
     for first in range(start, stop, BLOCK_W):
         w = first + tl.arange(0, BLOCK_W)
         present = w < stop
@@ -186,29 +190,14 @@ def bucket_table(codec: ResidualCodec, dtype: torch.dtype) -> Tensor:
     return weights[_mirrored(codec.nbits, weights.device)].to(dtype)
 
 
-def _columns(
-    queries: Tensor, codec: ResidualCodec, config: ResidualConfig
-) -> Iterator[tuple[int, Tensor, Tensor, int, int]]:
-    """Query tokens in pieces of at most COLUMNS_AT_ONCE whose products with the centroids have at
-    most PRODUCTS_AT_ONCE elements (or one block). Of each: its first token; the tokens as the
-    kernel reads them, reordered and with zeros beyond the edges; their products with the centroids,
-    fp32 ``[C, W]``; the blocks of W and of P."""
-    E, per_byte = queries.shape[1], 8 // codec.nbits
-    P = E // per_byte
+def _blocks(queries: Tensor, dtype: torch.dtype, config: ResidualConfig, P: int) -> tuple[int, int]:
+    """Blocks of W and of P."""
     block_p = min(max(triton.next_power_of_2(P), 16), config.block_p)
-    room = QUERY_BYTES // (triton.next_power_of_2(E) * queries.element_size())
-    block_w = max(min(triton.next_power_of_2(queries.shape[0]), config.block_w, room), 16)
-    at_once = min(PRODUCTS_AT_ONCE // codec.centroids.shape[0], COLUMNS_AT_ONCE)
-    at_once = max(at_once // block_w, 1) * block_w
-    centroids = codec.centroids.float()
-    for first in range(0, queries.shape[0], at_once):
-        tokens = queries[first : first + at_once]
-        tokens = F.pad(tokens, (0, 0, 0, -tokens.shape[0] % block_w))
-        bytewise = F.pad(tokens.view(-1, P, per_byte), (0, 0, 0, -P % block_p))
-        blocks = bytewise.view(tokens.shape[0], -1, block_p, per_byte).permute(1, 3, 2, 0)
-        yield first, blocks.contiguous(), centroids @ tokens.float().T, block_w, block_p
+    room = QUERY_BYTES // (triton.next_power_of_2(queries.shape[1]) * dtype.itemsize)
+    return max(min(triton.next_power_of_2(queries.shape[0]), config.block_w, room), 16), block_p
 
 
+@on_its_device
 def residual_forward(
     queries: Tensor,
     documents: CompressedTokens,
@@ -218,20 +207,23 @@ def residual_forward(
     query_mask: Tensor | None = None,
     document_mask: Tensor | None = None,
     *,
+    normalize: bool = False,
+    dtype: torch.dtype | None = None,
     argmax: bool = True,
     config: ResidualConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Launch the kernels.
 
     Args:
-        queries: ``[W, E]`` float16, bfloat16 or float32, packed query tokens. Bucket weights are
-            rounded to their dtype.
+        queries: ``[W, E]`` float16, bfloat16 or float32, packed query tokens, contiguous.
         documents: codes ``[T]``, residuals ``[T, P]``, and float16 or fp32 inverse norms ``[T]`` to
             scale by, or None; all contiguous.
-        codec: what the documents were compressed with.
+        codec: what the documents were compressed with; contiguous.
         query_cu_seqlens: int32 or int64 ``[Q + 1]``, from 0 to W.
         document_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to T.
         query_mask, document_mask: bool ``[W]`` and ``[T]``, contiguous, or None.
+        normalize: L2-normalise the query tokens.
+        dtype: what they, and bucket weights, are rounded to; by default their own.
         argmax: also return the winning tokens.
         config: how to launch; by default DEFAULT or, for float32, FULL_PRECISION.
 
@@ -239,37 +231,44 @@ def residual_forward(
         scores fp32 ``[Q, N]`` and, for each query token (masked or not), the winning token counted
         from the start of its document, int32 ``[N, W]``, -1 for none; empty without argmax.
     """
-    config = config or (FULL_PRECISION if queries.dtype == torch.float32 else DEFAULT)
+    dtype = dtype or queries.dtype
+    config = config or (FULL_PRECISION if dtype == torch.float32 else DEFAULT)
     (W, E), P = queries.shape, documents.residuals.shape[1]
-    Q, N = query_cu_seqlens.numel() - 1, document_cu_seqlens.numel() - 1
-    scores = torch.zeros(Q, N, device=queries.device)
+    Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
     winners = torch.empty((N, W) if argmax else 0, dtype=torch.int32, device=queries.device)
     if N == 0 or W == 0:
-        return scores, winners
-    table = bucket_table(codec, queries.dtype)
-    widest = {"table": 0, "shift": 2, "permute": 4}[config.unpack]
-    unpack = config.unpack if codec.nbits <= widest and table.element_size() == 2 else "table"
-    table = packed_weights(table, unpack)
+        return torch.zeros(Q, N, device=queries.device), winners
+    scores = torch.empty(Q, N, device=queries.device)
+    unpack, nbits = config.unpack, codec.nbits
+    if nbits > {"table": 0, "shift": 2, "permute": 4}[unpack] or dtype.itemsize != 2:
+        unpack = "table"
+    block_w, block_p = _blocks(queries, dtype, config, P)
+    at_once = min(PRODUCTS_AT_ONCE // codec.centroids.shape[0], COLUMNS_AT_ONCE)
+    at_once = max(at_once // block_w, 1) * block_w
     query_mask, document_mask = bytes_of(query_mask), bytes_of(document_mask)
-    for first, tokens, products, block_w, block_p in _columns(queries, codec, config):
+    for first in range(0, W, at_once):
+        last = min(first + at_once, W)
+        tokens, products, table = prepare(
+            queries, codec, first, last, dtype=dtype, normalize=normalize, unpack=unpack,
+            block_w=block_w, block_p=block_p,
+        )  # fmt: skip
         width = products.shape[1]
         step = max(MAXIMA_AT_ONCE // width, 1)
         for n in range(0, N, step):
-            bounds = document_cu_seqlens[n : n + step + 1]
-            count = bounds.numel() - 1
+            count = min(step, N - n)
             maximum = torch.empty(count, width, device=queries.device)
             _maxsim_residual_fwd_kernel[(count * (width // block_w),)](
-                tokens, products, *documents, table, document_mask, bounds,
-                maximum, winners[n : n + step, first:] if argmax else winners,
-                documents.codes.numel(), width, W - first, W,
-                E=E, P=P, NBITS=codec.nbits, UNPACK=unpack, PREFETCH=config.prefetch,
+                tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],
+                maximum, winners[n:, first:] if argmax else winners,
+                documents.codes.shape[0], width, W - first, W,
+                E=E, P=P, NBITS=nbits, UNPACK=unpack, PREFETCH=config.prefetch,
                 BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p,
                 SCALED=documents.inverse_norms is not None, MASKED=document_mask is not None,
                 ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
             )  # fmt: skip
             _sum_queries_kernel[(Q * triton.cdiv(count, 64),)](
                 maximum, query_mask, query_cu_seqlens, scores[:, n:],
-                count, width, N, first, min(first + width, W),
+                count, width, N, first, last, ADD=first > 0,
                 BLOCK_N=64, BLOCK_W=min(block_w, 32), MASKED=query_mask is not None, num_warps=4,
             )  # fmt: skip
     return scores, winners

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, restore
+from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_cpu
 
 TOKENS_AT_ONCE = 2**13
 SIMILARITIES_AT_ONCE = 2**22
@@ -47,16 +48,20 @@ def residual_forward_cpu(
     query_mask: Tensor | None = None,
     document_mask: Tensor | None = None,
     *,
+    normalize: bool = False,
+    dtype: torch.dtype | None = None,
     argmax: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results of :func:`~sparton.kernels.maxsim.residual.residual_forward`. Works in
     fp32, in float64 for queries of that dtype; the scores are fp32 all the same."""
-    W, bounds = queries.shape[0], document_cu_seqlens.tolist()
+    W, bounds, rounded = queries.shape[0], document_cu_seqlens.tolist(), dtype or queries.dtype
     Q, N = query_cu_seqlens.numel() - 1, len(bounds) - 1
     winners = torch.full((N, W) if argmax else (0,), -1, dtype=torch.int32)
     if Q == 0 or N == 0 or W == 0:
         return torch.zeros(Q, N), winners
-    columns = queries.to(torch.promote_types(queries.dtype, torch.float32)).T
+    if normalize:
+        queries = normalize_tokens_cpu(queries)
+    columns = queries.to(rounded).to(torch.promote_types(rounded, torch.float32)).T
     maxima = columns.new_zeros(W, N)
     at_once = max(min(TOKENS_AT_ONCE, SIMILARITIES_AT_ONCE // W), 1)
     for n, (start, stop) in enumerate(pairwise(bounds)):

@@ -7,13 +7,15 @@ CUDA tensors run the Triton kernels, CPU tensors the PyTorch version of the same
 is imported when the first CUDA tensor arrives.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
+from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_backward_cpu
 from sparton.kernels.maxsim.residual_cpu import (
     residual_backward_cpu,
     residual_forward_cpu,
@@ -28,15 +30,15 @@ from sparton.kernels.maxsim.residual_operands import (
     check_queries,
     even_boundaries,
 )
+from sparton.kernels.segment_max.operands import needs_operators
 
 
 def _codec(centroids: Tensor, bucket_weights: Tensor) -> ResidualCodec:
     """For restoring only: no cut-offs."""
-    return ResidualCodec(centroids, bucket_weights[:0], bucket_weights)
+    return ResidualCodec(centroids, bucket_weights, bucket_weights)
 
 
-@torch.library.custom_op("sparton::maxsim_residual_inverse_norms", mutates_args=())
-def _inverse_norms_op(
+def _inverse_norms(
     codes: Tensor, residuals: Tensor, centroids: Tensor, bucket_weights: Tensor
 ) -> Tensor:
     compute = residual_inverse_norms_cpu
@@ -47,13 +49,7 @@ def _inverse_norms_op(
     return compute(CompressedTokens(codes, residuals), _codec(centroids, bucket_weights))
 
 
-@_inverse_norms_op.register_fake
-def _(codes: Tensor, residuals: Tensor, centroids: Tensor, bucket_weights: Tensor) -> Tensor:
-    return codes.new_empty(codes.shape, dtype=torch.float32)
-
-
-@torch.library.custom_op("sparton::maxsim_residual", mutates_args=())
-def _forward_op(
+def _forward(
     queries: Tensor,
     codes: Tensor,
     residuals: Tensor,
@@ -64,6 +60,8 @@ def _forward_op(
     document_cu_seqlens: Tensor,
     query_mask: Tensor | None,
     document_mask: Tensor | None,
+    normalize: bool,
+    dtype: torch.dtype,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
     forward = residual_forward_cpu
@@ -72,19 +70,15 @@ def _forward_op(
 
         forward = residual_forward
     return forward(
-        queries,
-        CompressedTokens(codes, residuals, inverse_norms),
-        _codec(centroids, bucket_weights),
-        query_cu_seqlens,
-        document_cu_seqlens,
-        query_mask,
-        document_mask,
-        argmax=argmax,
-    )
+        queries, CompressedTokens(codes, residuals, inverse_norms),
+        _codec(centroids, bucket_weights), query_cu_seqlens, document_cu_seqlens, query_mask,
+        document_mask, normalize=normalize, dtype=dtype, argmax=argmax,
+    )  # fmt: skip
 
 
-@_forward_op.register_fake
-def _(
+def _backward(
+    grad: Tensor,
+    argmax: Tensor,
     queries: Tensor,
     codes: Tensor,
     residuals: Tensor,
@@ -94,9 +88,40 @@ def _(
     query_cu_seqlens: Tensor,
     document_cu_seqlens: Tensor,
     query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    argmax: bool,
-) -> tuple[Tensor, Tensor]:
+    normalize: bool,
+) -> Tensor:
+    backward = residual_backward_cpu
+    through: Any = normalize_tokens_backward_cpu
+    if grad.is_cuda:
+        from sparton.kernels.maxsim.normalization import normalize_tokens_backward
+        from sparton.kernels.maxsim.residual_backward import residual_backward
+
+        backward, through = residual_backward, normalize_tokens_backward
+    dqueries = backward(
+        grad, argmax, CompressedTokens(codes, residuals, inverse_norms),
+        _codec(centroids, bucket_weights), query_cu_seqlens, document_cu_seqlens, query_mask,
+        dtype=torch.promote_types(queries.dtype, torch.float32) if normalize else queries.dtype,
+    )  # fmt: skip
+    return through(dqueries, queries).to(queries.dtype) if normalize else dqueries
+
+
+_inverse_norms_op = torch.library.custom_op(
+    "sparton::maxsim_residual_inverse_norms", _inverse_norms, mutates_args=()
+)
+_forward_op = torch.library.custom_op("sparton::maxsim_residual", _forward, mutates_args=())
+_backward_op = torch.library.custom_op(
+    "sparton::maxsim_residual_backward", _backward, mutates_args=()
+)
+
+
+@_inverse_norms_op.register_fake
+def _(codes: Tensor, residuals: Tensor, centroids: Tensor, bucket_weights: Tensor) -> Tensor:
+    return codes.new_empty(codes.shape, dtype=torch.float32)
+
+
+@_forward_op.register_fake
+def _(queries: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    *_, query_cu_seqlens, document_cu_seqlens, _, _, _, _, argmax = others
     Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
     shape = (N, queries.shape[0]) if argmax else (0,)
     return (
@@ -105,65 +130,37 @@ def _(
     )
 
 
-@torch.library.custom_op("sparton::maxsim_residual_backward", mutates_args=())
-def _backward_op(
-    grad: Tensor,
-    argmax: Tensor,
-    codes: Tensor,
-    residuals: Tensor,
-    inverse_norms: Tensor | None,
-    centroids: Tensor,
-    bucket_weights: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    backward = residual_backward_cpu
-    if grad.is_cuda:
-        from sparton.kernels.maxsim.residual_backward import residual_backward
-
-        backward = residual_backward
-    return backward(
-        grad,
-        argmax,
-        CompressedTokens(codes, residuals, inverse_norms),
-        _codec(centroids, bucket_weights),
-        query_cu_seqlens,
-        document_cu_seqlens,
-        query_mask,
-        dtype=dtype,
-    )
-
-
 @_backward_op.register_fake
-def _(
-    grad: Tensor,
-    argmax: Tensor,
-    codes: Tensor,
-    residuals: Tensor,
-    inverse_norms: Tensor | None,
-    centroids: Tensor,
-    bucket_weights: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    dtype: torch.dtype,
-) -> Tensor:
-    return grad.new_empty(argmax.shape[1], centroids.shape[1], dtype=dtype)
+def _(grad: Tensor, argmax: Tensor, queries: Tensor, *others: Any) -> Tensor:
+    return torch.empty_like(queries)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    queries, *documents, query_cu, document_cu, query_mask, _, _ = inputs
-    ctx.save_for_backward(output[1], *documents, query_cu, document_cu, query_mask)
-    ctx.dtype = queries.dtype
+    *tensors, _, ctx.normalize, _, _ = inputs
+    ctx.save_for_backward(output[1], *tensors)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return _backward_op(grad, *ctx.saved_tensors, ctx.dtype), *[None] * 10
+_forward_op.register_autograd(
+    lambda ctx, grad, _: (_backward_op(grad, *ctx.saved_tensors, ctx.normalize), *[None] * 12),
+    setup_context=_setup_context,
+)
 
 
-_forward_op.register_autograd(_backward, setup_context=_setup_context)
+class _Forward(torch.autograd.Function):
+    """The operator without the dispatcher; see ``needs_operators``."""
+
+    forward = staticmethod(_forward)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[1])
+        _setup_context(ctx, inputs, output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        return _backward(grad, *ctx.saved_tensors, ctx.normalize), *[None] * 12
 
 
 def _score(
@@ -178,30 +175,29 @@ def _score(
     normalize: bool,
 ) -> Tensor:
     """Packed and checked operands to scores."""
-    device = queries.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else queries.dtype
-    codes, residuals, inverse_norms = documents
-    centroids, weights = codec.centroids.contiguous(), codec.bucket_weights.contiguous()
-    if not normalize:
-        inverse_norms = None
-    else:
-        wide = torch.promote_types(queries.dtype, torch.float32)
-        queries = F.normalize(queries.to(wide), dim=1)
-        if inverse_norms is None:
-            inverse_norms = _inverse_norms_op(codes, residuals, centroids, weights)
-    return _forward_op(
-        queries.to(dtype).contiguous(),
-        codes,
-        residuals,
-        inverse_norms,
-        centroids,
-        weights,
-        query_cu_seqlens,
-        document_cu_seqlens,
-        query_mask,
-        document_mask,
-        torch.is_grad_enabled() and queries.requires_grad,
-    )[0]
+    device, dtype = queries.device.type, queries.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    registered = needs_operators()
+    restoring = (codec.centroids.contiguous(), codec.bucket_weights.contiguous())
+    codes, residuals = documents.codes.contiguous(), documents.residuals.contiguous()
+    inverse_norms = documents.inverse_norms if normalize else None
+    if normalize and inverse_norms is None:
+        compute = _inverse_norms_op if registered else _inverse_norms
+        inverse_norms = compute(codes, residuals, *restoring)
+    graph = torch.is_grad_enabled() and queries.requires_grad
+    forward: Callable[..., tuple[Tensor, Tensor]] = _forward
+    if registered:
+        forward = _forward_op
+    elif graph:
+        forward = _Forward.apply
+    return forward(
+        queries.contiguous(), codes, residuals,
+        None if inverse_norms is None else inverse_norms.contiguous(), *restoring,
+        query_cu_seqlens.contiguous(), document_cu_seqlens.contiguous(),
+        None if query_mask is None else query_mask.contiguous(),
+        None if document_mask is None else document_mask.contiguous(), normalize, dtype, graph,
+    )[0]  # fmt: skip
 
 
 def maxsim_residual(
@@ -331,15 +327,11 @@ def maxsim_residual_varlen(
     )
     return _score(
         queries,
-        CompressedTokens(
-            documents.codes.contiguous(),
-            documents.residuals.contiguous(),
-            None if documents.inverse_norms is None else documents.inverse_norms.contiguous(),
-        ),
+        documents,
         codec,
-        query_cu_seqlens.contiguous(),
-        document_cu_seqlens.contiguous(),
-        None if query_mask is None else query_mask.contiguous(),
-        None if document_mask is None else document_mask.contiguous(),
+        query_cu_seqlens,
+        document_cu_seqlens,
+        query_mask,
+        document_mask,
         normalize=normalize,
     )

@@ -1,31 +1,11 @@
 """Bucket weights of packed residuals; device functions.
 
-Bytes come as tiles ``[tokens, BLOCK_P]``; the weights are in the order in which the packed bytes
-number the buckets.
+Bytes come as tiles ``[tokens, BLOCK_P]``; the weights are as residual_prepare.py
+makes them.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-
-def packed_weights(weights: Tensor, unpack: str) -> Tensor:
-    """Weights as :func:`load_table` reads them.
-
-    Args:
-        weights: ``[2**nbits]``; of 16 bits each unless ``unpack`` is "table".
-        unpack: "table" leaves them as they are. "shift", for up to 2 bits, and "permute" make
-            integers of 64 bits: one that holds all of up to 4 weights, or, for 16 weights, their
-            low bytes in two and then their high bytes in two.
-    """
-    if unpack == "table":
-        return weights
-    if weights.numel() == 2:
-        return weights.view(torch.int32).long()
-    if weights.numel() == 4:
-        return weights.view(torch.int64)
-    return weights.view(torch.uint8).view(16, 2).T.contiguous().view(torch.int64).flatten()
 
 
 @triton.jit

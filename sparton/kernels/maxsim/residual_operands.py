@@ -6,6 +6,7 @@ Q queries, N documents, L tokens, T packed tokens, E embedding, C centroids, P r
 import torch
 from torch import Tensor
 
+from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, check_width
 
 
@@ -82,5 +83,7 @@ def check_devices(**operands: Tensor | None) -> None:
 
 
 def even_boundaries(count: int, length: int, device: torch.device) -> Tensor:
-    """int64 ``[count + 1]``: sequences of equal length."""
+    """``[count + 1]``: sequences of equal length; int64 where int32 cannot count the tokens."""
+    if count * length < 2**31:
+        return equal_cu_seqlens(count, length, device)
     return torch.arange(count + 1, device=device) * length
