@@ -2,6 +2,7 @@
 
 from itertools import accumulate
 
+import numpy as np
 import pytest
 import torch
 
@@ -68,10 +69,11 @@ def test_chunks_hold_whole_documents():
     assert topk._chunks([0], 8) == []
 
 
-@pytest.mark.parametrize("k", [0, 9])
+@pytest.mark.parametrize("k", [0, 9, 2.5])
 def test_k_out_of_range(k):
     with pytest.raises(ValueError, match=f"from 1 to the N = 8 documents, got {k}"):
         maxsim_topk(*make_problem(), k)
+    assert maxsim_topk(*make_problem(), np.int64(3)).scores.shape == (3, 3)
 
 
 @pytest.mark.gpu

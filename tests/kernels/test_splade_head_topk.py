@@ -92,7 +92,7 @@ def test_has_no_gradient(device):
     assert not splade_head_topk(*problem, 7).values.requires_grad
 
 
-@pytest.mark.parametrize("k", [0, 10, -1])
+@pytest.mark.parametrize("k", [0, 10, -1, 2.5])
 def test_k_is_checked(k, device):
     with pytest.raises(ValueError, match=rf"from 1 to the V = 9 vocabulary entries, got {k}"):
         splade_head_topk(*make_problem([3], 9, 8, device), k)

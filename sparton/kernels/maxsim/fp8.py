@@ -19,26 +19,11 @@ log = logging.getLogger(__name__)
 Scales = Literal["token", "tensor"]
 
 
-def _round_tensor(x: Tensor) -> tuple[Tensor, Tensor]:
-    """One scale for all rows, found and applied on the device."""
+def _round_tensor_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
+    """One scale for all rows."""
     amax = x.abs().amax().float().clamp(*SCALE_BOUNDS)
     rounded = (x.float() * (LARGEST / amax)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-    columns = -(-x.shape[1] // 16) * 16 - x.shape[1]
-    padded = torch.nn.functional.pad(rounded.view(torch.uint8), (0, columns))
-    return padded.view(torch.float8_e4m3fn), (amax / LARGEST).expand(x.shape[0])
-
-
-def _round(x: Tensor, scales: Scales) -> tuple[Tensor, Tensor]:
-    """e4m3 ``[R, P]``, P being E rounded up to whole 16 bytes, and their scales, fp32 ``[R]``."""
-    if scales == "tensor":
-        rounded, scale = _round_tensor(x)
-    elif x.is_cuda:
-        from sparton.kernels.segment_max.quantize import quantize_rows
-
-        rounded, scale = quantize_rows(x)
-    else:
-        rounded, scale = quantize_rows_cpu(x)
-    return rounded, scale.contiguous()
+    return rounded, amax / LARGEST
 
 
 def _has_fp8(device: torch.device) -> bool:
@@ -46,8 +31,10 @@ def _has_fp8(device: torch.device) -> bool:
 
 
 def _dequantized(x: Tensor, scales: Scales) -> Tensor:
-    rounded, scale = _round(x.flatten(0, -2), scales)
-    return (rounded.float() * scale[:, None])[:, : x.shape[-1]].view(x.shape)
+    rounded, scale = (quantize_rows_cpu if scales == "token" else _round_tensor_cpu)(
+        x.flatten(0, -2)
+    )
+    return (rounded.float() * scale.view(-1, 1))[:, : x.shape[-1]].view(x.shape)
 
 
 @torch.no_grad()
@@ -106,19 +93,28 @@ def _cross_fp8(
     scales: Scales,
 ) -> Tensor:
     from sparton.kernels.segment_max.forward import segment_max_forward
+    from sparton.kernels.segment_max.quantize import quantize_matrix, quantize_rows
 
     operands = padded_operands(queries, documents, query_mask, document_mask)
     tokens, cu_seqlens = operands.documents, operands.document_cu_seqlens
     if operands.document_mask is not None:
         rows, cu_seqlens = compact(operands.document_mask, cu_seqlens)
         tokens = tokens.index_select(0, rows)
-    rounded, scale = _round(tokens, scales)
-    query_rounded, query_scale = _round(operands.queries, scales)
+    (Q, Lq), N = queries.shape[:2], documents.shape[0]
+    scores = torch.empty(Q, N, device=queries.device)
+    if not (operands.queries.shape[0] and tokens.shape[0]):
+        return scores.zero_()
+    quantize = quantize_rows if scales == "token" else quantize_matrix
+    (rounded, scale), (query_rounded, query_scale) = map(quantize, (tokens, operands.queries))
+    factors: tuple[Tensor | None, Tensor] = (scale, query_scale)
+    if scales == "tensor":
+        # A factor of all documents changes no winner.
+        factors = (None, scale.expand(query_rounded.shape[0]) * query_scale)
     maxima, _ = segment_max_forward(
-        rounded, query_rounded, None, cu_seqlens,
-        activation="none", argmax=False, scales=(scale, query_scale),
-    )  # fmt: skip
-    maxima = maxima.view(documents.shape[0], *queries.shape[:2])
+        rounded, query_rounded, None, cu_seqlens, activation="none", argmax=False, scales=factors
+    )
+    maxima = maxima.view(N, Q, Lq)
     if query_mask is not None:
-        maxima = maxima * query_mask
-    return maxima.sum(2).T.contiguous()
+        maxima *= query_mask
+    torch.sum(maxima, 2, out=scores.T)
+    return scores

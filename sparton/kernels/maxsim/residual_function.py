@@ -160,7 +160,8 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        return _backward(grad, *ctx.saved_tensors, ctx.normalize), *[None] * 12
+        arguments = (grad, *ctx.saved_tensors, ctx.normalize)
+        return _backward(*arguments), *[None] * 12
 
 
 def _score(

@@ -83,11 +83,12 @@ def maxsim_topk(
         tokens_at_once: most document tokens of a chunk, unless one document has more.
 
     Raises:
-        ValueError: k out of range, or what :func:`~sparton.kernels.maxsim.maxsim_varlen` refuses.
+        ValueError: k is no whole number in its range, or what
+            :func:`~sparton.kernels.maxsim.maxsim_varlen` refuses.
     """
     N, Q = document_cu_seqlens.numel() - 1, query_cu_seqlens.numel() - 1
-    if not 1 <= k <= N:
-        raise ValueError(f"k must be from 1 to the N = {N} documents, got {k}")
+    if not hasattr(k, "__index__") or not 1 <= k <= N:
+        raise ValueError(f"k must be a whole number from 1 to the N = {N} documents, got {k}")
     bounds = document_cu_seqlens.tolist()
     best = torch.empty(Q, 0, dtype=torch.int64, device=queries.device)
     for first, last in _chunks(bounds, tokens_at_once):

@@ -55,11 +55,13 @@ def splade_head_topk(
         k: from 1 to V.
 
     Raises:
-        ValueError: k out of range, or what :func:`splade_head` refuses.
+        ValueError: k is no whole number in its range, or what :func:`splade_head` refuses.
     """
     V, N = weight.shape[0], cu_seqlens.numel() - 1
-    if not 1 <= k <= V:
-        raise ValueError(f"k must be from 1 to the V = {V} vocabulary entries, got {k}")
+    if not hasattr(k, "__index__") or not 1 <= k <= V:
+        raise ValueError(
+            f"k must be a whole number from 1 to the V = {V} vocabulary entries, got {k}"
+        )
     hidden, weight = cast_for_autocast(hidden, weight)
     width = max(REPS_AT_ONCE // max(N, 1) // 256 * 256, 256)
     best = torch.full((N, k), -1, dtype=torch.int64, device=hidden.device)
