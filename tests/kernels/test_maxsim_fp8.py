@@ -70,3 +70,39 @@ def test_the_tensor_cores_agree_with_the_emulation(scales, E):
     expected = maxsim_fp8(*operands, *masks, scales=scales)
     scores = maxsim_fp8(*(x.cuda() for x in operands), *(x.cuda() for x in masks), scales=scales)
     assert error(scores.cpu(), expected.double()) < 2e-3
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("scales", ["token", "tensor"])
+def test_what_the_tensor_cores_are_given(scales, masked, monkeypatch):
+    """The path of GPUs, with stand-ins for its kernels."""
+    from sparton.kernels.maxsim import fp8
+    from sparton.kernels.segment_max import forward, quantize
+    from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
+
+    def segment_max(hidden, weight, bias, cu_seqlens, *, activation, argmax, scales):
+        rows, columns = (x.float() for x in (hidden, weight))
+        if scales[0] is not None:
+            rows = rows * scales[0][:, None]
+        assert scales[1].shape == weight.shape[:1] and scales[1].is_contiguous()
+        products = rows @ (columns * scales[1][:, None]).T
+        parts = products[: cu_seqlens[-1]].split(cu_seqlens.diff().tolist())
+        zero = products.new_zeros(products.shape[1])
+        return torch.stack([x.amax(0) if len(x) else zero for x in parts]), None
+
+    def one_scale(x):
+        rounded, scale = fp8._round_tensor_cpu(x)
+        return rounded, scale.view(1)
+
+    monkeypatch.setattr(forward, "segment_max_forward", segment_max)
+    monkeypatch.setattr(quantize, "quantize_rows", quantize_rows_cpu)
+    monkeypatch.setattr(quantize, "quantize_matrix", one_scale)
+    operands, masks = make_problem(spread=1.0)
+    masks = masks if masked else [None, None]
+    expected = maxsim_fp8(*operands, *masks, scales=scales).double()
+    scores = fp8._cross_fp8(*operands, *masks, scales)
+    assert scores.is_contiguous()
+    # The emulation rounds what it restores to the operands' dtype once more.
+    assert error(scores, expected) < 5e-3 < error(scores.roll(1, 1), expected)
+    nothing = fp8._cross_fp8(operands[0], operands[1][:, :0], None, None, scales)
+    assert torch.equal(nothing, torch.zeros(5, 7))
