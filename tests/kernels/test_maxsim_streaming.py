@@ -310,6 +310,28 @@ def test_tiles_of_long_queries_side_by_side_or_in_turn(per_query, device, monkey
     assert splits == [3, 3, 3, 1, 1]
 
 
+@pytest.mark.parametrize("E", [7, 48, 160])
+@pytest.mark.parametrize("per_query", [None, 1])
+def test_documents_read_through_descriptors(per_query, E, device):
+    """The same bits; rows of the next document, NaN here, are left out. Odd rows fit none."""
+    lengths = OWN[0] if per_query else QUERY_LENGTHS, (20, 3, 40)
+    problem = make_problem(*lengths, E, device, per_query=per_query, dtype=torch.float16)
+    documents = problem.documents.clone()
+    documents[20:23] = float("nan")
+    mask = torch.ones(63, dtype=torch.bool, device=device)
+    mask[20:23] = False
+    problem = problem._replace(documents=documents, document_mask=mask)
+    for normalize in (False, True):
+        options = {"normalize": normalize, "argmax": True}
+        expected = streaming_forward(problem, **options, config=TILES)
+        tiles = TILES._replace(descriptors=True, max_registers=128)
+        for actual, right in zip(
+            streaming_forward(problem, **options, config=tiles), expected, strict=True
+        ):
+            assert torch.equal(actual, right)
+        assert expected[0].isfinite().all()
+
+
 def test_an_expanded_upstream_gradient(device):
     problem = make_problem((20, 9), (3, 40, 17), 48, device)
     upstream = upstream_for(problem)[:1, :1].expand(2, 3)

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sparton.kernels.maxsim.operands import MaxSimOperands
 
@@ -34,6 +35,8 @@ class StreamingConfig(NamedTuple):
         block_e: units of an embedding that are multiplied at once. The queries stay on the chip
             where this covers E.
         max_registers: of a thread; fewer let more programs share a multiprocessor.
+        descriptors: whether documents are read through a tensor descriptor (TMA), which takes fewer
+            registers; where their rows are not aligned to 16 bytes they are read without.
     """
 
     block_t: int
@@ -43,6 +46,7 @@ class StreamingConfig(NamedTuple):
     num_warps: int
     num_stages: int
     max_registers: int | None = None
+    descriptors: bool = False
 
 
 @triton.jit
@@ -89,6 +93,7 @@ def _masked(mask_ptr, rows, real):
 def _document_maxima(
     query_ptr, document_ptr, document_mask_ptr, s, real, begin, end, E: tl.constexpr,
     NORMALIZE: tl.constexpr, ARGMAX: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     """Maximum over the document's tokens ``begin : end`` for the query tokens ``s``, and the
     token; -inf and -1 where there is none."""
@@ -104,8 +109,11 @@ def _document_maxima(
         lo = begin + step // CHUNKS * BLOCK_T
         t = lo + tl.arange(0, BLOCK_T)
         e = step % CHUNKS * BLOCK_E
-        tile_ptr = document_ptr + lo.to(tl.int64) * E
-        documents = _load_rows(tile_ptr, tl.arange(0, BLOCK_T), t < end, e, E, BLOCK_E)
+        if DESCRIPTORS:
+            documents = document_ptr.load([lo, e])
+        else:
+            tile_ptr = document_ptr + lo.to(tl.int64) * E
+            documents = _load_rows(tile_ptr, tl.arange(0, BLOCK_T), t < end, e, E, BLOCK_E)
         if CHUNKS > 1:
             queries = _load_rows(query_ptr, s, real, e, E, BLOCK_E)
             acc = tl.dot(documents, queries.T, acc, input_precision="ieee")
@@ -120,7 +128,8 @@ def _document_maxima(
             if ARGMAX:
                 token = tl.where(x > best, t[:, None], token)
             best = _greater(best, x)
-            acc = tl.zeros_like(acc)
+            if CHUNKS > 1:
+                acc = tl.zeros_like(acc)
             squares = tl.zeros_like(squares)
     if ARGMAX:
         maximum, winner = tl.reduce((best, token), 0, _better)
@@ -159,7 +168,7 @@ def _maxsim_streaming_fwd_kernel(
     query_ptr, document_ptr, query_cu_ptr, document_cu_ptr, query_mask_ptr,
     document_mask_ptr, score_ptr, argmax_ptr, Q, C, Tq, splits,
     E: tl.constexpr, PER_QUERY: tl.constexpr, NORMALIZE: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ):  # fmt: skip
     """One document and every ``splits``-th tile of the tokens of one query or a group of them;
     what these add to the scores goes to ``score [splits, Q, C]``."""
@@ -191,7 +200,7 @@ def _maxsim_streaming_fwd_kernel(
         real = _masked(query_mask_ptr, s, s < stop)
         maximum, winner = _document_maxima(
             query_ptr, document_ptr, document_mask_ptr, s, real, begin, end,
-            E, NORMALIZE, argmax_ptr is not None, BLOCK_T, BLOCK_E,
+            E, NORMALIZE, argmax_ptr is not None, BLOCK_T, BLOCK_E, DESCRIPTORS,
         )  # fmt: skip
         if NORMALIZE:
             maximum *= _inverse_query_norms(query_ptr, s, real, E, BLOCK_E)
@@ -236,6 +245,11 @@ def _splits(num_queries: int, num_tokens: int, programs: int, config: StreamingC
     return max(min(-(-width // config.block_q), wanted), 1)
 
 
+def _fits_descriptor(documents: Tensor) -> bool:
+    row_bytes = documents.shape[1] * documents.element_size()
+    return documents.data_ptr() % 16 == 0 and row_bytes % 16 == 0 and documents.shape[0] > 0
+
+
 def streaming_forward(
     operands: MaxSimOperands,
     *,
@@ -270,12 +284,17 @@ def streaming_forward(
     if argmax:
         winners = torch.empty((C, Tq), dtype=torch.int32, device=queries.device)
     if Q and C:
+        documents = documents.contiguous()
+        descriptors = config.descriptors and _fits_descriptor(documents)
         _maxsim_streaming_fwd_kernel[(programs * splits,)](
-            queries.contiguous(), documents.contiguous(), query_cu.contiguous(),
-            document_cu.contiguous(), None if query_mask is None else query_mask.contiguous(),
+            queries.contiguous(),
+            TensorDescriptor.from_tensor(documents, [config.block_t, config.block_e])
+            if descriptors else documents,
+            query_cu.contiguous(), document_cu.contiguous(),
+            None if query_mask is None else query_mask.contiguous(),
             None if document_mask is None else document_mask.contiguous(), scores, winners,
             Q, C, Tq, splits, E, not cross, normalize, group, config.block_q, config.block_t,
-            config.block_e, num_warps=config.num_warps, num_stages=config.num_stages,
+            config.block_e, descriptors, num_warps=config.num_warps, num_stages=config.num_stages,
             maxnreg=config.max_registers,
         )  # fmt: skip
     return scores if splits == 1 else scores.sum(0), winners
