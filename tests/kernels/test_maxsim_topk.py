@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sparton.kernels.maxsim import maxsim_topk, maxsim_varlen, topk
+from sparton.kernels.maxsim.topk_keys import keys_beside
 
 LENGTHS = [3, 0, 7, 1, 12, 4, 4, 9]
 
@@ -60,6 +61,21 @@ def test_signed_zeros_tie():
     scores, documents = topk._unpack(keys)
     assert scores.tolist() == [[0.0, 0.0, -1.0, 1.0, -2.0]]
     assert documents.tolist() == [[5, 6, 7, 8, 9]]
+
+
+@pytest.mark.parametrize(("N", "kept", "first"), [(5, 0, 0), (1, 3, 7), (1030, 9, 2**31 - 1100)])
+def test_keys_in_one_launch(N, kept, first, device):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(3, N, generator=generator)
+    scores[0, 0], scores[1, 0], scores[2, 0] = 0.0, -0.0, float("-inf")
+    best = topk._keys(torch.randn(3, kept, generator=generator), 0)
+    expected = torch.cat((best, topk._keys(scores, first)), 1)
+    keys = keys_beside(scores.to(device), best.to(device), first)
+    assert torch.equal(keys.cpu(), expected)
+    later = keys_beside(scores.to(device), best.to(device), first + 1)
+    assert not torch.equal(later.cpu(), expected)
+    strided = scores.T.contiguous().T.to(device)
+    assert torch.equal(keys_beside(strided, best.to(device), first).cpu(), expected)
 
 
 def test_chunks_hold_whole_documents():

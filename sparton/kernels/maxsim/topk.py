@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.maxsim.function import maxsim_varlen
+from sparton.kernels.segment_max.operands import needs_operators
 
 TOKENS_AT_ONCE = 2**22
 _LOW = 2**32 - 1
@@ -33,6 +34,15 @@ def _keys(scores: Tensor, first: int) -> Tensor:
     bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     documents = torch.arange(first, first + scores.shape[1], device=scores.device)
     return (bits.long() << 32) | (_LOW - documents)
+
+
+def _beside(scores: Tensor, best: Tensor, first: int) -> Tensor:
+    """``best`` and then the keys of ``scores``."""
+    if not scores.is_cuda or needs_operators():
+        return torch.cat((best, _keys(scores, first)), 1)
+    from sparton.kernels.maxsim.topk_keys import keys_beside
+
+    return keys_beside(scores, best, first)
 
 
 def _unpack(keys: Tensor) -> BestDocuments:
@@ -93,9 +103,10 @@ def maxsim_topk(
     best = torch.empty(Q, 0, dtype=torch.int64, device=queries.device)
     for first, last in _chunks(bounds, tokens_at_once):
         rows = slice(bounds[first], bounds[last])
+        own_bounds = document_cu_seqlens[first : last + 1]
         chunk = (
             documents[rows],
-            document_cu_seqlens[first : last + 1] - bounds[first],
+            own_bounds - bounds[first] if bounds[first] else own_bounds,
             None if document_mask is None else document_mask[rows],
         )
         tokens, cu_seqlens, mask = (
@@ -105,6 +116,6 @@ def maxsim_topk(
         scores = maxsim_varlen(
             queries, tokens, query_cu_seqlens, cu_seqlens, query_mask, mask, normalize=normalize
         )
-        keys = torch.cat((best, _keys(scores, first)), 1)
+        keys = _beside(scores, best, first)
         best = keys.topk(min(k, keys.shape[1])).values
     return _unpack(best)
