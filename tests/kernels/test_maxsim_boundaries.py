@@ -9,6 +9,12 @@ from sparton.kernels.maxsim.boundaries import equal_cu_seqlens, equal_owners
 SIZES = [(3, 5), (5, 3), (1, 7), (0, 4), (4, 0), (0, 0), (3, 5)]
 
 
+@pytest.fixture
+def device(device):
+    """As tensors name theirs: with its number."""
+    return torch.empty(0, device=device).device
+
+
 @pytest.fixture(autouse=True)
 def nothing_kept():
     boundaries._kept.cache_clear()
@@ -54,13 +60,13 @@ def test_nothing_is_kept_that_a_tracer_made(device):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_streams_and_captured_graphs_have_their_own(device):
-    here = equal_cu_seqlens(3, 5, torch.device("cuda", 0))
+    here = equal_cu_seqlens(3, 5, device)
     with torch.cuda.stream(torch.cuda.Stream()):
-        assert equal_cu_seqlens(3, 5, here.device) is not here
+        assert equal_cu_seqlens(3, 5, device) is not here
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = equal_cu_seqlens(3, 5, here.device)
-        assert captured is not equal_cu_seqlens(3, 5, here.device)
+        captured = equal_cu_seqlens(3, 5, device)
+        assert captured is not equal_cu_seqlens(3, 5, device)
     graph.replay()
     assert torch.equal(captured, here)
 

@@ -35,7 +35,8 @@ def _cu_seqlens(count: int, length: int, device: torch.device) -> Tensor:
 
 
 def _owners(count: int, length: int, device: torch.device) -> Tensor:
-    return torch.arange(count, dtype=torch.int32, device=device).repeat_interleave(length)
+    numbers = torch.arange(count, dtype=torch.int32, device=device)
+    return numbers[:, None].expand(count, length).reshape(count * length)
 
 
 def _kept_or_made(make: Make, count: int, length: int, device: torch.device) -> Tensor:
