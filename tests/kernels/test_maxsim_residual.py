@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparton.kernels.maxsim import residual, residual_cpu
 from sparton.kernels.maxsim.codec import (
     CompressedTokens,
     ResidualCodec,
@@ -21,15 +20,17 @@ from sparton.kernels.maxsim.codec import (
     train_codec,
     with_inverse_norms,
 )
-from sparton.kernels.maxsim.residual import ResidualConfig, residual_forward
-from sparton.kernels.maxsim.residual_backward import residual_backward, residual_inverse_norms
-from sparton.kernels.maxsim.residual_cpu import (
+from sparton.kernels.maxsim.residual import cpu
+from sparton.kernels.maxsim.residual import forward as kernel
+from sparton.kernels.maxsim.residual.backward import residual_backward, residual_inverse_norms
+from sparton.kernels.maxsim.residual.cpu import (
     residual_backward_cpu,
     residual_forward_cpu,
     residual_inverse_norms_cpu,
 )
-from sparton.kernels.maxsim.residual_function import maxsim_residual, maxsim_residual_varlen
-from sparton.kernels.maxsim.residual_prepare import prepare
+from sparton.kernels.maxsim.residual.forward import ResidualConfig, residual_forward
+from sparton.kernels.maxsim.residual.function import maxsim_residual, maxsim_residual_varlen
+from sparton.kernels.maxsim.residual.prepare import prepare
 from tests.kernels.problems import error
 
 SMALL = ResidualConfig(block_t=16, block_w=16, block_p=16, num_warps=1)
@@ -253,9 +254,9 @@ def test_ties_go_to_the_first_token(forward, backward, device):
 def test_pieces_change_nothing(forward, backward, device, monkeypatch):
     problem = make_problem([9, 40, 20], LENGTHS, 32, 2, device, masks=True)
     scores, winners = run(forward, problem)
-    monkeypatch.setattr(residual, "PRODUCTS_AT_ONCE", 11 * 16)
-    monkeypatch.setattr(residual, "MAXIMA_AT_ONCE", 48)
-    monkeypatch.setattr(residual_cpu, "TOKENS_AT_ONCE", 7)
+    monkeypatch.setattr(kernel, "PRODUCTS_AT_ONCE", 11 * 16)
+    monkeypatch.setattr(kernel, "MAXIMA_AT_ONCE", 48)
+    monkeypatch.setattr(cpu, "TOKENS_AT_ONCE", 7)
     pieces, piece_winners = run(forward, problem)
     assert torch.allclose(pieces, scores, rtol=1e-6, atol=1e-6)
     assert torch.equal(piece_winners, winners)
@@ -371,15 +372,15 @@ def test_nothing_to_score(device):
 
 def test_operators_are_registered_properly(device):
     problem = make_problem([3, 4], [5, 9], 16, 2, device)
-    from sparton.kernels.maxsim import residual_function as functions
+    from sparton.kernels.maxsim.residual import operators
 
     queries = problem.queries.clone().requires_grad_()
     codec = (problem.codec.centroids, problem.codec.bucket_weights)
     arguments = (queries, *problem.documents, *codec, *problem[3:])
     for normalize in (True, False):
         rest = (normalize, torch.float32, True)
-        torch.library.opcheck(functions._forward_op, (*arguments, *rest))
-    torch.library.opcheck(functions._inverse_norms_op, (*problem.documents[:2], *codec))
+        torch.library.opcheck(operators._forward_op, (*arguments, *rest))
+    torch.library.opcheck(operators._inverse_norms_op, (*problem.documents[:2], *codec))
 
 
 def test_compiles_without_graph_breaks(device):
@@ -431,13 +432,13 @@ def test_bad_operands_are_refused(device):
 
 def test_eager_and_registered_agree(device, monkeypatch):
     """The same bits with and without the dispatcher; differentiable once."""
-    from sparton.kernels.maxsim import residual_function as functions
+    from sparton.kernels.maxsim.residual import operators
 
     problem = make_problem([3, 4], [5, 0, 9], 16, 2, device, masks=True, inverse=None)
     grad = torch.randn(3, 2, generator=torch.Generator().manual_seed(5)).to(device).T
     results = []
     for registered in (False, True):
-        monkeypatch.setattr(functions, "needs_operators", lambda value=registered: value)
+        monkeypatch.setattr(operators, "needs_operators", lambda value=registered: value)
         for normalize in (True, False):
             queries = problem.queries.clone().requires_grad_()
             scores = maxsim_residual_varlen(queries, *problem[1:], normalize=normalize)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from sparton.kernels.maxsim import maxsim_residual, maxsim_residual_varlen
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, decompress
-from sparton.kernels.maxsim.residual import DEFAULT, ResidualConfig, residual_forward
+from sparton.kernels.maxsim.residual.forward import DEFAULT, ResidualConfig, residual_forward
 from tests.kernels.problems import error
 
 pytestmark = [

@@ -1,6 +1,6 @@
 """Bucket weights of packed residuals; device functions.
 
-Bytes come as tiles ``[tokens, BLOCK_P]``; the weights are as residual_prepare.py
+Bytes come as tiles ``[tokens, BLOCK_P]``; the weights are as prepare.py
 makes them.
 """
 

@@ -27,7 +27,7 @@ def _restored(documents: CompressedTokens, codec: ResidualCodec, where: slice | 
 
 def residual_inverse_norms_cpu(documents: CompressedTokens, codec: ResidualCodec) -> Tensor:
     """Arguments and result of
-    :func:`~sparton.kernels.maxsim.residual_backward.residual_inverse_norms`."""
+    :func:`~sparton.kernels.maxsim.residual.backward.residual_inverse_norms`."""
     plain = documents._replace(inverse_norms=None)
     firsts = range(0, documents.codes.numel(), TOKENS_AT_ONCE)
     norms = [_restored(plain, codec, slice(x, x + TOKENS_AT_ONCE)).norm(dim=1) for x in firsts]
@@ -52,8 +52,9 @@ def residual_forward_cpu(
     dtype: torch.dtype | None = None,
     argmax: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Arguments and results of :func:`~sparton.kernels.maxsim.residual.residual_forward`. Works in
-    fp32, in float64 for queries of that dtype; the scores are fp32 all the same."""
+    """Arguments and results of
+    :func:`~sparton.kernels.maxsim.residual.forward.residual_forward`. Works in fp32, in float64 for
+    queries of that dtype; the scores are fp32 all the same."""
     W, bounds, rounded = queries.shape[0], document_cu_seqlens.tolist(), dtype or queries.dtype
     Q, N = query_cu_seqlens.numel() - 1, len(bounds) - 1
     winners = torch.full((N, W) if argmax else (0,), -1, dtype=torch.int32)
@@ -94,7 +95,7 @@ def residual_backward_cpu(
     dtype: torch.dtype,
 ) -> Tensor:
     """Arguments and results of
-    :func:`~sparton.kernels.maxsim.residual_backward.residual_backward`."""
+    :func:`~sparton.kernels.maxsim.residual.backward.residual_backward`."""
     N, W = argmax.shape
     work = torch.promote_types(dtype, torch.float32)
     dqueries = torch.zeros(W, codec.centroids.shape[1], dtype=work)

@@ -10,7 +10,6 @@ over E does not care for its order, so the dimensions that share a place within 
 matrix product: bytes are read once and never rearranged.
 """
 
-import functools
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirrored_numbers
-from sparton.kernels.maxsim.residual_lookup import bucket_weights, load_table
-from sparton.kernels.maxsim.residual_prepare import prepare
+from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
+from sparton.kernels.maxsim.residual.lookup import bucket_weights, load_table
+from sparton.kernels.maxsim.residual.prepare import prepare
 from sparton.kernels.segment_max.operands import on_its_device
 
 PRODUCTS_AT_ONCE = 2**24
@@ -177,17 +176,6 @@ def _sum_queries_kernel(
 def bytes_of(mask: Tensor | None) -> Tensor | None:
     """A boolean mask as the kernels read it."""
     return None if mask is None else mask.view(torch.uint8)
-
-
-@functools.cache
-def _mirrored(nbits: int, device: torch.device) -> Tensor:
-    return torch.tensor(mirrored_numbers(nbits), device=device)
-
-
-def bucket_table(codec: ResidualCodec, dtype: torch.dtype) -> Tensor:
-    """Bucket weights in the order in which the packed bytes number them."""
-    weights = codec.bucket_weights
-    return weights[_mirrored(codec.nbits, weights.device)].to(dtype)
 
 
 def _blocks(queries: Tensor, dtype: torch.dtype, config: ResidualConfig, P: int) -> tuple[int, int]:

@@ -7,13 +7,15 @@ scaled. A program owns one query token and a run of documents; the runs' sums ar
 the bits repeat.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
-from sparton.kernels.maxsim.residual import bucket_table, bytes_of
+from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirrored_numbers
+from sparton.kernels.maxsim.residual.forward import bytes_of
 
 PROGRAMS = 2048
 FEWEST_DOCUMENTS = 64
@@ -84,6 +86,17 @@ def _maxsim_residual_bwd_kernel(
     tl.store(dqueries_ptr + (run * W + w) * E + e, acc, e < E)
 
 
+@functools.cache
+def _mirrored(nbits: int, device: torch.device) -> Tensor:
+    return torch.tensor(mirrored_numbers(nbits), device=device)
+
+
+def _bucket_table(codec: ResidualCodec) -> Tensor:
+    """Bucket weights in the order in which the packed bytes number them."""
+    weights = codec.bucket_weights
+    return weights[_mirrored(codec.nbits, weights.device)].float()
+
+
 def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) -> Tensor:
     """fp32 ``[T]``, 1 / max(norm, 1e-12) of every restored token; the inverse norms in
     ``documents`` are not read. Arguments as of :func:`residual_backward`."""
@@ -92,7 +105,7 @@ def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) ->
     if T:
         _inverse_norm_kernel[(triton.cdiv(T, 32),)](
             documents.codes, documents.residuals, codec.centroids.float(),
-            bucket_table(codec, torch.float32), inverse, T,
+            _bucket_table(codec), inverse, T,
             E=E, NBITS=codec.nbits, BLOCK_T=32, BLOCK_E=min(triton.next_power_of_2(E), 128),
             num_warps=4,
         )  # fmt: skip
@@ -115,7 +128,7 @@ def residual_backward(
     Args:
         grad: fp32 ``[Q, N]``, any strides: gradient of the scores.
         argmax: int32 ``[N, W]`` from
-            :func:`~sparton.kernels.maxsim.residual.residual_forward`.
+            :func:`~sparton.kernels.maxsim.residual.forward.residual_forward`.
         documents, codec, query_cu_seqlens, document_cu_seqlens, query_mask: as given there.
         dtype: of the queries.
     """
@@ -130,7 +143,7 @@ def residual_backward(
     partial = torch.empty(runs, W, E, device=grad.device)
     _maxsim_residual_bwd_kernel[(runs * W, triton.cdiv(E, block_e))](
         grad, argmax, query, bytes_of(query_mask), document_cu_seqlens, *documents,
-        codec.centroids.float(), bucket_table(codec, torch.float32), partial,
+        codec.centroids.float(), _bucket_table(codec), partial,
         N, W, triton.cdiv(N, runs), *grad.stride(),
         E=E, NBITS=codec.nbits, BLOCK_N=16, BLOCK_E=block_e,
         SCALED=documents.inverse_norms is not None, MASKED=query_mask is not None, num_warps=4,

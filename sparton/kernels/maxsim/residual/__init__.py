@@ -1,0 +1,1 @@
+"""Late interaction with compressed documents."""
