@@ -61,7 +61,7 @@ class BackwardConfig(NamedTuple):
     programs: int = 2**14
     buckets: int = 1024
     sort_warps: int = 4
-    slice_bytes: int = 24 * 2**20
+    slice_bytes: int = 10 * 2**20
     workspace: int = 16 * 2**20
 
 

@@ -13,7 +13,6 @@ tokens) are copied once and stay.
 import functools
 from typing import NamedTuple
 
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -258,11 +257,11 @@ def launch_hopper(
     """
     hidden, weight, bias, cu_seqlens = operands
     (T, D), (N, V), size = hidden.shape, reps.shape, hidden.element_size()
-    num_groups, block_d = triton.cdiv(T, group_tokens), 128 // size
-    chunks = triton.cdiv(D, block_d)
+    num_groups, block_d = -(-T // group_tokens), 128 // size
+    chunks = -(-D // block_d)
     stages, resident = _stages(config, chunks)
     layout = _layout(8 * size)
-    _segment_max_hopper_kernel[(triton.cdiv(V, 2 * config.block_v) * num_groups,)](
+    _segment_max_hopper_kernel[(-(-V // (2 * config.block_v)) * num_groups,)](
         TensorDescriptor(hidden, (T, D), (D, 1), [config.block_t, block_d], layout),
         TensorDescriptor(weight, (V, D), (D, 1), [config.block_v, block_d], layout),
         bias, cu_seqlens, reps, winners, *(scales or (None, None)),
