@@ -176,7 +176,8 @@ def search_hidden(
         query token or a document without tokens; or an empty tensor.
     """
     queries, hidden, projection = (x.contiguous() for x in (queries, hidden, projection))
-    cu_seqlens, mask = cu_seqlens.contiguous(), None if mask is None else mask.contiguous()
+    cu_seqlens = cu_seqlens.contiguous()
+    query_mask, mask = (None if x is None else x.contiguous() for x in (query_mask, mask))
     (R, E), H, N = queries.shape, hidden.shape[1], cu_seqlens.shape[0] - 1
     scores = torch.empty(num_queries, N, device=hidden.device)
     winners = torch.empty((N, R) if argmax else 0, dtype=torch.int32, device=hidden.device)
