@@ -465,3 +465,19 @@ def test_autocast_rounds_once(device):
     assert error(scores.detach().cpu(), 1.001 * expected.double().cpu()) > 3e-4
     scores.sum().backward()
     assert queries.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("inverse", ["float32", None])
+def test_compiled(inverse):
+    problem = make_problem([3, 3], [9, 9], 16, 2, torch.device("cpu"), inverse=inverse)
+    documents = CompressedTokens(
+        *(None if x is None else x.view(2, 9, *x.shape[1:]) for x in problem.documents)
+    )
+    compiled = torch.compile(maxsim_residual, backend="aot_eager", fullgraph=True)
+    results = []
+    for function in (compiled, maxsim_residual):
+        queries = problem.queries.view(2, 3, 16).clone().requires_grad_()
+        scores = function(queries, documents, problem.codec)
+        results.append((scores.detach(), *torch.autograd.grad(scores.square().sum(), queries)))
+    for x, y in zip(*results, strict=True):
+        assert torch.equal(x, y)
