@@ -41,8 +41,8 @@ def sparton(problem: Problem, **options: Any) -> Score:
     return lambda q, d: own.maxsim_varlen(q.flatten(0, 1), d, starts, bounds, **options)
 
 
-def sparton_fp8(problem: Problem) -> Score:
-    return own.maxsim_fp8
+def sparton_fp8(problem: Problem, **options: Any) -> Score:
+    return partial(own.maxsim_fp8, **options)
 
 
 def eager(problem: Problem) -> Score:
@@ -151,7 +151,12 @@ PROVIDERS = {
     "sparton": Provider(sparton),
     "sparton_lowmem": Provider(partial(sparton, backward="lowmem"), (*DENSE, PACKED), (BOTH,)),
     "sparton_unified": Provider(partial(sparton, backward="unified"), (*DENSE, PACKED), (BOTH,)),
-    "sparton_fp8": Provider(sparton_fp8, (CROSS,), (FORWARD,), scores=FP8_ERROR),
+    "sparton_fp8_tensor": Provider(
+        partial(sparton_fp8, scales="tensor"), (CROSS,), (FORWARD,), scores=FP8_ERROR
+    ),
+    "sparton_fp8_token": Provider(
+        partial(sparton_fp8, scales="token"), (CROSS,), (FORWARD,), scores=FP8_ERROR
+    ),
     "eager": Provider(eager, ties=gate.ROUNDED),
     "compiled": Provider(compiled, (*DENSE, PACKED, HIDDEN), ties=gate.ROUNDED),
     "lik": Provider(lik, package=LIK),
@@ -161,7 +166,7 @@ PROVIDERS = {
     "lik_fp8": Provider(lik_fp8, (CROSS,), (FORWARD,), scores=FP8_ERROR, package=LIK),
     "flash": Provider(flash, (*DENSE, PACKED), package=FLASH),
 }
-FP8_PROVIDERS = ("sparton_fp8", "lik_fp8")
+FP8_PROVIDERS = ("sparton_fp8_tensor", "sparton_fp8_token", "lik_fp8")
 
 
 class Cell(NamedTuple):

@@ -34,7 +34,7 @@ TARGETS = (
     Target("packed", "64x512_packed", BOTH, 0.60, ("lik",)),
     Target("from hidden states", "64x64_hidden", BOTH, 0.50, ("lik_projected",)),
     Target("compressed, 2 bits", "1x10000_residual_2", FORWARD, 0.10, ("lik",)),
-    Target("FP8", "32x32_1024x1024", FORWARD, 0.65, ("sparton",), "sparton_fp8"),
+    Target("FP8", "32x32_1024x1024", FORWARD, 0.65, ("sparton",), "sparton_fp8_tensor"),
 )
 
 

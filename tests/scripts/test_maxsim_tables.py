@@ -12,7 +12,7 @@ from tables import records
 from tables.maxsim import TARGETS
 
 NAMES = ("maxsim_targets", "maxsim_forward", "maxsim_backward")
-MS = {"sparton": 0.2, "sparton_fp8": 0.1, "lik": 1.0, "lik_projected": 0.5, "flash": 0.8}
+MS = {"sparton": 0.2, "sparton_fp8_tensor": 0.1, "lik": 1.0, "lik_projected": 0.5, "flash": 0.8}
 
 
 def record(cell: Cell) -> dict:
