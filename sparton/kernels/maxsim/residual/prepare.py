@@ -12,6 +12,7 @@ from sparton.kernels.maxsim.codec import ResidualCodec
 
 EPSILON = tl.constexpr(1e-12)
 BLOCK_C = 64
+BLOCK_E = 16
 
 
 @triton.jit
@@ -141,12 +142,12 @@ def prepare(
     products = torch.empty(C, width, device=device)
     size = 2**nbits if unpack == "table" else max(2**nbits, 4)
     table = torch.empty(size, dtype=dtype if unpack == "table" else torch.int16, device=device)
-    block_w, block_e = min(block_w, 32), min(max(triton.next_power_of_2(E), 16), 32)
+    block_w = min(block_w, 32)
     _prepare_kernel[(triton.cdiv(C, BLOCK_C), width // block_w)](
         queries, codec.centroids, codec.bucket_weights, tokens, products, table,
         C, width, first, last,
         E=E, P=P, NBITS=nbits, NORMALIZE=normalize, UNPACK=unpack, SIZE=size, ROWS=rows,
         BLOCK_P=block_p, BLOCK_ROWS=min(triton.next_power_of_2(rows), 128), BLOCK_W=block_w,
-        BLOCK_C=BLOCK_C, BLOCK_E=block_e, num_warps=8,
+        BLOCK_C=BLOCK_C, BLOCK_E=BLOCK_E, num_warps=8,
     )  # fmt: skip
     return tokens, products, table if unpack == "table" else table.view(torch.int64)
