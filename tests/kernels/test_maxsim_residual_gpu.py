@@ -19,10 +19,8 @@ pytestmark = [
 E, C = 128, 257
 CONFIGS = [
     DEFAULT,
-    DEFAULT._replace(unpack="permute"),
     DEFAULT._replace(unpack="table"),
-    DEFAULT._replace(prefetch=False),
-    ResidualConfig(128, 64, 128, unpack="permute", prefetch=False, num_warps=8),
+    ResidualConfig(128, 64, 128, num_warps=8),
 ]
 
 

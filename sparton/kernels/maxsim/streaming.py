@@ -233,8 +233,13 @@ def streaming_config(
     block_e = min(max(triton.next_power_of_2(E), 16), 128)
     while block_e > 64 and E % block_e and E > 128:
         block_e //= 2
-    num_warps = 4 if group * block_q <= 32 else 8
-    return StreamingConfig(64, block_q, group, block_e, num_warps=num_warps, num_stages=3)
+    config = StreamingConfig(64, block_q, group, block_e, num_warps=8, num_stages=3)
+    if group * block_q <= 32:
+        config = config._replace(num_warps=4, num_stages=2 if cross else 3)
+    elif group * block_q == 128:
+        # Two programs share a multiprocessor.
+        config = config._replace(max_registers=128)
+    return config._replace(descriptors=cross)
 
 
 def _splits(num_queries: int, num_tokens: int, programs: int, config: StreamingConfig) -> int:

@@ -35,23 +35,20 @@ class ResidualConfig(NamedTuple):
         block_t: document tokens of a tile.
         block_w: most query tokens of a tile, which may have QUERY_BYTES.
         block_p: most bytes of a token that enter one matrix product.
-        unpack: how 16-bit weights are looked up: "table" (in memory), "shift" (up to 2 bits, a
-            shift of all weights in one integer) or "permute" (up to 4 bits, byte permutations for
-            four weights at once, in PTX). Weights of more bits are looked up in memory.
-        prefetch: gather the products with the centroids one tile ahead; costs registers.
+        unpack: how bucket weights are looked up: "table" (in memory), or "permute", for 16-bit
+            weights of up to 4 bits on a GPU (byte permutations for four weights at once, in PTX).
     """
 
     block_t: int = 64
     block_w: int = 64
     block_p: int = 128
-    unpack: Literal["table", "shift", "permute"] = "shift"
-    prefetch: bool = True
+    unpack: Literal["table", "permute"] = "permute"
     num_warps: int = 4
-    num_stages: int = 2
+    num_stages: int = 3
 
 
 DEFAULT = ResidualConfig()
-FULL_PRECISION = ResidualConfig(32, 32, 32, prefetch=False)
+FULL_PRECISION = ResidualConfig(32, 32, 32, num_stages=2)
 
 
 @triton.jit
@@ -83,7 +80,7 @@ def _maxsim_residual_fwd_kernel(
     maximum_ptr, argmax_ptr, T, W, last_w, stride_an,
     E: tl.constexpr, P: tl.constexpr, NBITS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
-    UNPACK: tl.constexpr, PREFETCH: tl.constexpr,
+    UNPACK: tl.constexpr,
     SCALED: tl.constexpr, MASKED: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     tiles = W // BLOCK_W
@@ -98,27 +95,19 @@ def _maxsim_residual_fwd_kernel(
     table = load_table(table_ptr, NBITS, UNPACK, BLOCK_P)
     best = tl.full((BLOCK_T, BLOCK_W), float("-inf"), tl.float32)
     tile = tl.zeros((BLOCK_T, BLOCK_W), tl.int32)
-    # The compiler pipelines only what the matrix product reads; the gathered products run ahead by
-    # hand, their codes one tile further.
+    # The compiler pipelines only what the matrix product reads; the codes run ahead by hand.
     code = tl.load(codes_ptr + start + rows, rows < length, 0).to(tl.int64)
-    if PREFETCH:
-        next_product = tl.load(products_ptr + code[:, None] * W + offs_w[None, :])
-        ahead = BLOCK_T + rows
-        code = tl.load(codes_ptr + start + ahead, ahead < length, 0).to(tl.int64)
     for first in range(0, length, BLOCK_T):
         token = start + first + rows
         valid = first + rows < length
-        product = tl.load(products_ptr + code[:, None] * W + offs_w[None, :])
-        if PREFETCH:
-            product, next_product = next_product, product
-        ahead = first + (2 if PREFETCH else 1) * BLOCK_T + rows
+        acc = tl.load(products_ptr + code[:, None] * W + offs_w[None, :])
+        ahead = first + BLOCK_T + rows
         code = tl.load(codes_ptr + start + ahead, ahead < length, 0).to(tl.int64)
         if SCALED:
             inverse = tl.load(inverse_ptr + token, valid, 0.0).to(tl.float32)
         takes_part = valid
         if MASKED:
             takes_part &= tl.load(mask_ptr + token, valid, 0) != 0
-        acc = product
         for p in tl.static_range(0, P, BLOCK_P):
             present = valid[:, None] & (p + offs_p < P)[None, :]
             places = token[:, None] * P + p + offs_p[None, :]
@@ -228,7 +217,7 @@ def residual_forward(
         return torch.zeros(Q, N, device=queries.device), winners
     scores = torch.empty(Q, N, device=queries.device)
     unpack, nbits = config.unpack, codec.nbits
-    if nbits > {"table": 0, "shift": 2, "permute": 4}[unpack] or dtype.itemsize != 2:
+    if nbits > 4 or dtype.itemsize != 2 or not queries.is_cuda:
         unpack = "table"
     block_w, block_p = _blocks(queries, dtype, config, P)
     at_once = min(PRODUCTS_AT_ONCE // codec.centroids.shape[0], COLUMNS_AT_ONCE)
@@ -249,7 +238,7 @@ def residual_forward(
                 tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],
                 maximum, winners[n:, first:] if argmax else winners,
                 documents.codes.shape[0], width, W - first, W,
-                E=E, P=P, NBITS=nbits, UNPACK=unpack, PREFETCH=config.prefetch,
+                E=E, P=P, NBITS=nbits, UNPACK=unpack,
                 BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p,
                 SCALED=documents.inverse_norms is not None, MASKED=document_mask is not None,
                 ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,

@@ -41,7 +41,7 @@ def load_table(table_ptr, NBITS: tl.constexpr, UNPACK: tl.constexpr, BLOCK_P: tl
     """
     zeros = tl.zeros((1, BLOCK_P), tl.int32)
     table = None
-    if UNPACK != "table":
+    if UNPACK == "permute":
         table = tl.load(table_ptr + zeros)
         if NBITS == 4:
             low_last = tl.load(table_ptr + 1 + zeros)
@@ -113,10 +113,5 @@ def bucket_weights(
         else:
             weights = _permuted(packed, table, query, shift, mask)
     else:
-        numbers = packed.to(tl.int32) >> shift & mask
-        if UNPACK == "shift":
-            bits = (table >> (numbers * 16).to(tl.int64)).to(tl.int16)
-            weights = bits.to(query.dtype, bitcast=True)
-        else:
-            weights = tl.load(table_ptr + numbers)
+        weights = tl.load(table_ptr + (packed.to(tl.int32) >> shift & mask))
     return weights

@@ -123,9 +123,8 @@ def prepare(
         dtype: what normalised tokens and bucket weights are rounded to.
         normalize: give query tokens unit length.
         unpack: "table" leaves bucket weights in ``dtype``, in the order in which the packed bytes
-            number them. "shift", for up to 2 bits, and "permute" make integers of 64 bits: one
-            that holds all of up to 4 weights, or, for 16 weights, their low bytes in two and then
-            their high bytes in two.
+            number them. "permute" makes integers of 64 bits: one that holds all of up to 4
+            weights, or, for 16 weights, their low bytes in two and then their high bytes in two.
         block_w: the number of columns is a multiple of it.
         block_p: bytes of a residual that enter one matrix product.
 
