@@ -9,11 +9,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from head_benchmark.cells import is_out_of_memory
 from head_benchmark.timing import measure
@@ -22,6 +24,7 @@ from maxsim_benchmark.providers import FP8_PROVIDERS, PROVIDERS, Cell
 from maxsim_benchmark.shapes import BOTH, HIDDEN, SHAPES, least_work
 
 Record = dict[str, Any]
+PROFILED_CALLS = 5
 
 
 class Settings(NamedTuple):
@@ -52,9 +55,10 @@ def measure_cell(
         if not gate.passes(errors, allowed):
             return {**record, "status": "red_gate"}
         del outcome
-        times = measure(
-            lambda: problems.run(problem, score, gradients), settings.device, settings.seconds
-        )
+        call = partial(problems.run, problem, score, gradients)
+        times = measure(call, settings.device, settings.seconds)
+        if settings.device == "cuda":
+            times["device_ms"] = _device_ms(call)
     except ImportError as error:
         return {**record, "status": "absent", "error": str(error)}
     except Exception as error:  # a provider that refuses a shape is a result, too
@@ -62,6 +66,16 @@ def measure_cell(
             return {**record, "status": "oom"}
         return {**record, "status": "failed", "error": f"{type(error).__name__}: {error}"[:400]}
     return {**record, **times, **_shares(cell, problem, times, settings), "status": "ok"}
+
+
+def _device_ms(call: Callable[[], Any]) -> float:
+    """Milliseconds of the device's kernels and copies per call, without the gaps between them."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(PROFILED_CALLS):
+            call()
+        torch.cuda.synchronize()
+    total = sum(event.self_device_time_total for event in profiler.key_averages())
+    return round(total / PROFILED_CALLS / 1e3, 5)
 
 
 def _shares(cell: Cell, problem: problems.Problem, times: Record, settings: Settings) -> Record:

@@ -51,7 +51,8 @@ def backward_table() -> str:
 
 
 def _side_by_side(records: list[Record], mode: str) -> str:
-    """A row for each shape, a column for each provider; the fastest in bold."""
+    """A row for each shape, a column for each provider; the fastest in bold, in brackets the time
+    of the kernels alone."""
     shapes = [name for name, shape in SHAPES.items() if mode in shape.modes]
     providers = [
         name
@@ -81,8 +82,12 @@ def _time(record: Record, best: float) -> str:
     if "p50_ms" not in record:
         return milliseconds(record)
     time = record["p50_ms"]
-    said = f"{time:.3f}" if time < 1 else milliseconds(record)
-    return f"**{said}**" if time == best else said
+    said = f"**{_digits(time)}**" if time == best else _digits(time)
+    return f"{said} ({_digits(record['device_ms'])})" if "device_ms" in record else said
+
+
+def _digits(milliseconds: float) -> str:
+    return f"{milliseconds:.3f}" if milliseconds < 1 else f"{milliseconds:.2f}"
 
 
 def _floor(found: Sequence[Record]) -> tuple[str, str]:
@@ -110,8 +115,8 @@ def _targets(records: list[Record]) -> str:
         if "p50_ms" in ours and timed:
             best = min(timed, key=lambda record: record["p50_ms"])
             ratio = ours["p50_ms"] / best["p50_ms"]
-            times = f"{_time(ours, 0)} / {_time(best, 0)} ms ({_words(best['provider'])})"
-            verdict, met = f"{times} = {ratio:.3f}", "yes" if ratio <= target.limit else "**no**"
+            times = f"{_time(ours, 0)} / {_time(best, 0)} ms, {_words(best['provider'])}"
+            verdict, met = f"{times}: {ratio:.2f}", "yes" if ratio <= target.limit else "**no**"
         rivals_said = "the better peer" if target.rivals == PEERS else _words(target.rivals[0])
         row = [
             target.name,
