@@ -149,7 +149,6 @@ LIK, FLASH = "late-interaction-kernels", "flash-maxsim"
 DENSE = (CROSS, OWN)
 PROVIDERS = {
     "sparton": Provider(sparton),
-    "sparton_lowmem": Provider(partial(sparton, backward="lowmem"), (*DENSE, PACKED), (BOTH,)),
     "sparton_unified": Provider(partial(sparton, backward="unified"), (*DENSE, PACKED), (BOTH,)),
     "sparton_fp8_tensor": Provider(
         partial(sparton_fp8, scales="tensor"), (CROSS,), (FORWARD,), scores=FP8_ERROR

@@ -143,20 +143,30 @@ _search_op.register_autograd(
 
 
 class _Search(torch.autograd.Function):
-    """The operator without the dispatcher; see ``needs_operators``."""
-
-    forward = staticmethod(_search)
+    """The operator without the dispatcher; see ``needs_operators``. Takes queries and hidden states
+    of any shape: autograd need not see that they are flattened. A ``setup_context`` would have
+    torch bind the arguments by name at every call."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def forward(ctx: Any, queries: Tensor, hidden: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+        inputs = (queries.flatten(0, -2), hidden.flatten(0, -2), *others)
+        output = _search(*inputs)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
+        ctx.shapes = (queries.shape, hidden.shape)
         _setup_context(ctx, inputs, output)
+        return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        return _gradients(ctx, grad, _differentiate)
+        dqueries, dhidden, *others = _gradients(ctx, grad, _differentiate)
+        queries_shape, hidden_shape = ctx.shapes
+        return (
+            None if dqueries is None else dqueries.view(queries_shape),
+            None if dhidden is None else dhidden.view(hidden_shape),
+            *others,
+        )
 
 
 def maxsim_from_hidden(
@@ -195,21 +205,21 @@ def maxsim_from_hidden(
     """
     queries, hidden, projection = cast_for_autocast(queries, hidden, projection)
     cu_seqlens = _check(queries, hidden, projection, query_mask, document_mask, document_cu_seqlens)
-    (Q, Lq, E), H = queries.shape, hidden.shape[-1]
-    arguments = (
-        queries.reshape(Q * Lq, E),
-        hidden.reshape(-1, H),
+    others = (
         projection,
         cu_seqlens,
-        None if query_mask is None else query_mask.reshape(-1),
-        None if document_mask is None else document_mask.reshape(-1),
-        Q,
+        None if query_mask is None else query_mask.flatten(),
+        None if document_mask is None else document_mask.flatten(),
+        queries.shape[0],
         hidden.shape[1] if hidden.dim() == 3 else None,
         normalize,
     )
-    graph = torch.is_grad_enabled() and any(x.requires_grad for x in arguments[:3])
-    search = _search_op if needs_operators() else _Search.apply if graph else _search
-    return search(*arguments, graph)[0]
+    operands = (queries, hidden, projection)
+    graph = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
+    if graph and not needs_operators():
+        return _Search.apply(queries, hidden, *others, graph)[0]
+    search = _search_op if needs_operators() else _search
+    return search(queries.flatten(0, -2), hidden.flatten(0, -2), *others, graph)[0]
 
 
 def _check(

@@ -138,15 +138,16 @@ _forward_op.register_autograd(
 
 
 class _Forward(torch.autograd.Function):
-    """The operator without the dispatcher; see ``needs_operators``."""
-
-    forward = staticmethod(_forward)
+    """The operator without the dispatcher; see ``needs_operators``. A ``setup_context`` would have
+    torch bind the arguments by name at every call."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = _forward(*inputs)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         _setup_context(ctx, inputs, output)
+        return output
 
     @staticmethod
     @once_differentiable
