@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.maxsim.boundaries import equal_owners
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.maxsim.operands import MaxSimOperands
@@ -91,10 +92,12 @@ def _add_up(
     """Add the maxima ``[N, num_rows]`` of query tokens from ``first`` on to the scores, and store
     their winners."""
     (N, num_rows), Q, mask = maxima.shape, scores.shape[0], operands.query_mask
-    _scores_kernel[(Q, -(-N // BLOCK_N))](
+    launch(
+        _scores_kernel, (Q, -(-N // BLOCK_N)),
         maxima, found, operands.query_cu_seqlens.contiguous(),
         None if mask is None else mask.contiguous(), rows, scores, winners,
-        N, operands.queries.shape[0], first, num_rows, first > 0, BLOCK_N, BLOCK_S,
+        N, operands.queries.shape[0], first, num_rows,
+        ADD=first > 0, BLOCK_N=BLOCK_N, BLOCK_S=BLOCK_S,
     )  # fmt: skip
 
 

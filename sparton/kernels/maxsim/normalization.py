@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
+
 EPSILON = tl.constexpr(1e-12)
 ELEMENTS = 4096
 
@@ -77,8 +79,16 @@ def normalize_tokens(tokens: Tensor, rows: Tensor | None = None) -> Tensor:
     unit = torch.empty(T, E, dtype=tokens.dtype, device=tokens.device)
     if T:
         block_t, block_e = _blocks(E)
-        _normalize_kernel[(-(-T // block_t),)](
-            tokens, rows, unit, T, E=E, BLOCK_T=block_t, BLOCK_E=block_e
+        launch(
+            _normalize_kernel,
+            (-(-T // block_t),),
+            tokens,
+            rows,
+            unit,
+            T,
+            E=E,
+            BLOCK_T=block_t,
+            BLOCK_E=block_e,
         )
     return unit
 
@@ -93,7 +103,15 @@ def normalize_tokens_backward(grad: Tensor, tokens: Tensor) -> Tensor:
     (T, E), dtokens = tokens.shape, torch.empty_like(tokens)
     if T:
         block_t, block_e = _blocks(E)
-        _normalize_backward_kernel[(-(-T // block_t),)](
-            grad, tokens, dtokens, T, E=E, BLOCK_T=block_t, BLOCK_E=block_e
+        launch(
+            _normalize_backward_kernel,
+            (-(-T // block_t),),
+            grad,
+            tokens,
+            dtokens,
+            T,
+            E=E,
+            BLOCK_T=block_t,
+            BLOCK_E=block_e,
         )
     return dtokens

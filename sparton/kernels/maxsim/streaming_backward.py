@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 from sparton.kernels.maxsim.streaming_rows import (
@@ -114,7 +115,8 @@ def _ddocuments(
     tiles = max(-(-Td // (N * block_t)), 1)
     programs = min(tiles, -(-config.programs // N))
     out = torch.empty_like(documents)
-    _maxsim_streaming_ddocuments_kernel[(N * programs,)](
+    launch(
+        _maxsim_streaming_ddocuments_kernel, (N * programs,),
         grad, argmax, operands.queries.contiguous(), documents,
         operands.query_cu_seqlens.contiguous(), cu_seqlens.contiguous(), out,
         *grad.stride(), Q, N, C, operands.queries.shape[0], Td, programs,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 
@@ -181,8 +182,15 @@ def finish_rows(
     """The gradient of ``x [T, E]`` from fp32 ``partial [parts, T, E]``."""
     (T, E), out = x.shape, torch.empty_like(x)
     constants = _row_constants(E, normalize, config)
-    _maxsim_streaming_rows_kernel[(-(-T // constants["BLOCK_R"]),)](
-        partial, x, out, T, partial.shape[0], **constants
+    launch(
+        _maxsim_streaming_rows_kernel,
+        (-(-T // constants["BLOCK_R"]),),
+        partial,
+        x,
+        out,
+        T,
+        partial.shape[0],
+        **constants,
     )
     return out
 
@@ -214,7 +222,8 @@ def gather_winners(
     if wanted:
         shape, dtype = ((parts, Tq, E), torch.float32) if parts > 1 else ((Tq, E), queries.dtype)
         total = torch.empty(shape, dtype=dtype, device=queries.device)
-    _maxsim_streaming_dqueries_kernel[(Q * programs * parts,)](
+    launch(
+        _maxsim_streaming_dqueries_kernel, (Q * programs * parts,),
         grad, argmax, queries, documents, operands.query_cu_seqlens.contiguous(), total, scatter,
         *grad.stride(), Q, C, Tq, programs, parts, share,
         SCATTER=scatter is not None, PARTIAL=parts > 1, UNROLL=config.unroll, **constants,

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.segment_max.ordering import list_by_vocabulary, vocabulary_slab
 from sparton.kernels.segment_max.row_sums import (
@@ -86,8 +87,18 @@ def _dweight(
     N, V = argmax.shape
     slices, cut = _cut_units(hidden, config)
     if activation == "none" and dbias is None:
-        dweight_direct_kernel[(V, slices)](
-            grad, columns, argmax, hidden, dweight, N, V, *grad.stride(), **cut
+        launch(
+            dweight_direct_kernel,
+            (V, slices),
+            grad,
+            columns,
+            argmax,
+            hidden,
+            dweight,
+            N,
+            V,
+            *grad.stride(),
+            **cut,
         )
         return
     slab = vocabulary_slab(argmax, config.workspace)
@@ -96,7 +107,7 @@ def _dweight(
         list_by_vocabulary(
             grad, columns, reps, argmax, slab, dbias, first, last, activation=activation
         )
-        dweight_kernel[(last - first, slices)](*slab, hidden, dweight, first, N, **cut)
+        launch(dweight_kernel, (last - first, slices), *slab, hidden, dweight, first, N, **cut)
 
 
 def _num_buckets(T: int, N: int, longest: int | None, most: int) -> int:
@@ -130,10 +141,18 @@ def _dhidden(
             num_warps=config.sort_warps, activation=activation,
         )  # fmt: skip
         if split:
-            part_kernel[((last - first) * PART_PROGRAMS, slices)](
-                slab.memory, weight, V, slab.size, PROGRAMS=PART_PROGRAMS, **lists
+            launch(
+                part_kernel,
+                ((last - first) * PART_PROGRAMS, slices),
+                slab.memory,
+                weight,
+                V,
+                slab.size,
+                PROGRAMS=PART_PROGRAMS,
+                **lists,
             )
-        dhidden_kernel[((last - first) * programs, slices)](
+        launch(
+            dhidden_kernel, ((last - first) * programs, slices),
             cu_seqlens, argmax, slab.memory, weight, dhidden, first, V, slab.size, programs,
             **lists,
         )  # fmt: skip

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.segment_max.reduction import (
     SLOTS,
     first_slots,
@@ -261,7 +262,8 @@ def launch_hopper(
     chunks = -(-D // block_d)
     stages, resident = _stages(config, chunks)
     layout = _layout(8 * size)
-    _segment_max_hopper_kernel[(-(-V // (2 * config.block_v)) * num_groups,)](
+    launch(
+        _segment_max_hopper_kernel, (-(-V // (2 * config.block_v)) * num_groups,),
         TensorDescriptor(hidden, (T, D), (D, 1), [config.block_t, block_d], layout),
         TensorDescriptor(weight, (V, D), (D, 1), [config.block_v, block_d], layout),
         bias, cu_seqlens, reps, winners, *(scales or (None, None)),

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
+
 # Sequences and vocabulary rows that a program lists at once.
 BLOCK_N, BLOCK_V = 128, 16
 LIST_WARPS = 8
@@ -150,7 +152,8 @@ def list_by_vocabulary(
     """
     N, V = argmax.shape
     entries, counts = (None, None) if slab is None else slab
-    _by_vocabulary_kernel[(-(-(last - first) // BLOCK_V),)](
+    launch(
+        _by_vocabulary_kernel, (-(-(last - first) // BLOCK_V),),
         grad, columns, reps, argmax, entries, counts, dbias, first, last, N, V, *grad.stride(),
         BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, ACTIVATION=activation,
         LISTS=slab is not None, DBIAS=dbias is not None, num_warps=LIST_WARPS,

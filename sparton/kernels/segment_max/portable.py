@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.segment_max.reduction import (
     clean_slots,
     locate,
@@ -155,7 +156,8 @@ def launch_portable(
     hidden, weight, bias, cu_seqlens = operands
     (T, D), (N, V) = hidden.shape, reps.shape
     num_groups = triton.cdiv(T, group_tokens)
-    _segment_max_kernel[(triton.cdiv(V, config.block_v) * num_groups,)](
+    launch(
+        _segment_max_kernel, (triton.cdiv(V, config.block_v) * num_groups,),
         *kernel_operands(hidden, weight, config), bias, cu_seqlens, reps, winners,
         *(scales or (None, None)),
         T, N, V, group_tokens, num_groups, hidden.stride(0), weight.stride(0),

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.segment_max.quantize_cpu import LARGEST, SCALE_BOUNDS, padded_size
 
 ELEMENTS = 4096  # of a program
@@ -43,7 +44,8 @@ def _quantize(x: Tensor, amax: Tensor | None) -> tuple[Tensor, Tensor]:
     rounded = torch.empty(R, padded, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(R if amax is None else 1, device=x.device)
     if R:
-        _quantize_kernel[(triton.cdiv(R, block_r),)](
+        launch(
+            _quantize_kernel, (triton.cdiv(R, block_r),),
             x, amax, rounded, scale, R, scale.numel(),
             D=D, PADDED=padded, BLOCK_R=block_r, BLOCK_D=block_d,
             LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.segment_max.ordering import load_gradient, load_result, pack, slab_rows
 
 RECORD_ALIGNMENT = 128
@@ -247,11 +248,13 @@ def list_by_token(
     C = -(-V // slab.chunk)
     grid = ((last - first) * C,)
     if C > 1:
-        _count_kernel[grid](
+        launch(
+            _count_kernel, grid,
             reps, argmax, cu_seqlens, slab.memory, first, V, C, slab.size,
             CHUNK=slab.chunk, BUCKETS=slab.buckets, ACTIVATION=activation, num_warps=num_warps,
         )  # fmt: skip
-    _by_token_kernel[grid](
+    launch(
+        _by_token_kernel, grid,
         grad, columns, reps, argmax, cu_seqlens, slab.memory, first, V, C, slab.size,
         *grad.stride(), CHUNK=slab.chunk, BUCKETS=slab.buckets, SHARE=slab.share,
         ACTIVATION=activation, ALONE=C == 1, num_warps=num_warps,

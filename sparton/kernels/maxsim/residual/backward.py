@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirrored_numbers
 from sparton.kernels.maxsim.residual.forward import bytes_of
 
@@ -103,7 +104,8 @@ def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) ->
     T, E = documents.codes.numel(), codec.centroids.shape[1]
     inverse = torch.empty(T, device=documents.codes.device)
     if T:
-        _inverse_norm_kernel[(triton.cdiv(T, 32),)](
+        launch(
+            _inverse_norm_kernel, (triton.cdiv(T, 32),),
             documents.codes, documents.residuals, codec.centroids.float(),
             _bucket_table(codec), inverse, T,
             E=E, NBITS=codec.nbits, BLOCK_T=32, BLOCK_E=min(triton.next_power_of_2(E), 128),
@@ -141,7 +143,8 @@ def residual_backward(
     block_e = min(triton.next_power_of_2(E), 128)
     runs = min(triton.cdiv(PROGRAMS, W), triton.cdiv(N, FEWEST_DOCUMENTS))
     partial = torch.empty(runs, W, E, device=grad.device)
-    _maxsim_residual_bwd_kernel[(runs * W, triton.cdiv(E, block_e))](
+    launch(
+        _maxsim_residual_bwd_kernel, (runs * W, triton.cdiv(E, block_e)),
         grad, argmax, query, bytes_of(query_mask), document_cu_seqlens, *documents,
         codec.centroids.float(), _bucket_table(codec), partial,
         N, W, triton.cdiv(N, runs), *grad.stride(),

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.lookup import bucket_weights, load_table
 from sparton.kernels.maxsim.residual.prepare import prepare
@@ -234,7 +235,8 @@ def residual_forward(
         for n in range(0, N, step):
             count = min(step, N - n)
             maximum = torch.empty(count, width, device=queries.device)
-            _maxsim_residual_fwd_kernel[(count * (width // block_w),)](
+            launch(
+                _maxsim_residual_fwd_kernel, (count * (width // block_w),),
                 tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],
                 maximum, winners[n:, first:] if argmax else winners,
                 documents.codes.shape[0], width, W - first, W,
@@ -243,7 +245,8 @@ def residual_forward(
                 SCALED=documents.inverse_norms is not None, MASKED=document_mask is not None,
                 ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
             )  # fmt: skip
-            _sum_queries_kernel[(Q * triton.cdiv(count, 64),)](
+            launch(
+                _sum_queries_kernel, (Q * triton.cdiv(count, 64),),
                 maximum, query_mask, query_cu_seqlens, scores[:, n:],
                 count, width, N, first, last, ADD=first > 0,
                 BLOCK_N=64, BLOCK_W=min(block_w, 32), MASKED=query_mask is not None, num_warps=4,

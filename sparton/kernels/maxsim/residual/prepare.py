@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.maxsim.codec import ResidualCodec
 
 EPSILON = tl.constexpr(1e-12)
@@ -142,7 +143,8 @@ def prepare(
     size = 2**nbits if unpack == "table" else max(2**nbits, 4)
     table = torch.empty(size, dtype=dtype if unpack == "table" else torch.int16, device=device)
     block_w = min(block_w, 32)
-    _prepare_kernel[(triton.cdiv(C, BLOCK_C), width // block_w)](
+    launch(
+        _prepare_kernel, (triton.cdiv(C, BLOCK_C), width // block_w),
         queries, codec.centroids, codec.bucket_weights, tokens, products, table,
         C, width, first, last,
         E=E, P=P, NBITS=nbits, NORMALIZE=normalize, UNPACK=unpack, SIZE=size, ROWS=rows,

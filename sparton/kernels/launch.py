@@ -1,0 +1,74 @@
+"""Launches of Triton kernels with little time of the host.
+
+``kernel[grid](...)`` binds its arguments by name, works out what to specialise for and asks the
+driver about every pointer, at every launch. Here only what code is specialised for is looked at:
+dtype and alignment of tensors, divisibility and size of integers, all constants.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from triton import knobs
+from triton.compiler import CompiledKernel
+from triton.runtime import JITFunction, driver
+
+_compiled: dict[tuple, CompiledKernel] = {}
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any) -> None:
+    """``kernel[grid](*operands, **constants)``.
+
+    Triton's interpreter and profilers (launch hooks) get just that.
+
+    Args:
+        kernel: function under ``triton.jit`` or ``gluon.jit``.
+        grid: number of programs along 1 to 3 axes.
+        operands: the arguments that are not constexpr, in order and before those that are: tensors,
+            tensor descriptors, integers, None.
+        constants: the constexpr ones and options of compilation, hashable.
+
+    Raises:
+        TypeError: as many operands as the kernel has arguments that are not constexpr are needed.
+    """
+    if not isinstance(kernel, JITFunction) or knobs.runtime.launch_enter_hook.calls:
+        kernel[grid](*operands, **constants)
+        return
+    device = driver.active.get_current_device()
+    key: list[Any] = [id(kernel), device, *constants.values()]
+    arguments: list[Any] = []
+    for operand in operands:
+        if isinstance(operand, Tensor):
+            address = operand.data_ptr()
+            key.append((operand.dtype, address % 16 == 0))
+            arguments.append(address)
+            continue
+        arguments.append(operand)
+        if operand is None:
+            key.append(None)
+        elif isinstance(operand, int):
+            key.append((operand == 1, operand % 16 == 0, -(2**31) <= operand < 2**31))
+        else:
+            layout = getattr(operand, "layout", None)
+            key.append((operand.base.dtype, *operand.block_shape, operand.padding, layout))
+    compiled = _compiled.get(tuple(key))
+    if compiled is None:
+        _check(kernel, len(operands))
+        _compiled[tuple(key)] = kernel[grid](*operands, **constants)
+        return
+    # Constants have a place among the arguments, but nobody reads it.
+    places = [None] * (len(kernel.arg_names) - len(arguments))
+    no_hooks = (None, None, None)
+    compiled.run(
+        *(*grid, 1, 1)[:3], driver.active.get_current_stream(device),
+        compiled.function, compiled.packed_metadata, *no_hooks, *arguments, *places,
+    )  # fmt: skip
+
+
+def _check(kernel: JITFunction, num_operands: int) -> None:
+    """Whether arguments that are not constexpr come first, and are all among the operands."""
+    if kernel.constexprs != list(range(num_operands, len(kernel.arg_names))):
+        constants = [kernel.arg_names[i] for i in kernel.constexprs]
+        raise TypeError(
+            f"{kernel.fn.__name__} takes {kernel.arg_names}, constexpr are {constants}: these must "
+            f"come last and be given by name, and all others in order, got {num_operands}"
+        )

@@ -1,0 +1,140 @@
+"""What is compiled anew, and what compiled code is launched with."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import JITFunction
+
+from sparton.kernels import launch as module
+from sparton.kernels.launch import launch
+
+
+class Compiled:
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self):
+        self.runs = []
+
+    def run(self, *arguments):
+        self.runs.append(arguments)
+
+
+class Kernel(JITFunction):
+    """Counts what Triton would bind; two operands, two constants."""
+
+    def __init__(self, arg_names=("x_ptr", "size", "BLOCK", "MODE"), constexprs=(2, 3)):
+        self.arg_names, self._constexprs = list(arg_names), list(constexprs)
+        self.fn = SimpleNamespace(__name__="kernel")
+        self.bound, self.compiled = [], []
+
+    constexprs = property(lambda self: self._constexprs)
+
+    def __getitem__(self, grid):
+        def bind(*operands, **constants):
+            self.bound.append((grid, operands, constants))
+            self.compiled.append(Compiled())
+            return self.compiled[-1]
+
+        return bind
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 77)
+    monkeypatch.setattr(module, "driver", SimpleNamespace(active=active))
+    monkeypatch.setattr(module, "_compiled", {})
+    return Kernel()
+
+
+def test_the_second_launch_skips_triton(kernel):
+    x = torch.zeros(8)
+    for size in (32, 48):
+        launch(kernel, (5, 2), x, size, BLOCK=16, MODE="a", num_warps=4)
+    assert kernel.bound == [((5, 2), (x, 32), {"BLOCK": 16, "MODE": "a", "num_warps": 4})]
+    (run,) = kernel.compiled[0].runs
+    hooks = (None, None, None)
+    assert run == (5, 2, 1, 77, "function", "metadata", *hooks, x.data_ptr(), 48, None, None)
+
+
+def launched(kernel, x, size=32, **constants):
+    launch(kernel, (1,), x, size, **{"BLOCK": 16, "MODE": "a"} | constants)
+    return len(kernel.bound)
+
+
+def test_whatever_code_is_specialised_for_is_told_apart(kernel):
+    x = torch.zeros(64)
+    assert launched(kernel, x) == 1
+    different = [
+        (x[1:], 32, {}),
+        (x.half(), 32, {}),
+        (None, 32, {}),
+        (x, 1, {}),
+        (x, 33, {}),
+        (x, 2**31, {}),
+        (x, 32, {"BLOCK": 32}),
+        (x, 32, {"MODE": "b"}),
+        (x, 32, {"num_warps": 8}),
+    ]
+    for count, (operand, size, constants) in enumerate(different, start=2):
+        assert launched(kernel, operand, size, **constants) == count
+        assert launched(kernel, operand, size, **constants) == count, "kept"
+    assert launched(kernel, x[4:], 2**30) == len(different) + 1, "as aligned as the first"
+
+
+def test_devices_have_code_of_their_own(kernel, monkeypatch):
+    launched(kernel, torch.zeros(8))
+    monkeypatch.setattr(module.driver.active, "get_current_device", lambda: 1)
+    assert launched(kernel, torch.zeros(8)) == 2
+
+
+def test_descriptors_differ_by_block_and_type(kernel):
+    def descriptor(dtype, block):
+        base = torch.zeros(8, dtype=dtype)
+        return SimpleNamespace(base=base, block_shape=block, padding="zero")
+
+    assert launched(kernel, descriptor(torch.float16, [64, 32])) == 1
+    assert launched(kernel, descriptor(torch.float16, [64, 32])) == 1
+    assert launched(kernel, descriptor(torch.float16, [32, 32])) == 2
+    assert launched(kernel, descriptor(torch.float32, [64, 32])) == 3
+
+
+def test_profilers_see_every_launch(kernel, monkeypatch):
+    launched(kernel, torch.zeros(8))
+    monkeypatch.setattr(module.knobs.runtime.launch_enter_hook, "calls", [print])
+    assert launched(kernel, torch.zeros(8)) == 2
+
+
+@pytest.mark.parametrize(
+    ("names", "constexprs"),
+    [(("x_ptr", "BLOCK", "size", "MODE"), (1, 3)), (("x_ptr", "size", "more", "MODE"), (3,))],
+)
+def test_operands_out_of_place_are_refused(kernel, names, constexprs):
+    with pytest.raises(TypeError, match="must come last"):
+        launched(Kernel(names, constexprs), torch.zeros(8))
+
+
+@triton.jit(do_not_specialize=["size"])
+def _add_kernel(x_ptr, y_ptr, other, size, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs, offs < size, 0.0)
+    if y_ptr is not None:
+        x += tl.load(y_ptr + offs, offs < size, 0.0)
+    tl.store(x_ptr + offs, x + other, offs < size)
+
+
+def test_real_launches(device):
+    """In Triton's interpreter, or on a GPU: each case twice, the second time as compiled before."""
+    base = torch.arange(200.0, device=device)
+    for dtype in (torch.float32, torch.float16):
+        for start in (0, 1, 4):
+            for other in (1, 3, 16):
+                for y in (None, base.to(dtype)):
+                    x = base.to(dtype).clone()[start:]
+                    expected = x + other if y is None else x + y[: len(x)] + other
+                    for _ in range(2):
+                        actual = x.clone() if start == 0 else base.to(dtype).clone()[start:]
+                        launch(_add_kernel, (7,), actual, y, other, len(x), BLOCK=32)
+                        assert torch.equal(actual, expected)
