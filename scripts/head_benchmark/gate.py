@@ -98,18 +98,25 @@ def errors(actual: Results, truth: Results) -> Errors:
     return found
 
 
-def allowance(eager: Errors, slack: float = SLACK, worst_slack: float = SLACK) -> Errors:
-    """The largest errors that pass: SLACK times eager's and FLOOR.
+def allowance(
+    eager: Errors,
+    slack: float = SLACK,
+    worst_slack: float = SLACK,
+    rounding: float = SLACK,
+) -> Errors:
+    """The largest errors that pass: ``rounding`` times eager's and FLOOR.
 
     Args:
         eager: errors of the eager head.
-        slack: in place of SLACK for :data:`NEAR_TIES`, up to CEILING.
-        worst_slack: in place of SLACK for the largest difference of a representation.
+        slack: in place of ``rounding`` for :data:`NEAR_TIES`, up to CEILING.
+        worst_slack: in place of it for the largest difference of a representation.
+        rounding: for everything else.
     """
-    allowed = {name: SLACK * error + FLOOR for name, error in eager.items()}
+    allowed = {name: rounding * error + FLOOR for name, error in eager.items()}
     for name in NEAR_TIES:
         if name in eager:
-            allowed[name] = max(allowed[name], min(slack * eager[name] + FLOOR, CEILING))
+            usual = SLACK * eager[name] + FLOOR
+            allowed[name] = max(usual, min(slack * eager[name] + FLOOR, CEILING))
     if WORST in eager:
         allowed[WORST] = worst_slack * eager[WORST] + FLOOR
     return allowed
