@@ -82,7 +82,6 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="discard the file's records first")
     parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--seconds", type=float, default=0.7, help="timing of a cell")
-    parser.add_argument("--commit", default=os.environ.get("SPARTON_COMMIT"))
     parser.add_argument("--cache", type=Path, help="folder of the truths; default: a temporary one")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--miniature", action="store_true", help="tiny shapes, to try the program")
@@ -225,7 +224,7 @@ def check_same_run(path: Path, record: Record, context: Record) -> None:
 def environment(arguments: argparse.Namespace) -> Record:
     """What every record says of the machine and the code."""
     found = describe_environment()
-    git = found["git"] or {"sha": arguments.commit, "dirty": None}
+    git = found["git"] or {"sha": None, "dirty": None}
     return {
         "command": found["command"],
         "git_sha": git["sha"],

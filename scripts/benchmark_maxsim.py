@@ -77,7 +77,6 @@ def parse_arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="discard the file's records first")
     parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--seconds", type=float, default=0.7, help="timing of a cell")
-    parser.add_argument("--commit", default=os.environ.get("SPARTON_COMMIT"))
     parser.add_argument("--terabytes", type=float, default=4.3, help="per second; an H200's copy")
     parser.add_argument(
         "--tflop", type=float, default=790.0, help="per second, in 16 bits; its GEMM"
@@ -123,7 +122,7 @@ def same_run(path: Path, context: Record) -> list[Record]:
 def environment(arguments: argparse.Namespace) -> Record:
     """What every record says of the machine and the code."""
     found = describe_environment()
-    git = found["git"] or {"sha": arguments.commit, "dirty": None}
+    git = found["git"] or {"sha": None, "dirty": None}
     on_gpu = arguments.device == "cuda"
     return {
         "command": found["command"],

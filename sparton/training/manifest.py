@@ -1,5 +1,6 @@
 """What a run was: enough to repeat it and to compare it with another."""
 
+import os
 import platform
 import shlex
 import subprocess
@@ -24,8 +25,12 @@ _DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,nohea
 
 
 def describe_environment() -> dict[str, Any]:
-    """Command line, git state, versions and hardware of this process. Measurement records, which
-    appear while measuring, do not make the tree dirty."""
+    """Command line, git state, versions and hardware of this process.
+
+    Measurement records, which appear while measuring, do not make the tree dirty. Where the code
+    is a copy of a commit, without its history or beside that of another, the environment variable
+    SPARTON_COMMIT names it; whether the copy was changed is then not known.
+    """
     return {
         "command": shlex.join(sys.argv),
         "git": _git_state(),
@@ -43,6 +48,8 @@ def _version(package: str) -> str | None:
 
 
 def _git_state() -> dict[str, Any] | None:
+    if named := os.environ.get("SPARTON_COMMIT"):
+        return {"sha": named, "dirty": None}
     git = ("git", "--no-optional-locks", "-C", str(Path(__file__).resolve().parents[2]))
     sha = _output(*git, "rev-parse", "--verify", "HEAD")
     changes = _output(*git, "status", "--porcelain", "--", ".", ":(exclude)results")

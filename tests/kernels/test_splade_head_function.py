@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparton.kernels.splade_head import cpu, function, splade_head, splade_head_reference
 
@@ -99,6 +100,29 @@ def test_autocast_rounds_the_operands_and_returns_full_precision(operands):
     assert distance(reps, rounded) < distance(reps, full) / 20
     without_autocast = splade_head(*operands)
     assert distance(without_autocast, full) < distance(without_autocast, rounded) / 20
+
+
+class Allocations(TorchDispatchMode):
+    """Shapes and dtypes of all results of operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.made.append((tuple(result.shape), result.dtype))
+        return result
+
+
+def test_winners_get_no_gradient_made_of_zeros(operands):
+    reps = splade_head(*operands)
+    grad = torch.randn_like(reps)
+    with Allocations() as allocations:
+        (reps * 2).backward(grad)
+    assert ((len(LENGTHS), V), torch.float32) in allocations.made, "sees the engine's operators"
+    assert ((len(LENGTHS), V), torch.int32) not in allocations.made
 
 
 def test_gradients_only_where_needed(operands):

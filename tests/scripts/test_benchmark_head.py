@@ -27,10 +27,9 @@ def settings(tmp_path, **changes) -> cells.Settings:
 
 
 def run_script(*words: object, check: bool = True) -> subprocess.CompletedProcess:
-    """Without git, so that a changed working tree is no reason to measure anew."""
+    """Of a commit by name, so that a changed working tree is no reason to measure anew."""
     command = [sys.executable, str(SCRIPT), "--device", "cpu", "--miniature", "--seconds", "0.01"]
-    command += ["--commit", "here"]
-    environment = {**os.environ, "GIT_DIR": "/nowhere"}
+    environment = {**os.environ, "SPARTON_COMMIT": "here"}
     process = subprocess.run(
         [*command, *map(str, words)], capture_output=True, text=True, env=environment
     )
@@ -201,16 +200,14 @@ def test_parts_and_miniatures_stay_out_of_the_results():
             benchmark_head.parse_arguments(["--suite", "heads", "--device", "cpu", *words])
 
 
-def test_the_commit_is_taken_from_outside_only_where_there_is_no_git(monkeypatch):
-    words = ["--suite", "heads", "--list", "--device", "cpu", "--commit", "abc"]
-    arguments = benchmark_head.parse_arguments(words)
+def test_records_name_the_commit(monkeypatch):
+    arguments = benchmark_head.parse_arguments(["--suite", "heads", "--list", "--device", "cpu"])
     found = benchmark_head.describe_environment()
-    for git, sha in ((None, "abc"), ({"sha": "def", "dirty": True}, "def")):
+    for git in (None, {"sha": "def", "dirty": True}, {"sha": "abc", "dirty": None}):
         described = {**found, "git": git}
         monkeypatch.setattr(benchmark_head, "describe_environment", lambda d=described: d)
         record = benchmark_head.environment(arguments)
-        assert record["git_sha"] == sha
-        assert record["dirty"] is (None if git is None else True)
+        assert (record["git_sha"], record["dirty"]) == tuple((git or {}).values() or (None, None))
 
 
 def test_a_crash_is_a_record_and_the_next_cell_runs(tmp_path):

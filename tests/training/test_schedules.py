@@ -87,6 +87,11 @@ def test_the_manifest_is_json_and_survives_a_machine_without_git(monkeypatch):
     assert manifest.describe_environment()["git"] is None
 
 
+def test_a_copy_of_the_code_says_of_which_commit(monkeypatch):
+    monkeypatch.setenv("SPARTON_COMMIT", "0123abc")
+    assert manifest.describe_environment()["git"] == {"sha": "0123abc", "dirty": None}
+
+
 def test_a_tree_that_cannot_be_asked_is_not_called_clean(monkeypatch):
     answers = {"rev-parse": "abc", "status": None}
     monkeypatch.setattr(manifest, "_output", lambda *command: answers.get(command[4]))

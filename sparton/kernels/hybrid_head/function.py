@@ -88,6 +88,8 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    # The winners have no gradient: it need not be made of zeros.
+    ctx.set_materialize_grads(False)
     hidden, weight, bias, _, _ = inputs
     ctx.save_for_backward(*output, hidden, weight)
     ctx.bias_dtype = None if bias is None else bias.dtype

@@ -149,6 +149,8 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    # The winners have no gradient: it need not be made of zeros.
+    ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1], *inputs[:6])
     ctx.options = inputs[6:-1]
 

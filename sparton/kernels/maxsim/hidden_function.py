@@ -126,6 +126,8 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    # The winners have no gradient: it need not be made of zeros.
+    ctx.set_materialize_grads(False)
     queries, hidden, projection, cu_seqlens, _, _, _, ctx.longest, ctx.normalize, _ = inputs
     ctx.save_for_backward(output[1], queries, hidden, projection, cu_seqlens)
 
@@ -151,7 +153,6 @@ class _Search(torch.autograd.Function):
     def forward(ctx: Any, queries: Tensor, hidden: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
         inputs = (queries.flatten(0, -2), hidden.flatten(0, -2), *others)
         output = _search(*inputs)
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         ctx.shapes = (queries.shape, hidden.shape)
         _setup_context(ctx, inputs, output)

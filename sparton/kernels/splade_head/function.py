@@ -116,6 +116,8 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    # The winners have no gradient: it need not be made of zeros.
+    ctx.set_materialize_grads(False)
     hidden, weight, bias, cu_seqlens, ctx.activation, *_ = inputs
     ctx.save_for_backward(*output, hidden, weight, cu_seqlens)
     ctx.bias_dtype = None if bias is None else bias.dtype

@@ -127,6 +127,8 @@ def _(grad: Tensor, argmax: Tensor, queries: Tensor, *others: Any) -> Tensor:
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    # The winners have no gradient: it need not be made of zeros.
+    ctx.set_materialize_grads(False)
     *tensors, _, ctx.normalize, _, _ = inputs
     ctx.save_for_backward(output[1], *tensors)
 
@@ -144,7 +146,6 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         output = _forward(*inputs)
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(output[1])
         _setup_context(ctx, inputs, output)
         return output
