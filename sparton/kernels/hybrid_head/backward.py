@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.segment_max.operands import on_its_device
 
 
@@ -114,7 +115,8 @@ def hybrid_head_backward(
     dbias = weight.new_zeros(V, dtype=torch.float32) if bias_dtype is not None else None
     if reps.numel() and S:
         grid = tuple(map(triton.cdiv, (V, B, D), config[:3]))
-        _hybrid_head_bwd_kernel[grid](
+        launch(
+            _hybrid_head_bwd_kernel, grid,
             grad, reps, argmax, hidden, weight, dhidden, dweight, dbias, B, S, V,
             D=D, BLOCK_V=config.block_v, BLOCK_B=config.block_b, BLOCK_D=config.block_d,
             HIDDEN=need_hidden, WEIGHT=need_weight, BIAS=dbias is not None,

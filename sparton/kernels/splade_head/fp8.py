@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.segment_max.forward import Config, segment_max_forward
 from sparton.kernels.segment_max.operands import check_fp8, check_operands, on_its_device
 from sparton.kernels.segment_max.quantize import quantize_rows
@@ -121,7 +122,8 @@ def rescore(
     grid = (triton.cdiv(V, config.block_v), triton.cdiv(N, config.block_n))
     room = grid[0] * grid[1] * config.block_n * config.block_v
     entries = torch.empty(room, dtype=torch.int32, device=reps.device)
-    _rescore_kernel[grid](
+    launch(
+        _rescore_kernel, grid,
         hidden, weight, bias, reps, argmax, entries, N, V,
         D=D, BLOCK_N=config.block_n, BLOCK_V=config.block_v, BLOCK_E=config.block_e,
         BLOCK_D=config.block_d or _rescore_block(D), BIAS=bias is not None,

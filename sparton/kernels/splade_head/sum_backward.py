@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.launch import launch
 from sparton.kernels.segment_max.forward import fitting_configs
 from sparton.kernels.segment_max.operands import check_operands, on_its_device, sequence_of_tokens
 from sparton.kernels.segment_max.portable import PortableConfig, kernel_operands, load_tile
@@ -133,19 +134,20 @@ class _Problem(NamedTuple):
 def _logit_grads(problem: _Problem, t: slice, v: slice, out: Tensor, dbias: Tensor | None) -> None:
     """Write the gradients of the logits of vocabulary ``v`` and tokens ``t`` to ``out``, and add
     their sums over the tokens to ``dbias``."""
-    hidden, weight, launch = problem.hidden, problem.weight, problem.launch
+    hidden, weight, config = problem.hidden, problem.weight, problem.launch
     (width, tokens), D = out.shape, weight.shape[1]
-    grid = (triton.cdiv(width, launch.block_v), triton.cdiv(tokens, launch.block_t))
+    grid = (triton.cdiv(width, config.block_v), triton.cdiv(tokens, config.block_t))
     sums = None if dbias is None else torch.empty(grid[1], width, device=out.device)
-    _logit_grads_kernel[grid](
-        *kernel_operands(hidden, weight, launch),
+    launch(
+        _logit_grads_kernel, grid,
+        *kernel_operands(hidden, weight, config),
         problem.bias, problem.cu_seqlens, problem.sequences, problem.grad, out, sums,
         t.start, t.stop, v.start, v.stop, len(weight),
         hidden.stride(0), weight.stride(0), out.stride(0),
-        D=D, BLOCK_V=launch.block_v, BLOCK_T=launch.block_t, BLOCK_D=launch.block_d,
-        SEGMENT=launch.segment, DESCRIPTORS=launch.descriptors, BIAS=problem.bias is not None,
+        D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
+        SEGMENT=config.segment, DESCRIPTORS=config.descriptors, BIAS=problem.bias is not None,
         TWICE=problem.activation == "log1p_relu", SUMS=sums is not None,
-        num_warps=launch.num_warps, num_stages=launch.num_stages,
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if dbias is not None and sums is not None:
         dbias[v] += sums.sum(0)
@@ -245,9 +247,9 @@ def splade_head_sum_backward(
     dweight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
     dbias = hidden.new_zeros(V, dtype=torch.float32) if need_bias and bias is not None else None
     if T and V:
-        launch = config.launch or _default_launch(hidden, weight)
+        chosen = config.launch or _default_launch(hidden, weight)
         sequences = sequence_of_tokens(cu_seqlens, T)
-        problem = _Problem(grad, hidden, weight, bias, cu_seqlens, sequences, activation, launch)
+        problem = _Problem(grad, hidden, weight, bias, cu_seqlens, sequences, activation, chosen)
         _walk(problem, dhidden, dweight, dbias, config)
     return (
         dhidden,
