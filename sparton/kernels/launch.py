@@ -39,7 +39,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any)
     for operand in operands:
         if isinstance(operand, Tensor):
             address = operand.data_ptr()
-            key.append((operand.dtype, address % 16 == 0))
+            # A tensor of the CPU is told apart too: Triton has a message for it.
+            key.append((operand.dtype, address % 16 == 0, operand.is_cuda))
             arguments.append(address)
             continue
         arguments.append(operand)
