@@ -1,5 +1,7 @@
 """MaxSim with FP8 products: an emulation on the CPU, the tensor cores on a GPU."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -97,12 +99,16 @@ def test_what_the_tensor_cores_are_given(scales, masked, monkeypatch):
     monkeypatch.setattr(forward, "segment_max_forward", segment_max)
     monkeypatch.setattr(quantize, "quantize_rows", quantize_rows_cpu)
     monkeypatch.setattr(quantize, "quantize_matrix", one_scale)
+    emulated = partial(maxsim_fp8, scales=scales)
     operands, masks = make_problem(spread=1.0)
     masks = masks if masked else [None, None]
     expected = maxsim_fp8(*operands, *masks, scales=scales).double()
     scores = fp8._cross_fp8(*operands, *masks, scales)
     assert scores.is_contiguous()
-    # The emulation rounds what it restores to the operands' dtype once more.
-    assert error(scores, expected) < 5e-3 < error(scores.roll(1, 1), expected)
-    nothing = fp8._cross_fp8(operands[0], operands[1][:, :0], None, None, scales)
-    assert torch.equal(nothing, torch.zeros(5, 7))
+    assert error(scores, expected) < 1e-6 < error(scores * 1.001, expected)
+    if masked and scales == "token":
+        operands[0][~masks[0]] = float("nan")
+        assert error(fp8._cross_fp8(*operands, *masks, scales), expected) < 1e-6
+    for score in (lambda *x: fp8._cross_fp8(*x, None, None, scales), emulated):
+        assert torch.equal(score(operands[0], operands[1][:, :0]), torch.zeros(5, 7))
+        assert score(operands[0][:0], operands[1]).shape == (0, 7)

@@ -343,6 +343,16 @@ def test_compiled_autograd_of_eager_calls(batch):
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
+def test_what_masked_tokens_hold_does_not_matter(batch):
+    """Padding may be NaN: what attention leaves where nothing was attended to."""
+    queries, documents, *masks = (x.detach() for x in batch)
+    dirty = [x.clone() for x in (queries, documents)]
+    for x, mask in zip(dirty, masks, strict=True):
+        x[~mask] = float("nan")
+    assert torch.equal(maxsim(*dirty, *masks), maxsim(queries, documents, *masks))
+    assert maxsim(dirty[0], documents, None, masks[1]).isnan().any()
+
+
 def test_autocast_rounds_the_operands_and_returns_full_precision(batch):
     with torch.autocast(batch[0].device.type, torch.bfloat16):
         scores = maxsim(*batch)

@@ -244,6 +244,24 @@ def test_compiled():
         assert torch.equal(x, y)
 
 
+def test_what_masked_query_tokens_hold_does_not_matter(device):
+    (queries, *others), query_mask, _ = make_problem(device)
+    dirty = torch.where(query_mask[..., None], queries, float("nan"))
+    scores = maxsim_from_hidden(dirty, *others, query_mask)
+    assert torch.equal(scores, maxsim_from_hidden(queries, *others, query_mask))
+    assert scores.any()
+
+
+def test_autocast_rounds_the_operands_alone(device):
+    """Similarities and sums stay in fp32."""
+    operands, *masks = make_problem(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        scores = maxsim_from_hidden(*operands, *masks)
+    rounded = [x.bfloat16() for x in operands]
+    assert torch.equal(scores, maxsim_from_hidden(*rounded, *masks))
+    assert not torch.equal(scores, maxsim_from_hidden(*operands, *masks))
+
+
 def test_ties_go_to_the_first_token(device):
     queries = torch.ones(3, 4, device=device)
     hidden = torch.ones(70, 4, device=device)

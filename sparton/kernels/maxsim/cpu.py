@@ -59,7 +59,7 @@ def maxsim_forward_cpu(
         if tokens.numel() == 0 or rows.start == rows.stop:
             continue
         best, token = _best(queries[rows], _rows(documents[tokens], normalize))
-        scores[q:last, column].index_add_(0, owners[rows] - q, best * kept[rows])
+        scores[q:last, column].index_add_(0, owners[rows] - q, best.where(kept[rows], 0))
         if argmax:
             winners[column, rows] = torch.where(kept[rows], tokens[token], -1).int()
     return scores.float(), winners

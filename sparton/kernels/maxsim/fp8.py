@@ -31,6 +31,8 @@ def _has_fp8(device: torch.device) -> bool:
 
 
 def _dequantized(x: Tensor, scales: Scales) -> Tensor:
+    if x.numel() == 0:
+        return x.float()
     rounded, scale = (quantize_rows_cpu if scales == "token" else _round_tensor_cpu)(
         x.flatten(0, -2)
     )
@@ -115,6 +117,6 @@ def _cross_fp8(
     )
     maxima = maxima.view(N, Q, Lq)
     if query_mask is not None:
-        maxima *= query_mask
+        maxima.masked_fill_(~query_mask, 0)
     torch.sum(maxima, 2, out=scores.T)
     return scores

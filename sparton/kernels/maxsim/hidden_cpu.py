@@ -14,6 +14,7 @@ from sparton.kernels.maxsim.normalization_cpu import (
 )
 
 
+@torch.autocast("cpu", enabled=False)
 def search_hidden_cpu(
     queries: Tensor,
     hidden: Tensor,
@@ -43,12 +44,13 @@ def search_hidden_cpu(
             best = (queries.to(wide) @ embeddings.to(wide).T).max(dim=1)
             maxima[n], winners[n] = best.values, tokens[best.indices].int()
     if query_mask is not None:
-        maxima, winners = maxima * query_mask, winners.where(query_mask, -1)
+        maxima, winners = maxima.where(query_mask, 0), winners.where(query_mask, -1)
     shape = (maxima.shape[0], num_queries, queries.shape[0] // max(num_queries, 1))
     scores = maxima.view(shape).sum(2).T.float().contiguous()
     return scores, winners if argmax else winners.new_empty(0)
 
 
+@torch.autocast("cpu", enabled=False)
 def route_hidden_cpu(
     grad: Tensor,
     winners: Tensor,

@@ -39,6 +39,7 @@ def _query_sums(maxima: Tensor, bounds: list[int]) -> Tensor:
     return torch.stack([maxima[start:stop].sum(0) for start, stop in pairwise(bounds)])
 
 
+@torch.autocast("cpu", enabled=False)
 def residual_forward_cpu(
     queries: Tensor,
     documents: CompressedTokens,
@@ -83,6 +84,7 @@ def residual_forward_cpu(
     return _query_sums(maxima, query_cu_seqlens.tolist()).float(), winners
 
 
+@torch.autocast("cpu", enabled=False)
 def residual_backward_cpu(
     grad: Tensor,
     argmax: Tensor,
