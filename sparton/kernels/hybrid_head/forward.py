@@ -93,7 +93,7 @@ def hybrid_head_forward(
     if hidden.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(f"the kernel takes float16, bfloat16 or float32, got {hidden.dtype}")
     (B, S, _), V, mask = hidden.shape, weight.shape[0], mask.contiguous()
-    reps = torch.empty(B, V, device=hidden.device)
+    reps = torch.empty(B, V, dtype=torch.float32, device=hidden.device)
     winners = torch.empty((B, V) if argmax else 0, dtype=torch.int64, device=hidden.device)
     if reps.numel() == 0:
         return reps, winners

@@ -120,7 +120,7 @@ def cross_forward(
     """
     (Q, N), Tq = operands.scores_shape, operands.queries.shape[0]
     device = operands.queries.device
-    scores = torch.empty(Q, N, device=device)
+    scores = torch.empty(Q, N, dtype=torch.float32, device=device)
     if not (Tq and N and operands.documents.shape[0]):
         nothing = torch.full((N, Tq), -1, dtype=torch.int32, device=device) if argmax else None
         return scores.zero_(), nothing

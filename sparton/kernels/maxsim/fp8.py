@@ -103,7 +103,7 @@ def _cross_fp8(
         rows, cu_seqlens = compact(operands.document_mask, cu_seqlens)
         tokens = tokens.index_select(0, rows)
     (Q, Lq), N = queries.shape[:2], documents.shape[0]
-    scores = torch.empty(Q, N, device=queries.device)
+    scores = torch.empty(Q, N, dtype=torch.float32, device=queries.device)
     if not (operands.queries.shape[0] and tokens.shape[0]):
         return scores.zero_()
     quantize = quantize_rows if scales == "token" else quantize_matrix

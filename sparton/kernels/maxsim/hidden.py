@@ -180,12 +180,12 @@ def search_hidden(
     cu_seqlens = cu_seqlens.contiguous()
     query_mask, mask = (None if x is None else x.contiguous() for x in (query_mask, mask))
     (R, E), H, N = queries.shape, hidden.shape[1], cu_seqlens.shape[0] - 1
-    scores = torch.empty(num_queries, N, device=hidden.device)
+    scores = torch.empty(num_queries, N, dtype=torch.float32, device=hidden.device)
     winners = torch.empty((N, R) if argmax else 0, dtype=torch.int32, device=hidden.device)
     if N == 0 or R == 0:
         return scores.zero_(), winners
     shares = min(triton.next_power_of_2(triton.cdiv(config.programs, N)), 64)
-    maxima = torch.empty(shares, N, R, device=hidden.device)
+    maxima = torch.empty(shares, N, R, dtype=torch.float32, device=hidden.device)
     straight = (shares == 1 and query_mask is None) or not argmax
     found = winners if straight else torch.empty_like(maxima, dtype=torch.int32)
     launch(

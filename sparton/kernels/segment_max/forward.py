@@ -3,7 +3,8 @@
 N sequences, T packed tokens, D hidden, V rows.
 
 There are two kernels of the same plan: hopper.py, and portable.py for all other GPUs, for operands
-that TMA cannot address, for full precision and for FP8. Here they are chosen and given buffers.
+that TMA cannot address, for full precision, and where a logarithm or a factor for every logit would
+hold Hopper's warpgroups up. Here they are chosen and given buffers.
 """
 
 import functools
@@ -175,7 +176,7 @@ def segment_max_forward(
     bias = None if bias is None else bias.contiguous()
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.numel() - 1
     argmax = argmax and pooling == "max"
-    reps = torch.empty(N, V, device=hidden.device)
+    reps = torch.empty(N, V, dtype=torch.float32, device=hidden.device)
     winners = torch.empty((N, V) if argmax else 0, dtype=torch.int32, device=hidden.device)
     if reps.numel() == 0:
         return reps, winners

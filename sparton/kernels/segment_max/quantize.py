@@ -42,7 +42,7 @@ def _quantize(x: Tensor, amax: Tensor | None) -> tuple[Tensor, Tensor]:
     block_d = triton.next_power_of_2(padded)
     block_r = max(ELEMENTS // block_d, 1)
     rounded = torch.empty(R, padded, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(R if amax is None else 1, device=x.device)
+    scale = torch.empty(R if amax is None else 1, dtype=torch.float32, device=x.device)
     if R:
         launch(
             _quantize_kernel, (triton.cdiv(R, block_r),),

@@ -137,7 +137,11 @@ def _logit_grads(problem: _Problem, t: slice, v: slice, out: Tensor, dbias: Tens
     hidden, weight, config = problem.hidden, problem.weight, problem.launch
     (width, tokens), D = out.shape, weight.shape[1]
     grid = (triton.cdiv(width, config.block_v), triton.cdiv(tokens, config.block_t))
-    sums = None if dbias is None else torch.empty(grid[1], width, device=out.device)
+    sums = (
+        None
+        if dbias is None
+        else torch.empty(grid[1], width, dtype=torch.float32, device=out.device)
+    )
     launch(
         _logit_grads_kernel, grid,
         *kernel_operands(hidden, weight, config),
@@ -183,7 +187,7 @@ def _walk(
     columns = _tiles(V, config.logits // stride)
     buffer = torch.empty(columns[0].stop, stride, dtype=hidden.dtype, device=hidden.device)
     for t in rows:
-        total = torch.zeros(t.stop - t.start, D, device=hidden.device)
+        total = torch.zeros(t.stop - t.start, D, dtype=torch.float32, device=hidden.device)
         for v in columns:
             g = buffer[: v.stop - v.start, : t.stop - t.start]
             _logit_grads(problem, t, v, g, dbias)

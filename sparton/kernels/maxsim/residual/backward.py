@@ -102,7 +102,7 @@ def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) ->
     """fp32 ``[T]``, 1 / max(norm, 1e-12) of every restored token; the inverse norms in
     ``documents`` are not read. Arguments as of :func:`residual_backward`."""
     T, E = documents.codes.numel(), codec.centroids.shape[1]
-    inverse = torch.empty(T, device=documents.codes.device)
+    inverse = torch.empty(T, dtype=torch.float32, device=documents.codes.device)
     if T:
         launch(
             _inverse_norm_kernel, (triton.cdiv(T, 32),),
@@ -142,7 +142,7 @@ def residual_backward(
     )
     block_e = min(triton.next_power_of_2(E), 128)
     runs = min(triton.cdiv(PROGRAMS, W), triton.cdiv(N, FEWEST_DOCUMENTS))
-    partial = torch.empty(runs, W, E, device=grad.device)
+    partial = torch.empty(runs, W, E, dtype=torch.float32, device=grad.device)
     launch(
         _maxsim_residual_bwd_kernel, (runs * W, triton.cdiv(E, block_e)),
         grad, argmax, query, bytes_of(query_mask), document_cu_seqlens, *documents,

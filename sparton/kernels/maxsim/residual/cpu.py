@@ -31,7 +31,9 @@ def residual_inverse_norms_cpu(documents: CompressedTokens, codec: ResidualCodec
     plain = documents._replace(inverse_norms=None)
     firsts = range(0, documents.codes.numel(), TOKENS_AT_ONCE)
     norms = [_restored(plain, codec, slice(x, x + TOKENS_AT_ONCE)).norm(dim=1) for x in firsts]
-    return torch.cat([x.clamp_min(1e-12).reciprocal() for x in norms] or [torch.empty(0)])
+    return torch.cat(
+        [x.clamp_min(1e-12).reciprocal() for x in norms] or [torch.empty(0, dtype=torch.float32)]
+    )
 
 
 def _query_sums(maxima: Tensor, bounds: list[int]) -> Tensor:
@@ -60,7 +62,7 @@ def residual_forward_cpu(
     Q, N = query_cu_seqlens.numel() - 1, len(bounds) - 1
     winners = torch.full((N, W) if argmax else (0,), -1, dtype=torch.int32)
     if Q == 0 or N == 0 or W == 0:
-        return torch.zeros(Q, N), winners
+        return torch.zeros(Q, N, dtype=torch.float32), winners
     if normalize:
         queries = normalize_tokens_cpu(queries)
     columns = queries.to(rounded).to(torch.promote_types(rounded, torch.float32)).T

@@ -215,8 +215,8 @@ def residual_forward(
     Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
     winners = torch.empty((N, W) if argmax else 0, dtype=torch.int32, device=queries.device)
     if N == 0 or W == 0:
-        return torch.zeros(Q, N, device=queries.device), winners
-    scores = torch.empty(Q, N, device=queries.device)
+        return torch.zeros(Q, N, dtype=torch.float32, device=queries.device), winners
+    scores = torch.empty(Q, N, dtype=torch.float32, device=queries.device)
     unpack, nbits = config.unpack, codec.nbits
     if nbits > 4 or dtype.itemsize != 2 or not queries.is_cuda:
         unpack = "table"
@@ -234,7 +234,7 @@ def residual_forward(
         step = max(MAXIMA_AT_ONCE // width, 1)
         for n in range(0, N, step):
             count = min(step, N - n)
-            maximum = torch.empty(count, width, device=queries.device)
+            maximum = torch.empty(count, width, dtype=torch.float32, device=queries.device)
             launch(
                 _maxsim_residual_fwd_kernel, (count * (width // block_w),),
                 tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],

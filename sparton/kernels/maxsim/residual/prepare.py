@@ -139,7 +139,7 @@ def prepare(
     width = triton.cdiv(last - first, block_w) * block_w
     rows = triton.cdiv(P, block_p) * block_p * per_byte
     tokens = torch.empty(rows, width, dtype=dtype, device=device)
-    products = torch.empty(C, width, device=device)
+    products = torch.empty(C, width, dtype=torch.float32, device=device)
     size = 2**nbits if unpack == "table" else max(2**nbits, 4)
     table = torch.empty(size, dtype=dtype if unpack == "table" else torch.int16, device=device)
     block_w = min(block_w, 32)
