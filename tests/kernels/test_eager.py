@@ -1,10 +1,15 @@
-"""When kernels run inside registered operators."""
+"""When kernels run inside registered operators, and on which device."""
 
+from contextlib import contextmanager
+
+import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparton.kernels.segment_max.operands import needs_operators
+from sparton.kernels.maxsim import fp8, paths
+from sparton.kernels.maxsim.residual import backward
+from sparton.kernels.segment_max.operands import needs_operators, on_its_device
 
 
 def test_only_what_observes_operators_needs_them():
@@ -17,3 +22,35 @@ def test_only_what_observes_operators_needs_them():
     assert not needs_operators()
     compiled = torch.compile(lambda x: x + 1 if needs_operators() else x, backend="eager")
     assert compiled(torch.zeros(1)) == 1
+
+
+def test_launches_go_to_the_device_of_the_operands(monkeypatch):
+    """A current device that is another one changes nothing."""
+    current = []
+
+    @contextmanager
+    def device_of(tensor):
+        current.append(tensor)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    launch = on_its_device(lambda *operands, wanted: [x is wanted for x in current])
+    first, second = torch.zeros(2), torch.ones(3)
+    assert launch(first, second, wanted=first) == [True]
+    assert launch((second, first), first, wanted=second) == [True]
+    assert not current
+
+
+@pytest.mark.parametrize(
+    "launch",
+    [
+        paths.maxsim_forward_cuda,
+        paths.maxsim_backward_cuda,
+        fp8._cross_fp8,
+        backward.residual_backward,
+        backward.residual_inverse_norms,
+    ],
+)
+def test_what_launches_is_guarded(launch):
+    assert launch.__wrapped__ is not launch

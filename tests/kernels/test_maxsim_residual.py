@@ -426,6 +426,13 @@ def test_bad_operands_are_refused(device):
         score(queries, documents, codec, bounds[0].float(), bounds[1])
     with pytest.raises(ValueError, match="on one device"):
         score(queries, documents, codec, bounds[0].to("meta"), bounds[1])
+    for field in ("residuals", "inverse_norms"):
+        elsewhere = documents._replace(**{field: getattr(documents, field).to("meta")})
+        with pytest.raises(ValueError, match=f"on one device.*{field} on meta"):
+            score(queries, elsewhere, codec, *bounds)
+    elsewhere = codec._replace(bucket_weights=codec.bucket_weights.to("meta"))
+    with pytest.raises(ValueError, match="bucket_weights on meta"):
+        score(queries, documents, elsewhere, *bounds)
 
 
 def test_eager_and_registered_agree(device, monkeypatch):

@@ -12,6 +12,7 @@ from torch import Tensor
 from sparton.kernels.maxsim.function import maxsim
 from sparton.kernels.maxsim.operands import padded_operands
 from sparton.kernels.maxsim.packing import compact
+from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.segment_max.quantize_cpu import LARGEST, SCALE_BOUNDS, quantize_rows_cpu
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,7 @@ def maxsim_fp8(
     return maxsim(queries, documents, query_mask, document_mask)
 
 
+@on_its_device
 def _cross_fp8(
     queries: Tensor,
     documents: Tensor,

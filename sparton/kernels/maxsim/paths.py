@@ -19,6 +19,7 @@ from sparton.kernels.maxsim.streaming_backward import (
     streaming_backward_lowmem,
     streaming_backward_unified,
 )
+from sparton.kernels.segment_max.operands import on_its_device
 
 FEW = 256
 
@@ -28,6 +29,7 @@ def is_product(operands: MaxSimOperands) -> bool:
     return operands.per_query is None and operands.queries.shape[0] > FEW
 
 
+@on_its_device
 def maxsim_forward_cuda(
     operands: MaxSimOperands, *, normalize: bool, argmax: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -36,6 +38,7 @@ def maxsim_forward_cuda(
     return forward(operands, normalize=normalize, argmax=argmax)
 
 
+@on_its_device
 def maxsim_backward_cuda(
     grad: Tensor,
     argmax: Tensor,

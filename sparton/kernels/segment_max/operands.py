@@ -12,12 +12,13 @@ Launch = TypeVar("Launch", bound=Callable[..., Any])
 
 
 def on_its_device(launch: Launch) -> Launch:
-    """Run with the device of the first argument as the current one: Triton launches there."""
+    """Run with the device of the first argument, a tensor or a tuple that starts with one, as the
+    current one: Triton launches there."""
 
     @functools.wraps(launch)
-    def guarded(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        with torch.cuda.device_of(tensor):
-            return launch(tensor, *args, **kwargs)
+    def guarded(first: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.cuda.device_of(first if isinstance(first, Tensor) else first[0]):
+            return launch(first, *args, **kwargs)
 
     return cast(Launch, guarded)
 

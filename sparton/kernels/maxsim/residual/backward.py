@@ -17,6 +17,7 @@ from torch import Tensor
 from sparton.kernels.launch import launch
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirrored_numbers
 from sparton.kernels.maxsim.residual.forward import bytes_of
+from sparton.kernels.segment_max.operands import on_its_device
 
 PROGRAMS = 2048
 FEWEST_DOCUMENTS = 64
@@ -98,6 +99,7 @@ def _bucket_table(codec: ResidualCodec) -> Tensor:
     return weights[_mirrored(codec.nbits, weights.device)].float()
 
 
+@on_its_device
 def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) -> Tensor:
     """fp32 ``[T]``, 1 / max(norm, 1e-12) of every restored token; the inverse norms in
     ``documents`` are not read. Arguments as of :func:`residual_backward`."""
@@ -114,6 +116,7 @@ def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) ->
     return inverse
 
 
+@on_its_device
 def residual_backward(
     grad: Tensor,
     argmax: Tensor,

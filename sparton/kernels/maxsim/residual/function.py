@@ -70,7 +70,10 @@ def maxsim_residual(
     check_devices(
         queries=queries,
         codes=documents.codes,
+        residuals=documents.residuals,
+        inverse_norms=documents.inverse_norms,
         centroids=codec.centroids,
+        bucket_weights=codec.bucket_weights,
         query_mask=query_mask,
         document_mask=document_mask,
     )
@@ -138,7 +141,10 @@ def maxsim_residual_varlen(
     check_devices(
         queries=queries,
         codes=documents.codes,
+        residuals=documents.residuals,
+        inverse_norms=documents.inverse_norms,
         centroids=codec.centroids,
+        bucket_weights=codec.bucket_weights,
         query_cu_seqlens=query_cu_seqlens,
         document_cu_seqlens=document_cu_seqlens,
         query_mask=query_mask,
