@@ -47,6 +47,7 @@ def test_what_is_kept_is_bounded(device, monkeypatch):
         equal_cu_seqlens(count, 1, device)
     assert boundaries._kept.cache_info().currsize == boundaries.KEPT
     monkeypatch.setattr(boundaries, "LARGEST", 14)
+    assert equal_cu_seqlens(3, 5, device) is equal_cu_seqlens(3, 5, device)
     assert equal_owners(3, 5, device) is not equal_owners(3, 5, device)
     assert equal_owners(3, 5, device).tolist() == expected(3, 5)[1]
 
@@ -56,6 +57,22 @@ def test_nothing_is_kept_that_a_tracer_made(device):
         equal_cu_seqlens(3, 5, device)
         assert boundaries._kept.cache_info().currsize == 0
     assert type(equal_cu_seqlens(3, 5, device)) is torch.Tensor
+
+
+def test_only_the_default_stream_keeps_what_it_made(monkeypatch):
+    """Warming up and capturing a graph happen on others."""
+    stream = [0]
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: stream[0], raising=False)
+    made = []
+
+    def make(*sizes):
+        made.append(sizes)
+        return torch.zeros(1)
+
+    gpu = torch.device("cuda", 0)
+    for stream[0], expected in ((0, 1), (0, 1), (7, 2), (7, 3), (0, 3)):
+        boundaries._kept_or_made(make, 3, 5, gpu, 4)
+        assert len(made) == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -108,7 +108,7 @@ def test_rows_that_share_a_column_of_the_upstream_gradient(activation, device):
     assert all(error(x, y) > 0.1 for x, y in zip(shifted, expected, strict=True))
 
 
-@pytest.mark.parametrize("longest", [1, 70, 71, 10**9])
+@pytest.mark.parametrize("longest", [0, 1, 70, 10**9])
 def test_whatever_the_longest_sequence_is_said_to_be(longest, device):
     tokens, rows, cu_seqlens = make_operands(device)
     reps, winners = segment_max_forward(tokens, rows, None, cu_seqlens, config=SMALL)

@@ -12,7 +12,7 @@ from torch import Tensor
 from sparton.kernels.segment_max.operands import needs_operators
 
 KEPT = 64
-LARGEST = 2**20
+LARGEST = 2**18
 
 Make = Callable[[int, int, torch.device], Tensor]
 
@@ -20,12 +20,12 @@ Make = Callable[[int, int, torch.device], Tensor]
 def equal_cu_seqlens(count: int, length: int, device: torch.device) -> Tensor:
     """Boundaries of ``count`` sequences of ``length`` tokens each, int32 ``[count + 1]``; for use
     on the current stream, and not to be written to."""
-    return _kept_or_made(_cu_seqlens, count, length, device)
+    return _kept_or_made(_cu_seqlens, count, length, device, count + 1)
 
 
 def equal_owners(count: int, length: int, device: torch.device) -> Tensor:
     """The sequence that each of their tokens belongs to, int32 ``[count * length]``; likewise."""
-    return _kept_or_made(_owners, count, length, device)
+    return _kept_or_made(_owners, count, length, device, count * length)
 
 
 def _cu_seqlens(count: int, length: int, device: torch.device) -> Tensor:
@@ -39,21 +39,21 @@ def _owners(count: int, length: int, device: torch.device) -> Tensor:
     return numbers[:, None].expand(count, length).reshape(count * length)
 
 
-def _kept_or_made(make: Make, count: int, length: int, device: torch.device) -> Tensor:
-    """A captured CUDA graph owns all that it reads: what is kept here might be gone when it runs.
-    Tracers make a tensor of their own."""
-    if needs_operators() or max(count, count * length) > LARGEST:
+def _kept_or_made(
+    make: Make, count: int, length: int, device: torch.device, elements: int
+) -> Tensor:
+    """Only the default stream keeps tensors: nobody captures a CUDA graph there, which must own all
+    that it reads, nor warms one up, in memory of which nothing may stay (torch.compile's
+    "reduce-overhead"). Tracers make a tensor of their own."""
+    if needs_operators() or elements > LARGEST:
         return make(count, length, device)
-    stream = 0
-    if device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            return make(count, length, device)
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-    return _kept(make, count, length, device, stream)
+    if device.type == "cuda" and torch._C._cuda_getCurrentRawStream(device.index):
+        return make(count, length, device)
+    return _kept(make, count, length, device)
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _kept(make: Make, count: int, length: int, device: torch.device, stream: int) -> Tensor:
+def _kept(make: Make, count: int, length: int, device: torch.device) -> Tensor:
     # A tensor of inference mode could not be saved for a backward.
     with torch.inference_mode(False):
         return make(count, length, device)

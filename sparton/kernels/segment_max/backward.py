@@ -130,7 +130,7 @@ def _dhidden(
         argmax, D, chunk=config.chunk, share=config.share if split else UNSPLIT,
         buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace, lent=lent,
     )  # fmt: skip
-    length = -(-T // N) if longest is None else min(-(-T // N), longest)
+    length = max(-(-T // N) if longest is None else min(-(-T // N), longest), 1)
     block_t = min(max(slab.rows * length * slices // config.programs, 1), config.block_t)
     programs = -(-length // block_t)
     lists = {"BUCKETS": slab.buckets, "SHARE": slab.share, **cut}

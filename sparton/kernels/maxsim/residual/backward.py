@@ -7,16 +7,15 @@ scaled. A program owns one query token and a run of documents; the runs' sums ar
 the bits repeat.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import launch
-from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, mirrored_numbers
+from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.forward import bytes_of
+from sparton.kernels.maxsim.residual.prepare import mirrored
 from sparton.kernels.segment_max.operands import on_its_device
 
 PROGRAMS = 2048
@@ -25,7 +24,7 @@ FEWEST_DOCUMENTS = 64
 
 @triton.jit
 def _restore(
-    token, valid, first_e, codes_ptr, residuals_ptr, centroids_ptr, table_ptr,
+    token, valid, first_e, codes_ptr, residuals_ptr, centroids_ptr, weights_ptr,
     E: tl.constexpr, NBITS: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     """Dimensions ``first_e : first_e + BLOCK_E`` of tokens, fp32; zeros for those not valid."""
@@ -36,19 +35,20 @@ def _restore(
     places = token[:, None] * (E * NBITS // 8) + (e * NBITS // 8)[None, :]
     packed = tl.load(residuals_ptr + places, present, 0).to(tl.int32)
     numbers = packed >> (8 - NBITS - e * NBITS % 8)[None, :] & (1 << NBITS) - 1
-    return centroid + tl.load(table_ptr + numbers, present, 0.0)
+    weights = tl.load(weights_ptr + mirrored(numbers, NBITS), present, 0.0)
+    return centroid + weights
 
 
 @triton.jit(do_not_specialize=["T"])
 def _inverse_norm_kernel(
-    codes_ptr, residuals_ptr, centroids_ptr, table_ptr, inverse_ptr, T,
+    codes_ptr, residuals_ptr, centroids_ptr, weights_ptr, inverse_ptr, T,
     E: tl.constexpr, NBITS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     square = tl.zeros((BLOCK_T,), tl.float32)
     for first_e in tl.static_range(0, E, BLOCK_E):
         x = _restore(
-            token, token < T, first_e, codes_ptr, residuals_ptr, centroids_ptr, table_ptr,
+            token, token < T, first_e, codes_ptr, residuals_ptr, centroids_ptr, weights_ptr,
             E, NBITS, BLOCK_E,
         )  # fmt: skip
         square += tl.sum(x * x, 1)
@@ -59,7 +59,7 @@ def _inverse_norm_kernel(
 @triton.jit(do_not_specialize=["N", "W", "per_run"])
 def _maxsim_residual_bwd_kernel(
     grad_ptr, argmax_ptr, query_ptr, mask_ptr, cu_ptr, codes_ptr, residuals_ptr, inverse_ptr,
-    centroids_ptr, table_ptr, dqueries_ptr, N, W, per_run, stride_gq, stride_gn,
+    centroids_ptr, weights_ptr, dqueries_ptr, N, W, per_run, stride_gq, stride_gn,
     E: tl.constexpr, NBITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr,
     SCALED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +80,7 @@ def _maxsim_residual_bwd_kernel(
         if SCALED:
             scale *= tl.load(inverse_ptr + token, valid, 0.0).to(tl.float32)
         x = _restore(
-            token, valid, first_e, codes_ptr, residuals_ptr, centroids_ptr, table_ptr,
+            token, valid, first_e, codes_ptr, residuals_ptr, centroids_ptr, weights_ptr,
             E, NBITS, BLOCK_E,
         )  # fmt: skip
         acc += tl.sum(x * scale[:, None], 0)
@@ -88,15 +88,9 @@ def _maxsim_residual_bwd_kernel(
     tl.store(dqueries_ptr + (run * W + w) * E + e, acc, e < E)
 
 
-@functools.cache
-def _mirrored(nbits: int, device: torch.device) -> Tensor:
-    return torch.tensor(mirrored_numbers(nbits), device=device)
-
-
 def _bucket_table(codec: ResidualCodec) -> Tensor:
-    """Bucket weights in the order in which the packed bytes number them."""
-    weights = codec.bucket_weights
-    return weights[_mirrored(codec.nbits, weights.device)].float()
+    """fp32, as the codec numbers them."""
+    return codec.bucket_weights.float()
 
 
 @on_its_device

@@ -1,7 +1,6 @@
 """Bucket weights of packed residuals; device functions.
 
-Bytes come as tiles ``[tokens, BLOCK_P]``; the weights are as prepare.py
-makes them.
+Bytes come as tiles ``[tokens, BLOCK_P]``; the weights are as prepare.py makes them.
 """
 
 import triton

@@ -27,17 +27,17 @@ def _unit(queries_ptr, w, e, last, longer, dtype: tl.constexpr, E: tl.constexpr)
 
 
 @triton.jit
-def _mirrored(number, NBITS: tl.constexpr):
+def mirrored(number, NBITS: tl.constexpr):
     """The lowest bits in reverse order."""
-    mirrored = number * 0
+    result = number * 0
     for bit in tl.static_range(NBITS):
-        mirrored |= (number >> bit & 1) << NBITS - 1 - bit
-    return mirrored
+        result |= (number >> bit & 1) << NBITS - 1 - bit
+    return result
 
 
 @triton.jit
 def _weight_bits(weights_ptr, number, NBITS: tl.constexpr, dtype: tl.constexpr):
-    places = weights_ptr + _mirrored(number, NBITS)
+    places = weights_ptr + mirrored(number, NBITS)
     return tl.load(places, number < 1 << NBITS, 0.0).to(dtype).to(tl.int16, bitcast=True)
 
 
@@ -48,7 +48,7 @@ def _fill_table(
 ):  # fmt: skip
     number = tl.arange(0, SIZE)
     if UNPACK == "table":
-        weights = tl.load(weights_ptr + _mirrored(number, NBITS))
+        weights = tl.load(weights_ptr + mirrored(number, NBITS))
         tl.store(table_ptr + number, weights.to(dtype))
     elif NBITS == 4:
         # Two bytes at once: the low ones of all weights, then the high ones.
