@@ -1,0 +1,117 @@
+"""The command line of mining."""
+
+import argparse
+from pathlib import Path
+
+from hard_negatives.parts import check_output
+from hard_negatives.selection import Rule
+from sparton.evaluation import check_term_bounds
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_input(parser.add_argument_group("examples and collection"))
+    group = parser.add_argument_group("miner")
+    group.add_argument("--miner", default="bm25", help="bm25, or a model of this project")
+    group.add_argument("--k1", type=float, default=0.9)
+    group.add_argument("--b", type=float, default=0.4)
+    group.add_argument("--query-length", type=int, help="default: as the model was trained")
+    group.add_argument("--document-length", type=int, help="default: as the model was trained")
+    group.add_argument("--max-document-terms", type=int, help="keep a document's largest weights")
+    group.add_argument("--bf16", action="store_true", help="encode under bfloat16 autocast")
+    group.add_argument("--device", help="default: a GPU if there is one")
+    add_choice(parser.add_argument_group("choice"))
+    group = parser.add_argument_group("teacher")
+    group.add_argument("--teacher", help="scores positives and negatives, for distillation")
+    group.add_argument(
+        "--teacher-kind", choices=("cross-encoder", "retriever"), default="cross-encoder",
+        help="a cross-encoder of sentence-transformers, or a model of this project",
+    )  # fmt: skip
+    group.add_argument(
+        "--teacher-activation", action="store_true",
+        help="apply the cross-encoder's own activation; default: its logits",
+    )  # fmt: skip
+    group.add_argument("--teacher-batch", type=int, default=64, help="pairs scored at once")
+    group.add_argument("--teacher-length", type=int, help="tokens of a pair")
+    group = parser.add_argument_group("output")
+    group.add_argument("--output", type=Path, required=True, help="file.jsonl or file.jsonl.gz")
+    group.add_argument("--ids", action="store_true", help="write ids; default: texts")
+    group.add_argument(
+        "--short", choices=("keep", "pad", "drop"), default="keep",
+        help="examples with too few negatives: keep what there is; pad: repeat it, and drop "
+        "examples without any; drop",
+    )  # fmt: skip
+    return parser
+
+
+def add_input(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("files", nargs="*", help="names or patterns; JSON lines, TSV or Parquet")
+    group.add_argument("--collection", nargs="+", help="records of id, text and perhaps title")
+    group.add_argument("--queries", nargs="+", help="texts of the queries: the files hold ids")
+    group.add_argument("--beir", help="folder: pairs of its judgments, mined in its corpus")
+    group.add_argument("--split", default="train", help="of the BEIR folder's judgments")
+    group.add_argument(
+        "--columns", nargs="+", metavar="NAME[=KNOWN]",
+        help="question=query renames; for TSV: the names in order",
+    )  # fmt: skip
+    group.add_argument("--on-error", choices=("stop", "skip"), default="stop")
+    group.add_argument("--limit", type=int, help="read this many examples")
+    group.add_argument(
+        "--exclude-self", action="store_true",
+        help="a document with the query's own id is no negative (ArguAna, Quora)",
+    )  # fmt: skip
+
+
+def add_choice(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--negatives", type=int, default=7, help="of each example")
+    group.add_argument("--skip", type=int, default=0, help="leave out this many first ranks")
+    group.add_argument(
+        "--depth", type=int, default=100, help="last rank; the query's positives do not count"
+    )
+    group.add_argument("--sample", action="store_true", help="by chance; default: the first ranks")
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument(
+        "--margin", type=float,
+        help="a negative scores less than the positive by more than this",
+    )  # fmt: skip
+    group.add_argument(
+        "--share", type=float,
+        help="a negative scores less than this share of the positive, for example 0.95 "
+        "(NV-Retriever, arXiv 2407.15831); scores are the teacher's if there is one",
+    )  # fmt: skip
+
+
+def check(arguments: argparse.Namespace) -> Rule:
+    """Refuse what could not work, before anything is read.
+
+    Raises:
+        ValueError: names the argument.
+    """
+    check_output(arguments.output)
+    rule = Rule(
+        arguments.negatives,
+        arguments.skip,
+        arguments.depth,
+        arguments.sample,
+        arguments.seed,
+        arguments.margin,
+        arguments.share,
+    )
+    rule.check()
+    check_term_bounds(**{"--max-document-terms": arguments.max_document_terms})
+    if arguments.beir and (arguments.files or arguments.queries or arguments.collection):
+        raise ValueError("--beir FOLDER stands alone: it names examples, queries and collection")
+    if arguments.beir and (arguments.columns or arguments.limit):
+        raise ValueError("--columns and --limit do not apply to --beir")
+    if not arguments.beir and not arguments.files:
+        raise ValueError("name files of training examples, or --beir FOLDER")
+    if arguments.queries and not arguments.collection:
+        raise ValueError("--queries means examples of ids, which need --collection too")
+    by_id = bool(arguments.beir or arguments.queries)
+    for name in ("ids", "exclude_self"):
+        if getattr(arguments, name) and not by_id:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} needs examples with ids: --beir, or --queries")
+    return rule
