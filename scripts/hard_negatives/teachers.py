@@ -9,6 +9,7 @@ from hard_negatives.miners import Encoding, dot
 from sparton.evaluation import load_retriever
 from sparton.retrieval.encoding import encode_texts
 
+CLASSIFIER = "ForSequenceClassification"
 Pairs = Sequence[tuple[str, str]]
 Teacher = Callable[[Pairs], NDArray[np.float32]]
 
@@ -27,8 +28,8 @@ def cross_encoder(
             flatten the margins that distillation learns.
 
     Raises:
-        ValueError: sentence-transformers is missing, or the model cannot be loaded or has not
-            exactly one output.
+        ValueError: sentence-transformers is missing, or the model cannot be loaded, is no trained
+            classifier, or has not exactly one output.
     """
     try:
         from sentence_transformers import CrossEncoder
@@ -51,6 +52,17 @@ def cross_encoder(
         raise ValueError(
             f"--teacher {name} has {model.num_labels} outputs: a teacher must have one, the "
             "relevance of the document"
+        )
+    stored = model.config.architectures or ()
+    built = type(model.model).__name__
+    if (
+        stored
+        and built.endswith(CLASSIFIER)
+        and not any(each.endswith(CLASSIFIER) for each in stored)
+    ):
+        raise ValueError(
+            f"--teacher {name} is a {stored[0]}, whose classifier would start at random: give a "
+            "cross-encoder, or --teacher-kind retriever for a model of this project"
         )
     activation = nn.Identity() if logits else None
 

@@ -1,9 +1,7 @@
 """Mining on generated collections: against plain computations, interrupted, read by training."""
 
-import gzip
 import json
 import math
-import random
 import subprocess
 import sys
 from collections import Counter
@@ -12,29 +10,14 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pytest
-import torch
-from hydra import compose, initialize_config_dir
 
-import mine_hard_negatives as program
-import train
-from hard_negatives import miners, parts
-from hard_negatives.arguments import parser
+from hard_negatives import parts
 from hard_negatives.mining import Mining
 from hard_negatives.selection import Rule, choose, ordered, window
-from sparton import config
 from sparton.datasets.sources import id_records, text_records
-from sparton.models.backbones import tiny
-from sparton.models.encoder import SpladeEncoder
-from sparton.models.folder import load_encoder, save_encoder
-from sparton.models.heads import EagerHead
-from sparton.training.distributed import World
-from sparton.types import TokenBatch
+from tests.scripts.mining_problems import generate, mine, write
 
 ROOT = Path(__file__).resolve().parents[2]
-# No stop words, and stems of themselves.
-WORDS = [
-    a + b for a in ("bab", "dod", "gug", "lul", "mom", "nun") for b in ("ak", "ok", "uk", "ug")
-]
 
 
 @pytest.fixture(autouse=True)
@@ -42,34 +25,9 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def generate(count: int = 40) -> list[dict]:
-    """Queries of four words of their document."""
-    generator = random.Random(0)
-    examples = []
-    for number in range(count):
-        words = generator.choices(WORDS, k=8 + number % 5)
-        examples.append({"query": " ".join(words[:4]), "positive": " ".join(words)})
-    return examples
-
-
-def write(path: Path, records: list) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 @pytest.fixture
 def pairs(tmp_path) -> Path:
     return write(tmp_path / "pairs.jsonl", generate())
-
-
-def mine(*arguments: object) -> list[dict]:
-    """Run the program here; gives the records of its output."""
-    parsed = parser(None).parse_args([*map(str, arguments)])
-    program.mine(parsed)
-    content = parsed.output.read_bytes()
-    text = gzip.decompress(content) if parsed.output.suffix == ".gz" else content
-    return [json.loads(line) for line in text.splitlines()]
 
 
 def bm25_scores(query: str, documents: list[str], k1: float = 0.9, b: float = 0.4) -> list[float]:
@@ -273,136 +231,6 @@ def test_changed_files_do_not_continue_an_unfinished_run(pairs, tmp_path, monkey
     write(pairs, generate(39))
     with pytest.raises(ValueError, match="content of the files"):
         mine(*arguments)
-
-
-@pytest.fixture
-def model(tmp_path) -> Path:
-    torch.manual_seed(0)
-    texts = [example["positive"] for example in generate()]
-    encoder = SpladeEncoder(tiny(texts, hidden_size=32, layers=1, max_length=32), EagerHead())
-    save_encoder(encoder, tmp_path / "model", query_length=16, document_length=32)
-    return tmp_path / "model"
-
-
-def model_scores(model: Path, queries: list[str], documents: list[str]) -> torch.Tensor:
-    encoder = load_encoder(model, EagerHead()).eval()
-
-    def encode(texts: list[str], length: int) -> torch.Tensor:
-        ids = encoder.tokenizer(texts, truncation=True, max_length=length)["input_ids"]
-        return encoder(TokenBatch.from_lists(ids))
-
-    with torch.no_grad():
-        return encode(queries, 16) @ encode(documents, 32).T
-
-
-def test_a_model_mines_what_its_scores_say_and_keeps_what_it_encoded(
-    pairs, model, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(miners, "SLAB", 16)
-    examples = generate()
-    documents = [example["positive"] for example in examples]
-    arguments = [pairs, "--miner", model, "--negatives", 3, "--output", tmp_path / "out.jsonl"]
-    with monkeypatch.context() as patched:
-        patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            mine(*arguments)
-    slabs = sorted((tmp_path / "out.jsonl.parts").glob("*.npz"))
-    assert len(slabs) == 3
-    slabs[1].unlink()
-    real, encoded = miners.encode_texts, []
-
-    def encode_texts(encoder, tokenize, texts, **options):
-        encoded.append(len(texts))
-        return real(encoder, tokenize, texts, **options)
-
-    monkeypatch.setattr(miners, "encode_texts", encode_texts)
-    records = mine(*arguments)
-    assert encoded == [16, 40]  # the slab that was missing, and the queries
-    scores = model_scores(model, [example["query"] for example in examples], documents)
-    for row, record in enumerate(records):
-        scores[row, row] = -math.inf
-        expected = scores[row].topk(3).values
-        found = scores[row, [documents.index(text) for text in record["neg"]]]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_model_as_teacher_writes_its_scores(pairs, model, tmp_path):
-    arguments = ["--teacher", model, "--teacher-kind", "retriever", "--negatives", 2]
-    records = mine(pairs, *arguments, "--output", tmp_path / "out.jsonl")
-    for record in records[:5]:
-        expected = model_scores(model, [record["query"]], [*record["pos"], *record["neg"]])
-        found = torch.tensor([record["pos_scores"] + record["neg_scores"]])
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture
-def cross_encoder(tmp_path) -> Path:
-    """Random weights, with the same words as the collection; a sigmoid unless told otherwise."""
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(1)
-    tokenizer = tiny(WORDS, hidden_size=16, layers=1, max_length=64).tokenizer
-    settings = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=64, num_labels=1, initializer_range=2.0,
-    )  # fmt: skip
-    BertForSequenceClassification(settings).save_pretrained(tmp_path / "teacher")
-    tokenizer.save_pretrained(tmp_path / "teacher")
-    return tmp_path / "teacher"
-
-
-def test_a_cross_encoder_scores_and_sets_the_margin(pairs, cross_encoder, tmp_path):
-    from sentence_transformers import CrossEncoder
-
-    arguments = [pairs, "--teacher", cross_encoder, "--negatives", 3, "--depth", 30]
-    limited = mine(*arguments, "--margin", 0.5, "--output", tmp_path / "limited.jsonl")
-    free = mine(*arguments, "--output", tmp_path / "free.jsonl")
-    for record in limited:
-        assert len(record["neg_scores"]) == len(record["neg"])
-        assert all(score < record["pos_scores"][0] - 0.5 for score in record["neg_scores"])
-    assert any(max(each["neg_scores"]) > each["pos_scores"][0] - 0.5 for each in free)
-    teacher = CrossEncoder(str(cross_encoder), device="cpu")
-    record = free[0]
-    logits = teacher.predict(
-        [(record["query"], text) for text in [*record["pos"], *record["neg"]]],
-        activation_fn=torch.nn.Identity(),
-    )
-    found = record["pos_scores"] + record["neg_scores"]
-    np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
-    squashed = mine(*arguments, "--teacher-activation", "--output", tmp_path / "sigmoid.jsonl")
-    np.testing.assert_allclose(
-        squashed[0]["pos_scores"], 1 / (1 + np.exp(-logits[:1])), rtol=1e-4, atol=1e-5
-    )
-
-
-def test_without_sentence_transformers_the_remedy_is_named(pairs, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    arguments = [pairs, "--teacher", "some/teacher", "--output", tmp_path / "out.jsonl"]
-    with pytest.raises(ValueError, match="pip install 'sentence-transformers"):
-        mine(*arguments)
-    monkeypatch.undo()
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    assert mine(*arguments[:1], "--output", tmp_path / "out.jsonl")  # no work, no bond
-
-
-@pytest.mark.parametrize("loss", ["infonce", "margin_mse", "kl_divergence"])
-def test_training_reads_what_was_mined(pairs, cross_encoder, tmp_path, loss):
-    teacher = [] if loss == "infonce" else ["--teacher", cross_encoder]
-    mine(pairs, *teacher, "--negatives", 3, "--output", tmp_path / "mined/out.jsonl")
-    losses = [one_step(tmp_path / loss, f"loss={loss}", f"data.root={tmp_path / 'mined'}")]
-    assert math.isfinite(losses[0])
-    assert losses[0] > 0
-
-
-def one_step(folder: Path, *overrides: str) -> float:
-    folder.mkdir()
-    config.register()
-    miniature = ["experiment=quickstart", "debug=tiny", "backbone.hidden_size=32", "steps=1"]
-    data = ["data=distillation", "num_negatives=3", "evaluation=none", "unique_positives=false"]
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        cfg = compose("train", [*miniature, *data, *overrides])
-    train.run(cfg, World(0, 1, torch.device("cpu")), folder)
-    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
 
 
 @pytest.fixture
