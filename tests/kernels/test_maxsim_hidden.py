@@ -252,6 +252,42 @@ def test_what_masked_query_tokens_hold_does_not_matter(device):
     assert scores.any()
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("config", [SMALL, SHARED])
+def test_a_token_that_is_not_a_number_is_seen(config, normalize, device):
+    """In its own document alone, wherever it lies, and not where a mask leaves it out."""
+    (queries, hidden, projection), *_ = make_problem(device)
+    clean = hidden.clone()
+    hidden[2, 20, 3] = hidden[3, 36, 1] = float("nan")
+    mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=device)
+    mask[3, 36] = False
+    cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
+
+    def search(tokens):
+        return search_hidden(
+            queries.flatten(0, 1), tokens.flatten(0, 1), projection, cu_seqlens, None,
+            mask.flatten(), len(queries), normalize=normalize, argmax=False, config=config,
+        )[0]  # fmt: skip
+
+    scores, expected = search(hidden), search(clean)
+    assert scores[:, 2].isnan().all()
+    assert torch.equal(scores[:, [0, 1, 3]], expected[:, [0, 1, 3]])
+    on_cpu = maxsim_from_hidden(*(x.cpu() for x in (queries, hidden, projection)), None, mask.cpu())
+    assert on_cpu.isnan().tolist() == scores.isnan().tolist()
+
+
+def test_a_backward_under_autocast_is_that_of_the_forward(device):
+    operands, *masks = make_problem(device)
+    found = []
+    for enabled in (False, True):
+        leaves = [x.clone().requires_grad_() for x in operands]
+        scores = maxsim_from_hidden(*leaves, *masks)
+        with torch.autocast(device.type, torch.bfloat16, enabled=enabled):
+            found.append(torch.autograd.grad(scores.sum(), leaves))
+    for plain, under in zip(*found, strict=True):
+        assert torch.equal(plain, under)
+
+
 def test_autocast_rounds_the_operands_alone(device):
     """Similarities and sums stay in fp32."""
     operands, *masks = make_problem(device)

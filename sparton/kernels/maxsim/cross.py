@@ -42,8 +42,9 @@ def _scores_kernel(
 ):  # fmt: skip
     """One query and BLOCK_N documents: the sum of the maxima of those of its tokens that are among
     the ``num_rows`` from ``first``, and their winners as rows of the given documents."""
-    q = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    blocks = tl.cdiv(N, BLOCK_N)
+    q = (tl.program_id(0) // blocks).to(tl.int64)
+    n = tl.program_id(0) % blocks * BLOCK_N + tl.arange(0, BLOCK_N)
     start = tl.maximum(tl.load(query_cu_ptr + q), first)
     stop = tl.minimum(tl.load(query_cu_ptr + q + 1), first + num_rows)
     total = tl.zeros((BLOCK_N, BLOCK_S), tl.float32)
@@ -93,7 +94,7 @@ def _add_up(
     their winners."""
     (N, num_rows), Q, mask = maxima.shape, scores.shape[0], operands.query_mask
     launch(
-        _scores_kernel, (Q, -(-N // BLOCK_N)),
+        _scores_kernel, (Q * -(-N // BLOCK_N),),
         maxima, found, operands.query_cu_seqlens.contiguous(),
         None if mask is None else mask.contiguous(), rows, scores, winners,
         N, operands.queries.shape[0], first, num_rows,

@@ -96,6 +96,10 @@ def _search_hidden_kernel(
             hidden_ptr, projection_ptr, offs_t.to(tl.int64), valid, H, E,
             BLOCK_T, BLOCK_E, BLOCK_H, NORMALIZE,
         )  # fmt: skip
+        # A token that is not a number spoils every maximum of its document; comparisons would hide
+        # it, and others with it.
+        sums = tl.sum(embedding.to(tl.float32), 1)
+        spoiled = tl.max((valid & (sums != sums)).to(tl.int32)) > 0
         # Rows of maxima change hands among the threads of the program.
         tl.debug_barrier()
         for first in range(0, R, BLOCK_R):
@@ -106,8 +110,9 @@ def _search_hidden_kernel(
             similarity = tl.dot(q, embedding.T, input_precision="ieee")
             similarity = tl.where(valid[None, :], similarity, float("-inf"))
             best, place = tl.max(similarity, 1, return_indices=True)
+            best = tl.where(spoiled, float("nan"), best)
             before = tl.load(maxima_ptr + row + offs_r, present, float("inf"))
-            better = best > before
+            better = present & ((best > before) | (best != best))
             tl.store(maxima_ptr + row + offs_r, best, better)
             if ARGMAX:
                 tl.store(winners_ptr + row + offs_r, lo + place, better)
@@ -119,8 +124,9 @@ def _sum_shares_kernel(
     SHARES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """One query and BLOCK_N documents. Of equal shares the first wins, whose tokens come first."""
-    q = tl.program_id(0).to(tl.int64)
-    n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    blocks = tl.cdiv(N, BLOCK_N)
+    q = (tl.program_id(0) // blocks).to(tl.int64)
+    n = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_N, BLOCK_S), tl.float32)
     for first in range(0, length, BLOCK_S):
         s = first + tl.arange(0, BLOCK_S)
@@ -133,7 +139,7 @@ def _sum_shares_kernel(
         winner = tl.full((BLOCK_N, BLOCK_S), -1, tl.int32)
         for share in tl.static_range(SHARES):
             other = tl.load(maxima_ptr + share * N * R.to(tl.int64) + places, taken, float("-inf"))
-            better = other > best
+            better = (other > best) | (other != other)
             best = tl.where(better, other, best)
             if ARGMAX:
                 token = tl.load(found_ptr + share * N * R.to(tl.int64) + places, better, -1)
@@ -198,7 +204,7 @@ def search_hidden(
     )  # fmt: skip
     block_n = min(triton.next_power_of_2(N), 16)
     launch(
-        _sum_shares_kernel, (num_queries, triton.cdiv(N, block_n)),
+        _sum_shares_kernel, (num_queries * triton.cdiv(N, block_n),),
         maxima, found, query_mask, scores, winners, N, R, R // num_queries,
         SHARES=shares, BLOCK_N=block_n, BLOCK_S=32, ARGMAX=not straight,
     )  # fmt: skip

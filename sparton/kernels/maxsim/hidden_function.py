@@ -62,17 +62,19 @@ def _differentiate(
         from sparton.kernels.maxsim.hidden import route_hidden
 
         route = route_hidden
-    through, dqueries = route(
-        grad, winners, queries, hidden @ projection.T, cu_seqlens, longest,
-        normalize=normalize, need_queries=need_queries,
-        need_projected=need_hidden or need_projection,
-    )  # fmt: skip
-    # An operator's schema knows no optional results: an unwanted one is an empty tensor.
-    return (
-        grad.new_empty(0) if dqueries is None else dqueries,
-        through @ projection if through is not None and need_hidden else grad.new_empty(0),
-        through.T @ hidden if through is not None and need_projection else grad.new_empty(0),
-    )
+    # A backward may run under an autocast that the forward did not see.
+    with torch.autocast(hidden.device.type, enabled=False):
+        through, dqueries = route(
+            grad, winners, queries, hidden @ projection.T, cu_seqlens, longest,
+            normalize=normalize, need_queries=need_queries,
+            need_projected=need_hidden or need_projection,
+        )  # fmt: skip
+        # An operator's schema knows no optional results: an unwanted one is an empty tensor.
+        return (
+            grad.new_empty(0) if dqueries is None else dqueries,
+            through @ projection if through is not None and need_hidden else grad.new_empty(0),
+            through.T @ hidden if through is not None and need_projection else grad.new_empty(0),
+        )
 
 
 _search_op = torch.library.custom_op("sparton::maxsim_from_hidden", _search, mutates_args=())
