@@ -155,6 +155,7 @@ def build_loader(
         batch=cfg.batch,
         steps=config.total_steps(cfg),
         num_negatives=cfg.num_negatives,
+        needs_teacher=instantiate(cfg.loss).needs_teacher,
         seed=cfg.seed,
         start_step=start_step,
         rank=world.rank,

@@ -11,6 +11,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.training.precision import PRECISIONS
@@ -129,6 +130,13 @@ def check(cfg: DictConfig, world_size: int) -> None:
         raise ValueError(
             "head.fp8=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
             "head.fp8=false"
+        )
+    loss = instantiate(cfg.loss)
+    if loss.needs_negatives and cfg.num_negatives < 1:
+        raise ValueError(
+            f"num_negatives={cfg.num_negatives}, but the loss {type(loss).__name__} compares a "
+            "query's positive with negatives of its own: set num_negatives=1 or more, or "
+            "loss=infonce"
         )
     if cfg.batch % world_size:
         raise ValueError(

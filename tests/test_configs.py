@@ -5,9 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
-from hydra.errors import ConfigCompositionException, MissingConfigException
-from hydra.utils import get_object
+from hydra.errors import (
+    ConfigCompositionException,
+    InstantiationException,
+    MissingConfigException,
+)
+from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sparton import config
@@ -73,12 +78,53 @@ def test_every_group_has_options():
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_option_composes_and_names_what_exists(option):
-    cfg = train_config(option)
+    cfg = train_config(option, "num_negatives=1")
     config.check(cfg, world_size=1)
     found = list(nodes(cfg))
     assert found
     for node in found:
         bind(node)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (CONFIGS / "loss").glob("*.yaml")])
+def test_every_loss_is_built_and_says_what_it_needs(name):
+    loss = instantiate(train_config(f"loss={name}").loss)
+    scores = torch.arange(12.0).view(2, 6).requires_grad_()
+    teacher = torch.eye(2, 3) if loss.needs_teacher else None
+    value = loss(scores, torch.tensor([0, 3]), teacher)
+    assert value.ndim == 0 and torch.autograd.grad(value, scores)[0].abs().sum() > 0
+    if loss.needs_teacher:
+        with pytest.raises(ValueError, match="no teacher scores"):
+            loss(scores, torch.tensor([0, 3]), None)
+    alone = scores[:, :2], torch.tensor([0, 1]), torch.eye(2, 1)
+    if loss.needs_negatives:
+        with pytest.raises(ValueError, match="set num_negatives"):
+            loss(*alone)
+        with pytest.raises(ValueError, match=r"num_negatives=0, but the loss .* set num_neg"):
+            config.check(train_config(f"loss={name}"), world_size=1)
+    else:
+        assert loss(*alone).isfinite()
+        config.check(train_config(f"loss={name}"), world_size=1)
+
+
+def test_a_sum_of_losses_takes_weights_settings_and_one_more_loss():
+    overrides = ["loss.weights.margin_mse=0.25", "loss.losses.infonce.temperature=0.5"]
+    more = ["+loss@loss.losses.triplet=triplet", "+loss.weights.triplet=2", "num_negatives=1"]
+    loss = instantiate(train_config("loss=infonce_margin_mse", *overrides, *more).loss)
+    assert loss.weights == {"infonce": 1.0, "margin_mse": 0.25, "triplet": 2}
+    assert loss.losses["infonce"].temperature == 0.5
+    assert type(loss.losses["triplet"]).__name__ == "Triplet"
+    with pytest.raises(InstantiationException) as caught:
+        config.check(train_config("loss=infonce_margin_mse", more[0]), world_size=1)
+    assert "give each loss one weight" in config.explain(caught.value)
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (CONFIGS / "regularizer").glob("*.yaml")])
+def test_every_regularizer_is_built(name):
+    cfg = train_config(f"regularizer@document_regularizer={name}")
+    reps = torch.ones(2, 300)
+    for regularizer in instantiate(cfg.document_regularizer, _convert_="partial").values():
+        assert regularizer.penalty(reps) > 0 and regularizer.weight_at(10**9) == regularizer.weight
 
 
 def test_every_node_of_an_evaluation_binds():

@@ -127,6 +127,34 @@ def test_a_run_in_fp8_learns(tmp_path):
     assert losses[-1] < losses[0] - 0.1
 
 
+def scored_folder(folder: Path, scores: list) -> Path:
+    """A folder for data=distillation: 16 records of a positive and two negatives."""
+    records = [
+        {"query": f"q{n}", "pos": [f"p{n}"], "neg": [f"n{n}", f"m{n}"], "scores": scores}
+        for n in range(16)
+    ]
+    (folder / "distillation").mkdir(parents=True)
+    text = "\n".join(map(json.dumps, records))
+    (folder / "distillation" / "train.jsonl").write_text(text)
+    return folder
+
+
+def test_a_sum_of_losses_trains_on_several_teachers_and_logs_its_parts(tmp_path):
+    data = scored_folder(tmp_path, [[9.0, 0.8], [2.0, 0.3], [1.0, 0.5]])
+    settings = ["data=distillation", f"data_dir={data}", "num_negatives=2", "evaluation=none"]
+    settings += ["loss=infonce_margin_mse", "regularizer@document_regularizer=l0_flops"]
+    whole = run_here(tmp_path / "whole", *settings)
+    losses = [record for record in whole if "loss" in record]
+    for record in losses:
+        total = record["loss_ranking_infonce"] + 0.05 * record["loss_ranking_margin_mse"]
+        assert record["loss_ranking"] == pytest.approx(total, rel=1e-5)
+        assert record["loss_ranking_margin_mse"] > 0
+        assert "loss_document_l0_flops" in record
+    parts = run_here(tmp_path / "parts", *settings, "micro_batch=3")
+    for one, other in zip(losses, [record for record in parts if "loss" in record]):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
 def test_another_configuration_does_not_resume_this_one(tmp_path):
     run_here(tmp_path, "steps=2")
     with pytest.raises(CheckpointError, match=r"batch=16 \(was 8\)"):
@@ -164,6 +192,20 @@ def test_other_loggers_write_beside_the_screen(tmp_path, logger):
     subprocess.run(run_command(tmp_path, *overrides), check=True, env=environment)
     pattern = {"wandb": "wandb/offline-run-*/*.wandb", "tensorboard": "tensorboard/*tfevents*"}
     assert list(tmp_path.glob(pattern[logger]))
+
+
+def test_a_loss_that_its_data_cannot_serve_is_refused_before_any_step(tmp_path):
+    with pytest.raises(ValueError, match="num_negatives=0, but the loss MarginMSE compares"):
+        run_here(tmp_path / "alone", "loss=margin_mse")
+    (tmp_path / "triples").mkdir()
+    lines = "\n".join(f"q{n}\tp{n}\tn{n}" for n in range(16))
+    (tmp_path / "triples" / "triples.tsv").write_text(lines)
+    bare = ["data=triples", f"data_dir={tmp_path}", "num_negatives=1", "evaluation=none"]
+    for loss in ("margin_mse", "kl_divergence", "infonce_margin_mse", "kl_margin_mse"):
+        with pytest.raises(ValueError, match="the loss follows a teacher, but .*data=distillation"):
+            run_here(tmp_path / loss, *bare, f"loss={loss}")
+        assert not list((tmp_path / loss).iterdir())
+    assert run_here(tmp_path / "triplet", *bare, "loss=triplet")[0]["loss"] > 0
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def example_table(
 
     def build(folder: Path) -> Facts:
         tally = Tally(on_error)
-        facts: Facts = {"scored": None, "first_without_negatives": None}
+        facts: Facts = {"scored": None, "teachers": None, "first_without_negatives": None}
         batches = _batches(_watched(read(tally), tally, facts), texts, tally)
         write_table(folder / TABLE, _schema(texts is not None), batches)
         if facts["scored"] is None:
@@ -66,13 +66,19 @@ def example_table(
 
 def _watched(records: Iterator[Placed], tally: Tally, facts: Facts) -> Iterator[Placed]:
     for placed in records:
-        scored = bool(placed.value.scores)
+        scored, teachers = bool(placed.value.scores), placed.value.teachers
         if facts["scored"] is None:
-            facts["scored"] = scored
+            facts["scored"], facts["teachers"] = scored, teachers
         if scored != facts["scored"]:
             earlier = "have some" if facts["scored"] else "have none"
             state = "teacher scores" if scored else "no teacher scores"
             tally.reject(placed.place, f"{state}, but the records before {earlier}")
+            continue
+        if teachers != facts["teachers"]:
+            tally.reject(
+                placed.place,
+                f"scores of {teachers} teachers, but the records before have {facts['teachers']}",
+            )
             continue
         if not placed.value.negatives and facts["first_without_negatives"] is None:
             facts["first_without_negatives"] = placed.place

@@ -33,13 +33,14 @@ class BatchStream(Dataset[TrainBatch]):
         *,
         batch: int,
         num_negatives: int = 0,
+        needs_teacher: bool = False,
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
         unique_positives: bool = False,
     ) -> None:
         _check_sizes(batch, num_negatives, rank, world_size)
-        data.check(num_negatives)
+        data.check(num_negatives, needs_teacher)
         self.data = data
         self.tokenizer = tokenizer
         self.batch = batch
@@ -103,6 +104,7 @@ def train_loader(
     batch: int,
     steps: int,
     num_negatives: int = 0,
+    needs_teacher: bool = False,
     seed: int = 0,
     start_step: int = 0,
     rank: int = 0,
@@ -122,6 +124,7 @@ def train_loader(
         batch: queries per step over all ranks.
         steps: total of the run; the loader ends there.
         num_negatives: K, explicit negatives per query.
+        needs_teacher: refuse data without teacher scores.
         seed: of the order and of every draw.
         start_step: first step, above 0 when resuming.
         rank: number of this process.
@@ -132,14 +135,15 @@ def train_loader(
 
     Raises:
         ValueError: ``batch`` is smaller than ``world_size`` or no multiple of it; a source has no
-            negatives though some are asked for; or the first batch cannot be made, for lack of
-            distinct positives or of teacher scores.
+            negatives though some are asked for, or no teacher scores though they are needed; or
+            the first batch cannot be made, for lack of distinct positives or of teacher scores.
     """
     stream = BatchStream(
         data,
         tokenizer,
         batch=batch,
         num_negatives=num_negatives,
+        needs_teacher=needs_teacher,
         seed=seed,
         rank=rank,
         world_size=world_size,

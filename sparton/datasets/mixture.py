@@ -86,12 +86,12 @@ class Mixture:
             for name, size, share in zip(self.sources, self.sizes, shares)
         ]
 
-    def check(self, num_negatives: int) -> None:
+    def check(self, num_negatives: int, needs_teacher: bool = False) -> None:
         """Refuse what would fail in the middle of training.
 
         Raises:
-            ValueError: a source cannot give so many negatives (names the record without any), or
-                only some sources have teacher scores.
+            ValueError: a source cannot give so many negatives (names the record without any), only
+                some sources have teacher scores, or none though ``needs_teacher``.
         """
         for name, source in self.sources.items():
             if isinstance(source, Records):
@@ -107,6 +107,11 @@ class Mixture:
             raise ValueError(
                 f"some sources have teacher scores, but {bare} has none: mix only sources that "
                 "agree in this"
+            )
+        if needs_teacher and not any(scored.values()):
+            raise ValueError(
+                f"the loss follows a teacher, but {', '.join(scored)} gives no teacher scores: use "
+                "data that has, as data=distillation or data=distillation_ids, or loss=infonce"
             )
 
     def locate(

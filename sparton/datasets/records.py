@@ -55,12 +55,14 @@ class Row(NamedTuple):
         positives: at least one.
         negatives: any number.
         scores: empty, or one teacher score per positive, then one per negative.
+        teachers: how many teachers' scores each of ``scores`` averages.
     """
 
     query: str
     positives: list[str]
     negatives: list[str]
     scores: list[float]
+    teachers: int = 1
 
 
 def parse_text(record: Any) -> tuple[str, str]:
@@ -134,7 +136,7 @@ def _parse_mapping(record: Mapping[str, Any], kind: Kind, layout: Layout) -> Row
     query = _cell(record[layout.query], kind, "query")
     if layout.documents:
         documents = _cells(record[layout.documents], kind, layout.documents)
-        return _rank(query, documents, _scores(record, layout.scores, len(documents)))
+        return _rank(query, documents, *_average(_scores(record, layout.scores, len(documents))))
     assert layout.positives
     positives = _cells(record[layout.positives], kind, layout.positives)
     if not positives:
@@ -148,10 +150,33 @@ def _parse_mapping(record: Mapping[str, Any], kind: Kind, layout: Layout) -> Row
             scores += _scores(record, layout.negative_scores, len(negatives))
     else:
         scores = []
-    return Row(query, positives, negatives, scores)
+    return Row(query, positives, negatives, *_average(scores))
 
 
-def _rank(query: str, documents: list[str], scores: list[float]) -> Row:
+def _average(scores: list[list[float]]) -> tuple[list[float], int]:
+    """One score per document, and the number of teachers.
+
+    A lone teacher's scores stay as they are. Those of several are brought to [0, 1] by minimum and
+    maximum over the record's documents, each teacher's alone, and averaged, as for SPLADE-v3
+    (arXiv 2403.06789); a teacher that finds all documents equal has no say.
+    """
+    if not scores:
+        return [], 1
+    count = len(scores[0])
+    if any(len(each) != count for each in scores):
+        raise RecordError(f"some documents have {count} teacher scores and others have not")
+    if count == 1:
+        return [score for (score,) in scores], 1
+    averages = [0.0] * len(scores)
+    for teacher in zip(*scores):
+        low, high = min(teacher), max(teacher)
+        if high > low:
+            for place, score in enumerate(teacher):
+                averages[place] += (score - low) / (high - low) / count
+    return averages, count
+
+
+def _rank(query: str, documents: list[str], scores: list[float], teachers: int) -> Row:
     """The document that the teacher scores highest is the positive, the first one of equals."""
     if not documents:
         raise RecordError("no documents")
@@ -162,6 +187,7 @@ def _rank(query: str, documents: list[str], scores: list[float]) -> Row:
         [documents[best]],
         [documents[place] for place in order[1:]],
         [scores[place] for place in order],
+        teachers,
     )
 
 
@@ -219,7 +245,8 @@ def _cells(value: Any, kind: Kind, part: str) -> list[str]:
     return [] if value is None else [_cell(value, kind, part)]
 
 
-def _scores(record: Mapping[str, Any], name: str | None, expected: int) -> list[float]:
+def _scores(record: Mapping[str, Any], name: str | None, expected: int) -> list[list[float]]:
+    """For each document one score per teacher: a number, or a list of them."""
     if name is None:
         raise RecordError("some of the documents have teacher scores and others have none")
     value = record[name]
@@ -227,12 +254,17 @@ def _scores(record: Mapping[str, Any], name: str | None, expected: int) -> list[
         value = _json_list(value, name)
     values = value if isinstance(value, list) else [value]
     try:
-        scores = [float(each) for each in values]
+        scores = [
+            [float(score) for score in (each if isinstance(each, list) else [each])]
+            for each in values
+        ]
     except (TypeError, ValueError) as error:
         raise RecordError(f"{name!r} holds something that is not a number: {error}") from error
     if len(scores) != expected:
         raise RecordError(f"{name!r} holds {len(scores)} scores for {expected} documents")
-    if not all(map(math.isfinite, scores)):
+    if not all(scores):
+        raise RecordError(f"{name!r} holds an empty list of teacher scores")
+    if not all(math.isfinite(score) for each in scores for score in each):
         raise RecordError(f"{name!r} holds a score that is not finite")
     return scores
 

@@ -4,10 +4,12 @@ Q queries, N = Q * (1 + K) documents of the global batch; only a query's own 1 +
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from sparton.losses.ranking import own_scores
 
 
 @dataclass(frozen=True)
@@ -18,20 +20,16 @@ class MarginMSE:
         scale: the teacher's margins are multiplied by it, to bring them to the student's range.
     """
 
+    needs_negatives: ClassVar[bool] = True
+    needs_teacher: ClassVar[bool] = True
+
     scale: float = 1.0
 
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
-        """
-        Args:
-            scores: fp32 ``[Q, N]``.
-            positives: int64 ``[Q]``, the column of each query's positive; its negatives follow it.
-            teacher_scores: fp32 ``[Q, 1 + K]``, the positive's first.
-
-        Returns:
-            fp32 scalar, the mean over queries and negatives.
+        """Arguments as :class:`RankingLoss`; fp32 scalar, the mean over queries and negatives.
 
         Raises:
-            ValueError: no teacher scores, or no negatives.
+            ValueError: no negatives, no teacher scores, or not one for each document of a query.
         """
         own, teacher = _own_scores(scores, positives, teacher_scores)
         margins = own[:, :1] - own[:, 1:]
@@ -42,10 +40,17 @@ class MarginMSE:
 class KLDivergence:
     """Kullback-Leibler divergence from the teacher's distribution over a query's documents.
 
+    The student's gradient shrinks as ``1 / temperature ** 2`` where both temperatures grow; nothing
+    makes up for it here. sentence-transformers multiplies by ``temperature ** 2``: to have its
+    value, give this loss that weight in a :class:`sparton.losses.combination.WeightedSum`.
+
     Attributes:
         temperature: the student's scores are divided by it before the softmax.
         teacher_temperature: the same for the teacher's.
     """
+
+    needs_negatives: ClassVar[bool] = True
+    needs_teacher: ClassVar[bool] = True
 
     temperature: float = 1.0
     teacher_temperature: float = 1.0
@@ -75,10 +80,10 @@ def _own_scores(
             "this loss follows a teacher, but the data has no teacher scores: use "
             "data=distillation or data=distillation_ids, or loss=infonce"
         )
-    count = teacher_scores.shape[1]
-    if count < 2:
+    own = own_scores(scores, positives)
+    if teacher_scores.shape != own.shape:
         raise ValueError(
-            "this loss compares a positive with negatives, but num_negatives=0: set num_negatives"
+            f"teacher_scores {list(teacher_scores.shape)} where each of {own.shape[0]} queries has "
+            f"{own.shape[1]} documents of its own: give one teacher score for each of them"
         )
-    columns = positives[:, None] + torch.arange(count, device=positives.device)
-    return scores.gather(1, columns), teacher_scores.to(scores.dtype)
+    return own, teacher_scores.to(own.dtype)

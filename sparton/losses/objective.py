@@ -3,13 +3,15 @@
 Q queries, N = Q * (1 + K) documents, V vocabulary terms.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparton.losses.combination import WeightedSum
+from sparton.losses.ranking import RankingLoss
 from sparton.losses.regularizers import Regularizer
 
 
@@ -25,11 +27,11 @@ class Objective:
     """A ranking loss plus regularizers on query and document representations.
 
     Attributes:
-        ranking: ``(scores [Q, N], positives [Q], teacher_scores [Q, 1 + K] | None) -> scalar``.
+        ranking: of the scores; the losses of a weighted sum become parts ``ranking_<name>``.
         query_regularizers, document_regularizers: by name, for the log.
     """
 
-    ranking: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    ranking: RankingLoss
     query_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     document_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
 
@@ -55,8 +57,7 @@ class Objective:
             queries, documents = queries.float(), documents.float()
             documents_per_query = documents.shape[0] // queries.shape[0]
             positives = torch.arange(queries.shape[0], device=queries.device) * documents_per_query
-            ranking = self.ranking(queries @ documents.T, positives, teacher_scores)
-            loss, parts = ranking, {"ranking": ranking.detach()}
+            loss, parts = self._rank(queries @ documents.T, positives, teacher_scores)
             for side, reps, regularizers in (
                 ("query", queries, self.query_regularizers),
                 ("document", documents, self.document_regularizers),
@@ -66,6 +67,17 @@ class Objective:
                     loss = loss + regularizer.weight_at(step) * penalty
                     parts[f"{side}_{name}"] = penalty.detach()
         return ObjectiveValue(loss, parts)
+
+    def _rank(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None
+    ) -> ObjectiveValue:
+        if not isinstance(self.ranking, WeightedSum):
+            loss = self.ranking(scores, positives, teacher_scores)
+            return ObjectiveValue(loss, {"ranking": loss.detach()})
+        named = self.ranking.parts(scores, positives, teacher_scores)
+        loss = self.ranking.total(named)
+        parts = {f"ranking_{name}": part.detach() for name, part in named.items()}
+        return ObjectiveValue(loss, {"ranking": loss.detach(), **parts})
 
     def weights_at(self, step: int) -> dict[str, float]:
         """The regularizers' weights, ``lambda_q_*`` and ``lambda_d_*``, for the log."""

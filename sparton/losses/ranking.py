@@ -1,13 +1,41 @@
 """Ranking losses: functions of scores alone, whatever model made them.
 
-Q queries, N = Q * (1 + K) documents of the global batch.
+Q queries, N = Q * (1 + K) documents of the global batch, grouped by query, the positive first.
 """
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+class RankingLoss(Protocol):
+    """What all ranking losses have in common; they are called alike."""
+
+    @property
+    def needs_negatives(self) -> bool:
+        """Compares a query's positive with its own K >= 1 explicit negatives."""
+        ...
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Follows a teacher's scores."""
+        ...
+
+    def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
+        """
+        Args:
+            scores: fp32 ``[Q, N]``.
+            positives: int64 ``[Q]``, the column of each query's positive; its negatives follow it.
+            teacher_scores: fp32 ``[Q, 1 + K]``, the positive's first, or None.
+
+        Returns:
+            fp32 scalar.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -19,6 +47,9 @@ class InfoNCE:
         symmetric: also ask every positive for its query among all queries; the mean of both.
     """
 
+    needs_negatives: ClassVar[bool] = False
+    needs_teacher: ClassVar[bool] = False
+
     temperature: float = 1.0
     symmetric: bool = False
 
@@ -29,15 +60,7 @@ class InfoNCE:
     def __call__(
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
     ) -> Tensor:
-        """
-        Args:
-            scores: fp32 ``[Q, N]``.
-            positives: int64 ``[Q]``, the column of each query's positive.
-            teacher_scores: not used; all ranking losses are called alike.
-
-        Returns:
-            fp32 scalar, in nats.
-        """
+        """Arguments as :class:`RankingLoss`; fp32 scalar in nats. ``teacher_scores`` go unused."""
         scores = scores / self.temperature
         loss = F.cross_entropy(scores, positives)
         if not self.symmetric:
@@ -45,3 +68,51 @@ class InfoNCE:
         by_positive = scores[:, positives].T
         queries = torch.arange(len(positives), device=positives.device)
         return (loss + F.cross_entropy(by_positive, queries)) / 2
+
+
+@dataclass(frozen=True)
+class Triplet:
+    """``max(0, margin - positive + negative)`` (arXiv 1703.07737, distance = minus score).
+
+    Attributes:
+        margin: by how much a positive must outscore each of its query's negatives.
+    """
+
+    needs_negatives: ClassVar[bool] = True
+    needs_teacher: ClassVar[bool] = False
+
+    margin: float = 5.0
+
+    def __post_init__(self) -> None:
+        if not (self.margin >= 0 and math.isfinite(self.margin)):
+            raise ValueError(f"Triplet margin must be finite, not negative, got {self.margin}")
+
+    def __call__(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
+    ) -> Tensor:
+        """Arguments as :class:`RankingLoss`; fp32 scalar, the mean over queries and negatives.
+        ``teacher_scores`` go unused.
+
+        Raises:
+            ValueError: no negatives.
+        """
+        own = own_scores(scores, positives)
+        return F.relu(self.margin - own[:, :1] + own[:, 1:]).mean()
+
+
+def own_scores(scores: Tensor, positives: Tensor) -> Tensor:
+    """Each query's scores of its own 1 + K documents, ``[Q, 1 + K]``.
+
+    Args:
+        scores: ``[Q, N]``.
+        positives: int64 ``[Q]``, the column of each query's positive; its negatives follow it.
+
+    Raises:
+        ValueError: K = 0.
+    """
+    count = scores.shape[1] // scores.shape[0]
+    if count < 2:
+        raise ValueError(
+            "this loss compares a positive with negatives, but num_negatives=0: set num_negatives"
+        )
+    return scores.gather(1, positives[:, None] + torch.arange(count, device=positives.device))

@@ -25,6 +25,28 @@ def flops(reps: Tensor) -> Tensor:
     return reps.mean(0).square().sum()
 
 
+@dataclass(frozen=True)
+class L0Flops:
+    """FLOPS of the rows that are not yet sparse (arXiv 2504.14839).
+
+    Rows with at most ``threshold`` active terms count as zeros: they get no gradient, but stay in
+    the mean. sentence-transformers calls it ``document_regularizer_threshold``.
+
+    Attributes:
+        threshold: active terms up to which a row is left alone; 0 is plain FLOPS.
+    """
+
+    threshold: int
+
+    def __post_init__(self) -> None:
+        if self.threshold < 0:
+            raise ValueError(f"L0Flops threshold must not be negative, got {self.threshold}")
+
+    def __call__(self, reps: Tensor) -> Tensor:
+        dense = (reps.detach() > 0).sum(1) > self.threshold
+        return flops(reps * dense[:, None])
+
+
 def l1(reps: Tensor) -> Tensor:
     """``mean_b sum_v reps[b, v]``; representations are not negative, so no absolute value."""
     return reps.sum(1).mean()
@@ -43,15 +65,15 @@ def anti_zero(reps: Tensor) -> Tensor:
 class DFFlops:
     """FLOPS with terms weighted by document frequency (DF-FLOPS, arXiv 2505.15070).
 
-    ``sum_v (mean_b w_v reps[b, v]) ** 2`` with ``w = 1 / (1 + (df ** log_midpoint(2) - 1) **
+    ``sum_v (w_v mean_b reps[b, v]) ** 2`` with ``w = 1 / (1 + (df ** log_midpoint(2) - 1) **
     steepness)``: 0 for rare terms, 1/2 where a share ``midpoint`` of the documents has the term,
     1 for terms of every document. The document frequency is that of the global batch, which keeps
-    the penalty a pure function of the batch (the paper measures it on a sample of the collection
-    every few hundred steps).
+    the penalty a pure function of the batch (the paper estimates it periodically, on the documents
+    of its validation).
 
     Attributes:
-        midpoint: share of documents, in (0, 1), at which the weight is one half.
-        steepness: exponent of the transition.
+        midpoint: share of documents, in (0, 1), at which the weight is one half; the paper's alpha.
+        steepness: exponent of the transition; the paper's beta.
     """
 
     midpoint: float = 0.1

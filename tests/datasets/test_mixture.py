@@ -128,6 +128,14 @@ def test_sources_that_cannot_train_together() -> None:
     Mixture({"a": Numbers("a", 5, 2), "b": Numbers("b", 5, 2)}).check(2)
 
 
+def test_a_loss_that_follows_a_teacher_needs_scores() -> None:
+    bare = Mixture({"a": Numbers("a", 5), "b": Numbers("b", 5)})
+    bare.check(0)
+    with pytest.raises(ValueError, match="loss follows a teacher, but a, b gives no teacher"):
+        bare.check(0, needs_teacher=True)
+    Mixture({"a": Numbers("a", 5, scored=True)}).check(0, needs_teacher=True)
+
+
 def test_text_mixture(write_jsonl: Callable[..., str], tmp_path: object) -> None:
     write_jsonl([["q", "p"]] * 3, "in/one.jsonl")
     write_jsonl([["q", "p"]] * 5, "in/two.jsonl")

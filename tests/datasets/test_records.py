@@ -43,6 +43,26 @@ ACCEPTED = {
         {"query": "q", "documents": ["a", "b", "c"], "scores": [1, 5, 5]},
         Row("q", ["b"], ["a", "c"], [5.0, 1.0, 5.0]),
     ),
+    "several teachers": (
+        TEXTS,
+        {"query": "q", "pos": "p", "neg": ["n", "m"], "scores": [[9, 0.25], [5, 0.5], [1, 0.0]]},
+        Row("q", ["p"], ["n", "m"], [0.75, 0.75, 0.0], 2),
+    ),
+    "several teachers, apart": (
+        TEXTS,
+        {"query": "q", "pos": ["p"], "pos_scores": [[3, 0]], "neg": ["n"], "neg_scores": [[1, 4]]},
+        Row("q", ["p"], ["n"], [0.5, 0.5], 2),
+    ),
+    "several teachers choose the positive": (
+        IDS,
+        {"query_id": 1, "document_ids": [5, 6], "scores": "[[80, -3], [90, -3]]"},
+        Row("1", ["6"], ["5"], [0.5, 0.0], 2),
+    ),
+    "a list of one teacher": (
+        TEXTS,
+        {"query": "q", "positive": "p", "negatives": ["n"], "scores": [[7], [2]]},
+        Row("q", ["p"], ["n"], [7.0, 2.0]),
+    ),
     "id triple": (IDS, ["1", "2", "3"], Row("1", ["2"], ["3"], [])),
     "ids": (
         IDS,
@@ -92,6 +112,21 @@ REFUSED = {
         TEXTS,
         {"query": "q", "documents": ["a"], "scores": ["high"]},
         "not a number",
+    ),
+    "another number of teachers": (
+        TEXTS,
+        {"query": "q", "pos": ["p"], "neg": ["n"], "scores": [[1, 2], [1]]},
+        "some documents have 2 teacher scores and others have not",
+    ),
+    "no teacher in a list": (
+        TEXTS,
+        {"query": "q", "documents": ["a"], "scores": [[]]},
+        "an empty list of teacher scores",
+    ),
+    "infinite score of a second teacher": (
+        TEXTS,
+        {"query": "q", "documents": ["a"], "scores": [[1, float("nan")]]},
+        "not finite",
     ),
     "infinite score": (
         TEXTS,

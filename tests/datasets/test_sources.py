@@ -114,6 +114,26 @@ def test_teacher_scores_follow_their_documents(write_jsonl: Write) -> None:
         assert example.teacher_scores == tuple(float(text) for text in documents)
 
 
+def test_scores_of_several_teachers_from_lists_and_parquet(
+    write_jsonl: Write, tmp_path: Path
+) -> None:
+    record = {"query": "q", "pos": ["p"], "neg": ["n", "m"]}
+    record |= {"scores": [[30, 0.5], [10, 1], [20, 0]]}
+    pq.write_table(
+        pa.table({name: [cell] for name, cell in record.items()}), tmp_path / "x.parquet"
+    )
+    expected = {"p": 0.75, "n": 0.5, "m": 0.25}
+    for path in (write_jsonl([record]), str(tmp_path / "x.parquet")):
+        example = text_records(path).example(0, 0, 2)
+        documents = (example.positive, *example.negatives)
+        assert example.teacher_scores == tuple(expected[text] for text in documents)
+    alone = record | {"scores": [3, 2, 1]}
+    with pytest.raises(ValueError, match="line 2: scores of 1 teachers, but the records before h"):
+        text_records(write_jsonl([record, alone], "mixed.jsonl"))
+    mixed = text_records(write_jsonl([alone, record], "other.jsonl"), on_error="skip")
+    assert len(mixed) == 1 and mixed.example(0, 0, 0).teacher_scores == (3.0,)
+
+
 def test_ids_are_resolved(write_ids: Callable[..., Records]) -> None:
     source = write_ids(["2\t11\t10", "1\t12\t11"])
     assert all_examples(source, 1) == [

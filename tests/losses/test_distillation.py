@@ -44,7 +44,72 @@ def test_missing_teachers_and_negatives_are_named(loss):
     with pytest.raises(ValueError, match="no teacher scores: use data=distillation"):
         loss(SCORES, POSITIVES, None)
     with pytest.raises(ValueError, match="set num_negatives"):
-        loss(SCORES, POSITIVES, TEACHER[:, :1])
+        loss(SCORES[:, :2], torch.tensor([0, 1]), TEACHER[:, :1])
+    with pytest.raises(ValueError, match=r"teacher_scores \[2, 3\] where each of 2 queries has 2"):
+        loss(SCORES, POSITIVES, torch.zeros(2, 3))
+
+
+@pytest.fixture
+def five_ways() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores of 3 queries with 5 documents each, positives, teacher scores; fp64."""
+    generator = torch.Generator().manual_seed(5)
+    scores = 4 * torch.randn(3, 15, generator=generator, dtype=torch.float64)
+    teacher = 4 * torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    return scores.requires_grad_(), torch.tensor([0, 5, 10]), teacher
+
+
+def plain_margin_mse(scores, teacher) -> float:
+    errors = [
+        (scores[query][5 * query] - scores[query][5 * query + n] - teacher[query][0] + t) ** 2
+        for query in range(3)
+        for n, t in enumerate(teacher[query])
+        if n
+    ]
+    return sum(errors) / len(errors)
+
+
+def plain_kl(scores, teacher, temperature: float, teacher_temperature: float) -> float:
+    total = 0.0
+    for query in range(3):
+        own = [math.exp(s / temperature) for s in scores[query][5 * query : 5 * query + 5]]
+        targets = [math.exp(t / teacher_temperature) for t in teacher[query]]
+        for s, t in zip(own, targets):
+            total += t / sum(targets) * math.log(t / sum(targets) / (s / sum(own)))
+    return total / 3
+
+
+def test_several_negatives_against_plain_references(five_ways):
+    scores, positives, teacher = five_ways
+    plain = scores.tolist(), teacher.tolist()
+    margin = MarginMSE()(scores, positives, teacher).item()
+    assert margin == pytest.approx(plain_margin_mse(*plain), rel=1e-12)
+    kl = KLDivergence(3.0, 2.0)(scores, positives, teacher).item()
+    assert kl == pytest.approx(plain_kl(*plain, 3.0, 2.0), rel=1e-12)
+    for other in (plain_kl(*plain, 2.0, 3.0), 9 * plain_kl(*plain, 3.0, 2.0)):
+        assert kl != pytest.approx(other, rel=1e-2)
+    shuffled = teacher[:, [1, 0, 2, 3, 4]]
+    assert MarginMSE()(scores, positives, shuffled).item() != pytest.approx(margin, rel=1e-3)
+    assert KLDivergence(3.0, 2.0)(scores, positives, shuffled).item() != pytest.approx(kl, rel=1e-3)
+
+
+@pytest.mark.parametrize("loss", [MarginMSE(), KLDivergence(), KLDivergence(3.0, 2.0)])
+def test_gradients_reach_a_querys_own_documents_only(loss, five_ways):
+    scores, positives, teacher = five_ways
+    assert torch.autograd.gradcheck(lambda x: loss(x, positives, teacher), (scores,))
+    (gradient,) = torch.autograd.grad(loss(scores, positives, teacher), scores)
+    own = torch.block_diag(*[torch.ones(1, 5)] * 3).bool()
+    assert (gradient[own] != 0).all() and (gradient[~own] == 0).all()
+
+
+def test_the_gradient_of_kl_shrinks_with_the_squared_temperature(five_ways):
+    """As documented: nothing multiplies the temperature's square back."""
+    scores, positives, teacher = five_ways
+
+    def steepness(temperature: float) -> float:
+        loss = KLDivergence(temperature, temperature)(scores, positives, teacher)
+        return torch.autograd.grad(loss, scores)[0].norm().item()
+
+    assert steepness(1e3) / steepness(2e3) == pytest.approx(4, rel=1e-2)
 
 
 def test_a_temperature_must_be_positive():

@@ -7,8 +7,8 @@ import torch
 
 from sparton.losses.objective import Objective
 from sparton.losses.ramps import ConstantRamp, LinearRamp, QuadraticRamp
-from sparton.losses.ranking import InfoNCE
-from sparton.losses.regularizers import DFFlops, Regularizer, anti_zero, flops, l1
+from sparton.losses.ranking import InfoNCE, Triplet
+from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer, anti_zero, flops, l1
 
 
 @pytest.fixture
@@ -46,11 +46,60 @@ def test_infonce_refuses_a_temperature_that_is_not_positive(temperature):
         InfoNCE(temperature=temperature)
 
 
+def test_triplet_asks_for_a_margin_over_each_of_a_querys_negatives():
+    generator = torch.Generator().manual_seed(4)
+    scores = (2 * torch.randn(3, 9, generator=generator, dtype=torch.float64)).requires_grad_()
+    positives = torch.tensor([0, 3, 6])
+    rows = scores.tolist()
+    hinges = [
+        max(0.0, 1.5 - rows[query][3 * query] + rows[query][3 * query + n])
+        for query in range(3)
+        for n in (1, 2)
+    ]
+    assert 0 < sum(hinge > 0 for hinge in hinges) < len(hinges), "both sides of the hinge"
+    loss = Triplet(margin=1.5)(scores, positives)
+    assert loss.item() == pytest.approx(sum(hinges) / 6, rel=1e-12)
+    for margin in (1.4, 0.0):
+        assert Triplet(margin)(scores, positives).item() != pytest.approx(loss.item(), rel=1e-2)
+    assert torch.autograd.gradcheck(lambda x: Triplet(1.5)(x, positives), (scores,))
+    (gradient,) = torch.autograd.grad(loss, scores)
+    own = torch.block_diag(*[torch.ones(1, 3)] * 3).bool()
+    assert (gradient[~own] == 0).all() and (gradient[own] != 0).any()
+
+
+def test_triplet_refuses_what_it_cannot_compare():
+    with pytest.raises(ValueError, match="set num_negatives"):
+        Triplet()(torch.zeros(3, 3), torch.arange(3))
+    for margin in (-1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="margin must be finite, not negative"):
+            Triplet(margin)
+
+
 def test_flops_squares_the_batch_mean(reps):
     expected = sum((sum(column) / 6) ** 2 for column in reps.T.tolist())
     assert flops(reps).item() == pytest.approx(expected, rel=1e-5)
     parts = torch.stack([flops(part) for part in reps.chunk(2)]).mean().item()
     assert parts != pytest.approx(expected, rel=1e-2), "the mean over parts must be another number"
+
+
+def test_l0_flops_spares_rows_that_are_sparse_already(reps):
+    reps = reps.double().requires_grad_()
+    active = [sum(value > 0 for value in row) for row in reps.tolist()]
+    threshold = sorted(active)[3]
+    dense = torch.tensor(active) > threshold
+    assert 0 < dense.sum() < 6 and threshold in active
+    kept = [row for row, count in zip(reps.tolist(), active) if count > threshold]
+    expected = sum((sum(column) / 6) ** 2 for column in zip(*kept))
+    value = L0Flops(threshold)(reps)
+    assert value.item() == pytest.approx(expected, rel=1e-12)
+    for other in (L0Flops(threshold - 1)(reps), flops(reps), flops(reps[dense])):
+        assert other.item() != pytest.approx(expected, rel=1e-2)
+    (gradient,) = torch.autograd.grad(value, reps)
+    assert (gradient[~dense] == 0).all() and (gradient[dense] != 0).any()
+    assert torch.equal(L0Flops(0)(reps), flops(reps))
+    assert L0Flops(11)(reps).item() == 0
+    with pytest.raises(ValueError, match="threshold must not be negative, got -1"):
+        L0Flops(-1)
 
 
 def test_l1_is_the_mean_row_sum(reps):
@@ -75,6 +124,28 @@ def test_df_flops_spares_rare_terms():
     assert weights[0] < 1e-3
     assert weights[1] == pytest.approx(0.5, abs=1e-4)
     assert weights[2] == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(("midpoint", "steepness"), [(0.1, 10.0), (0.4, 3.0), (0.7, 2.0)])
+def test_df_flops_is_the_papers_formula(reps, midpoint, steepness):
+    """arXiv 2505.15070: sum_t (w_t / N * sum_i r_it)^2, w_t the logistic of a share."""
+    reps = reps.double().requires_grad_()
+    expected = wrong = 0.0
+    slopes = []
+    for column in reps.T.tolist():
+        share = sum(value > 0 for value in column) / 6
+        odds = share ** math.log(2, midpoint) - 1 if share else math.inf
+        weight = 1 / (1 + odds**steepness)
+        expected += (weight * sum(column) / 6) ** 2
+        wrong += weight * (sum(column) / 6) ** 2
+        slopes.append(2 * weight**2 * sum(column) / 36)
+    value = DFFlops(midpoint, steepness)(reps)
+    assert value.item() == pytest.approx(expected, rel=1e-5)
+    if midpoint > 0.1:
+        assert value.item() != pytest.approx(wrong, rel=1e-2), "the weight is squared with the mean"
+    (gradient,) = torch.autograd.grad(value, reps)
+    slopes = torch.tensor(slopes, dtype=torch.float64).expand(6, -1)
+    torch.testing.assert_close(gradient, slopes, rtol=1e-5, atol=1e-12)
 
 
 def test_df_flops_refuses_a_midpoint_outside_the_unit_interval():

@@ -1,0 +1,95 @@
+"""Sums of losses, triplets and thresholds are exact on the global batch, however it is cut."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from sparton.losses.combination import WeightedSum
+from sparton.losses.distillation import KLDivergence, MarginMSE
+from sparton.losses.objective import Objective
+from sparton.losses.ranking import InfoNCE, Triplet
+from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer
+from sparton.training.distributed import World
+from sparton.training.precision import Precision
+from sparton.training.step import ExactStep
+from sparton.types import TrainBatch
+from tests.training.bag_encoder import BagEncoder, random_batch
+
+BATCH, DOCUMENTS, THRESHOLD = 8, 3, 20
+CPU = torch.device("cpu")
+
+
+def objective() -> Objective:
+    losses = {"infonce": InfoNCE(), "margin": MarginMSE(), "kl": KLDivergence(2.0, 2.0)}
+    losses["triplet"] = Triplet(0.1)
+    weights = {"infonce": 1.0, "margin": 0.1, "kl": 0.5, "triplet": 0.3}
+    l0, df = Regularizer(L0Flops(THRESHOLD), 0.5), Regularizer(DFFlops(0.4, 3.0), 0.5)
+    return Objective(WeightedSum(losses, weights), {"l0": l0}, {"l0": l0, "df": df})
+
+
+def part(start: int, stop: int) -> TrainBatch:
+    batch = random_batch(BATCH, DOCUMENTS - 1, seed=1)
+    teacher = torch.randn(BATCH, DOCUMENTS, generator=torch.Generator().manual_seed(2))
+    return TrainBatch(
+        batch.queries.select(start, stop),
+        batch.documents.select(start * DOCUMENTS, stop * DOCUMENTS),
+        teacher[start:stop],
+    )
+
+
+def plain_loss(encoder: BagEncoder, batch: TrainBatch) -> torch.Tensor:
+    sides = encoder(batch.queries), encoder(batch.documents)
+    return objective()(*sides, 0, batch.teacher_scores).loss
+
+
+def gradients(encoder: BagEncoder) -> torch.Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in encoder.parameters()])
+
+
+def truth() -> torch.Tensor:
+    encoder = BagEncoder()
+    plain_loss(encoder, part(0, BATCH)).backward()
+    return gradients(encoder)
+
+
+def stepped(world: World, micro_batch: int | None) -> torch.Tensor:
+    encoder, rows = BagEncoder(), BATCH // world.size
+    step = ExactStep(encoder, objective(), world, Precision("fp32", CPU), micro_batch)
+    step(part(world.rank * rows, (world.rank + 1) * rows), step=0)
+    return gradients(encoder)
+
+
+def test_the_threshold_lies_among_the_rows():
+    """Otherwise the other tests would say nothing about it."""
+    encoder = BagEncoder()
+    for side in part(0, BATCH)[:2]:
+        active = (encoder(side) > 0).sum(1)
+        assert active.min() <= THRESHOLD < active.max()
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1, 3, 8])
+def test_micro_batches_do_not_change_the_gradient(micro_batch):
+    assert (stepped(World(0, 1, CPU), micro_batch) - truth()).abs().max() < 1e-6
+
+
+def test_averaging_over_chunks_would_have_been_seen():
+    encoder = BagEncoder()
+    for start in (0, 4):
+        (plain_loss(encoder, part(start, start + 4)) / 2).backward()
+    assert (gradients(encoder) - truth()).abs().max() > 1e-3
+
+
+def _worker(rank: int, size: int, store: str, micro_batch: int | None, results) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    results[rank] = stepped(World(rank, size, CPU), micro_batch)
+    dist.destroy_process_group()
+
+
+def test_processes_do_not_change_the_gradient(tmp_path):
+    with mp.Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_worker, (2, str(tmp_path / "store"), 3, results), nprocs=2)
+        for rank in range(2):
+            assert (results[rank] - truth()).abs().max() < 1e-6
