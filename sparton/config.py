@@ -131,6 +131,14 @@ def check(cfg: DictConfig, world_size: int) -> None:
             "head.fp8=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
             "head.fp8=false"
         )
+    for side in ("query_regularizer", "document_regularizer"):
+        for name, settings in cfg[side].items():
+            if not settings or "_target_" not in settings:
+                raise ValueError(
+                    f"{side}.{name} has settings (of the experiment, or of the command line) but "
+                    f"no such regularizer was chosen: add {name} to regularizer@{side}=[...], or "
+                    f"remove them with ~{side}.{name}"
+                )
     loss = instantiate(cfg.loss)
     if loss.needs_negatives and cfg.num_negatives < 1:
         raise ValueError(

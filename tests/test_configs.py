@@ -189,6 +189,13 @@ def test_combinations_that_could_not_train_are_refused(overrides, world_size, me
         config.check(train_config(*overrides), world_size)
 
 
+def test_settings_of_a_regularizer_that_was_not_chosen_are_refused():
+    overrides = ["experiment=quickstart", "regularizer@document_regularizer=l1"]
+    with pytest.raises(ValueError, match=r"document_regularizer\.flops has settings"):
+        config.check(train_config(*overrides), world_size=1)
+    config.check(train_config(*overrides, "~document_regularizer.flops"), world_size=1)
+
+
 def test_fp8_trains_in_16_bit():
     for precision in ("bf16", "fp16", "bf16_pure"):
         config.check(train_config("head.fp8=true", f"precision={precision}"), world_size=1)
