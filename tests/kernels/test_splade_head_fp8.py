@@ -177,8 +177,8 @@ def test_kernels_and_emulation_agree(device):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_entries_that_are_barely_active_stay(dtype, device, monkeypatch):
-    problem = make_problem([30] * 12, 400, 64, device, dtype=dtype, bias=-6.0)
-    exact = (logits_of(problem).view(12, 30, -1).amax(1) > 0).to(device)
+    problem = make_problem([30] * 5, 400, 64, device, dtype=dtype, bias=-6.0)
+    exact = (logits_of(problem).view(5, 30, -1).amax(1) > 0).to(device)
     assert 0.005 < exact.double().mean() < 0.1
 
     def kept(forward):
