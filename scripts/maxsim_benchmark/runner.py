@@ -1,5 +1,6 @@
 """Runs the cells of each shape in a process; a crash or a hang costs one cell."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -19,51 +20,71 @@ SCRIPTS = Path(__file__).resolve().parents[1]
 CELL_LIMIT_SECONDS = 90.0
 
 
+class Process:
+    """A started process of one shape, which waits for :meth:`records` before it touches the
+    device."""
+
+    def __init__(self, cells: Sequence[Cell], settings: Settings) -> None:
+        self.cells = tuple(cells)
+        paths = (str(SCRIPTS), os.environ.get("PYTHONPATH", ""), str(SCRIPTS.parent))
+        words = (sys.executable, "-m", "maxsim_benchmark.worker")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed by stop)
+        self._process = subprocess.Popen(
+            (*words, json.dumps(self.cells), json.dumps(settings._asdict())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+
+    def records(self) -> Iterator[Record]:
+        """Records of the first cells, the last of them that of a failure unless all were
+        measured."""
+        assert self._process.stdin is not None
+        # A process that died already says so by having no line to give.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("go\n")
+            self._process.stdin.flush()
+        for _ in self.cells:
+            late = threading.Event()
+            line = _line(self._process, late)
+            if not line.endswith("\n"):
+                yield _failure(self._process, late.is_set(), self._errors)
+                return
+            yield json.loads(line)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+
 def run_cells(
     cells: Sequence[Cell], settings: Settings, deadline: float = float("inf")
 ) -> Iterator[tuple[Cell, Record]]:
     """Measure every cell in order; no process is begun after ``deadline`` (of time.monotonic), and
     none goes on with another cell."""
-    for _, group in groupby(cells, key=lambda cell: cell.shape):
-        left = list(group)
+    left = list(cells)
+    started: list[Process] = []
+    try:
         while left:
             if time.monotonic() > deadline:
                 return
-            failure: Record | None = None
-            for record in _process(tuple(left), settings):
-                if record["status"] in ("crashed", "timeout"):
-                    failure = record
+            # While one shape is measured, the process of the next imports its libraries. After a
+            # failure the cells left of a shape need a process of their own first.
+            shapes = [list(group) for _, group in groupby(left, key=lambda cell: cell.shape)]
+            for number, group in enumerate(shapes[:2]):
+                if len(started) == number or started[number].cells != tuple(group):
+                    started.insert(number, Process(group, settings))
+            for record in started[0].records():
                 yield left.pop(0), record
                 if time.monotonic() > deadline:
                     return
-            if failure is None:
-                break
-
-
-def _process(cells: Sequence[Cell], settings: Settings) -> Iterator[Record]:
-    """Records of the first cells, the last of them that of a failure unless all were measured."""
-    paths = (str(SCRIPTS), os.environ.get("PYTHONPATH", ""), str(SCRIPTS.parent))
-    words = (sys.executable, "-m", "maxsim_benchmark.worker")
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            (*words, json.dumps(cells), json.dumps(settings._asdict())),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        )
-        assert process.stdout is not None
-        try:
-            for _ in cells:
-                late = threading.Event()
-                line = _line(process, late)
-                if not line.endswith("\n"):
-                    yield _failure(process, late.is_set(), errors)
-                    return
-                yield json.loads(line)
-        finally:
-            process.kill()
-            process.wait()
+            started.pop(0).stop()
+    finally:
+        for process in started:
+            process.stop()
 
 
 def _line(process: subprocess.Popen, late: threading.Event) -> str:

@@ -145,12 +145,25 @@ def test_least_work():
 
 def test_a_crash_costs_one_cell():
     cells = [Cell("1x1000_32x1024", FORWARD, name) for name in ("sparton", "eager")]
+    cells.append(Cell("128x128_32x300", FORWARD, "sparton"))
     broken = SETTINGS._replace(device="nonsense")
     found = list(runner.run_cells(cells, broken))
     assert [cell for cell, _ in found] == cells
-    assert [record["status"] for _, record in found] == ["crashed", "crashed"]
+    assert [record["status"] for _, record in found] == ["crashed"] * 3
     assert "nonsense" in found[0][1]["error"]
     assert list(runner.run_cells(cells, SETTINGS, deadline=0.0)) == []
+
+
+def test_processes_wait_for_their_turn():
+    """The next shape's has started meanwhile; whoever stops early leaves none behind."""
+    cells = [Cell(shape, FORWARD, "sparton") for shape in list(SHAPES)[:3]]
+    found = list(runner.run_cells(cells, SETTINGS))
+    assert [(cell, record["status"]) for cell, record in found] == [(cell, "ok") for cell in cells]
+    process = runner.Process(cells[:1], SETTINGS)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process._process.wait(0.5)
+    process.stop()
+    assert process._process.poll() is not None
 
 
 def run_script(*words: object) -> subprocess.CompletedProcess:
