@@ -35,6 +35,7 @@ from head_benchmark.problems import describe_capture
 from head_benchmark.runner import (
     append_record,
     cell_of,
+    outcome,
     read_records,
     run_cells,
     with_truths,
@@ -256,11 +257,7 @@ def describe(cell: Cell, record: Record) -> str:
         found = f"{record['p50_ms']:.3f} ms ({record['p20_ms']:.3f} to {record['p80_ms']:.3f})"
     if "peak_bytes" in record:
         found += f", {record['peak_bytes'] / 2**20:,.0f} MiB"
-    if record["status"] == "red_gate":
-        judged = [(name, e, record["allowed"][name]) for name, e in record["errors"].items()]
-        found += ": " + ", ".join(f"{n} {e:.2g} > {a:.2g}" for n, e, a in judged if not e <= a)
-    error = f": {record['error']}" if "error" in record else ""
-    return f"{cell.label}: {found}{error}  [{record.get('cell_seconds', 0):.1f} s]"
+    return outcome(cell.label, found, record)
 
 
 def result_table(suite: str, records: list[Record]) -> Table:

@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from head_benchmark.runner import append_record, read_records, write_records
+from head_benchmark.runner import append_record, outcome, read_records, write_records
 from maxsim_benchmark.providers import PROVIDERS, Cell, cells
 from maxsim_benchmark.runner import run_cells
 from maxsim_benchmark.shapes import SHAPES
@@ -150,11 +150,7 @@ def describe(cell: Cell, record: Record) -> str:
         found = f"{record['p50_ms']:.4f} ms, {record['share_of_floor']:.0%} of the floor"
     if "peak_bytes" in record:
         found += f", {record['peak_bytes'] / 2**20:,.1f} MiB"
-    if record["status"] == "red_gate":
-        judged = [(name, e, record["allowed"][name]) for name, e in record["errors"].items()]
-        found += ": " + ", ".join(f"{n} {e:.2g} > {a:.2g}" for n, e, a in judged if not e <= a)
-    error = f": {record['error']}" if "error" in record else ""
-    return f"{cell.label}: {found}{error}  [{record.get('cell_seconds', 0):.1f} s]"
+    return outcome(cell.label, found, record)
 
 
 def result_table(records: list[Record]) -> Table:

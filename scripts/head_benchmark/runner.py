@@ -127,3 +127,13 @@ def append_record(path: Path, record: Record) -> None:
 
 def cell_of(record: Record) -> Cell:
     return Cell(**{field: record[field] for field in Cell._fields})
+
+
+def outcome(label: str, found: str, record: Record) -> str:
+    """One line for the screen: what was found of a cell, what its gate refused or its error said,
+    and how long that took."""
+    if record["status"] == "red_gate":
+        judged = [(name, e, record["allowed"][name]) for name, e in record["errors"].items()]
+        found += ": " + ", ".join(f"{n} {e:.2g} > {a:.2g}" for n, e, a in judged if not e <= a)
+    error = f": {record['error']}" if "error" in record else ""
+    return f"{label}: {found}{error}  [{record.get('cell_seconds', 0):.1f} s]"

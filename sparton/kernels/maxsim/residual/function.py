@@ -62,21 +62,7 @@ def maxsim_residual(
             "maxsim_residual_varlen"
         )
     (Q, Lq, E), (N, Ld) = queries.shape, documents.codes.shape
-    check_queries(queries)
-    check_codec(codec, E)
-    check_documents(documents, codec, documents.codes.shape)
-    check_mask("query_mask", query_mask, queries.shape[:2])
-    check_mask("document_mask", document_mask, documents.codes.shape)
-    check_devices(
-        queries=queries,
-        codes=documents.codes,
-        residuals=documents.residuals,
-        inverse_norms=documents.inverse_norms,
-        centroids=codec.centroids,
-        bucket_weights=codec.bucket_weights,
-        query_mask=query_mask,
-        document_mask=document_mask,
-    )
+    _check(queries, documents, codec, query_mask, document_mask)
     codes, residuals, inverse_norms = documents
     flat = CompressedTokens(
         codes.reshape(N * Ld),
@@ -131,24 +117,14 @@ def maxsim_residual_varlen(
             f"{tuple(queries.shape)} and {tuple(documents.codes.shape)}; for padded ones there is "
             "maxsim_residual"
         )
-    check_queries(queries)
-    check_codec(codec, queries.shape[1])
-    check_documents(documents, codec, documents.codes.shape)
-    check_boundaries("query_cu_seqlens", query_cu_seqlens)
-    check_boundaries("document_cu_seqlens", document_cu_seqlens)
-    check_mask("query_mask", query_mask, queries.shape[:1])
-    check_mask("document_mask", document_mask, documents.codes.shape)
-    check_devices(
-        queries=queries,
-        codes=documents.codes,
-        residuals=documents.residuals,
-        inverse_norms=documents.inverse_norms,
-        centroids=codec.centroids,
-        bucket_weights=codec.bucket_weights,
+    _check(
+        queries,
+        documents,
+        codec,
+        query_mask,
+        document_mask,
         query_cu_seqlens=query_cu_seqlens,
         document_cu_seqlens=document_cu_seqlens,
-        query_mask=query_mask,
-        document_mask=document_mask,
     )
     return residual_scores(
         queries,
@@ -159,4 +135,33 @@ def maxsim_residual_varlen(
         query_mask,
         document_mask,
         normalize=normalize,
+    )
+
+
+def _check(
+    queries: Tensor,
+    documents: CompressedTokens,
+    codec: ResidualCodec,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    **boundaries: Tensor,
+) -> None:
+    """What padded and packed operands have in common; ``boundaries`` by their argument's name."""
+    check_queries(queries)
+    check_codec(codec, queries.shape[-1])
+    check_documents(documents, codec, documents.codes.shape)
+    for name, cu_seqlens in boundaries.items():
+        check_boundaries(name, cu_seqlens)
+    check_mask("query_mask", query_mask, queries.shape[:-1])
+    check_mask("document_mask", document_mask, documents.codes.shape)
+    check_devices(
+        queries=queries,
+        codes=documents.codes,
+        residuals=documents.residuals,
+        inverse_norms=documents.inverse_norms,
+        centroids=codec.centroids,
+        bucket_weights=codec.bucket_weights,
+        **boundaries,
+        query_mask=query_mask,
+        document_mask=document_mask,
     )
