@@ -84,7 +84,8 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
     config.check(cfg, world.size)
     dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})
     trainer, tokenizer = build_trainer(cfg, world, folder, dev_tasks)
-    batches = build_loader(cfg, world, tokenizer, trainer.resume())
+    needs_teacher = trainer.step.objective.ranking.needs_teacher
+    batches = build_loader(cfg, world, tokenizer, trainer.resume(), needs_teacher)
     if world.is_main:
         trainer.loggers = build_loggers(cfg, folder, trainer)
     try:
@@ -146,16 +147,20 @@ def build_trainer(
 
 
 def build_loader(
-    cfg: DictConfig, world: World, tokenizer: PackedTokenizer, start_step: int
+    cfg: DictConfig,
+    world: World,
+    tokenizer: PackedTokenizer,
+    start_step: int,
+    needs_teacher: bool,
 ) -> Iterable[TrainBatch]:
-    """This process's batches from ``start_step`` on."""
+    """This process's batches from ``start_step`` on; ``needs_teacher``: with teacher scores."""
     return train_loader(
         instantiate(cfg.data),
         tokenizer,
         batch=cfg.batch,
         steps=config.total_steps(cfg),
         num_negatives=cfg.num_negatives,
-        needs_teacher=instantiate(cfg.loss).needs_teacher,
+        needs_teacher=needs_teacher,
         seed=cfg.seed,
         start_step=start_step,
         rank=world.rank,
