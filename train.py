@@ -34,8 +34,8 @@ from sparton.evaluation import (
     write_task_run,
 )
 from sparton.losses.objective import Objective
-from sparton.models.encoder import SpladeEncoder
-from sparton.models.folder import load_encoder, save_encoder
+from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.splade import SpladeEncoder
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.loggers import JsonlLogger, Logger, ScreenLogger
 from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer

@@ -26,9 +26,9 @@ from sparton.datasets.collection import beir_file, read_texts
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import minilm, pretrained
-from sparton.models.encoder import SpladeEncoder
-from sparton.models.folder import save_encoder
+from sparton.models.folders import save_encoder
 from sparton.models.heads import SpartonHead
+from sparton.models.splade import SpladeEncoder
 from sparton.types import TokenBatch
 
 HELD_OUT = 256

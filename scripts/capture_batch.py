@@ -24,8 +24,8 @@ from sparton.datasets.tokenization import PackedTokenizer
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops
-from sparton.models.encoder import SpladeEncoder
-from sparton.models.folder import encoder_lengths, load_encoder
+from sparton.models.folders import encoder_lengths, load_encoder
+from sparton.models.splade import SpladeEncoder
 from sparton.types import TokenBatch
 
 FORMAT = "captured SPLADE batch"

@@ -29,7 +29,7 @@ from sparton.evaluation import (
     explain,
     load_retriever,
 )
-from sparton.models.encoder import SpladeEncoder
+from sparton.models.splade import SpladeEncoder
 from sparton.types import RetrievalTask
 
 ROOT = Path(__file__).resolve().parents[1]

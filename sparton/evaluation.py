@@ -27,7 +27,7 @@ from sparton.types import RetrievalTask, TokenBatch
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
-    from sparton.models.encoder import SpladeEncoder
+    from sparton.models.splade import SpladeEncoder
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
@@ -85,10 +85,10 @@ def load_retriever(
 
     Raises:
         FileNotFoundError: no such folder.
-        OSError, ValueError: from :func:`sparton.models.folder.load_encoder`.
+        OSError, ValueError: from :func:`sparton.models.folders.load_encoder`.
     """
     from sparton.datasets.tokenization import PackedTokenizer
-    from sparton.models.folder import Lengths, encoder_lengths, load_encoder
+    from sparton.models.folders import Lengths, encoder_lengths, load_encoder
 
     if not Path(model).is_dir() and not _HUB_NAME.fullmatch(str(model)):
         raise FileNotFoundError(

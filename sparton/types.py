@@ -1,12 +1,32 @@
 """The tuples that cross from one room of the package to another."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparton import packing
+
+Side = Literal["query", "document"]
+
+
+class KeyTokens(NamedTuple):
+    """The tokens that are attended to, where not all of a batch's are.
+
+    Attributes:
+        rows: int64 ``[K]``, their places among the T tokens, ascending.
+        cu_seqlens: int32 ``[N + 1]``, the boundaries of the sequences among them.
+        max_seqlen: upper bound of their number in a sequence, known on the host.
+    """
+
+    rows: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyTokens":
+        rows, cu_seqlens = (t.to(device, non_blocking=non_blocking) for t in self[:2])
+        return KeyTokens(rows, cu_seqlens, self.max_seqlen)
 
 
 class TokenBatch(NamedTuple):
@@ -17,12 +37,14 @@ class TokenBatch(NamedTuple):
         position_ids: int64 ``[T]``, restarting at 0 with every sequence.
         cu_seqlens: int32 ``[N + 1]``, the boundaries of the sequences; starts at 0, ends at T.
         max_seqlen: upper bound of the sequence lengths, known on the host.
+        keys: the tokens that a sequence's tokens attend to; None for all of its own.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     cu_seqlens: Tensor
     max_seqlen: int
+    keys: KeyTokens | None = None
 
     @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]]) -> "TokenBatch":
@@ -47,17 +69,19 @@ class TokenBatch(NamedTuple):
         input_ids, position_ids, cu_seqlens = (
             tensor.to(device, non_blocking=non_blocking) for tensor in self[:3]
         )
-        return TokenBatch(input_ids, position_ids, cu_seqlens, self.max_seqlen)
+        keys = self.keys and self.keys.to(device, non_blocking=non_blocking)
+        return TokenBatch(input_ids, position_ids, cu_seqlens, self.max_seqlen, keys)
 
     def select(self, start: int, stop: int) -> "TokenBatch":
         """Sequences ``start : stop`` as a batch of their own. Meant for batches on the CPU:
         it reads two boundaries, which on a GPU would wait for the device."""
-        first, last = self.cu_seqlens[[start, stop]].tolist()
-        cu_seqlens = self.cu_seqlens[start : stop + 1] - first
-        longest = int(cu_seqlens.diff().max()) if stop > start else 0
-        return TokenBatch(
-            self.input_ids[first:last], self.position_ids[first:last], cu_seqlens, max(longest, 1)
-        )
+        first, last, cu_seqlens, longest = _cut(self.cu_seqlens, start, stop)
+        keys = None
+        if self.keys is not None:
+            low, high, bounds, most = _cut(self.keys.cu_seqlens, start, stop)
+            keys = KeyTokens(self.keys.rows[low:high] - first, bounds, most)
+        tokens = self.input_ids[first:last], self.position_ids[first:last]
+        return TokenBatch(*tokens, cu_seqlens, longest, keys)
 
     def pad(self, packed: Tensor, fill: float = 0) -> Tensor:
         """Per-token values ``[T, ...]`` as ``[N, S, ...]``, S = ``max_seqlen``."""
@@ -66,6 +90,29 @@ class TokenBatch(NamedTuple):
     def padding_mask(self) -> Tensor:
         """bool ``[N, S]``, True at real tokens."""
         return packing.padding_mask(self.cu_seqlens, self.max_seqlen)
+
+
+def _cut(cu_seqlens: Tensor, start: int, stop: int) -> tuple[int, int, Tensor, int]:
+    """First and last token of sequences ``start : stop``, their boundaries, the longest length."""
+    first, last = cu_seqlens[[start, stop]].tolist()
+    bounds = cu_seqlens[start : stop + 1] - first
+    return first, last, bounds, max(int(bounds.diff().max()) if stop > start else 0, 1)
+
+
+class Markup(NamedTuple):
+    """What a late-interaction model adds to the tokens of a text; token ids.
+
+    Attributes:
+        query_marker, document_marker: inserted after the first token ([CLS]); None for nothing.
+        expansion: fills queries up to the query length ([MASK]); None leaves queries as they are.
+        attend_to_expansion: whether a query's tokens attend to the tokens that filled it up. Those
+            attend to the text's tokens in any case.
+    """
+
+    query_marker: int | None = None
+    document_marker: int | None = None
+    expansion: int | None = None
+    attend_to_expansion: bool = False
 
 
 class Example(NamedTuple):

@@ -33,9 +33,9 @@ from sparton.evaluation import (
     write_task_run,
 )
 from sparton.models.backbones import tiny
-from sparton.models.encoder import SpladeEncoder
-from sparton.models.folder import save_encoder
+from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
+from sparton.models.splade import SpladeEncoder
 from sparton.packing import sequence_ids
 from sparton.retrieval.trec import read_run
 from sparton.types import RetrievalTask, TextCollection, TokenBatch

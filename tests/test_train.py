@@ -68,7 +68,7 @@ def test_the_model_loads_in_sentence_transformers_with_the_same_representations(
     from sentence_transformers import SparseEncoder
 
     from sparton.datasets.tokenization import PackedTokenizer
-    from sparton.models.folder import load_encoder
+    from sparton.models.folders import load_encoder
 
     encoder = load_encoder(reference / "model").eval()
     texts = ["the first text", "another one, a little longer than the first"]

@@ -18,8 +18,8 @@ from head_benchmark.heads import HEADS
 from head_benchmark.problems import SEED, random_tokens
 from head_benchmark.suites import FORWARD, NO_HEAD, TRUTH, Cell, Shape
 from sparton.models.backbones import random_bert
-from sparton.models.encoder import SpladeEncoder
 from sparton.models.heads import EagerHead
+from sparton.models.splade import SpladeEncoder
 from sparton.types import TokenBatch
 
 CHECKED_SEQUENCES = 8

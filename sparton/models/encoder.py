@@ -1,58 +1,48 @@
-"""The learned sparse encoder: a backbone and a head.
-
-T packed tokens, N sequences, D hidden width, V vocabulary.
-"""
+"""What training and evaluation ask of an encoder, whatever its representations are."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from sparton.kernels.splade_head import TopK
-from sparton.models.backbone import Backbone
-from sparton.models.heads import SpladeHead
-from sparton.types import TokenBatch
+from sparton.representations import Representations
+from sparton.types import Markup, Side, TokenBatch
 
 
-class SpladeEncoder(nn.Module):
-    """Texts, as packed tokens, to non-negative term weights over the vocabulary.
+class Encoder(nn.Module):
+    """Packed tokens to representations.
 
-    A decoder tied to the input embeddings is one parameter: it appears once in ``parameters()``
-    and collects the gradients of both uses.
-
-    Args:
-        backbone: packed tokens to hidden states ``[T, D]``, with the decoder beside it.
-        head: ``head(hidden, weight, bias, tokens)`` to representations fp32 ``[N, V]``.
+    Attributes:
+        tokenizer: of the documents, and of the queries unless ``query_tokenizer`` is another.
+        query_tokenizer: of the queries.
+        max_length: positions that its model supports; None where there is no limit.
+        markup: what its texts are given beside their own tokens.
     """
 
-    def __init__(self, backbone: Backbone, head: SpladeHead) -> None:
+    markup = Markup()
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        max_length: int | None,
+        query_tokenizer: PreTrainedTokenizerFast | None = None,
+    ) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.head = head
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.query_tokenizer = query_tokenizer or tokenizer
 
-    def forward(self, tokens: TokenBatch) -> Tensor:
-        """Representations fp32 ``[N, V]``, by default log1p(relu(maximum over the tokens))."""
-        hidden = self.backbone(tokens)
-        decoder = self.backbone.decoder
-        return self.head(hidden, decoder.weight, decoder.bias, tokens)
+    def encode(self, tokens: TokenBatch, side: Side) -> Representations:
+        """The representations of N queries or N documents."""
+        raise NotImplementedError
 
-    @torch.no_grad()
-    def topk(self, tokens: TokenBatch, k: int) -> TopK:
-        """The min(k, V) largest term weights of each text, without the dense representations; see
-        :func:`~sparton.kernels.splade_head.splade_head_topk`."""
-        hidden = self.backbone(tokens)
-        decoder = self.backbone.decoder
-        most = min(k, self.vocabulary_size)
-        return self.head.topk(hidden, decoder.weight, decoder.bias, tokens, most)
+    def observe(self, queries: Representations, documents: Representations) -> None:
+        """Called once per training step, on every rank, with the representations of the global
+        batch; for encoders that count."""
 
-    @property
-    def vocabulary_size(self) -> int:
-        """V; it may exceed the tokenizer's size where a model pads its vocabulary."""
-        return self.backbone.decoder.out_features
-
-    @property
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        return self.backbone.tokenizer
+    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+        """Model FLOPs per real token of sequences of that mean length."""
+        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:
-        return self.backbone.decoder.weight.device
+        return next(self.parameters()).device

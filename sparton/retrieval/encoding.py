@@ -36,7 +36,7 @@ def encode_texts(
 
     Args:
         encoder: packed tokens to fp32 ``[N, V]``; with ``max_terms`` also ``topk`` and
-            ``vocabulary_size`` as :class:`~sparton.models.encoder.SpladeEncoder` has them.
+            ``vocabulary_size`` as :class:`~sparton.models.splade.SpladeEncoder` has them.
         tokenize: texts to packed tokens: a ``PackedTokenizer``'s ``queries`` or ``documents``.
         texts: at least one.
         batch_tokens: bound of sequences times longest sequence in a batch; a single sequence may

@@ -15,8 +15,8 @@ from sparton.losses.ramps import QuadraticRamp
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops
 from sparton.models.backbones import tiny
-from sparton.models.encoder import SpladeEncoder
 from sparton.models.heads import CompiledHead, EagerHead, HybridHead, SpartonHead, TiledHead
+from sparton.models.splade import SpladeEncoder
 from sparton.training.distributed import World
 from sparton.training.optimization import build_optimizer, update
 from sparton.training.precision import Precision

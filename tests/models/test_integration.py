@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from sparton.models.backbones import tiny
-from sparton.models.encoder import SpladeEncoder
 from sparton.models.heads import EagerHead, HybridHead, SpartonHead
+from sparton.models.splade import SpladeEncoder
 from sparton.types import TokenBatch
 
 HEADS = [SpartonHead, HybridHead]

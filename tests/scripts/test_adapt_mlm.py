@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sparton.models.backbones import pretrained, tiny
-from sparton.models.encoder import SpladeEncoder
-from sparton.models.folder import load_encoder, save_encoder
+from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
+from sparton.models.splade import SpladeEncoder
 from sparton.types import TokenBatch
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/adapt_mlm.py"

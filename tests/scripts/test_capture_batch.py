@@ -13,9 +13,9 @@ from head_benchmark import cells, gate, problems, suites
 from head_benchmark.suites import Cell
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.backbones import tiny
-from sparton.models.encoder import SpladeEncoder
-from sparton.models.folder import save_encoder
+from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
+from sparton.models.splade import SpladeEncoder
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/capture_batch.py"
 PAIRS = [

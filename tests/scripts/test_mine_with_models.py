@@ -16,9 +16,9 @@ from hard_negatives import miners
 from hard_negatives.mining import Mining
 from sparton import config
 from sparton.models.backbones import tiny
-from sparton.models.encoder import SpladeEncoder
-from sparton.models.folder import load_encoder, save_encoder
+from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
+from sparton.models.splade import SpladeEncoder
 from sparton.training.distributed import World
 from sparton.types import TokenBatch
 from tests.scripts.mining_problems import WORDS, generate, mine, write

@@ -17,9 +17,9 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 from sparton import packing
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import tiny
-from sparton.models.encoder import SpladeEncoder
-from sparton.models.folder import encoder_lengths, load_encoder, save_encoder
+from sparton.models.folders import encoder_lengths, load_encoder, save_encoder
 from sparton.models.heads import EagerHead, SpartonHead, SpladeHead
+from sparton.models.splade import SpladeEncoder
 from sparton.types import TokenBatch
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

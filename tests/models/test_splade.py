@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sparton.models.backbone import Backbone
-from sparton.models.encoder import SpladeEncoder
 from sparton.models.heads import EagerHead, SpartonHead
+from sparton.models.splade import SpladeEncoder
 from sparton.types import TokenBatch
 
 TOKENS = TokenBatch.from_lists([[5, 6, 7], [], [8, 9, 10, 11], [12]])

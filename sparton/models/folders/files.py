@@ -1,0 +1,133 @@
+"""What all kinds of model folders share: atomic writing, JSON beside weights, lengths."""
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+
+from sparton.models.checkpoint import optional_file
+
+LENGTH_KEYS = (
+    ("sentence_bert_config.json", "max_seq_length"),
+    ("tokenizer_config.json", "max_seq_length"),
+    ("tokenizer_config.json", "model_max_length"),
+)
+UNLIMITED = 10**9  # transformers writes 1e30 for a tokenizer without a limit
+
+
+class Lengths(NamedTuple):
+    """Longest query and document in tokens, special tokens included."""
+
+    query: int
+    document: int
+
+
+@contextmanager
+def writing_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to fill, which becomes ``path`` when the block ends without an error.
+
+    Everything is flushed before the renaming. An existing folder at ``path`` is replaced; if the
+    process dies between the two renames, its content stays beside ``path`` under a name that ends
+    in ``.old``.
+
+    Raises:
+        OSError: the disk is full or not writable; names the folder and the room left. What was at
+            ``path`` before is untouched.
+    """
+    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        fresh.mkdir(parents=True)
+        yield fresh
+        _flush(fresh)
+        _replace(path, fresh)
+    except Exception as error:
+        # A failed write is an OSError, a SafetensorError, or a bare Exception of tokenizers.
+        if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
+            raise
+        raise _not_written(path, error) from error
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write_json(folder: Path, files: Mapping[str, Any]) -> None:
+    """Each content as the JSON file of its name; names may lie one folder down."""
+    for name, content in files.items():
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
+    """The lengths an encoder was trained with; None where the folder does not say.
+
+    sentence-transformers knows one length for both and has kept it in several places.
+    """
+    own = read_json(str(name), "sparton.json", revision)
+    if own:
+        return Lengths(own["query_length"], own["document_length"])
+    for file, key in LENGTH_KEYS:
+        length = (read_json(str(name), file, revision) or {}).get(key)
+        if length and length < UNLIMITED:
+            return Lengths(length, length)
+    return None
+
+
+def read_module(name: str, file: str, revision: str | None) -> dict[str, Any]:
+    """The description of one of the modules that ``modules.json`` lists."""
+    content = read_json(name, file, revision)
+    if content is None:
+        raise FileNotFoundError(f"{name}/{file} is missing, though modules.json refers to it")
+    if not isinstance(content, dict):
+        raise ValueError(f"{name}/{file} describes no module: it must hold a JSON object")
+    return content
+
+
+def read_json(name: str, file: str, revision: str | None) -> Any:
+    """A JSON file of a local folder or hub repository, None where it is not there."""
+    path = optional_file(name, file, revision)
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+
+
+def _not_written(path: Path, error: Exception) -> OSError:
+    existing = next(each for each in path.absolute().parents if each.is_dir())
+    free = shutil.disk_usage(existing).free / 2**20
+    return OSError(
+        f"the model folder {path} could not be written; {free:,.1f} MiB are free in {existing}. "
+        "Make room and run the same command again; what was at the path before is untouched. "
+        f"({error})"
+    )
+
+
+def _flush(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _replace(path: Path, fresh: Path) -> None:
+    old = fresh.with_suffix(".old")
+    existed = path.exists()
+    if existed:
+        path.rename(old)
+    try:
+        fresh.rename(path)
+    except OSError:
+        if existed:
+            old.rename(path)
+        raise
+    if existed:
+        shutil.rmtree(old)

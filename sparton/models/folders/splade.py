@@ -1,0 +1,130 @@
+"""SPLADE encoders as folders that Hugging Face and sentence-transformers load as they are.
+
+Root: a stock masked-LM checkpoint with its tokenizer. Beside it the descriptions by which
+sentence-transformers (5 and 6) composes a ``SparseEncoder``, and ``sparton.json`` with the lengths
+of training. V vocabulary.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
+from sparton.models.backbone import Backbone
+from sparton.models.checkpoint import load_mlm, load_tokenizer
+from sparton.models.folders.files import read_json, read_module, write_json
+from sparton.models.heads import SpartonHead, SpladeHead
+from sparton.models.splade import SpladeEncoder
+
+MODULES = "sentence_transformers.sparse_encoder.models"
+POOLING_FOLDER = "1_SpladePooling"
+
+
+def save_splade(
+    encoder: SpladeEncoder, path: Path, *, query_length: int, document_length: int
+) -> None:
+    """Fill the folder ``path``."""
+    with encoder.backbone.decoder_in_place() as mlm:
+        mlm.save_pretrained(path)
+    encoder.tokenizer.save_pretrained(path)
+    write_json(path, _descriptions(encoder, query_length, document_length))
+
+
+def load_splade(
+    name: str | Path,
+    head: SpladeHead | None = None,
+    *,
+    revision: str | None = None,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> SpladeEncoder:
+    """Read an encoder from a folder of :func:`save_splade`, a sentence-transformers folder (older
+    and newer layouts), a plain masked-LM checkpoint, or any of these on the Hugging Face hub.
+
+    Args:
+        name: path or hub name.
+        head: how representations are computed; when None a ``SpartonHead`` with the pooling and the
+            activation that the folder names (a plain checkpoint: maximum and relu).
+        revision: branch, tag or commit on the hub.
+        compile, gradient_checkpointing: see :class:`Backbone`.
+
+    Raises:
+        ValueError: the folder describes another kind of model, or another pooling or activation
+            than that of ``head``, or its weights are damaged or incomplete.
+        OSError: files are missing, among them the tokenizer.
+    """
+    name = str(name)
+    subfolder, variant = _layout(name, revision)
+    if head is None:
+        head = SpartonHead(*(variant or ("max", "relu")))
+    elif variant not in (None, (head.pooling, head.activation)):
+        raise ValueError(
+            f"{name} has pooling={variant[0]} and activation={variant[1]}, but the head has "
+            f"{head.pooling} and {head.activation}; set the head's to those of the folder"
+        )
+    backbone = Backbone(
+        load_mlm(name, revision=revision, subfolder=subfolder),
+        load_tokenizer(name, revision=revision, subfolder=subfolder),
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    return SpladeEncoder(backbone, head)
+
+
+def _descriptions(
+    encoder: SpladeEncoder, query_length: int, document_length: int
+) -> dict[str, Any]:
+    """The folder's JSON files; class paths and keys are those that versions 5 and 6 both read."""
+    parts = (("", "MLMTransformer"), (POOLING_FOLDER, "SpladePooling"))
+    return {
+        "modules.json": [
+            {"idx": row, "name": str(row), "path": folder, "type": f"{MODULES}.{kind}"}
+            for row, (folder, kind) in enumerate(parts)
+        ],
+        "config_sentence_transformers.json": {
+            "model_type": "SparseEncoder",
+            "similarity_fn_name": "dot",
+            "prompts": {"query": "", "document": ""},
+            "default_prompt_name": None,
+        },
+        "sentence_bert_config.json": {
+            "max_seq_length": max(query_length, document_length),
+            "do_lower_case": False,
+        },
+        f"{POOLING_FOLDER}/config.json": {
+            "pooling_strategy": encoder.head.pooling,
+            "activation_function": encoder.head.activation,
+            "word_embedding_dimension": encoder.vocabulary_size,
+        },
+        "sparton.json": {"query_length": query_length, "document_length": document_length},
+    }
+
+
+def _layout(name: str, revision: str | None) -> tuple[str, tuple[Pooling, Activation] | None]:
+    """Where the checkpoint lies, and pooling and activation; None if there is no ``modules.json``.
+
+    Checks that ``modules.json`` means SPLADE.
+    """
+    modules = read_json(name, "modules.json", revision)
+    if modules is None:
+        return "", None
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    if kinds not in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
+        raise ValueError(
+            f"{name}/modules.json composes {' + '.join(kinds)}; a SPLADE model is a masked-LM "
+            "transformer followed by SpladePooling"
+        )
+    transformer, pooling = (module["path"] for module in modules)
+    if kinds[0] == "Transformer":
+        file = f"{transformer}/sentence_bert_config.json".lstrip("/")
+        task = read_module(name, file, revision).get("transformer_task")
+        if task != "fill-mask":
+            raise ValueError(
+                f"{name}/{file}: transformer_task is {task!r}; only 'fill-mask' is supported"
+            )
+    content = read_module(name, f"{pooling}/config.json", revision)
+    variant = (content.get("pooling_strategy", "max"), content.get("activation_function", "relu"))
+    try:
+        check_variant(*variant)
+    except ValueError as error:
+        raise ValueError(f"{name}/{pooling}/config.json: {error}") from None
+    return transformer, variant

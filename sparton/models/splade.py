@@ -1,0 +1,59 @@
+"""The learned sparse encoder: a backbone and a head.
+
+T packed tokens, N sequences, D hidden width, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.splade_head import TopK
+from sparton.models.backbone import Backbone
+from sparton.models.encoder import Encoder
+from sparton.models.heads import SpladeHead
+from sparton.representations import Representations
+from sparton.types import Side, TokenBatch
+
+
+class SpladeEncoder(Encoder):
+    """Texts, as packed tokens, to non-negative term weights over the vocabulary.
+
+    A decoder tied to the input embeddings is one parameter: it appears once in ``parameters()``
+    and collects the gradients of both uses.
+
+    Args:
+        backbone: packed tokens to hidden states ``[T, D]``, with the decoder beside it.
+        head: ``head(hidden, weight, bias, tokens)`` to representations fp32 ``[N, V]``.
+    """
+
+    def __init__(self, backbone: Backbone, head: SpladeHead) -> None:
+        super().__init__(backbone.tokenizer, backbone.max_length)
+        self.backbone = backbone
+        self.head = head
+
+    def forward(self, tokens: TokenBatch) -> Tensor:
+        """Representations fp32 ``[N, V]``, by default log1p(relu(maximum over the tokens))."""
+        hidden = self.backbone(tokens)
+        decoder = self.backbone.decoder
+        return self.head(hidden, decoder.weight, decoder.bias, tokens)
+
+    def encode(self, tokens: TokenBatch, side: Side) -> Representations:
+        """:meth:`forward` of either side."""
+        return Representations(self(tokens))
+
+    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+        """See :meth:`Backbone.flops_per_token`."""
+        return self.backbone.flops_per_token(sequence_length, training=training)
+
+    @torch.no_grad()
+    def topk(self, tokens: TokenBatch, k: int) -> TopK:
+        """The min(k, V) largest term weights of each text, without the dense representations; see
+        :func:`~sparton.kernels.splade_head.splade_head_topk`."""
+        hidden = self.backbone(tokens)
+        decoder = self.backbone.decoder
+        most = min(k, self.vocabulary_size)
+        return self.head.topk(hidden, decoder.weight, decoder.bias, tokens, most)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V; it may exceed the tokenizer's size where a model pads its vocabulary."""
+        return self.backbone.decoder.out_features
