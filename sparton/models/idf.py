@@ -100,8 +100,9 @@ def read_idf(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, 
 
 
 def _is_weight(value: object) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value >= 0
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and value >= 0
 
 
 def _occurrences(
