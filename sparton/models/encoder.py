@@ -39,6 +39,10 @@ class Encoder(nn.Module):
         """Called once per training step, on every rank, with the representations of the global
         batch; for encoders that count."""
 
+    def learning_rates(self) -> dict[str, float]:
+        """Learning rates of parameters that have their own, by the prefix of their names."""
+        return {}
+
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """Model FLOPs per real token of sequences of that mean length."""
         raise NotImplementedError

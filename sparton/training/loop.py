@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.loggers import Logger, Record
-from sparton.training.optimization import Optimizer, update
+from sparton.training.optimization import Optimizer, learning_rates, update
 from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
 from sparton.training.step import ExactStep, StepOutput
 from sparton.training.throughput import ThroughputMeter
@@ -150,8 +150,7 @@ class Trainer:
             if warning and self.world.is_main:
                 log.warning("step %d: %s", completed, warning)
         record["gradient_norm"] = norm.item()
-        record["learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        return record | self.meter.read()
+        return record | learning_rates(self.optimizer) | self.meter.read()
 
     def _evaluate(self) -> Record:
         """Dev metrics on the main rank; the model is saved when it is the best so far."""
