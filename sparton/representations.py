@@ -49,7 +49,8 @@ class Representations(NamedTuple):
         sparse: fp32 ``[N, V]``, weights of terms or latents, not negative.
         tokens: one vector per token.
         losses: by name, fp32 ``[N]``: what the encoder itself wants to minimise of each text, such
-            as the error of a reconstruction.
+            as the error of a reconstruction. Before ``Encoder.complete`` there may be more rows
+            per text, ``[N, ...]``, of which it makes losses on the global batch.
     """
 
     sparse: Tensor | None = None

@@ -1,7 +1,7 @@
 """What training and evaluation ask of an encoder, whatever its representations are."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from sparton.representations import Representations
@@ -35,9 +35,14 @@ class Encoder(nn.Module):
         """The representations of N queries or N documents."""
         raise NotImplementedError
 
+    def complete(self, representations: Representations) -> Representations:
+        """Called in every training step with one side of the global batch, before the objective
+        and within its graph: fills in what no part of a batch can know."""
+        return representations
+
     def observe(self, queries: Representations, documents: Representations) -> None:
-        """Called once per training step, on every rank, with the representations of the global
-        batch; for encoders that count."""
+        """Called at the end of every training step, on every rank, with the representations of the
+        global batch; for encoders that count."""
 
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of parameters that have their own, by the prefix of their names."""
@@ -46,6 +51,10 @@ class Encoder(nn.Module):
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """Model FLOPs per real token of sequences of that mean length."""
         raise NotImplementedError
+
+    def figures(self) -> dict[str, Tensor]:
+        """Numbers about the encoder itself for the log, on its device."""
+        return {}
 
     @property
     def device(self) -> torch.device:

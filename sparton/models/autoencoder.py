@@ -1,0 +1,187 @@
+"""A sparse autoencoder over dense embeddings: the contrastive sparse representations (CSR) of Wen
+et al., arXiv 2503.01776, after the autoencoders of Gao et al., arXiv 2406.04093.
+
+N texts, D width of the embeddings, H latents.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparton.kernels.splade_head import TopK
+
+ACTIVE = 1e-5  # a smaller latent does not count as active
+EPSILON = 1e-5  # of the layer normalisation
+
+
+class Prepared(NamedTuple):
+    """Embeddings fp32 ``[N, D]`` as the encoder reads them, and how to undo that: ``[N, 1]``."""
+
+    values: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+
+class SparseAutoencoder(nn.Module):
+    """Embeddings to a few positive latents, and back with the encoder's own matrix.
+
+    ``z = relu(top_k(W (x - b) + c))`` and ``x' = W^T z + b``, in fp32 whatever the precision
+    around. Where fewer latents exist than a number asks for, it stands for all of them.
+
+    Args:
+        input_dim: D.
+        hidden_dim: H.
+        k: latents kept of a text.
+        k_aux: dead latents that the auxiliary loss revives at a time; 0 for no such loss.
+        normalize: give each embedding mean 0 and standard deviation 1 over its D numbers first,
+            and undo this after the reconstruction.
+        dead_threshold: steps without activity after which a latent is dead.
+
+    Raises:
+        ValueError: a size below 1, or ``k`` above ``hidden_dim``.
+    """
+
+    steps_since_active: Tensor
+
+    def __init__(
+        self,
+        input_dim: int,
+        hidden_dim: int,
+        k: int,
+        *,
+        k_aux: int = 512,
+        normalize: bool = False,
+        dead_threshold: int = 30,
+    ) -> None:
+        super().__init__()
+        check_sizes(hidden_dim, k, k_aux, dead_threshold)
+        self.k = k
+        self.k_aux = k_aux
+        self.normalize = normalize
+        self.dead_threshold = dead_threshold
+        self.encoder = nn.Linear(input_dim, hidden_dim, bias=False)
+        self.latent_bias = nn.Parameter(torch.zeros(hidden_dim))
+        self.pre_bias = nn.Parameter(torch.zeros(input_dim))
+        # 1 for the latents of the last step, as sentence-transformers counts.
+        self.register_buffer("steps_since_active", torch.zeros(hidden_dim, dtype=torch.long))
+
+    @property
+    def input_dim(self) -> int:
+        return self.encoder.in_features
+
+    @property
+    def hidden_dim(self) -> int:
+        return self.encoder.out_features
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """The k largest latents of each text, where positive, among zeros; ``[N, D]`` to fp32
+        ``[N, H]``."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return _positive_topk(self._latents(self._prepare(embeddings)), self.k)
+
+    @torch.no_grad()
+    def topk(self, embeddings: Tensor, k: int) -> TopK:
+        """The min(k, :attr:`k`) largest latents of each text and their places; others are zero."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            values, indices = self._latents(self._prepare(embeddings)).topk(min(k, self.k))
+            return TopK(values.relu(), indices)
+
+    def with_losses(self, embeddings: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """:meth:`forward`, and what the autoencoder wants to minimise.
+
+        Returns:
+            The latents fp32 ``[N, H]``, and by name:
+
+            - ``reconstruction_k``, ``reconstruction_4k`` fp32 ``[N]``: mean squared error of the
+              reconstruction from the k and from the 4 k largest latents;
+            - with ``k_aux``: ``auxiliary`` fp32 ``[N]``, the mean squared error with which the
+              ``k_aux`` largest dead latents predict what the living left over, and this
+              ``residual`` itself, fp32 ``[N, D]``, whose variance over the batch scales the loss:
+              see :func:`residual_variance`.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            inputs, prepared = embeddings.float(), self._prepare(embeddings)
+            latents = self._latents(prepared)
+            kept = _positive_topk(latents, self.k)
+            # Without the bias, so that the auxiliary loss can take what the latents alone explain.
+            explained = self._decode(kept)
+            bias = self.pre_bias.float()
+            more = self._decode(_positive_topk(latents, 4 * self.k))
+            losses = {
+                "reconstruction_k": _error(self._restore(explained + bias, prepared), inputs),
+                "reconstruction_4k": _error(self._restore(more + bias, prepared), inputs),
+            }
+            if self.k_aux:
+                residual = inputs - self._restore(explained, prepared).detach()
+                revived = _positive_topk(latents * self.dead, self.k_aux)
+                prediction = (self._decode(revived) + bias) * prepared.deviation
+                losses["auxiliary"] = _error(prediction, residual)
+                losses["residual"] = residual
+            return kept, losses
+
+    @property
+    def dead(self) -> Tensor:
+        """Which latents were active in none of the last steps; bool ``[H]``."""
+        return self.steps_since_active > self.dead_threshold
+
+    @torch.no_grad()
+    def observe(self, latents: Tensor) -> None:
+        """Count one step, in which the texts of the batch had these latents, ``[N, H]``."""
+        active = (latents > ACTIVE).any(0)
+        self.steps_since_active.add_(1).masked_fill_(active, 1)
+
+    def _prepare(self, embeddings: Tensor) -> Prepared:
+        inputs = embeddings.float()
+        if not self.normalize:
+            return Prepared(inputs, inputs.new_zeros(()), inputs.new_ones(()))
+        mean = inputs.mean(-1, keepdim=True)
+        deviation = inputs.std(-1, keepdim=True)
+        return Prepared((inputs - mean) / (deviation + EPSILON), mean, deviation)
+
+    def _restore(self, reconstruction: Tensor, prepared: Prepared) -> Tensor:
+        return reconstruction * prepared.deviation + prepared.mean
+
+    def _latents(self, prepared: Prepared) -> Tensor:
+        """Before top-k and relu; fp32 ``[N, H]``."""
+        centred = prepared.values - self.pre_bias.float()
+        return F.linear(centred, self.encoder.weight.float(), self.latent_bias.float())
+
+    def _decode(self, latents: Tensor) -> Tensor:
+        return latents @ self.encoder.weight.float()
+
+
+def residual_variance(residual: Tensor) -> Tensor:
+    """What the auxiliary loss is divided by: the mean squared distance of ``residual [N, D]`` from
+    its mean over the batch; 1 where all rows are equal."""
+    variance = _error(residual.mean(0), residual).mean()
+    alike = (variance == 0) | (residual == residual[:1]).all()
+    return torch.where(alike, torch.ones_like(variance), variance)
+
+
+def check_sizes(hidden_dim: int, k: int, k_aux: int, dead_threshold: int) -> None:
+    """Refuse sizes that no autoencoder can have.
+
+    Raises:
+        ValueError: names the size, its value and the remedy.
+    """
+    if not 1 <= k <= hidden_dim:
+        raise ValueError(
+            f"k={k} latents cannot be kept of hidden_dim={hidden_dim}: set k from 1 to hidden_dim"
+        )
+    if k_aux < 0 or dead_threshold < 1:
+        raise ValueError(
+            f"k_aux={k_aux} must be 0 (no auxiliary loss) or more, and "
+            f"dead_threshold={dead_threshold} at least one step"
+        )
+
+
+def _positive_topk(latents: Tensor, k: int) -> Tensor:
+    values, indices = latents.topk(min(k, latents.shape[-1]), sorted=False)
+    return torch.zeros_like(latents).scatter(-1, indices, values.relu())
+
+
+def _error(predicted: Tensor, target: Tensor) -> Tensor:
+    """Mean squared error of each row; ``[N]``."""
+    return (predicted - target).square().mean(-1)

@@ -1,0 +1,53 @@
+"""Hidden states of packed tokens to one embedding per text.
+
+T packed tokens, N texts, D hidden width.
+"""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparton.types import TokenBatch
+
+PoolingMode = Literal["mean", "cls"]
+
+
+class Pooling(NamedTuple):
+    """How a dense encoder makes an embedding of its hidden states.
+
+    Attributes:
+        mode: "mean" over a text's tokens, special ones included, or "cls", its first token.
+        normalize: to length 1.
+    """
+
+    mode: PoolingMode = "mean"
+    normalize: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError for a mode that does not exist."""
+        if self.mode not in get_args(PoolingMode):
+            raise ValueError(
+                f"pooling={self.mode!r} is not one of {', '.join(get_args(PoolingMode))}"
+            )
+
+    def __call__(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:
+        """``[T, D]`` to fp32 ``[N, D]``, zeros for a text without tokens; the same from call to
+        call on every device."""
+        pool = _means if self.mode == "mean" else _firsts
+        pooled = pool(hidden, tokens.cu_seqlens).float()
+        return F.normalize(pooled, dim=-1) if self.normalize else pooled
+
+
+def _means(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    # One thread adds up a number of a text: no atomics, forward or backward.
+    sums = torch.segment_reduce(hidden.float(), "sum", offsets=cu_seqlens, initial=0, unsafe=True)
+    return sums / cu_seqlens.diff().clamp(min=1)[:, None]
+
+
+def _firsts(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    if hidden.shape[0] == 0:
+        return hidden.new_zeros(cu_seqlens.shape[0] - 1, hidden.shape[1])
+    starts = cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1)
+    return hidden[starts].where(cu_seqlens.diff()[:, None] > 0, 0)

@@ -1,0 +1,187 @@
+"""The sparse autoencoder against sentence-transformers' own, and what that one does not do."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparton.models.autoencoder import SparseAutoencoder, residual_variance
+
+csr = pytest.importorskip("sentence_transformers.sparse_encoder.losses.csr")
+modules = pytest.importorskip("sentence_transformers.sparse_encoder.modules")
+
+D, H, K, K_AUX = 12, 48, 4, 6
+LOSSES = ("reconstruction_k", "reconstruction_4k", "auxiliary")
+
+
+def pair(normalize: bool = False, k_aux: int = K_AUX) -> tuple[SparseAutoencoder, torch.nn.Module]:
+    """An autoencoder with a third of its latents dead, and the other library's with its weights."""
+    torch.manual_seed(0)
+    own = SparseAutoencoder(D, H, K, k_aux=k_aux, normalize=normalize, dead_threshold=30)
+    with torch.no_grad():
+        own.pre_bias.normal_()
+        own.latent_bias.normal_(std=0.1)
+        own.steps_since_active[::3] = 31
+    other = modules.SparseAutoEncoder(D, H, K, k_aux, normalize, 30)
+    other.load_state_dict(
+        {
+            "pre_bias": own.pre_bias,
+            "latent_bias": own.latent_bias,
+            "encoder.weight": own.encoder.weight,
+            "decoder.linear.weight": own.encoder.weight,
+            "stats_last_nonzero": own.steps_since_active,
+        }
+    )
+    return own, other.eval()  # training, it would count
+
+
+def embeddings(rows: int = 9) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return 2 * torch.randn(rows, D, generator=generator) + 0.5
+
+
+def own_losses(autoencoder: SparseAutoencoder, inputs: Tensor) -> dict[str, Tensor]:
+    losses = autoencoder.with_losses(inputs)[1]
+    if "residual" in losses:
+        losses["auxiliary"] = losses["auxiliary"] / residual_variance(losses.pop("residual"))
+    return {name: loss.mean() for name, loss in losses.items()}
+
+
+def reference_losses(other: torch.nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+    features = other({"sentence_embedding": inputs})
+    criterion = csr.CSRReconstructionLoss(model=None, beta=1.0)
+    values = criterion.compute_loss_from_embeddings([features])
+    k, of_4k, auxiliary = values.values()
+    return dict(zip(LOSSES, (k, 8 * of_4k, auxiliary), strict=True))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_latents_are_those_of_sentence_transformers(normalize):
+    own, other = pair(normalize)
+    expected = other({"sentence_embedding": embeddings()})["sentence_embedding"]
+    assert (expected > 0).sum(1).float().mean() > 3
+    for actual in (own(embeddings()), own.with_losses(embeddings())[0]):
+        torch.testing.assert_close(actual, expected)
+    assert not torch.allclose(pair(not normalize)[0](embeddings()), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("k_aux", [0, K_AUX, H])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_losses_and_gradients_are_those_of_sentence_transformers(normalize, k_aux):
+    """Gradients of the parameters, and of the embeddings where a backbone learns."""
+    own, other = pair(normalize, k_aux)
+    inputs = [embeddings().requires_grad_() for _ in range(2)]
+    values, expected = own_losses(own, inputs[0]), reference_losses(other, inputs[1])
+    assert ("auxiliary" in values) == bool(k_aux)
+    for name, value in values.items():
+        torch.testing.assert_close(value, expected[name])
+        assert value > 0.1
+    weights = {"reconstruction_k": 1.0, "reconstruction_4k": 0.125, "auxiliary": 0.5}
+    sum(weights[name] * value for name, value in values.items()).backward()
+    sum(weights[name] * expected[name] for name in weights).backward()
+    pairs = [
+        (inputs[0].grad, inputs[1].grad),
+        (own.encoder.weight.grad, other.encoder.weight.grad),
+        (own.pre_bias.grad, other.pre_bias.grad),
+        (own.latent_bias.grad, other.latent_bias.grad),
+    ]
+    for actual, target in pairs:
+        torch.testing.assert_close(actual, target)
+        assert not torch.allclose(actual, 1.01 * target)
+
+
+def test_the_auxiliary_loss_divides_by_the_variance_of_the_whole_batch():
+    own, other = pair()
+    inputs = embeddings(16)
+    expected = reference_losses(other, inputs)["auxiliary"]
+    halves = [own.with_losses(half)[1] for half in inputs.split(8)]
+    errors, residuals = (
+        torch.cat([half[name] for half in halves]) for name in ("auxiliary", "residual")
+    )
+    torch.testing.assert_close((errors / residual_variance(residuals)).mean(), expected)
+    apart = torch.stack([own_losses(own, half)["auxiliary"] for half in inputs.split(8)]).mean()
+    assert not torch.allclose(apart, expected, rtol=1e-2)
+    torch.testing.assert_close(residual_variance(torch.ones(3, D)), torch.tensor(1.0))
+    assert residual_variance(torch.eye(3)) < 1
+
+
+def test_dead_latents_learn_through_the_auxiliary_loss_alone():
+    own, _ = pair()
+    inputs = embeddings()
+    with torch.no_grad():
+        own.latent_bias[~own.dead] += 20.0  # so that no dead one is among the largest
+    gradients = {}
+    for name, value in own_losses(own, inputs).items():
+        gradients[name] = torch.autograd.grad(value, own.latent_bias, retain_graph=True)[0]
+    assert not gradients["reconstruction_k"][own.dead].any()
+    assert gradients["reconstruction_k"][~own.dead].any()
+    assert gradients["auxiliary"][own.dead].any()
+    assert not gradients["auxiliary"][~own.dead].any()
+
+
+def test_steps_are_counted_by_observing_alone():
+    own, _ = pair()
+    own.steps_since_active.zero_()
+    for _ in range(3):
+        own.with_losses(embeddings())
+        own(embeddings())
+    assert not own.steps_since_active.any()
+    used = torch.zeros(2, H)
+    used[0, 5], used[1, 7], used[1, 9] = 1.0, 0.5, 1e-6  # the last counts as nothing
+    for _ in range(31):
+        own.observe(used)
+    assert own.steps_since_active.unique().tolist() == [1, 31]
+    assert (~own.dead).nonzero().flatten().tolist() == [5, 7]
+    own.observe(torch.zeros(2, H))
+    assert own.steps_since_active[5] == 2 and own.dead[9]
+    again = SparseAutoencoder(D, H, K)
+    again.load_state_dict(own.state_dict())
+    assert torch.equal(again.dead, own.dead)
+
+
+@pytest.mark.parametrize("k", [2, K, H])
+def test_topk_is_of_the_same_latents(k):
+    own, _ = pair()
+    values, indices = own.topk(embeddings(), k)
+    assert values.shape == (9, min(k, K)) and not values.requires_grad
+    torch.testing.assert_close(values, own(embeddings()).topk(min(k, K)).values)
+    positive = values > 0
+    torch.testing.assert_close(values[positive], own(embeddings()).gather(1, indices)[positive])
+
+
+def test_a_number_above_that_of_all_latents_stands_for_all():
+    """Here the other library stops with an index out of range."""
+    torch.manual_seed(0)
+    wide = SparseAutoencoder(D, 8, 3, k_aux=512)
+    wide.steps_since_active[:] = 99
+    latents, losses = wide.with_losses(embeddings())
+    assert (latents > 0).sum(1).max() == 3
+    everything = torch.relu(wide.encoder(embeddings())) @ wide.encoder.weight
+    error = (everything - embeddings()).square().mean(1)
+    torch.testing.assert_close(losses["reconstruction_4k"], error)
+    assert all(loss.isfinite().all() for loss in losses.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_arithmetic_is_fp32_under_autocast_and_with_16_bit_weights(dtype):
+    own, _ = pair()
+    with torch.autocast("cpu", torch.bfloat16):
+        latents, losses = own.with_losses(embeddings().to(dtype))
+    assert latents.dtype == torch.float32 and losses["auxiliary"].dtype == torch.float32
+    torch.testing.assert_close(latents, own(embeddings().to(dtype).float()))
+    own.bfloat16()
+    assert own(embeddings()).dtype == torch.float32
+    assert own.steps_since_active.dtype == torch.long
+
+
+@pytest.mark.parametrize(
+    ("sizes", "settings", "message"),
+    [
+        ((D, 8, 9), {}, "k=9 latents cannot be kept of hidden_dim=8"),
+        ((D, 8, 0), {}, "k=0 latents"),
+        ((D, 8, 2), {"k_aux": -1}, r"k_aux=-1 must be 0 \(no auxiliary loss\) or more"),
+        ((D, 8, 2), {"dead_threshold": 0}, "dead_threshold=0 at least one step"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(sizes, settings, message):
+    with pytest.raises(ValueError, match=message):
+        SparseAutoencoder(*sizes, **settings)
