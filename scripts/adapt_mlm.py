@@ -201,7 +201,7 @@ def schedule(step: int, steps: int, warmup: float) -> float:
 
 def build_optimizer(backbone: Backbone, lr: float, head_lr: float) -> torch.optim.AdamW:
     """Head and body apart, weight decay on matrices only."""
-    body = {id(parameter) for parameter in backbone.mlm.base_model.parameters()}
+    body = {id(parameter) for parameter in backbone.model.base_model.parameters()}
     groups: dict[tuple[bool, bool], list[Tensor]] = {}
     for parameter in backbone.parameters():
         groups.setdefault((id(parameter) in body, parameter.ndim > 1), []).append(parameter)

@@ -1,6 +1,7 @@
 """Attention over packed sequences for Hugging Face encoders.
 
-T packed tokens, N sequences, S the longest of them, H heads, d the width of a head.
+T packed tokens, K of them attended to, N sequences, S the longest of them, H heads, d the width of
+a head.
 
 A model loaded with ``attn_implementation=PACKED_ATTENTION`` takes ``input_ids [1, T]`` without an
 attention mask and reads the sequence boundaries from keyword arguments of its forward.
@@ -13,6 +14,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from sparton import packing
+from sparton.types import KeyTokens
 
 PACKED_ATTENTION = "sparton_packed"
 
@@ -39,6 +41,9 @@ def packed_attention(
     *,
     cu_seq_lens_q: Tensor,
     max_length_q: int,
+    cu_seq_lens_k: Tensor,
+    max_length_k: int,
+    key_rows: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Bidirectional self-attention within each packed sequence, in the form transformers calls.
@@ -56,6 +61,9 @@ def packed_attention(
             ``config.sliding_window``); None sees the whole sequence.
         cu_seq_lens_q: int32 ``[N + 1]`` boundaries.
         max_length_q: upper bound of the sequence lengths.
+        cu_seq_lens_k, max_length_k: likewise of the tokens that are attended to.
+        key_rows: int64 ``[K]``, the places of these tokens; None for all of them. A token that has
+            none of them in its sequence or window gets zeros.
 
     Returns:
         The mixed values ``[1, T, H, d]`` in the dtype of ``query``, and None for the weights.
@@ -66,10 +74,15 @@ def packed_attention(
             f"and no attention dropout (got dropout {dropout}); set the model's attention dropout "
             "to 0 and call it without attention_mask"
         )
+    keys = None if key_rows is None else KeyTokens(key_rows, cu_seq_lens_k, max_length_k)
     window = -1 if sliding_window is None else sliding_window - 1
-    attend = _varlen if _has_varlen_kernel(query) else _padded
+    if keys is not None and window >= max_length_q - 1:
+        window = -1
+    # The fused kernel takes keys for the last tokens of a sequence, so windows would slip.
+    fused = _has_varlen_kernel(query) and (keys is None or window < 0)
+    attend = _varlen if fused else _padded
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-    return attend(q, k, v, cu_seq_lens_q, max_length_q, scaling, window).unsqueeze(0), None
+    return attend(q, k, v, cu_seq_lens_q, max_length_q, keys, scaling, window).unsqueeze(0), None
 
 
 def _has_varlen_kernel(query: Tensor) -> bool:
@@ -84,18 +97,23 @@ def _varlen(
     value: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: int,
+    keys: KeyTokens | None,
     scale: float | None,
     window: int,
 ) -> Tensor:
     """``[T, H, d]`` each; the fused kernel, half precision on CUDA."""
+    key_bounds, max_keys = cu_seqlens, max_seqlen
+    if keys is not None:
+        key, value = key.index_select(0, keys.rows), value.index_select(0, keys.rows)
+        key_bounds, max_keys = keys.cu_seqlens, keys.max_seqlen
     output = varlen_attn(
         query,
         key,
         value,
         cu_seqlens,
-        cu_seqlens,
+        key_bounds,
         max_seqlen,
-        max_seqlen,
+        max_keys,
         scale=scale,
         window_size=(window, window),
     )
@@ -109,28 +127,34 @@ def _padded(
     value: Tensor,
     cu_seqlens: Tensor,
     max_seqlen: int,
+    keys: KeyTokens | None,
     scale: float | None,
     window: int,
 ) -> Tensor:
     """``[T, H, d]`` each; padded to ``[N, H, S, d]`` for attention alone, then packed again."""
     stacked = torch.stack((query, key, value), dim=1)
     q, k, v = packing.pad(stacked, cu_seqlens, max_seqlen).permute(2, 0, 3, 1, 4).unbind(0)
-    mask = _attention_mask(cu_seqlens, max_seqlen, window)
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    seen = _visible(cu_seqlens, max_seqlen, keys, query.shape[0], window)
+    # A row of softmax over nothing would be NaN and its gradient would reach the keys of others.
+    blind = ~seen.any(dim=-1, keepdim=True)
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, scale=scale)
+    if keys is not None:  # else only padding is blind
+        mixed = mixed.masked_fill(blind, 0)
     return packing.unpad(mixed.transpose(1, 2), cu_seqlens, query.shape[0])
 
 
-def _attention_mask(cu_seqlens: Tensor, max_seqlen: int, window: int) -> Tensor:
-    """Who sees whom: bool ``[N, 1, 1, S]`` or, with a window, ``[N, 1, S, S]``.
-
-    Every row allows something, padding and empty sequences too: a row of softmax over nothing
-    would be NaN and its gradient would reach the keys of real tokens.
-    """
-    lengths = cu_seqlens.diff()[:, None]
-    positions = torch.arange(max_seqlen, device=cu_seqlens.device)
-    keys = (positions < lengths.clamp(min=1))[:, None, None, :]
+def _visible(
+    cu_seqlens: Tensor, max_seqlen: int, keys: KeyTokens | None, total: int, window: int
+) -> Tensor:
+    """Who sees whom: bool ``[N, 1, 1, S]`` or, with a window, ``[N, 1, S, S]``."""
+    if keys is None:
+        seen = packing.padding_mask(cu_seqlens, max_seqlen)
+    else:
+        slots = packing.padded_slots(cu_seqlens, total, max_seqlen).index_select(0, keys.rows)
+        flat = slots.new_zeros((cu_seqlens.numel() - 1) * max_seqlen, dtype=torch.bool)
+        seen = flat.index_fill(0, slots, True).unflatten(0, (-1, max_seqlen))
+    seen = seen[:, None, None, :]
     if window < 0:
-        return keys
-    near = (positions[:, None] - positions).abs() <= window
-    padding_rows = (positions >= lengths)[:, None, :, None]
-    return (keys & near) | padding_rows
+        return seen
+    positions = torch.arange(max_seqlen, device=cu_seqlens.device)
+    return seen & ((positions[:, None] - positions).abs() <= window)

@@ -1,25 +1,22 @@
 """A Hugging Face masked-language model as a producer of packed hidden states.
 
-T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabulary, L layers.
+T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabulary.
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers.modeling_outputs import BaseModelOutput
 
-from sparton.models.attention import PACKED_ATTENTION, register_packed_attention
+from sparton.models.body import EncoderBody
 from sparton.types import TokenBatch
 
-Config = TypeVar("Config", bound=PreTrainedConfig)
 
-ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
-
-
-class Backbone(nn.Module):
+class Backbone(EncoderBody):
     """A masked-language model without its last matrix, on packed tokens.
 
     The decoder (output embeddings) leaves the Hugging Face model and becomes :attr:`decoder`; what
@@ -28,11 +25,11 @@ class Backbone(nn.Module):
 
     Args:
         mlm: a model of ``AutoModelForMaskedLM``; its attention dropout must be 0
-            (:func:`without_attention_dropout` before it is built), hidden dropout may stay.
+            (:func:`~sparton.models.body.without_attention_dropout` before it is built), hidden
+            dropout may stay.
         tokenizer: its fast tokenizer.
-        compile: run the model through ``torch.compile(dynamic=True)``. One graph serves all
-            lengths; evaluation and training get one each.
-        gradient_checkpointing: recompute each layer in the backward pass.
+        compile, gradient_checkpointing: see :class:`EncoderBody`. Compiled, :meth:`forward`,
+            :meth:`hidden_states` and :meth:`transform` are one graph each.
 
     Raises:
         ValueError: the model's attention cannot be packed, or model and tokenizer do not fit.
@@ -48,25 +45,20 @@ class Backbone(nn.Module):
         compile: bool = False,
         gradient_checkpointing: bool = False,
     ) -> None:
-        super().__init__()
-        self.mlm = mlm
-        self.tokenizer = tokenizer
         decoder = mlm.get_output_embeddings()
         if not isinstance(decoder, nn.Linear):
             raise ValueError(f"{type(mlm).__name__} has no linear decoder; use a masked-LM model")
+        super().__init__(
+            mlm, tokenizer, compile=compile, gradient_checkpointing=gradient_checkpointing
+        )
         self.decoder = decoder
         self._decoder_place = _place_of(decoder, mlm)
         self._remove_decoder()
-        self._position_offset, self.max_length = _positions(mlm)
-        self._check_vocabulary()
-        _check_dropout(mlm.config)
-        register_packed_attention()
-        mlm.set_attn_implementation(PACKED_ATTENTION)
-        _check_packing(self)
-        if gradient_checkpointing:
-            mlm.gradient_checkpointing_enable({"use_reentrant": False})
+        # In a tuple, lest its parameters be registered a second time.
+        self._head = (_without_body(mlm),)
         if compile:
             mlm.compile(dynamic=True)
+            self._head[0].compile(dynamic=True)
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Transformed hidden states ``[T, D]`` of packed tokens; :attr:`decoder` maps them to V.
@@ -74,92 +66,66 @@ class Backbone(nn.Module):
         Raises:
             ValueError: ``tokens.max_seqlen`` exceeds :attr:`max_length`.
         """
-        if tokens.max_seqlen > self.max_length:
-            raise ValueError(
-                f"a sequence of up to {tokens.max_seqlen} tokens, but {type(self.mlm).__name__} "
-                f"has {self.max_length} positions: tokenise with a smaller maximum length"
-            )
         if tokens.num_tokens == 0:
-            return self.decoder.weight.new_zeros(0, self.decoder.in_features)
-        output = self.mlm(
-            input_ids=tokens.input_ids[None],
-            position_ids=tokens.position_ids[None] + self._position_offset,
-            cu_seq_lens_q=tokens.cu_seqlens,
-            cu_seq_lens_k=tokens.cu_seqlens,
-            max_length_q=tokens.max_seqlen,
-            max_length_k=tokens.max_seqlen,
-        )
-        return output.logits[0]
+            return self._no_states()
+        return self._run(self.model, tokens).logits[0]
+
+    def transform(self, hidden: Tensor) -> Tensor:
+        """What the masked-LM head makes of last states ``[T, D]``, as :meth:`forward` gives it."""
+        if hidden.shape[0] == 0:
+            return hidden
+        return self._head[0](inputs_embeds=hidden[None]).logits[0]
+
+    def bare(self) -> EncoderBody:
+        """The body alone, with the same parameters, without the masked-LM head."""
+        return EncoderBody(self._base, self.tokenizer).train(self.training)
 
     @contextmanager
     def decoder_in_place(self) -> Iterator[PreTrainedModel]:
         """The complete Hugging Face model, for saving; inside, :meth:`forward` gives logits."""
         setattr(*self._decoder_place, self.decoder)
         try:
-            yield self.mlm
+            yield self.model
         finally:
             self._remove_decoder()
 
-    def num_parameters(self) -> int:
-        """Number of parameters; a tied decoder counts once."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
-        """Model FLOPs per real token, decoder and maximum included; recomputation is not counted.
+        """Model FLOPs per real token, decoder and maximum included.
 
-        Forward: 2 per weight of every linear layer (embedding tables are look-ups), 4 D S for the
-        scores and the mixing of each attention layer (S capped by the window ``2 w + 1`` of local
-        layers), and 2 D V for the decoder. Training adds twice the forward of all but the decoder,
-        and 4 D V / S for the decoder: through the maximum each vocabulary entry of a sequence has
-        a gradient at one token only.
-
-        Args:
-            sequence_length: mean number of tokens S of a sequence.
-            training: count the backward pass too.
+        To those of :meth:`EncoderBody.flops_per_token` comes the decoder: 2 D V, and in training
+        4 D V / S, because through the maximum each vocabulary entry of a sequence has a gradient
+        at one token only.
         """
-        linears = [module for module in self.mlm.modules() if isinstance(module, nn.Linear)]
-        matrices = 2.0 * sum(linear.weight.numel() for linear in linears)
-        windows = [
-            2.0 * window - 1
-            for module in self.mlm.modules()
-            if isinstance(window := getattr(module, "sliding_window", None), int)
-        ]
-        config = self.mlm.config
-        windows += [float("inf")] * (config.num_hidden_layers - len(windows))
-        spans = sum(min(sequence_length, window) for window in windows)
-        backbone = matrices + 4.0 * config.hidden_size * spans
+        body = super().flops_per_token(sequence_length, training=training)
         decoder = 2.0 * self.decoder.weight.numel()
-        if not training:
-            return backbone + decoder
-        return 3.0 * backbone + decoder + 2.0 * decoder / sequence_length
+        return body + decoder + (2.0 * decoder / sequence_length if training else 0.0)
 
     def _remove_decoder(self) -> None:
         setattr(*self._decoder_place, nn.Identity())
 
-    def _check_vocabulary(self) -> None:
-        words, rows = len(self.tokenizer), self.decoder.out_features
-        if words > rows:
-            raise ValueError(
-                f"the tokenizer has {words} tokens, the model only {rows} vocabulary rows: "
-                "they belong to different models, or the embeddings were not resized"
-            )
+    @torch.no_grad()
+    def _resize(self, rows: int) -> None:
+        """New rows of the decoder's bias start at the mean of the others."""
+        old = self.decoder.out_features
+        with self.decoder_in_place():
+            super()._resize(rows)
+            self.decoder = self.model.get_output_embeddings()
+        if self.decoder.bias is not None:
+            self.decoder.bias[old:] = self.decoder.bias[:old].mean()
 
 
-def without_attention_dropout(config: Config) -> Config:
-    """Set the attention dropout of a configuration to 0, in place; returns it."""
-    for name in ATTENTION_DROPOUTS:
-        if hasattr(config, name):
-            setattr(config, name, 0.0)
-    return config
+class _GivenStates(nn.Module):
+    """Stands where a model's body was: its last states are the embeddings that it is given."""
+
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> BaseModelOutput:
+        return BaseModelOutput(last_hidden_state=inputs_embeds)
 
 
-def _check_dropout(config: PreTrainedConfig) -> None:
-    for name in ATTENTION_DROPOUTS:
-        if getattr(config, name, 0.0):
-            raise ValueError(
-                f"config.{name} is {getattr(config, name)}; packed attention has no dropout: "
-                "build the model from without_attention_dropout(config)"
-            )
+def _without_body(mlm: PreTrainedModel) -> PreTrainedModel:
+    """The same model, its modules and parameters shared, with the body left out."""
+    head = copy.copy(mlm)
+    head._modules = {**mlm._modules, mlm.base_model_prefix: _GivenStates()}
+    return head
 
 
 def _place_of(child: nn.Module, root: nn.Module) -> tuple[nn.Module, str]:
@@ -168,44 +134,3 @@ def _place_of(child: nn.Module, root: nn.Module) -> tuple[nn.Module, str]:
             if module is child:
                 return parent, name
     raise ValueError(f"{type(root).__name__} does not hold its own output embeddings")
-
-
-def _positions(mlm: PreTrainedModel) -> tuple[int, int]:
-    """First position id, and the number of positions a sequence may use.
-
-    The RoBERTa family reserves the ids up to its padding index, and shows it by giving the table
-    of positions a padding index.
-    """
-    tables = (
-        module
-        for name, module in mlm.named_modules()
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
-    )
-    padding = next((table.padding_idx for table in tables), None)
-    offset = 0 if padding is None else padding + 1
-    return offset, mlm.config.max_position_embeddings - offset
-
-
-@torch.no_grad()
-def _check_packing(backbone: Backbone) -> None:
-    """Run two tiny sequences together and one of them alone; a model whose code ignores the
-    attention interface or the position ids would silently mix sequences, and is refused here."""
-    rows, training = backbone.decoder.out_features, backbone.training
-    first, second = ([token % rows for token in tokens] for tokens in ((5, 6, 7), (8, 9, 10, 11)))
-    backbone.eval()
-    try:
-        together = backbone(TokenBatch.from_lists([first, second]))[len(first) :]
-        alone = backbone(TokenBatch.from_lists([second]))
-    except (TypeError, AttributeError) as error:
-        raise _unpackable(backbone.mlm) from error
-    finally:
-        backbone.train(training)
-    if not torch.allclose(together, alone, rtol=0, atol=1e-4 * float(alone.abs().max())):
-        raise _unpackable(backbone.mlm)
-
-
-def _unpackable(mlm: PreTrainedModel) -> ValueError:
-    return ValueError(
-        f"{type(mlm).__name__} does not run on packed sequences: it ignores transformers' "
-        "attention interface or position ids; BERT, DistilBERT, (XLM-)RoBERTa and ModernBERT do"
-    )

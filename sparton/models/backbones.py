@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from sparton.models.backbone import Backbone, without_attention_dropout
+from sparton.models.backbone import Backbone
+from sparton.models.body import without_attention_dropout
 from sparton.models.checkpoint import load_mlm, load_tokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -157,9 +158,9 @@ def start_near_identity(backbone: Backbone, *, bias: float) -> None:
     -1), and the LayerNorm takes the shift out again. All vocabulary entries start at ``bias``:
     at 0 half of them would be active in every text.
     """
-    if not isinstance(backbone.mlm, BertForMaskedLM):
-        raise ValueError(f"{type(backbone.mlm).__name__} has another head than BERT's")
-    transform = backbone.mlm.cls.predictions.transform
+    if not isinstance(backbone.model, BertForMaskedLM):
+        raise ValueError(f"{type(backbone.model).__name__} has another head than BERT's")
+    transform = backbone.model.cls.predictions.transform
     nn.init.eye_(transform.dense.weight)
     transform.dense.bias.fill_(4.0)
     transform.LayerNorm.weight.fill_(1.0)
@@ -179,9 +180,9 @@ def rescale_logits(backbone: Backbone, scale: float, shift: float = 0.0) -> None
     Raises:
         ValueError: the head has no LayerNorm, or a shift is asked for and the decoder has no bias.
     """
-    body = set(backbone.mlm.base_model.modules())
-    norms = [m for m in backbone.mlm.modules() if isinstance(m, nn.LayerNorm) and m not in body]
-    kind = type(backbone.mlm).__name__
+    body = set(backbone.model.base_model.modules())
+    norms = [m for m in backbone.model.modules() if isinstance(m, nn.LayerNorm) and m not in body]
+    kind = type(backbone.model).__name__
     if not norms:
         raise ValueError(f"the head of {kind} has no LayerNorm to carry logit_scale={scale}")
     if shift and backbone.decoder.bias is None:

@@ -13,7 +13,7 @@ from transformers import (
 )
 from transformers.utils import cached_file
 
-from sparton.models.backbone import without_attention_dropout
+from sparton.models.body import without_attention_dropout
 
 VOCABULARY_FILES = (
     "tokenizer.json",

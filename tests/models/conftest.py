@@ -23,8 +23,8 @@ from transformers import (
     XLMRobertaForMaskedLM,
 )
 
-from sparton.models.backbone import without_attention_dropout
 from sparton.models.backbones import word_tokenizer
+from sparton.models.body import without_attention_dropout
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from sparton.models.attention import packed_attention
-from sparton.types import TokenBatch
+from sparton.types import KeyTokens, TokenBatch
 
 LENGTHS = (5, 0, 1, 150, 64, 33)
 WIDTH = 32
@@ -21,7 +21,12 @@ def inputs(dtype=torch.float32, device="cpu") -> tuple[list[Tensor], TokenBatch]
     return [state.to(dtype).to(device) for state in states], tokens
 
 
-def packed(states: list[Tensor], tokens: TokenBatch, sliding_window: int | None) -> Tensor:
+def packed(
+    states: list[Tensor],
+    tokens: TokenBatch,
+    sliding_window: int | None,
+    keys: KeyTokens | None = None,
+) -> Tensor:
     output, weights = packed_attention(
         nn.Identity(),
         *states,
@@ -29,26 +34,41 @@ def packed(states: list[Tensor], tokens: TokenBatch, sliding_window: int | None)
         sliding_window=sliding_window,
         cu_seq_lens_q=tokens.cu_seqlens,
         max_length_q=tokens.max_seqlen,
+        cu_seq_lens_k=keys.cu_seqlens if keys else tokens.cu_seqlens,
+        max_length_k=keys.max_seqlen if keys else tokens.max_seqlen,
+        key_rows=keys.rows if keys else None,
     )
     assert weights is None
     return output
 
 
-def reference(states: list[Tensor], sliding_window: int | None) -> Tensor:
+def first_halves(tokens: TokenBatch) -> KeyTokens:
+    """Of each sequence the first half, rounded up, so that windows leave some tokens without."""
+    counts = [(length + 1) // 2 for length in LENGTHS]
+    starts = tokens.cu_seqlens[:-1].tolist()
+    rows = [start + s for start, count in zip(starts, counts) for s in range(count)]
+    bounds = torch.tensor([0, *counts]).cumsum(0).int()
+    return KeyTokens(torch.tensor(rows), bounds, max(counts)).to(tokens.cu_seqlens.device)
+
+
+def reference(states: list[Tensor], sliding_window: int | None, halves: bool = False) -> Tensor:
     query, key, value = (state.double() for state in states)
     pieces = []
     for q, k, v in zip(*(state.split(LENGTHS, dim=2) for state in (query, key, value))):
         scores = q @ k.transpose(2, 3) / WIDTH**0.5
+        if halves:
+            scores[..., (k.shape[2] + 1) // 2 :] = float("-inf")
         if sliding_window is not None:
             steps = torch.arange(q.shape[2], device=q.device)
             far = (steps[:, None] - steps).abs() >= sliding_window
             scores = scores.masked_fill(far, float("-inf"))
-        pieces.append((scores.softmax(-1) @ v).transpose(1, 2))
+        weights = scores.softmax(-1).nan_to_num(0)
+        pieces.append((weights @ v).transpose(1, 2))
     return torch.cat(pieces, dim=1)
 
 
 def error(actual: Tensor, truth: Tensor) -> float:
-    return float((actual.double() - truth).abs().max())
+    return float((actual.double() - truth).detach().abs().max())
 
 
 @pytest.mark.parametrize("window", [None, 1, 9, 200])
@@ -72,10 +92,26 @@ def test_gradients_on_any_machine(window):
         assert error(left * 1.01, right.double()) > 1e-4
 
 
+@pytest.mark.parametrize("window", [None, 9, 200])
+def test_tokens_that_nobody_attends_to(window):
+    states, tokens = inputs()
+    upstream = torch.randn(1, tokens.num_tokens, 2, WIDTH)
+    for state in states:
+        state.requires_grad_()
+    output = packed(states, tokens, window, first_halves(tokens))
+    truth = reference(states, window, halves=True)
+    assert error(output, truth) < 1e-5
+    assert error(packed(states, tokens, window), truth) > 0.1
+    expected = torch.autograd.grad(truth, states, upstream.double())
+    for left, right in zip(torch.autograd.grad(output, states, upstream), expected):
+        assert error(left, right.double()) < 1e-4
+
+
 def test_dropout_masks_and_causality_are_refused():
     states, tokens = inputs()
     layer = nn.Identity()
-    boundaries = {"cu_seq_lens_q": tokens.cu_seqlens, "max_length_q": tokens.max_seqlen}
+    boundaries = {f"cu_seq_lens_{side}": tokens.cu_seqlens for side in "qk"}
+    boundaries |= {f"max_length_{side}": tokens.max_seqlen for side in "qk"}
     with pytest.raises(ValueError, match=r"dropout 0\.1"):
         packed_attention(layer, *states, None, dropout=0.1, **boundaries)
     with pytest.raises(ValueError, match="no attention mask"):
@@ -124,3 +160,21 @@ def test_head_widths_without_a_fused_kernel_take_the_padded_view():
     states, tokens = inputs(torch.bfloat16, "cuda")
     odd = [state[..., :20].contiguous() for state in states]
     assert packed(odd, tokens, None).shape == (1, tokens.num_tokens, 2, 20)
+
+
+@pytest.mark.gpu
+@cuda
+@pytest.mark.parametrize("window", [None, 9, 200])
+def test_tokens_that_nobody_attends_to_in_the_fused_kernel(window):
+    states, tokens = inputs(torch.bfloat16, "cuda")
+    upstream = torch.randn(1, tokens.num_tokens, 2, WIDTH, device="cuda").bfloat16()
+    for state in states:
+        state.requires_grad_()
+    output, truth = (
+        packed(states, tokens, window, first_halves(tokens)),
+        reference(states, window, True),
+    )
+    assert error(output, truth) < 0.05 < error(packed(states, tokens, window), truth)
+    expected = torch.autograd.grad(truth, states, upstream.double())
+    for left, right in zip(torch.autograd.grad(output, states, upstream), expected):
+        assert error(left, right.double()) < 0.02 * float(right.abs().max())

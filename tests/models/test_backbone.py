@@ -162,7 +162,7 @@ def test_gradient_checkpointing_recomputes_and_changes_no_gradient(family, build
         for module in backbone.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-        body = backbone.mlm.base_model
+        body = backbone.model.base_model
         linear = next(m for m in body.modules() if isinstance(m, nn.Linear))
         calls: list[nn.Module] = []
         linear.register_forward_hook(lambda module, *_, calls=calls: calls.append(module))
@@ -178,7 +178,7 @@ def test_one_graph_serves_all_lengths(build_mlm, tokenizer):
     eager = copy.deepcopy(backbone)
     counter = CompileCounter()
     torch._dynamo.reset()
-    backbone.mlm.compile(backend=counter, dynamic=True, fullgraph=True)
+    backbone.model.compile(backend=counter, dynamic=True, fullgraph=True)
     for lengths in ((3, 5, 7), (10, 20), (1, 1, 1, 9), (2, 0, 4, 5, 30, 12)):
         tokens = batch(lengths)
         torch.testing.assert_close(backbone(tokens), eager(tokens))

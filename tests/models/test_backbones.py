@@ -75,8 +75,8 @@ def test_minilm_starts_with_the_words_and_their_relatives():
     assert {"paris", "french"} & set(active[:12])
     assert 10 < len(active) < 1000
     # Tied once: word embeddings, decoder and the head's copy of the bias are the same tensors.
-    assert backbone.decoder.weight is backbone.mlm.get_input_embeddings().weight
-    assert backbone.mlm.cls.predictions.bias is backbone.decoder.bias
+    assert backbone.decoder.weight is backbone.model.get_input_embeddings().weight
+    assert backbone.model.cls.predictions.bias is backbone.decoder.bias
 
 
 def test_minilm_names_the_missing_package(monkeypatch):

@@ -76,7 +76,7 @@ def assert_equal_and_a_fault_would_show(
 @pytest.mark.parametrize("head", HEADS)
 def test_a_tied_weight_collects_the_gradients_of_both_uses(head, device):
     model, reference = encoder(head, device), encoder(EagerHead, device)
-    assert model.backbone.decoder.weight is model.backbone.mlm.get_input_embeddings().weight
+    assert model.backbone.decoder.weight is model.backbone.model.get_input_embeddings().weight
     tokens = batch(device=device)
     reps = model(tokens)
     both = gradients(model, reps)

@@ -1,0 +1,228 @@
+"""The body of a Hugging Face encoder as a producer of packed hidden states.
+
+T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabulary, L layers.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import AddedToken, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from sparton.models.attention import PACKED_ATTENTION, register_packed_attention
+from sparton.types import TokenBatch
+
+Config = TypeVar("Config", bound=PreTrainedConfig)
+
+ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
+
+
+class EncoderBody(nn.Module):
+    """A Hugging Face encoder without a head, on packed tokens.
+
+    Args:
+        model: a model of ``AutoModel``; its attention dropout must be 0
+            (:func:`without_attention_dropout` before it is built), hidden dropout may stay.
+        tokenizer: its fast tokenizer.
+        compile: run the model through ``torch.compile(dynamic=True)``. One graph serves all
+            lengths; evaluation and training get one each, and so do batches with
+            :attr:`~sparton.types.TokenBatch.keys`.
+        gradient_checkpointing: recompute each layer in the backward pass.
+
+    Raises:
+        ValueError: the model's attention cannot be packed, or model and tokenizer do not fit.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        compile: bool = False,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self._position_offset, self.max_length = _positions(model)
+        self._check_vocabulary()
+        _check_dropout(model.config)
+        register_packed_attention()
+        model.set_attn_implementation(PACKED_ATTENTION)
+        _check_packing(self)
+        if gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        if compile:
+            self._base.compile(dynamic=True)
+
+    def hidden_states(self, tokens: TokenBatch) -> Tensor:
+        """The last states ``[T, D]`` of packed tokens, as ``AutoModel`` gives them.
+
+        Raises:
+            ValueError: ``tokens.max_seqlen`` exceeds :attr:`max_length`.
+        """
+        if tokens.num_tokens == 0:
+            return self._no_states()
+        return self._run(self._base, tokens).last_hidden_state[0]
+
+    def bare(self) -> "EncoderBody":
+        """The body alone, with the same parameters: itself."""
+        return self
+
+    def add_tokens(self, tokens: Sequence[str]) -> None:
+        """Make the tokenizer know these strings as tokens, and give new ones embeddings near the
+        mean of all. Text is searched for them as it stands, before it is normalised."""
+        self.tokenizer.add_tokens(
+            [AddedToken(token, special=True, normalized=False) for token in tokens],
+            special_tokens=True,
+        )
+        words, rows = len(self.tokenizer), self._embeddings().weight.shape[0]
+        if words > rows:
+            self._resize(words)
+            _start_near_mean(self._embeddings().weight, rows)
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+        return self.model.config.hidden_size
+
+    def num_parameters(self) -> int:
+        """Number of parameters; a tied decoder counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+        """Model FLOPs per real token; recomputation is not counted.
+
+        Forward: 2 per weight of every linear layer (embedding tables are look-ups), 4 D S for the
+        scores and the mixing of each attention layer (S capped by the window ``2 w + 1`` of local
+        layers). Training adds twice the forward.
+
+        Args:
+            sequence_length: mean number of tokens S of a sequence.
+            training: count the backward pass too.
+        """
+        linears = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
+        matrices = 2.0 * sum(linear.weight.numel() for linear in linears)
+        windows = [
+            2.0 * window - 1
+            for module in self.model.modules()
+            if isinstance(window := getattr(module, "sliding_window", None), int)
+        ]
+        windows += [float("inf")] * (self.model.config.num_hidden_layers - len(windows))
+        spans = sum(min(sequence_length, window) for window in windows)
+        forward = matrices + 4.0 * self.hidden_size * spans
+        return 3.0 * forward if training else forward
+
+    def _run(self, model: Callable[..., Any], tokens: TokenBatch) -> Any:
+        """What the model, or a part of it that takes tokens, makes of them."""
+        if tokens.max_seqlen > self.max_length:
+            raise ValueError(
+                f"a sequence of up to {tokens.max_seqlen} tokens, but {type(self.model).__name__} "
+                f"has {self.max_length} positions: tokenise with a smaller maximum length"
+            )
+        keys = tokens.keys
+        return model(
+            input_ids=tokens.input_ids[None],
+            position_ids=tokens.position_ids[None] + self._position_offset,
+            cu_seq_lens_q=tokens.cu_seqlens,
+            cu_seq_lens_k=tokens.cu_seqlens if keys is None else keys.cu_seqlens,
+            max_length_q=tokens.max_seqlen,
+            max_length_k=tokens.max_seqlen if keys is None else keys.max_seqlen,
+            key_rows=None if keys is None else keys.rows,
+        )
+
+    def _no_states(self) -> Tensor:
+        return self._embeddings().weight.new_zeros(0, self.hidden_size)
+
+    @property
+    def _base(self) -> PreTrainedModel:
+        base = self.model.base_model
+        assert isinstance(base, PreTrainedModel)
+        return base
+
+    def _embeddings(self) -> nn.Embedding:
+        table = self.model.get_input_embeddings()
+        assert isinstance(table, nn.Embedding)
+        return table
+
+    def _resize(self, rows: int) -> None:
+        self.model.resize_token_embeddings(rows, mean_resizing=False)
+
+    def _check_vocabulary(self) -> None:
+        words, rows = len(self.tokenizer), self._embeddings().weight.shape[0]
+        if words > rows:
+            raise ValueError(
+                f"the tokenizer has {words} tokens, the model only {rows} vocabulary rows: "
+                "they belong to different models, or the embeddings were not resized"
+            )
+
+
+def without_attention_dropout(config: Config) -> Config:
+    """Set the attention dropout of a configuration to 0, in place; returns it."""
+    for name in ATTENTION_DROPOUTS:
+        if hasattr(config, name):
+            setattr(config, name, 0.0)
+    return config
+
+
+def _check_dropout(config: PreTrainedConfig) -> None:
+    for name in ATTENTION_DROPOUTS:
+        if getattr(config, name, 0.0):
+            raise ValueError(
+                f"config.{name} is {getattr(config, name)}; packed attention has no dropout: "
+                "build the model from without_attention_dropout(config)"
+            )
+
+
+def _positions(model: PreTrainedModel) -> tuple[int, int]:
+    """First position id, and the number of positions a sequence may use.
+
+    The RoBERTa family reserves the ids up to its padding index, and shows it by giving the table
+    of positions a padding index.
+    """
+    tables = (
+        module
+        for name, module in model.named_modules()
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding)
+    )
+    padding = next((table.padding_idx for table in tables), None)
+    offset = 0 if padding is None else padding + 1
+    return offset, model.config.max_position_embeddings - offset
+
+
+@torch.no_grad()
+def _start_near_mean(weight: Tensor, first: int) -> None:
+    """Rows from ``first`` on: the mean of those before, with noise of their spread."""
+    old = weight[:first].float()
+    weight[first:] = old.mean(0) + old.std() * torch.randn_like(weight[first:])
+
+
+@torch.no_grad()
+def _check_packing(body: EncoderBody) -> None:
+    """Run two tiny sequences together and one of them alone; a model whose code ignores the
+    attention interface or the position ids would silently mix sequences, and is refused here."""
+
+    def states(tokens: TokenBatch) -> Tensor:
+        # The forward itself, past torch.compile: a body may come here compiled already.
+        return body._run(body._base.forward, tokens).last_hidden_state[0]
+
+    rows, training = len(body.tokenizer), body.training
+    first, second = ([token % rows for token in tokens] for tokens in ((5, 6, 7), (8, 9, 10, 11)))
+    body.eval()
+    try:
+        together = states(TokenBatch.from_lists([first, second]))[len(first) :]
+        alone = states(TokenBatch.from_lists([second]))
+    except (TypeError, AttributeError) as error:
+        raise _unpackable(body.model) from error
+    finally:
+        body.train(training)
+    if not torch.allclose(together, alone, rtol=0, atol=1e-4 * float(alone.abs().max())):
+        raise _unpackable(body.model)
+
+
+def _unpackable(model: PreTrainedModel) -> ValueError:
+    return ValueError(
+        f"{type(model).__name__} does not run on packed sequences: it ignores transformers' "
+        "attention interface or position ids; BERT, DistilBERT, (XLM-)RoBERTa and ModernBERT do"
+    )

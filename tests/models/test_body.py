@@ -1,0 +1,234 @@
+"""The body of an encoder and the masked-LM head, apart and together; tokens that only look on.
+
+The other side of each comparison is the stock Hugging Face model with its own sdpa attention,
+padding and attention mask.
+"""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from transformers import AutoModelForMaskedLM, BertModel, PreTrainedModel
+
+from sparton import packing
+from sparton.models.backbone import Backbone
+from sparton.models.backbones import word_tokenizer
+from sparton.models.body import EncoderBody
+from sparton.types import KeyTokens, TokenBatch
+
+TOLERANCE = 1e-5
+
+
+def batch(lengths=(3, 1, 0, 30, 2, 17), seed=0) -> TokenBatch:
+    generator = torch.Generator().manual_seed(seed)
+    return TokenBatch.from_lists(
+        [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
+    )
+
+
+def with_onlookers(own=(3, 1, 12, 6), length=12) -> TokenBatch:
+    """Queries that [MASK] (4) fills up to ``length`` without being attended to."""
+    tokens = batch(own)
+    sequences = [*tokens.input_ids.split(own)]
+    filled = [[*ids.tolist(), *[4] * (length - len(ids))] for ids in sequences]
+    rows = [n * length + s for n, count in enumerate(own) for s in range(count)]
+    keys = KeyTokens(torch.tensor(rows), tokens.cu_seqlens, max(own))
+    return TokenBatch.from_lists(filled)._replace(keys=keys)
+
+
+def stock_states(model: PreTrainedModel, tokens: TokenBatch) -> Tensor:
+    """Last states of the stock body on the padded view, [T, D]."""
+    model.set_attn_implementation("sdpa")
+    seen = torch.ones(tokens.num_tokens, dtype=torch.int64)
+    if tokens.keys is not None:
+        seen = torch.zeros_like(seen).index_fill(0, tokens.keys.rows, 1)
+    states = model.base_model(
+        input_ids=tokens.pad(tokens.input_ids, fill=model.config.pad_token_id),
+        attention_mask=tokens.pad(seen),
+    ).last_hidden_state
+    return packing.unpad(states, tokens.cu_seqlens, tokens.num_tokens)
+
+
+def gradients(module: nn.Module, output: Tensor) -> dict[str, Tensor]:
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    module.zero_grad()
+    output.backward(upstream)
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def close(left: Tensor, right: Tensor) -> bool:
+    return torch.allclose(left, right, rtol=0, atol=TOLERANCE * float(right.detach().abs().max()))
+
+
+def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        # Attention scores do not change when a constant is added to all keys: this gradient is 0.
+        if "key.bias" in name or "k_lin.bias" in name:
+            continue
+        assert close(actual[name], gradient), name
+        assert not close(actual[name] * 1.01, gradient), name
+
+
+def test_hidden_states_are_those_of_the_stock_body(family, build_mlm, tokenizer):
+    tokens, stock = batch(), build_mlm(family)
+    expected = stock_states(stock, tokens)
+    body = EncoderBody(build_mlm(family).base_model, tokenizer).eval()
+    states = body.hidden_states(tokens)
+    assert close(states, expected)
+    assert not close(body.hidden_states(batch(seed=1)), expected)
+    assert_equal(gradients(body.model, states), gradients(stock.base_model, expected))
+    whole = Backbone(build_mlm(family), tokenizer).eval()
+    assert torch.equal(whole.hidden_states(tokens), states)
+
+
+def test_the_head_reads_hidden_states_as_the_whole_model_does(family, build_mlm, tokenizer):
+    tokens = batch()
+    backbone = Backbone(build_mlm(family), tokenizer).eval()
+    whole, hidden = backbone(tokens), backbone.hidden_states(tokens)
+    parts = backbone.transform(hidden)
+    assert torch.equal(parts, whole)
+    assert not close(hidden, whole)
+    assert_equal(gradients(backbone, parts), gradients(backbone, whole))
+
+
+def test_the_head_is_not_registered_twice_and_follows_its_parameters(family, build_mlm, tokenizer):
+    mlm = build_mlm(family)
+    names = {f"model.{name}" for name in mlm.state_dict() if "decoder" not in name}
+    backbone = Backbone(mlm, tokenizer).eval()
+    kept = {n for n in backbone.state_dict() if "decoder" not in n and "projector" not in n}
+    assert kept == {name for name in names if "projector" not in name}
+    tokens = batch()
+    with backbone.decoder_in_place():
+        pass
+    for other in (backbone.to(torch.bfloat16), copy.deepcopy(backbone).float()):
+        assert torch.equal(other.transform(other.hidden_states(tokens)), other(tokens))
+    before = backbone(tokens)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert torch.equal(backbone(tokens), before)
+
+
+def test_a_batch_without_tokens(family, build_mlm, tokenizer):
+    backbone = Backbone(build_mlm(family), tokenizer)
+    hidden = backbone.hidden_states(TokenBatch.from_lists([[], []]))
+    assert hidden.shape == backbone.transform(hidden).shape == (0, 32)
+
+
+def test_each_part_is_one_graph_for_all_lengths(build_mlm, tokenizer):
+    """A break would be an error, by fullgraph=True."""
+    backbone = Backbone(build_mlm("bert"), tokenizer).eval()
+    eager = copy.deepcopy(backbone)
+    counters = {name: CompileCounter() for name in ("whole", "body", "head")}
+    torch._dynamo.reset()
+    parts = (backbone.model, backbone.model.base_model, backbone._head[0])
+    for part, counter in zip(parts, counters.values()):
+        part.compile(backend=counter, dynamic=True, fullgraph=True)
+    for lengths in ((3, 5, 7), (10, 20), (1, 1, 1, 9), (2, 0, 4, 5, 30, 12)):
+        tokens = batch(lengths)
+        torch.testing.assert_close(backbone(tokens), eager(tokens))
+        hidden = backbone.hidden_states(tokens)
+        torch.testing.assert_close(backbone.transform(hidden), eager(tokens))
+    assert {name: counter.frame_count for name, counter in counters.items()} == {
+        "whole": 1,
+        "body": 1,
+        "head": 1,
+    }
+
+
+def test_compile_covers_each_part(build_mlm, tokenizer):
+    backbone = Backbone(build_mlm("bert"), tokenizer, compile=True)
+    bare = backbone.bare()  # without compiling anything: its check runs eagerly
+    parts = (backbone.model, bare.model, backbone._head[0])
+    assert all(part._compiled_call_impl is not None for part in parts)
+
+
+def test_a_bare_body_leaves_the_head_behind(family, build_mlm, tokenizer):
+    backbone = Backbone(build_mlm(family), tokenizer).eval()
+    body = backbone.bare()
+    assert body.model is backbone.model.base_model
+    assert body.bare() is body
+    assert torch.equal(body.hidden_states(batch()), backbone.hidden_states(batch()))
+    head = 32 * 32 + 2 * 32 + (32 if family != "modernbert" else -32)  # dense and norm, biases
+    bias = 0 if backbone.decoder.bias is None else 60
+    assert backbone.num_parameters() - body.num_parameters() == head + bias
+    assert backbone.flops_per_token(20) - body.flops_per_token(20) == pytest.approx(
+        6 * 32 * 32 + 2 * 32 * 60 * (1 + 2 / 20)
+    )
+
+
+def test_a_body_needs_no_head(build_mlm, tokenizer):
+    model = BertModel(build_mlm("bert").config)
+    body = EncoderBody(model, tokenizer, gradient_checkpointing=True)
+    assert body.hidden_size == 32 and body.max_length == 96
+    with pytest.raises(ValueError, match="BertModel has no linear decoder; use a masked-LM"):
+        Backbone(model, tokenizer)
+
+
+def test_onlookers_are_as_in_the_stock_body(family, build_mlm, tokenizer):
+    """Attended to by nobody, they see the text; in ModernBERT some lie beyond its window."""
+    tokens, stock = with_onlookers(), build_mlm(family)
+    expected = stock_states(stock, tokens)
+    backbone = Backbone(build_mlm(family), tokenizer).eval()
+    states = backbone.hidden_states(tokens)
+    assert close(states, expected)
+    assert not close(backbone.hidden_states(tokens._replace(keys=None)), expected)
+    actual = gradients(backbone.model.base_model, states)
+    assert_equal(actual, gradients(stock.base_model, expected))
+
+
+def test_own_tokens_do_not_depend_on_onlookers(family, build_mlm, tokenizer):
+    tokens, body = with_onlookers(), EncoderBody(build_mlm(family).base_model, tokenizer).eval()
+    alone = body.hidden_states(batch((3, 1, 12, 6)))
+    among = body.hidden_states(tokens)
+    assert close(among.index_select(0, tokens.keys.rows), alone)
+    changed = tokens.input_ids.clone()
+    changed[3:12] = 9
+    other = body.hidden_states(tokens._replace(input_ids=changed))
+    assert close(other[:3], among[:3])
+    assert not close(other[3:12], among[3:12])
+
+
+def test_sequences_of_onlookers_alone_stay_finite(family, build_mlm, tokenizer):
+    tokens = with_onlookers((0, 2), 20)
+    body = EncoderBody(build_mlm(family).base_model, tokenizer)
+    states = body.hidden_states(tokens)
+    assert states.isfinite().all()
+    assert all(gradient.isfinite().all() for gradient in gradients(body, states).values())
+
+
+def test_new_tokens_have_rows_of_their_own(family, build_mlm, tmp_path):
+    tokenizer = word_tokenizer([f"w{row}" for row in range(5, 60)], 96)
+    backbone = Backbone(build_mlm(family), tokenizer).eval()
+    tokens = batch()
+    before, logits = backbone(tokens), backbone.decoder(backbone(tokens))
+    backbone.add_tokens(["[Q] ", "[D] "])
+    backbone.add_tokens(["[Q] "])
+    assert len(tokenizer) == 62
+    assert tokenizer.tokenize("[Q] w7 [q] ")[:2] == ["[Q] ", "w7"]
+    weight = backbone.decoder.weight.detach()
+    assert backbone.decoder.weight is backbone.model.get_input_embeddings().weight
+    assert weight.shape == (62, 32) and backbone.decoder.out_features == 62
+    assert torch.equal(backbone(tokens), before)
+    torch.testing.assert_close(backbone.decoder(backbone(tokens))[:, :60], logits)
+    spread = weight[60:].std() / weight[:60].std()
+    assert 0.5 < float(spread) < 2 and not torch.equal(weight[60], weight[61])
+    with backbone.decoder_in_place() as mlm:
+        mlm.save_pretrained(tmp_path)
+    again: Callable = AutoModelForMaskedLM.from_pretrained(tmp_path).get_output_embeddings()
+    assert torch.equal(again.weight, weight)
+    if backbone.decoder.bias is not None:
+        assert torch.equal(again.bias, backbone.decoder.bias)
+        torch.testing.assert_close(again.bias[60], again.bias[:60].mean())
+
+
+def test_spare_rows_are_used_before_new_ones_are_made(build_mlm):
+    tokenizer = word_tokenizer([f"w{row}" for row in range(5, 59)], 96)
+    backbone = Backbone(build_mlm("bert"), tokenizer)
+    weight = backbone.decoder.weight.clone()
+    backbone.add_tokens(["[Q] "])
+    assert torch.equal(backbone.decoder.weight, weight)
