@@ -1,0 +1,157 @@
+"""Queries and documents by encoders of their own, into one space of terms.
+
+:func:`shared_queries`, :func:`static_queries` and :func:`separate_queries` say how queries are
+encoded beside a given encoder of documents; each is a ``_target_``.
+
+T packed tokens, N texts, V vocabulary.
+"""
+
+from pathlib import Path
+
+from sparton.kernels.splade_head import TopK
+from sparton.models.backbone import Backbone
+from sparton.models.encoder import Encoder
+from sparton.models.heads import SpladeHead
+from sparton.models.idf import read_idf
+from sparton.models.splade import SpladeEncoder
+from sparton.models.static import StaticEncoder, static_weights
+from sparton.representations import Representations
+from sparton.types import Side, TokenBatch
+
+
+class AsymmetricEncoder(Encoder):
+    """Each side by its own encoder; training reaches both.
+
+    Args:
+        query: of the queries, static or a model of its own.
+        document: of the documents.
+        query_lr: learning rate of the query encoder; None for that of the rest.
+
+    Raises:
+        ValueError: the two do not have one vocabulary, row by row.
+    """
+
+    def __init__(
+        self,
+        query: SpladeEncoder | StaticEncoder,
+        document: SpladeEncoder,
+        *,
+        query_lr: float | None = None,
+    ) -> None:
+        limits = [each.max_length for each in (query, document) if each.max_length is not None]
+        super().__init__(document.tokenizer, min(limits, default=None), query.tokenizer)
+        _check_space(query, document)
+        self.query = query
+        self.document = document
+        self.query_lr = query_lr
+        marked, other = query.markup, document.markup
+        self.markup = marked._replace(document_marker=other.document_marker)
+
+    def of(self, side: Side) -> SpladeEncoder | StaticEncoder:
+        """The encoder of one side."""
+        return self.query if side == "query" else self.document
+
+    def encode(self, tokens: TokenBatch, side: Side) -> Representations:
+        """What the side's encoder makes of the texts."""
+        return self.of(side).encode(tokens, side)
+
+    def observe(self, queries: Representations, documents: Representations) -> None:
+        for encoder in (self.query, self.document):
+            encoder.observe(queries, documents)
+
+    def learning_rates(self) -> dict[str, float]:
+        """Of the query encoder, where it has its own and can learn."""
+        learns = any(parameter.requires_grad for parameter in self.query.parameters())
+        return {"query": self.query_lr} if learns and self.query_lr is not None else {}
+
+    def topk(self, tokens: TokenBatch, k: int, side: Side) -> TopK:
+        """See :meth:`SpladeEncoder.topk`."""
+        return self.of(side).topk(tokens, k)
+
+    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+        """Of a document's token; most tokens of a step are of documents."""
+        return self.document.flops_per_token(sequence_length, training=training)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V of both sides."""
+        return self.document.vocabulary_size
+
+
+def shared_queries(document: Encoder) -> Encoder:
+    """Queries by the documents' own encoder: the usual, symmetric model."""
+    return document
+
+
+def static_queries(
+    document: Encoder,
+    weights: str | Path | None = None,
+    *,
+    missing: float = 1.0,
+    frozen: bool = True,
+    lr: float | None = None,
+) -> AsymmetricEncoder:
+    """Inference-free queries, see :class:`StaticEncoder`.
+
+    Args:
+        weights: JSON of weights by token (``scripts/compute_idf.py``); None for ones.
+        missing: weight of tokens that the JSON does not name, see :func:`static_weights`.
+        frozen: keep the weights as they are.
+        lr: learning rate of weights that are not frozen; None for that of the documents' encoder.
+
+    Raises:
+        FileNotFoundError, ValueError: see :func:`~sparton.models.idf.read_idf`.
+        ValueError: the documents' encoder has no space of terms.
+    """
+    document = _splade(document)
+    tokenizer = document.tokenizer
+    idf = None if weights is None else read_idf(weights, tokenizer)
+    rows = static_weights(tokenizer, document.vocabulary_size, idf, missing=missing)
+    query = StaticEncoder(rows, tokenizer, frozen=frozen)
+    return AsymmetricEncoder(query, document, query_lr=lr)
+
+
+def separate_queries(
+    document: Encoder, backbone: Backbone, head: SpladeHead, *, lr: float | None = None
+) -> AsymmetricEncoder:
+    """Queries by a SPLADE model of their own, such as a smaller one.
+
+    Args:
+        backbone, head: of the query encoder; its vocabulary must be that of the documents.
+        lr: learning rate of the query encoder; None for that of the documents' encoder.
+
+    Raises:
+        ValueError: the vocabularies differ.
+    """
+    document = _splade(document)
+    return AsymmetricEncoder(SpladeEncoder(backbone, head), document, query_lr=lr)
+
+
+def _splade(document: Encoder) -> SpladeEncoder:
+    if not isinstance(document, SpladeEncoder):
+        raise ValueError(
+            f"documents by {type(document).__name__} have no weights of terms, which queries of "
+            "another encoder could match: choose a SPLADE head, or query_encoder=shared"
+        )
+    return document
+
+
+def _check_space(query: SpladeEncoder | StaticEncoder, document: SpladeEncoder) -> None:
+    if query.vocabulary_size != document.vocabulary_size:
+        raise ValueError(
+            f"the query encoder has {query.vocabulary_size} vocabulary rows, the document encoder "
+            f"{document.vocabulary_size}: both need the vocabulary of one tokenizer"
+        )
+    names, others = (
+        {row: token for token, row in encoder.tokenizer.get_vocab().items()}
+        for encoder in (query, document)
+    )
+    # Either tokenizer may have names for rows that the other leaves unused.
+    differing = [row for row in sorted(names.keys() & others.keys()) if names[row] != others[row]]
+    if differing:
+        row = differing[0]
+        raise ValueError(
+            f"{len(differing)} vocabulary rows mean different tokens on the two sides; row {row} "
+            f"is {names[row]!r} for queries and {others[row]!r} for documents: both need the "
+            "vocabulary of one tokenizer"
+        )
