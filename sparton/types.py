@@ -100,19 +100,24 @@ def _cut(cu_seqlens: Tensor, start: int, stop: int) -> tuple[int, int, Tensor, i
 
 
 class Markup(NamedTuple):
-    """What a late-interaction model adds to the tokens of a text; token ids.
+    """What a model adds to the tokens of a text.
 
     Attributes:
-        query_marker, document_marker: inserted after the first token ([CLS]); None for nothing.
-        expansion: fills queries up to the query length ([MASK]); None leaves queries as they are.
+        query_marker, document_marker: id of the token between those that open a text ([CLS]) and
+            the text; None for nothing.
+        expansion: id of the token that fills queries up to the query length ([MASK]); None leaves
+            queries as they are.
         attend_to_expansion: whether a query's tokens attend to the tokens that filled it up. Those
             attend to the text's tokens in any case.
+        query_prompt, document_prompt: put before the text itself, to be tokenised with it.
     """
 
     query_marker: int | None = None
     document_marker: int | None = None
     expansion: int | None = None
     attend_to_expansion: bool = False
+    query_prompt: str = ""
+    document_prompt: str = ""
 
 
 class Example(NamedTuple):

@@ -5,10 +5,10 @@ import pickle
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.types import TokenBatch
+from sparton.types import Markup, TokenBatch
 
 
 def assert_equal(left: TokenBatch, right: TokenBatch) -> None:
@@ -73,3 +73,84 @@ def test_slow_tokenizers_are_refused() -> None:
 
     with pytest.raises(ValueError, match=r"Slow is a slow tokenizer.*tokenizer\.json"):
         PackedTokenizer(Slow(), 8, 8)  # type: ignore[arg-type]
+
+
+TEXTS = ["w1 w2 w3", "", "strange w7", "w1 " * 50]
+
+
+@pytest.fixture
+def marked(word_tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Knows the markers; they end in a space, as late-interaction models save them."""
+    markers = [AddedToken(m, special=True, normalized=False) for m in ("[Q] ", "[D] ")]
+    tokenizer = copy.deepcopy(word_tokenizer)
+    tokenizer.add_tokens(markers, special_tokens=True)
+    return tokenizer
+
+
+def markup(tokenizer: PreTrainedTokenizerFast, **others: object) -> Markup:
+    query, document = tokenizer.convert_tokens_to_ids(["[Q] ", "[D] "])
+    return Markup(query, document)._replace(**others)
+
+
+def test_markers_stand_where_they_would_if_texts_began_with_them(marked) -> None:
+    tokenizer = PackedTokenizer(marked, 5, 16, markup=markup(marked))
+    sides = ((tokenizer.queries(TEXTS), "[Q] ", 5), (tokenizer.documents(TEXTS), "[D] ", 16))
+    for batch, marker, length in sides:
+        texts = [marker + text for text in TEXTS]
+        expected = marked(texts, truncation=True, max_length=length)["input_ids"]
+        assert_equal(batch, TokenBatch.from_lists(expected))
+        assert batch.keys is None
+    assert tokenizer.queries([]).num_sequences == 0
+
+
+def test_markers_come_first_where_no_token_opens_a_text(marked) -> None:
+    marked.backend_tokenizer.post_processor = None
+    batch = PackedTokenizer(marked, 4, 4, markup=markup(marked)).documents(["", "w1", ""])
+    document = marked.convert_tokens_to_ids("[D] ")
+    assert batch.input_ids.tolist() == [document, document, 5, document]
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_queries_are_filled_up_to_their_length(marked, attend) -> None:
+    expansion = 9
+    both = markup(marked, expansion=expansion, attend_to_expansion=attend)
+    tokenizer = PackedTokenizer(marked, 7, 16, markup=both)
+    plain = PackedTokenizer(marked, 7, 16, markup=markup(marked)).queries(TEXTS)
+    batch = tokenizer.queries(TEXTS)
+    rows = [plain.input_ids[a:b].tolist() for a, b in plain.cu_seqlens.unfold(0, 2, 1).tolist()]
+    filled = [row + [expansion] * (7 - len(row)) for row in rows]
+    assert_equal(batch, TokenBatch.from_lists(filled))
+    assert batch.input_ids.view(4, 7)[1].tolist() == [2, 204, 3, 9, 9, 9, 9]
+    if attend:
+        assert batch.keys is None
+    else:
+        assert torch.equal(batch.input_ids[batch.keys.rows], plain.input_ids)
+        assert batch.keys.cu_seqlens.dtype == torch.int32
+        assert torch.equal(batch.keys.cu_seqlens, plain.cu_seqlens)
+        assert batch.keys.max_seqlen == plain.max_seqlen
+    part = batch.select(1, 3)
+    assert_equal(part, TokenBatch.from_lists(filled[1:3]))
+    documents = PackedTokenizer(marked, 7, 16, markup=markup(marked)).documents(TEXTS)
+    assert_equal(tokenizer.documents(TEXTS), documents)
+    assert tokenizer.queries([]).num_tokens == 0
+
+
+def test_prompts_are_tokenized_with_the_text(marked) -> None:
+    both = markup(marked, query_prompt="w9 w8 ", document_prompt="w7")
+    tokenizer = PackedTokenizer(marked, 8, 8, markup=both)
+    expected = marked(["[Q] w9 w8 w1", "[D] w7w2"])["input_ids"]
+    assert tokenizer.queries(["w1"]).input_ids.tolist() == expected[0]
+    assert tokenizer.documents(["w2"]).input_ids.tolist() == expected[1]
+
+
+def test_queries_may_have_a_tokenizer_of_their_own(marked) -> None:
+    other = copy.deepcopy(marked)
+    other.backend_tokenizer.post_processor = None
+    tokenizer = PackedTokenizer(marked, 1, 3, query_tokenizer=other)
+    assert tokenizer.queries(["w1 w2"]).input_ids.tolist() == [5]
+    assert tokenizer.documents(["w1 w2"]).input_ids.tolist() == [2, 5, 3]
+
+
+def test_a_marker_needs_room(marked) -> None:
+    with pytest.raises(ValueError, match="query_length=3 leaves no room for text beside 3 special"):
+        PackedTokenizer(marked, 3, 16, markup=markup(marked))
