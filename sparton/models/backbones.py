@@ -1,4 +1,5 @@
-"""Ways to get a :class:`~sparton.models.backbone.Backbone`; each function is a ``_target_``.
+"""Ways to get a :class:`~sparton.models.backbone.Backbone`, or a body alone; each function is a
+``_target_``.
 
 D hidden width, V vocabulary.
 """
@@ -14,8 +15,8 @@ from torch import nn
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from sparton.models.backbone import Backbone
-from sparton.models.body import without_attention_dropout
-from sparton.models.checkpoint import load_mlm, load_tokenizer
+from sparton.models.body import EncoderBody, without_attention_dropout
+from sparton.models.checkpoint import load_body, load_mlm, load_tokenizer
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -52,6 +53,33 @@ def pretrained(
     if (logit_scale, logit_shift) != (1.0, 0.0):
         rescale_logits(backbone, logit_scale, logit_shift)
     return backbone
+
+
+def bare(
+    name: str,
+    revision: str | None = None,
+    *,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> EncoderBody:
+    """The encoder of any checkpoint, without a masked-language-modelling head, for heads that read
+    hidden states: from the Hugging Face hub or a local folder.
+
+    Args:
+        name: hub name or path; of a sentence-transformers model with its transformer at the root.
+        revision: branch, tag or commit on the hub.
+        compile, gradient_checkpointing: see :class:`~sparton.models.body.EncoderBody`.
+
+    Raises:
+        ValueError: weights are missing or damaged, or there is no fast tokenizer.
+        OSError: nothing of that name, or no connection to the hub.
+    """
+    return EncoderBody(
+        load_body(name, revision=revision),
+        load_tokenizer(name, revision=revision),
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
 
 
 def minilm(*, compile: bool = False, gradient_checkpointing: bool = False) -> Backbone:

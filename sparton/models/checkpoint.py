@@ -1,12 +1,14 @@
-"""Reading Hugging Face masked-LM checkpoints strictly: nothing missing is made up in silence."""
+"""Reading Hugging Face checkpoints strictly: nothing missing is made up in silence."""
 
 from pathlib import Path
 
 import torch
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForMaskedLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -37,13 +39,10 @@ def load_mlm(name: str, *, revision: str | None = None, subfolder: str = "") -> 
         ValueError: weights are missing from the checkpoint, or a weights file is damaged.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
-    if optional_file(name, "config.json", revision, subfolder) is None:
-        raise FileNotFoundError(f"no config.json in {name}: not a Hugging Face model folder")
-    _check_weights(Path(name) / subfolder)
-    config = AutoConfig.from_pretrained(name, revision=revision, subfolder=subfolder)
+    config = _config(name, revision, subfolder)
     mlm, report = AutoModelForMaskedLM.from_pretrained(
         name,
-        config=without_attention_dropout(config),
+        config=config,
         revision=revision,
         subfolder=subfolder,
         dtype=torch.float32,
@@ -58,6 +57,36 @@ def load_mlm(name: str, *, revision: str | None = None, subfolder: str = "") -> 
             "encoder or a classifier"
         )
     return mlm
+
+
+def load_body(name: str, *, revision: str | None = None, subfolder: str = "") -> PreTrainedModel:
+    """The encoder of a checkpoint without any head or pooler, in fp32 and without attention
+    dropout.
+
+    Args:
+        name, revision, subfolder: as in :func:`load_mlm`.
+
+    Raises:
+        ValueError: weights of the encoder are missing, or a weights file is damaged.
+        OSError: no such folder or hub name, no ``config.json`` or no weights in it.
+    """
+    model, report = AutoModel.from_pretrained(
+        name,
+        config=_config(name, revision, subfolder),
+        revision=revision,
+        subfolder=subfolder,
+        dtype=torch.float32,
+        output_loading_info=True,
+    )
+    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    if missing:
+        raise ValueError(
+            f"{name} is not a complete {type(model).__name__}, its checkpoint lacks "
+            f"{', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
+        )
+    if hasattr(model, "pooler"):
+        model.pooler = None  # reads the first state only, and nobody reads it
+    return model
 
 
 def load_tokenizer(
@@ -96,6 +125,15 @@ def optional_file(
         _raise_exceptions_for_missing_entries=False,
     )
     return None if found is None else Path(found)
+
+
+def _config(name: str, revision: str | None, subfolder: str) -> PreTrainedConfig:
+    """The configuration of a checkpoint that is there and whose weights can be opened."""
+    if optional_file(name, "config.json", revision, subfolder) is None:
+        raise FileNotFoundError(f"no config.json in {name}: not a Hugging Face model folder")
+    _check_weights(Path(name) / subfolder)
+    config = AutoConfig.from_pretrained(name, revision=revision, subfolder=subfolder)
+    return without_attention_dropout(config)
 
 
 def _check_weights(folder: Path) -> None:

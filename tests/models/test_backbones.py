@@ -1,5 +1,6 @@
 """The constructors: what they build, what they start from, what they refuse."""
 
+import copy
 import importlib.util
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import minilm, pretrained, random_bert, rescale_logits, tiny
+from sparton.models.backbones import bare, minilm, pretrained, random_bert, rescale_logits, tiny
 from sparton.types import TokenBatch
 
 TEXTS = ["The quick fox jumps", "a lazy Fox sleeps", "the dog barks at the fox"]
@@ -114,3 +115,25 @@ def test_a_checkpoint_without_mlm_head_is_refused(kind, tokenizer, tmp_path):
 def test_a_name_that_is_nowhere_is_refused(tmp_path):
     with pytest.raises(OSError, match="nowhere"):
         pretrained(str(tmp_path / "nowhere"))
+
+
+def test_a_bare_encoder_is_read_from_any_checkpoint(family, build_mlm, tokenizer, tmp_path):
+    """Of a masked-LM checkpoint, and of one that was saved bare."""
+    mlm = build_mlm(family)
+    tokens = TokenBatch.from_lists([[5, 6, 7], list(range(8, 40))])
+    expected = Backbone(copy.deepcopy(mlm), tokenizer).eval().hidden_states(tokens)
+    for kind, model in {"mlm": mlm, "bare": mlm.base_model}.items():
+        model.save_pretrained(tmp_path / kind)
+        tokenizer.save_pretrained(tmp_path / kind)
+        body = bare(str(tmp_path / kind)).eval()
+        torch.testing.assert_close(body.hidden_states(tokens), expected, rtol=0, atol=0)
+        assert not any("pooler" in name for name, _ in body.named_parameters())
+
+
+def test_a_bare_encoder_without_all_its_weights_is_refused(build_mlm, tokenizer, tmp_path):
+    model = build_mlm("bert").base_model
+    weights = {name: value for name, value in model.state_dict().items() if "layer.1." not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="not a complete BertModel, its checkpoint lacks encoder"):
+        bare(str(tmp_path))
