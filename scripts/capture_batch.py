@@ -26,6 +26,7 @@ from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops
 from sparton.models.folders import encoder_lengths, load_encoder
 from sparton.models.splade import SpladeEncoder
+from sparton.representations import Representations
 from sparton.types import TokenBatch
 
 FORMAT = "captured SPLADE batch"
@@ -117,7 +118,8 @@ def capture(
             encoder.head(hidden, decoder.weight, decoder.bias, documents),
         ]
     query_reps, document_reps = (side.float().requires_grad_() for side in reps)
-    loss = objective(query_reps, document_reps, step=1).loss
+    sides = Representations(query_reps), Representations(document_reps)
+    loss = objective(*sides, step=1).loss
     (upstream,) = torch.autograd.grad(loss, document_reps)
     bias = decoder.bias if decoder.bias is not None else decoder.weight.new_zeros(len(upstream[0]))
     stored = {

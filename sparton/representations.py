@@ -84,6 +84,8 @@ class Representations(NamedTuple):
     @classmethod
     def concatenate(cls, parts: Sequence["Representations"]) -> "Representations":
         """The texts of all parts, in order; all parts have the same fields."""
+        if len(parts) == 1:
+            return parts[0]
         sparse = [part.sparse for part in parts if part.sparse is not None]
         tokens = [part.tokens for part in parts if part.tokens is not None]
         return cls(

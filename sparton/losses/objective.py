@@ -1,18 +1,21 @@
 """The objective of a training step, evaluated once on the representations of the global batch.
 
-Q queries, N = Q * (1 + K) documents, V vocabulary terms.
+Q queries, N = Q * (1 + K) documents, V vocabulary terms, T packed tokens.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparton.kernels.maxsim import maxsim_varlen
 from sparton.losses.combination import WeightedSum
+from sparton.losses.joint import Joint
 from sparton.losses.ranking import RankingLoss
 from sparton.losses.regularizers import Regularizer
+from sparton.representations import Representations, TokenVectors
 
 
 class ObjectiveValue(NamedTuple):
@@ -24,60 +27,90 @@ class ObjectiveValue(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """A ranking loss plus regularizers on query and document representations.
+    """A ranking loss plus regularizers on sparse representations, plus the encoder's own losses.
 
     Attributes:
         ranking: of the scores; the losses of a weighted sum become parts ``ranking_<name>``.
+            Representations with a sparse half and tokens have scores of two kinds; a
+            :class:`Joint` says what is minimised of both, any other loss is applied to each, and
+            their sum is minimised.
         query_regularizers, document_regularizers: by name, for the log.
+        own_losses: weights of the losses that the representations bring along, by name.
     """
 
-    ranking: RankingLoss
+    ranking: RankingLoss | Joint
     query_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     document_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
+    own_losses: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(
-        self, queries: Tensor, documents: Tensor, step: int, teacher_scores: Tensor | None = None
+        self,
+        queries: Representations,
+        documents: Representations,
+        step: int,
+        teacher_scores: Tensor | None = None,
     ) -> ObjectiveValue:
         """
         Args:
-            queries: ``[Q, V]``.
-            documents: ``[N, V]``, grouped by query, the positive first.
+            queries: of Q texts.
+            documents: of N texts, grouped by query, the positive first.
             step: decides the regularizers' weights.
             teacher_scores: fp32 ``[Q, 1 + K]``, for ranking losses that follow a teacher.
 
         Raises:
             ValueError: N is not a multiple of Q.
         """
-        if documents.shape[0] % queries.shape[0]:
-            raise ValueError(
-                f"{documents.shape[0]} documents cannot be grouped by {queries.shape[0]} queries"
-            )
+        counts = queries.num_texts, documents.num_texts
+        if counts[1] % counts[0]:
+            raise ValueError(f"{counts[1]} documents cannot be grouped by {counts[0]} queries")
         # Dot products over 30,000 terms overflow fp16 and lose their order in bf16.
-        with torch.autocast(queries.device.type, enabled=False):
-            queries, documents = queries.float(), documents.float()
-            documents_per_query = documents.shape[0] // queries.shape[0]
-            positives = torch.arange(queries.shape[0], device=queries.device) * documents_per_query
-            loss, parts = self._rank(queries @ documents.T, positives, teacher_scores)
-            for side, reps, regularizers in (
-                ("query", queries, self.query_regularizers),
-                ("document", documents, self.document_regularizers),
-            ):
-                for name, regularizer in regularizers.items():
-                    penalty = regularizer.penalty(reps)
-                    loss = loss + regularizer.weight_at(step) * penalty
-                    parts[f"{side}_{name}"] = penalty.detach()
+        with torch.autocast(_device(queries).type, enabled=False):
+            scores = all_scores(queries, documents)
+            first = next(iter(scores.values()))
+            positives = torch.arange(counts[0], device=first.device) * (counts[1] // counts[0])
+            loss, parts = self._rank(scores, positives, teacher_scores)
+            for penalty, weight, name in self._penalties(queries, documents, step):
+                loss = loss + weight * penalty
+                parts[name] = penalty.detach()
         return ObjectiveValue(loss, parts)
 
     def _rank(
-        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None
+        self, scores: Mapping[str, Tensor], positives: Tensor, teacher_scores: Tensor | None
     ) -> ObjectiveValue:
-        if not isinstance(self.ranking, WeightedSum):
-            loss = self.ranking(scores, positives, teacher_scores)
-            return ObjectiveValue(loss, {"ranking": loss.detach()})
-        named = self.ranking.parts(scores, positives, teacher_scores)
-        loss = self.ranking.total(named)
+        ranking = self.ranking
+        if isinstance(ranking, Joint):
+            named = ranking.parts(scores, positives, teacher_scores)
+            loss = ranking.total(named)
+        elif len(scores) > 1:
+            named = {
+                name: ranking(each, positives, teacher_scores) for name, each in scores.items()
+            }
+            loss = torch.stack(list(named.values())).sum()
+        elif isinstance(ranking, WeightedSum):
+            (only,) = scores.values()
+            named = ranking.parts(only, positives, teacher_scores)
+            loss = ranking.total(named)
+        else:
+            (only,) = scores.values()
+            named, loss = {}, ranking(only, positives, teacher_scores)
         parts = {f"ranking_{name}": part.detach() for name, part in named.items()}
         return ObjectiveValue(loss, {"ranking": loss.detach(), **parts})
+
+    def _penalties(
+        self, queries: Representations, documents: Representations, step: int
+    ) -> Iterator[tuple[Tensor, float, str]]:
+        """Each with its weight and its name in the log."""
+        for side, reps, regularizers in (
+            ("query", queries.sparse, self.query_regularizers),
+            ("document", documents.sparse, self.document_regularizers),
+        ):
+            if reps is None:
+                continue
+            for name, regularizer in regularizers.items():
+                penalty = regularizer.penalty(reps.float())
+                yield penalty, regularizer.weight_at(step), f"{side}_{name}"
+        for name, weight in self.own_losses.items():
+            yield torch.cat([queries.losses[name], documents.losses[name]]).mean(), weight, name
 
     def weights_at(self, step: int) -> dict[str, float]:
         """The regularizers' weights, ``lambda_q_*`` and ``lambda_d_*``, for the log."""
@@ -87,3 +120,29 @@ class Objective:
             for symbol, regularizers in sides
             for name, regularizer in regularizers.items()
         }
+
+
+def all_scores(queries: Representations, documents: Representations) -> dict[str, Tensor]:
+    """Every query against every document, fp32 ``[Q, N]``, for each kind of representation:
+    ``sparse`` by dot product, ``tokens`` by MaxSim."""
+    scores = {}
+    if queries.sparse is not None and documents.sparse is not None:
+        scores["sparse"] = queries.sparse.float() @ documents.sparse.float().T
+    if queries.tokens is not None and documents.tokens is not None:
+        scores["tokens"] = _maxsim(queries.tokens, documents.tokens)
+    return scores
+
+
+def _maxsim(queries: TokenVectors, documents: TokenVectors) -> Tensor:
+    return maxsim_varlen(
+        queries.values,
+        documents.values,
+        queries.cu_seqlens,
+        documents.cu_seqlens,
+        queries.mask,
+        documents.mask,
+    )
+
+
+def _device(reps: Representations) -> torch.device:
+    return reps.leaves()[0].device

@@ -1,5 +1,7 @@
 """What training and evaluation ask of an encoder, whatever its representations are."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
@@ -16,9 +18,13 @@ class Encoder(nn.Module):
         query_tokenizer: of the queries.
         max_length: positions that its model supports; None where there is no limit.
         markup: what its texts are given beside their own tokens.
+        kinds: the fields of its representations: "sparse", "tokens", or both.
+        loss_weights: of the losses that its representations bring along, by name.
     """
 
     markup = Markup()
+    kinds: tuple[str, ...] = ("sparse",)
+    loss_weights: Mapping[str, float] = {}
 
     def __init__(
         self,
@@ -46,6 +52,10 @@ class Encoder(nn.Module):
 
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of parameters that have their own, by the prefix of their names."""
+        return {}
+
+    def figures(self) -> dict[str, Tensor]:
+        """Scalars that say how the encoder itself fares, for the log; on its device."""
         return {}
 
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:

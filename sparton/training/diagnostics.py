@@ -1,16 +1,24 @@
 """Is the model still alive and sparse? Figures computed at logging steps only.
 
-B rows, V vocabulary terms.
+B rows, V vocabulary terms, T packed tokens, E width of a token's vector.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparton.representations import Representations, TokenVectors
+
 _MOST_ROWS = 256
 
 
-def describe_representations(reps: Tensor) -> dict[str, float]:
+def describe_representations(reps: Representations) -> dict[str, float]:
+    """What :func:`describe_sparse` and :func:`describe_tokens` say of the parts that are there."""
+    figures = {} if reps.sparse is None else describe_sparse(reps.sparse)
+    return figures if reps.tokens is None else figures | describe_tokens(reps.tokens)
+
+
+def describe_sparse(reps: Tensor) -> dict[str, float]:
     """Sparsity and collapse of ``reps`` fp32 ``[B, V]``.
 
     Returns:
@@ -19,28 +27,45 @@ def describe_representations(reps: Tensor) -> dict[str, float]:
         pairs of different rows; near 1 the model says the same of every text).
     """
     active = reps > 0
-    sample = F.normalize(reps[:_MOST_ROWS].float(), dim=1)
-    rows = sample.shape[0]
-    similarity = sample @ sample.T
-    off_diagonal = (similarity.sum() - similarity.diagonal().sum()) / max(rows * (rows - 1), 1)
     figures = torch.stack(
         [
             active.sum(1).float().mean(),
             (~active.any(1)).float().mean(),
             active.any(0).float().mean(),
             reps.max().float(),
-            off_diagonal,
+            _mean_cosine(reps),
         ]
     ).tolist()
     names = ("active_terms", "dead_rows", "used_terms", "max_weight", "cosine")
     return dict(zip(names, figures, strict=True))
 
 
+def describe_tokens(tokens: TokenVectors) -> dict[str, float]:
+    """Size and collapse of one vector per token, ``[T, E]``.
+
+    Returns:
+        ``vectors`` (mean number that takes part, per text) and ``token_cosine`` (mean over pairs of
+        different tokens of a sample; near 1 all tokens look alike).
+    """
+    values = tokens.values.shape[0] if tokens.mask is None else tokens.mask.sum()
+    stride = max(tokens.values.shape[0] // _MOST_ROWS, 1)
+    cosine = _mean_cosine(tokens.values[::stride])
+    return {"vectors": float(values) / tokens.num_texts, "token_cosine": cosine.item()}
+
+
+def _mean_cosine(rows: Tensor) -> Tensor:
+    """Over pairs of different rows, of the first ones."""
+    sample = F.normalize(rows[:_MOST_ROWS].float(), dim=1)
+    count = sample.shape[0]
+    similarity = sample @ sample.T
+    return (similarity.sum() - similarity.diagonal().sum()) / max(count * (count - 1), 1)
+
+
 def collapse_warning(
     side: str,
     figures: dict[str, float],
     before: dict[str, float] | None,
-    vocabulary_size: int,
+    vocabulary_size: int = 0,
 ) -> str | None:
     """A sentence for the user when the representations of a side look collapsed, else None.
 
@@ -49,8 +74,15 @@ def collapse_warning(
         figures: of :func:`describe_representations`, now.
         before: those of the previous logging step, or None at the first. Dense representations
             that are getting sparser are no cause for alarm.
-        vocabulary_size: V.
+        vocabulary_size: V, where there are sparse representations.
     """
+    if figures.get("token_cosine", 0.0) > 0.95:
+        return (
+            f"the vectors of all {side} tokens are nearly the same (mean cosine "
+            f"{figures['token_cosine']:.3f}): lower the learning rate"
+        )
+    if "active_terms" not in figures:
+        return None
     if figures["dead_rows"] > 0.5:
         return (
             f"{figures['dead_rows']:.0%} of the {side} representations are empty: lower the "

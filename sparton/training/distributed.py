@@ -4,10 +4,14 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from sparton.representations import Representations, TokenVectors
 
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: torchrun ends all.
 _PATIENCE = timedelta(hours=2)
@@ -25,16 +29,37 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Concatenate ``[n, ...]`` of every rank, in rank order, to ``[size * n, ...]``.
+    def gather(self, reps: Representations) -> Representations:
+        """The representations of every rank, in rank order. The own ones keep their graph, the
+        others' are constants: the gradient that comes back is that of this rank's texts alone.
 
-        Without a graph: the exact step differentiates with respect to its own rows only.
+        All ranks have as many texts; they may differ in their numbers of tokens.
         """
         if self.size == 1:
+            return reps
+        sparse = None if reps.sparse is None else self.gather_rows(reps.sparse)
+        losses = {name: self.gather_rows(loss) for name, loss in reps.losses.items()}
+        tokens = None if reps.tokens is None else self._gather_tokens(reps.tokens)
+        return Representations(sparse, tokens, losses)
+
+    def gather_rows(self, rows: Tensor) -> Tensor:
+        """Concatenate ``[n, ...]`` of every rank to ``[size * n, ...]``; gradients as above."""
+        if self.size == 1:
             return rows
-        gathered = rows.new_empty((self.size, *rows.shape))
-        dist.all_gather(list(gathered.unbind()), rows.contiguous())
-        return gathered.flatten(0, 1)
+        return cast(Tensor, _Gather.apply(rows, self, [rows.shape[0]] * self.size))
+
+    def _gather_tokens(self, tokens: TokenVectors) -> TokenVectors:
+        own = torch.tensor([tokens.values.shape[0]])
+        counts = own.new_empty(self.size)
+        # On the CPU, where the numbers are known: no rank waits for its GPU here.
+        dist.all_gather(list(counts.split(1)), own)
+        sizes = counts.tolist()
+        lengths = self.gather_rows(tokens.cu_seqlens.diff())
+        mask = tokens.mask
+        if mask is not None:
+            mask = cast(Tensor, _Gather.apply(mask.byte(), self, sizes)).bool()
+        values = cast(Tensor, _Gather.apply(tokens.values, self, sizes))
+        return TokenVectors(values, F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), mask)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up the gradients of all ranks, in place. A parameter without one counts as zero."""
@@ -57,6 +82,25 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+
+class _Gather(torch.autograd.Function):
+    """The rows of every rank, ``counts`` of them; backward keeps the own ones' gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, world: World, counts: list[int]) -> Tensor:
+        ctx.own = sum(counts[: world.rank]), counts[world.rank]
+        most = max(counts)
+        gathered = rows.new_empty((world.size, most, *rows.shape[1:]))
+        padding = (0, 0) * (rows.ndim - 1) + (0, most - rows.shape[0])
+        dist.all_gather(list(gathered.unbind()), F.pad(rows, padding).contiguous())
+        if min(counts) == most:
+            return gathered.flatten(0, 1)
+        return torch.cat([each[:count] for each, count in zip(gathered, counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0].narrow(0, *ctx.own), None, None
 
 
 def leave_world() -> None:
@@ -83,6 +127,6 @@ def join_world() -> World:
             )
         torch.cuda.set_device(device)
     if size > 1 and not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_PATIENCE)
     return World(rank, size, device)

@@ -145,10 +145,12 @@ class Trainer:
         for side, reps in (("query", output.queries), ("document", output.documents)):
             figures = describe_representations(reps)
             record |= {f"{side}_{name}": value for name, value in figures.items()}
-            warning = collapse_warning(side, figures, self._figures.get(side), reps.shape[1])
+            width = 0 if reps.sparse is None else reps.sparse.shape[1]
+            warning = collapse_warning(side, figures, self._figures.get(side), width)
             self._figures[side] = figures
             if warning and self.world.is_main:
                 log.warning("step %d: %s", completed, warning)
+        record |= {name: figure.item() for name, figure in self.encoder.figures().items()}
         record["gradient_norm"] = norm.item()
         return record | learning_rates(self.optimizer) | self.meter.read()
 

@@ -10,7 +10,7 @@ once, on the representations of all ranks and micro-batches (Gao et al., arXiv 2
 
 When one micro-batch is the whole local batch, the encoding of 1 keeps its graph and 3 disappears.
 
-Q queries and N documents of the global batch, V vocabulary terms.
+What is gathered are :class:`~sparton.representations.Representations`, of whatever kind.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparton.losses.objective import Objective
+from sparton.models.encoder import Encoder
+from sparton.representations import Representations
 from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.types import TokenBatch, TrainBatch
@@ -29,12 +31,13 @@ _SEED_STRIDE = 1_000_003
 
 
 class StepOutput(NamedTuple):
-    """What a step leaves for the log, on the device: the loss, its parts, the representations."""
+    """What a step leaves for the log, on the device: the loss, its parts, and the detached
+    representations of the global batch."""
 
     loss: Tensor
     parts: dict[str, Tensor]
-    queries: Tensor
-    documents: Tensor
+    queries: Representations
+    documents: Representations
 
 
 class _MicroBatch(NamedTuple):
@@ -48,14 +51,14 @@ class ExactStep:
     """Accumulates into ``.grad`` the gradient of the objective on the global batch.
 
     Attributes:
-        encoder: ``TokenBatch -> reps [n, V]``.
+        encoder: of queries and documents.
         micro_batch: queries encoded at once on each rank; None for the whole local batch.
         seed: dropout is a pure function of (seed, step, rank, micro-batch), so the second encoding
             repeats the first and a resumed run repeats an uninterrupted one.
         scale: multiplies the loss before it is differentiated, for fp16.
     """
 
-    encoder: nn.Module
+    encoder: Encoder
     objective: Objective
     world: World
     precision: Precision
@@ -73,13 +76,14 @@ class ExactStep:
         direct = len(micro_batches) == 1
         with torch.set_grad_enabled(direct):
             encoded = [self._encode(micro_batch) for micro_batch in micro_batches]
-        sides = encoded[0] if direct else [torch.cat(side) for side in zip(*encoded, strict=True)]
+        sides = [Representations.concatenate(side) for side in zip(*encoded, strict=True)]
         output, gradients = self._differentiate(sides, batch.teacher_scores, step)
         if direct:
-            torch.autograd.backward(sides, gradients)
+            _backward(encoded[0], gradients)
         else:
-            self._replay(micro_batches, gradients)
+            self._replay(micro_batches, encoded, gradients)
         self.world.sum_gradients(p for p in self.encoder.parameters() if p.requires_grad)
+        self.encoder.observe(output.queries, output.documents)
         return output
 
     def _split(self, batch: TrainBatch, step: int) -> Iterator[_MicroBatch]:
@@ -99,32 +103,55 @@ class ExactStep:
                 (seed * _SEED_STRIDE + start) % 2**63,
             )
 
-    def _encode(self, micro_batch: _MicroBatch) -> tuple[Tensor, Tensor]:
+    def _encode(self, micro_batch: _MicroBatch) -> tuple[Representations, Representations]:
         torch.manual_seed(micro_batch.seed)
         with self.precision.autocast():
-            return self.encoder(micro_batch.queries), self.encoder(micro_batch.documents)
+            return (
+                self.encoder.encode(micro_batch.queries, "query"),
+                self.encoder.encode(micro_batch.documents, "document"),
+            )
 
     def _differentiate(
-        self, sides: Sequence[Tensor], teacher_scores: Tensor | None, step: int
-    ) -> tuple[StepOutput, list[Tensor]]:
-        """The objective on the global batch, and its gradients for this rank's rows."""
+        self, sides: Sequence[Representations], teacher_scores: Tensor | None, step: int
+    ) -> tuple[StepOutput, list[list[Tensor]]]:
+        """The objective on the global batch, and its gradients for the leaves of this rank."""
         world = self.world
         if teacher_scores is not None:
-            teacher_scores = world.gather(teacher_scores.to(world.device, non_blocking=True))
-        leaves = [world.gather(side.detach()).requires_grad_() for side in sides]
-        queries, documents = leaves
+            teacher_scores = world.gather_rows(teacher_scores.to(world.device, non_blocking=True))
+        own = [side.with_leaves(_fresh(side)) for side in sides]
+        queries, documents = (world.gather(side) for side in own)
         value = self.objective(queries, documents, step, teacher_scores)
-        gradients = torch.autograd.grad(self.scale(value.loss), leaves)
-        own = [gradient.chunk(world.size)[world.rank] for gradient in gradients]
+        leaves = [leaf for side in own for leaf in side.leaves()]
+        gradients = iter(
+            torch.autograd.grad(self.scale(value.loss), leaves, materialize_grads=True)
+        )
         output = StepOutput(value.loss.detach(), value.parts, queries.detach(), documents.detach())
-        return output, own
+        return output, [[next(gradients) for _ in side.leaves()] for side in own]
 
-    def _replay(self, micro_batches: list[_MicroBatch], gradients: list[Tensor]) -> None:
-        """Encode every micro-batch again, with a graph, and backpropagate its rows' gradients."""
-        sizes = [
-            [micro_batch.queries.num_sequences for micro_batch in micro_batches],
-            [micro_batch.documents.num_sequences for micro_batch in micro_batches],
-        ]
-        rows = zip(*(g.split(size) for g, size in zip(gradients, sizes, strict=True)), strict=True)
-        for micro_batch, own in zip(micro_batches, rows, strict=True):
-            torch.autograd.backward(self._encode(micro_batch), own)
+    def _replay(
+        self,
+        micro_batches: Sequence[_MicroBatch],
+        encoded: Sequence[tuple[Representations, Representations]],
+        gradients: Sequence[Sequence[Tensor]],
+    ) -> None:
+        """Encode every micro-batch again, with a graph, and backpropagate its own gradients."""
+        parts: list[list[tuple[Tensor, ...]]] = []
+        for row, side in enumerate(gradients):
+            sizes = zip(*([len(leaf) for leaf in each[row].leaves()] for each in encoded))
+            leaves = (whole.split(size) for whole, size in zip(side, sizes, strict=True))
+            parts.append(list(zip(*leaves, strict=True)))
+        for micro_batch, own in zip(micro_batches, zip(*parts, strict=True), strict=True):
+            _backward(self._encode(micro_batch), own)
+
+
+def _fresh(reps: Representations) -> list[Tensor]:
+    """The leaves cut off from their graph, at which a graph of the objective may begin."""
+    return [leaf.detach().requires_grad_() for leaf in reps.leaves()]
+
+
+def _backward(sides: Sequence[Representations], gradients: Sequence[Sequence[Tensor]]) -> None:
+    """Push the gradients of all leaves through; frozen encoders have leaves without a graph."""
+    leaves = [leaf for side in sides for leaf in side.leaves()]
+    flat = [gradient for side in gradients for gradient in side]
+    rows = [row for row, leaf in enumerate(leaves) if leaf.requires_grad]
+    torch.autograd.backward([leaves[row] for row in rows], [flat[row] for row in rows])

@@ -10,6 +10,7 @@ from sparton.losses.distillation import KLDivergence, MarginMSE
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE, Triplet
 from sparton.losses.regularizers import Regularizer, l1
+from sparton.representations import Representations
 
 LOSSES = {"infonce": InfoNCE(0.5), "margin": MarginMSE(), "triplet": Triplet(2.0)}
 WEIGHTS = {"infonce": 0.5, "margin": 0.25, "triplet": 3.0}
@@ -54,7 +55,8 @@ def test_the_objective_logs_the_sum_and_its_unweighted_losses():
     queries = torch.rand(4, 9, generator=generator).requires_grad_()
     documents, teacher = torch.rand(12, 9, generator=generator), torch.rand(4, 3)
     objective = Objective(WeightedSum(LOSSES, WEIGHTS), {"l1": Regularizer(l1, 0.1)})
-    value = objective(queries, documents, step=0, teacher_scores=teacher)
+    sides = Representations(queries), Representations(documents)
+    value = objective(*sides, step=0, teacher_scores=teacher)
     names = ["ranking", "ranking_infonce", "ranking_margin", "ranking_triplet", "query_l1"]
     assert list(value.parts) == names
     assert not any(part.requires_grad for part in value.parts.values())
@@ -65,7 +67,7 @@ def test_the_objective_logs_the_sum_and_its_unweighted_losses():
     total = sum(WEIGHTS[name] * value.parts[f"ranking_{name}"].item() for name in LOSSES)
     assert value.parts["ranking"].item() == pytest.approx(total, rel=1e-6)
     assert value.loss.item() == pytest.approx(total + 0.1 * l1(queries).item(), rel=1e-6)
-    assert list(Objective(InfoNCE())(queries, documents, step=0).parts) == ["ranking"]
+    assert list(Objective(InfoNCE())(*sides, step=0).parts) == ["ranking"]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def part(start: int, stop: int) -> TrainBatch:
 
 
 def plain_loss(encoder: BagEncoder, batch: TrainBatch) -> torch.Tensor:
-    sides = encoder(batch.queries), encoder(batch.documents)
+    sides = encoder.encode(batch.queries, "query"), encoder.encode(batch.documents, "document")
     return objective()(*sides, 0, batch.teacher_scores).loss
 
 

@@ -9,6 +9,7 @@ from sparton.losses.objective import Objective
 from sparton.losses.ramps import ConstantRamp, LinearRamp, QuadraticRamp
 from sparton.losses.ranking import InfoNCE, Triplet
 from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer, anti_zero, flops, l1
+from sparton.representations import Representations
 
 
 @pytest.fixture
@@ -168,17 +169,18 @@ def test_objective_adds_weighted_parts_and_scores_in_fp32(reps):
         {"l1": Regularizer(l1, 0.5, LinearRamp(10))},
         {"flops": Regularizer(flops, 0.25)},
     )
-    value = objective(queries, documents, step=5)
+    sides = Representations(queries), Representations(documents)
+    value = objective(*sides, step=5)
     ranking = InfoNCE()(queries @ documents.T, torch.tensor([0, 2]))
     expected = ranking + 0.25 * l1(queries) + 0.25 * flops(documents)
     assert value.loss.item() == pytest.approx(expected.item(), rel=1e-6)
     assert objective.weights_at(5) == {"lambda_q_l1": 0.25, "lambda_d_flops": 0.25}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        under_autocast = objective(queries, documents, step=5)
+        under_autocast = objective(*sides, step=5)
     assert under_autocast.loss.dtype == torch.float32
     assert torch.equal(under_autocast.loss, value.loss)
 
 
 def test_objective_refuses_documents_that_queries_cannot_group(reps):
     with pytest.raises(ValueError, match="5 documents cannot be grouped by 2 queries"):
-        Objective(InfoNCE())(reps[:2], torch.ones(5, 11), step=0)
+        Objective(InfoNCE())(Representations(reps[:2]), Representations(torch.ones(5, 11)), 0)

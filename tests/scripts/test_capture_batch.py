@@ -16,6 +16,7 @@ from sparton.models.backbones import tiny
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
+from sparton.representations import Representations
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/capture_batch.py"
 PAIRS = [
@@ -58,7 +59,9 @@ def test_it_holds_the_gradient_of_a_training_step(captured):
     hidden = encoder.backbone(documents).detach().requires_grad_()
     decoder = encoder.backbone.decoder
     reps = encoder.head(hidden, decoder.weight, decoder.bias, documents)
-    loss = capture_batch.training_objective(1e-3)(encoder(queries), reps, step=1).loss
+    loss = capture_batch.training_objective(1e-3)(
+        Representations(encoder(queries)), Representations(reps), step=1
+    ).loss
     (expected,) = torch.autograd.grad(loss, hidden)
     dhidden = gate.gradients(SpartonHead(), problem)[1]
     assert (dhidden - expected).norm() < 0.02 * expected.norm()

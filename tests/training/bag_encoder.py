@@ -4,16 +4,20 @@ import torch
 from torch import nn
 
 from sparton import packing
-from sparton.types import TokenBatch, TrainBatch
+from sparton.models.encoder import Encoder
+from sparton.representations import Representations, TokenVectors
+from sparton.types import Side, TokenBatch, TrainBatch
 
 VOCABULARY, WIDTH = 40, 16
 
 
-class BagEncoder(nn.Module):
-    """Mean of embeddings, projected to the vocabulary: small, packed, differentiable."""
+class BagEncoder(Encoder):
+    """Mean of embeddings, projected to the vocabulary, and the embeddings themselves where
+    ``kinds`` has tokens: small, packed, differentiable. Counts what it observes."""
 
-    def __init__(self, dropout: float = 0.0):
-        super().__init__()
+    def __init__(self, dropout: float = 0.0, kinds: tuple[str, ...] = ("sparse",)):
+        super().__init__(tokenizer=None, max_length=None)
+        self.kinds, self.observed = kinds, []
         torch.manual_seed(0)
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.decoder = nn.Linear(WIDTH, VOCABULARY)
@@ -24,6 +28,20 @@ class BagEncoder(nn.Module):
         owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         sums = hidden.new_zeros(tokens.num_sequences, WIDTH).index_add(0, owners, hidden)
         return self.decoder(sums / tokens.cu_seqlens.diff()[:, None]).relu().log1p()
+
+    def encode(self, tokens: TokenBatch, side: Side) -> Representations:
+        sparse = self(tokens) if "sparse" in self.kinds else None
+        if "tokens" not in self.kinds:
+            return Representations(sparse)
+        values = self.dropout(self.embedding(tokens.input_ids))
+        mask = tokens.input_ids % 5 > 0 if side == "document" else None
+        vectors = TokenVectors(values, tokens.cu_seqlens, mask)
+        owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
+        square = values.new_zeros(tokens.num_sequences).index_add(0, owners, values.square().sum(1))
+        return Representations(sparse, vectors, {"square": square})
+
+    def observe(self, queries: Representations, documents: Representations) -> None:
+        self.observed.append((queries.num_texts, documents.num_texts))
 
 
 def random_batch(queries: int, negatives: int, seed: int) -> TrainBatch:

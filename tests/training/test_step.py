@@ -9,6 +9,7 @@ from sparton.losses.distillation import MarginMSE
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops, l1
+from sparton.representations import Representations
 from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
@@ -16,6 +17,7 @@ from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
 
 BATCH = 8
+SPARSE, TOKENS = ("sparse",), ("tokens",)
 CPU = torch.device("cpu")
 
 
@@ -32,21 +34,30 @@ def share(batch: TrainBatch, rank: int, size: int) -> TrainBatch:
     )
 
 
-def objective() -> Objective:
-    return Objective(InfoNCE(), {"l1": Regularizer(l1, 0.01)}, {"flops": Regularizer(flops, 0.1)})
+def objective(kinds: tuple[str, ...] = SPARSE) -> Objective:
+    own = {"square": 0.01} if "tokens" in kinds else {}
+    penalties = {"l1": Regularizer(l1, 0.01)}, {"flops": Regularizer(flops, 0.1)}
+    return Objective(InfoNCE(), *penalties, own)
 
 
-def gradients(world: World, negatives: int, micro_batch: int | None) -> list[torch.Tensor]:
-    encoder = BagEncoder()
-    step = ExactStep(encoder, objective(), world, Precision("fp32", CPU), micro_batch)
+def encode(encoder: BagEncoder, batch: TrainBatch) -> tuple[Representations, Representations]:
+    return encoder.encode(batch.queries, "query"), encoder.encode(batch.documents, "document")
+
+
+def gradients(
+    world: World, negatives: int, micro_batch: int | None, kinds: tuple[str, ...] = SPARSE
+) -> list[torch.Tensor]:
+    encoder = BagEncoder(kinds=kinds)
+    step = ExactStep(encoder, objective(kinds), world, Precision("fp32", CPU), micro_batch)
     step(share(global_batch(negatives), world.rank, world.size), step=0)
+    assert encoder.observed == [(BATCH, BATCH * (1 + negatives))]
     return [parameter.grad for parameter in encoder.parameters()]
 
 
-def truth(negatives: int) -> list[torch.Tensor]:
+def truth(negatives: int, kinds: tuple[str, ...] = SPARSE) -> list[torch.Tensor]:
     """One process, one graph, plain autograd through everything."""
-    encoder, batch = BagEncoder(), global_batch(negatives)
-    objective()(encoder(batch.queries), encoder(batch.documents), 0).loss.backward()
+    encoder, batch = BagEncoder(kinds=kinds), global_batch(negatives)
+    objective(kinds)(*encode(encoder, batch), 0).loss.backward()
     return [parameter.grad for parameter in encoder.parameters()]
 
 
@@ -61,13 +72,24 @@ def test_micro_batch_does_not_change_the_gradient(negatives, micro_batch):
     assert distance(gradients(alone, negatives, micro_batch), truth(negatives)) < 1e-6
 
 
+@pytest.mark.parametrize("kinds", [TOKENS, SPARSE + TOKENS])
+@pytest.mark.parametrize("micro_batch", [None, 1, 3])
+def test_nor_does_it_for_vectors_of_tokens(kinds, micro_batch):
+    alone = World(0, 1, CPU)
+    given, expected = gradients(alone, 1, micro_batch, kinds), truth(1, kinds)
+    pairs = [(a, b) for a, b in zip(given, expected) if b is not None]
+    assert len(pairs) == (1 if kinds == TOKENS else 3)
+    assert all(a is None for a, b in zip(given, expected) if b is None)
+    assert distance(*zip(*pairs)) < 1e-6
+
+
 @pytest.mark.parametrize("micro_batch", [None, 3])
 def test_teacher_scores_reach_the_loss(micro_batch):
     batch = random_batch(BATCH, 1, seed=1)
     teacher = torch.randn(BATCH, 2, generator=torch.Generator().manual_seed(2))
     objective = Objective(MarginMSE())
     expected = BagEncoder()
-    loss = objective(expected(batch.queries), expected(batch.documents), 0, teacher).loss
+    loss = objective(*encode(expected, batch), 0, teacher).loss
     loss.backward()
     encoder = BagEncoder()
     step = ExactStep(encoder, objective, World(0, 1, CPU), Precision("fp32", CPU), micro_batch)
@@ -80,27 +102,30 @@ def test_averaging_over_chunks_would_have_been_seen():
     """Negative control: what built-in gradient accumulation computes is far outside the bound."""
     encoder, batch = BagEncoder(), global_batch(0)
     for start in (0, 4):
-        queries, documents = (side.select(start, start + 4) for side in batch[:2])
-        (objective()(encoder(queries), encoder(documents), 0).loss / 2).backward()
+        chunk = TrainBatch(*(side.select(start, start + 4) for side in batch[:2]))
+        (objective()(*encode(encoder, chunk), 0).loss / 2).backward()
     averaged = [parameter.grad for parameter in encoder.parameters()]
     assert distance(averaged, truth(0)) > 1e-3
 
 
-def _worker(rank: int, size: int, store: str, micro_batch: int | None, results) -> None:
+def _worker(rank: int, size: int, store: str, micro_batch: int | None, results, kinds) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    results[rank] = gradients(World(rank, size, CPU), 1, micro_batch)
+    results[rank] = gradients(World(rank, size, CPU), 1, micro_batch, kinds)
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("size", "micro_batch"), [(2, None), (2, 3), (4, 1)])
-def test_number_of_processes_does_not_change_the_gradient(size, micro_batch, tmp_path):
+@pytest.mark.parametrize(
+    ("size", "micro_batch", "kinds"),
+    [(2, 3, SPARSE), (4, 1, SPARSE), (2, None, SPARSE + TOKENS), (4, 1, SPARSE + TOKENS)],
+)
+def test_number_of_processes_does_not_change_the_gradient(size, micro_batch, kinds, tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()
-        arguments = (size, str(tmp_path / "store"), micro_batch, results)
+        arguments = (size, str(tmp_path / "store"), micro_batch, results, kinds)
         mp.spawn(_worker, arguments, nprocs=size)
         for rank in range(size):
-            assert distance(results[rank], truth(1)) < 1e-6
+            assert distance(results[rank], truth(1, kinds)) < 1e-6
 
 
 def test_dropout_repeats_in_the_second_encoding():
@@ -114,7 +139,7 @@ def test_dropout_repeats_in_the_second_encoding():
         encoded = []
         encoder.register_forward_hook(lambda *call: encoded.append(call[2].detach()))
         if forget_seed:
-            step._encode = lambda part: (encoder(part.queries), encoder(part.documents))
+            step._encode = lambda part: encode(encoder, part)
         step(global_batch(0), step=0)
         first, second = encoded[: len(encoded) // 2], encoded[len(encoded) // 2 :]
         return max((a - b).abs().max().item() for a, b in zip(first, second)), encoded[0]
@@ -154,5 +179,5 @@ def test_ranks_draw_different_dropout():
             BagEncoder(dropout=0.5), objective(), World(rank, 1, CPU), Precision("fp32", CPU)
         )
         micro_batch = next(step._split(global_batch(0), step=0))
-        losses.append(step._encode(micro_batch)[0].sum().item())
+        losses.append(step._encode(micro_batch)[0].sparse.sum().item())
     assert losses[0] != losses[1]
