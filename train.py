@@ -6,6 +6,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -33,9 +34,12 @@ from sparton.evaluation import (
     write_results,
     write_task_run,
 )
+from sparton.losses.joint import KINDS, Joint
 from sparton.losses.objective import Objective
+from sparton.models.assembly import build_encoder
+from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
-from sparton.models.splade import SpladeEncoder
+from sparton.models.heads import SpladeHead
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.loggers import JsonlLogger, Logger, ScreenLogger
 from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
@@ -56,6 +60,7 @@ EXPECTED_ERRORS = (
     CheckpointError,
     torch.OutOfMemoryError,
 )
+log = logging.getLogger(__name__)
 TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 failures: list[str] = []
 
@@ -91,7 +96,9 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
     try:
         trainer.run(batches)
         if tests:
-            encoder = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
+            head = instantiate(cfg.head)
+            given = head if isinstance(head, SpladeHead) else None
+            encoder = load_encoder(folder / "model", given).to(world.device)
             bf16 = trainer.step.precision.is_half
             evaluate = partial(evaluate_encoder, encoder, tokenizer, bf16=bf16)
             run_tests(evaluate, tests, folder, describe_run(cfg))
@@ -117,18 +124,25 @@ def build_trainer(
     torch.manual_seed(cfg.seed)
     precision = Precision(cfg.precision, world.device)
     backbone = instantiate(cfg.backbone)
-    encoder = SpladeEncoder(backbone, instantiate(cfg.head))
+    encoder = build_encoder(backbone, instantiate(cfg.head))
+    encoder = instantiate(cfg.query_encoder)(encoder)
     encoder.to(world.device, precision.parameter_dtype)
     world.broadcast(encoder)
     lengths = {"query_length": cfg.query_length, "document_length": cfg.document_length}
-    tokenizer = PackedTokenizer(encoder.tokenizer, **lengths, max_length=backbone.max_length)
-    regularizers = [cfg.query_regularizer, cfg.document_regularizer]
-    regularizers = [instantiate(named, _convert_="partial") for named in regularizers]
-    objective = Objective(instantiate(cfg.loss), *regularizers)
+    tokenizer = PackedTokenizer(
+        encoder.tokenizer,
+        **lengths,
+        max_length=encoder.max_length,
+        markup=encoder.markup,
+        query_tokenizer=encoder.query_tokenizer,
+    )
+    objective = build_objective(cfg, encoder)
     evaluate = partial(evaluate_encoder, tokenizer=tokenizer, bf16=precision.is_half)
     trainer = Trainer(
         step=ExactStep(encoder, objective, world, precision, cfg.micro_batch, cfg.seed),
-        optimizer=build_optimizer(encoder, instantiate(cfg.optimizer), cfg.weight_decay),
+        optimizer=build_optimizer(
+            encoder, instantiate(cfg.optimizer), cfg.weight_decay, encoder.learning_rates()
+        ),
         schedule=instantiate(cfg.scheduler),
         settings=LoopSettings(
             steps=config.total_steps(cfg),
@@ -138,12 +152,34 @@ def build_trainer(
             clip_norm=cfg.clip_norm,
         ),
         folder=folder,
-        meter=ThroughputMeter(world.device, backbone.flops_per_token, world.size),
+        meter=ThroughputMeter(world.device, encoder.flops_per_token, world.size),
         evaluate=lambda model: mean_metrics([evaluate(model, task=task) for task in dev_tasks]),
         save_model=partial(save_encoder, **lengths),
         identity=config.identity(cfg),
     )
     return trainer, tokenizer
+
+
+def build_objective(cfg: DictConfig, encoder: Encoder) -> Objective:
+    """The loss, and the regularizers of the sides that have something to regularize."""
+    regularizers = {}
+    for side in ("query", "document"):
+        regularizers[side] = instantiate(cfg[f"{side}_regularizer"], _convert_="partial")
+        if regularizers[side] and side not in encoder.regularized:
+            log.info(
+                "no %s_regularizer: this encoder has no sparse %s representations to thin out",
+                side,
+                side,
+            )
+            regularizers[side] = {}
+    loss = instantiate(cfg.loss)
+    if isinstance(loss, Joint) and encoder.kinds != KINDS:
+        raise ValueError(
+            f"the loss {type(loss).__name__} is of a sparse half and of one with vectors of "
+            f"tokens, but this encoder has {' and '.join(encoder.kinds)} alone: set "
+            "head=sparton_colbert, or loss=infonce"
+        )
+    return Objective(loss, *regularizers.values(), encoder.loss_weights)
 
 
 def build_loader(

@@ -46,6 +46,7 @@ class TrainConfig:
     unique_positives: bool
     backbone: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
+    query_encoder: dict[str, Any] = field(default_factory=dict)
     loss: dict[str, Any] = field(default_factory=dict)
     query_regularizer: dict[str, Any] = field(default_factory=dict)
     document_regularizer: dict[str, Any] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from sparton import config
+from sparton.losses.joint import KINDS, Joint
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 GROUPS = {
@@ -91,12 +92,14 @@ def test_every_loss_is_built_and_says_what_it_needs(name):
     loss = instantiate(train_config(f"loss={name}").loss)
     scores = torch.arange(12.0).view(2, 6).requires_grad_()
     teacher = torch.eye(2, 3) if loss.needs_teacher else None
-    value = loss(scores, torch.tensor([0, 3]), teacher)
+    halves = dict.fromkeys(KINDS, scores) if isinstance(loss, Joint) else scores
+    value = loss(halves, torch.tensor([0, 3]), teacher)
     assert value.ndim == 0 and torch.autograd.grad(value, scores)[0].abs().sum() > 0
     if loss.needs_teacher:
         with pytest.raises(ValueError, match="no teacher scores"):
             loss(scores, torch.tensor([0, 3]), None)
-    alone = scores[:, :2], torch.tensor([0, 1]), torch.eye(2, 1)
+    alone = scores[:, :2] if halves is scores else dict.fromkeys(KINDS, scores[:, :2])
+    alone = alone, torch.tensor([0, 1]), torch.eye(2, 1)
     if loss.needs_negatives:
         with pytest.raises(ValueError, match="set num_negatives"):
             loss(*alone)

@@ -95,5 +95,11 @@ class Joint:
         weights = {**self.weights, **{f"{name}_lesson": w for name, w in self.lessons.items()}}
         return torch.stack([weights[name] * part for name, part in parts.items()]).sum()
 
+    def __call__(
+        self, scores: Mapping[str, Tensor], positives: Tensor, teacher_scores: Tensor | None
+    ) -> Tensor:
+        """Arguments as :meth:`parts`; fp32 scalar."""
+        return self.total(self.parts(scores, positives, teacher_scores))
+
     def _log_softmax(self, scores: Mapping[str, Tensor], name: str) -> Tensor:
         return F.log_softmax(scores[name] / self.temperatures[name], dim=1)

@@ -19,11 +19,13 @@ class Encoder(nn.Module):
         max_length: positions that its model supports; None where there is no limit.
         markup: what its texts are given beside their own tokens.
         kinds: the fields of its representations: "sparse", "tokens", or both.
+        regularized: the sides whose sparse representations training can make sparser.
         loss_weights: of the losses that its representations bring along, by name.
     """
 
     markup = Markup()
     kinds: tuple[str, ...] = ("sparse",)
+    regularized: tuple[Side, ...] = ("query", "document")
     loss_weights: Mapping[str, float] = {}
 
     def __init__(
@@ -52,10 +54,6 @@ class Encoder(nn.Module):
 
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of parameters that have their own, by the prefix of their names."""
-        return {}
-
-    def figures(self) -> dict[str, Tensor]:
-        """Scalars that say how the encoder itself fares, for the log; on its device."""
         return {}
 
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:

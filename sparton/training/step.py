@@ -119,7 +119,7 @@ class ExactStep:
         if teacher_scores is not None:
             teacher_scores = world.gather_rows(teacher_scores.to(world.device, non_blocking=True))
         own = [side.with_leaves(_fresh(side)) for side in sides]
-        queries, documents = (world.gather(side) for side in own)
+        queries, documents = (self.encoder.complete(world.gather(side)) for side in own)
         value = self.objective(queries, documents, step, teacher_scores)
         leaves = [leaf for side in own for leaf in side.leaves()]
         gradients = iter(
