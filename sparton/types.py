@@ -83,6 +83,14 @@ class TokenBatch(NamedTuple):
         tokens = self.input_ids[first:last], self.position_ids[first:last]
         return TokenBatch(*tokens, cu_seqlens, longest, keys)
 
+    def own(self) -> "TokenBatch":
+        """The same sequences with nothing but the tokens that are attended to."""
+        if self.keys is None:
+            return self
+        rows, cu_seqlens, longest = self.keys
+        input_ids, position_ids = (each.index_select(0, rows) for each in self[:2])
+        return TokenBatch(input_ids, position_ids, cu_seqlens, longest)
+
     def pad(self, packed: Tensor, fill: float = 0) -> Tensor:
         """Per-token values ``[T, ...]`` as ``[N, S, ...]``, S = ``max_seqlen``."""
         return packing.pad(packed, self.cu_seqlens, self.max_seqlen, fill)

@@ -1,11 +1,37 @@
-"""Which encoder a backbone and a head make."""
+"""The encoder that a backbone and a head make together."""
+
+from torch import nn
 
 from sparton.models.backbone import Backbone
+from sparton.models.body import EncoderBody
+from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
+from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.splade import SpladeEncoder
 
 
-def build_encoder(backbone: Backbone, head: SpladeHead) -> Encoder:
-    """The encoder of a head's kind on a backbone."""
-    return SpladeEncoder(backbone, head)
+def build_encoder(backbone: EncoderBody, head: nn.Module) -> Encoder:
+    """The kind of encoder is the head's choice.
+
+    Raises:
+        ValueError: the head needs what the backbone lacks, or is no head.
+    """
+    match head:
+        case ColbertHead():
+            return ColbertEncoder(backbone, head)
+        case SpladeHead():
+            return SpladeEncoder(_with_decoder(backbone, head), head)
+        case JointHead():
+            return JointEncoder(_with_decoder(backbone, head), head)
+    raise ValueError(f"{type(head).__name__} is no head of an encoder")
+
+
+def _with_decoder(backbone: EncoderBody, head: nn.Module) -> Backbone:
+    if not isinstance(backbone, Backbone):
+        raise ValueError(
+            f"{type(head).__name__} gives terms their weights with a masked-language-modelling "
+            f"head, and this {type(backbone.model).__name__} has none: choose a backbone that "
+            "was trained with masked-language modelling, or a head of token vectors (colbert)"
+        )
+    return backbone

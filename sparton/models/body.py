@@ -77,7 +77,7 @@ class EncoderBody(nn.Module):
             [AddedToken(token, special=True, normalized=False) for token in tokens],
             special_tokens=True,
         )
-        words, rows = len(self.tokenizer), self._embeddings().weight.shape[0]
+        words, rows = len(self.tokenizer), self.num_embeddings
         if words > rows:
             self._resize(words)
             _start_near_mean(self._embeddings().weight, rows)
@@ -86,6 +86,11 @@ class EncoderBody(nn.Module):
     def hidden_size(self) -> int:
         """D."""
         return self.model.config.hidden_size
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the table of embeddings; it may have more than the tokenizer has tokens."""
+        return self._embeddings().weight.shape[0]
 
     def num_parameters(self) -> int:
         """Number of parameters; a tied decoder counts once."""
@@ -150,7 +155,7 @@ class EncoderBody(nn.Module):
         self.model.resize_token_embeddings(rows, mean_resizing=False)
 
     def _check_vocabulary(self) -> None:
-        words, rows = len(self.tokenizer), self._embeddings().weight.shape[0]
+        words, rows = len(self.tokenizer), self.num_embeddings
         if words > rows:
             raise ValueError(
                 f"the tokenizer has {words} tokens, the model only {rows} vocabulary rows: "

@@ -1,0 +1,179 @@
+"""Late interaction: one vector per token (ColBERT, Khattab and Zaharia, arXiv 2004.12832).
+
+T packed tokens, N texts, D hidden width, E width of a token's vector, V vocabulary.
+"""
+
+import string
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from sparton.models.body import EncoderBody
+from sparton.models.encoder import Encoder
+from sparton.representations import Representations, TokenVectors
+from sparton.types import Markup, Side, TokenBatch
+
+
+class ColbertHead(nn.Module):
+    """What a late-interaction encoder adds to a text and computes of it; no parameters.
+
+    Every token of a text counts in MaxSim, special ones and those of the expansion included; of a
+    document all but the skiplist's.
+
+    Args:
+        width: E.
+        query_marker, document_marker: tokens after [CLS] that tell the sides apart; empty for none.
+            The tokenizer learns those that it does not know.
+        query_expansion: fill queries up to the query length with [MASK], or the token that ends a
+            text where the tokenizer has none.
+        attend_to_expansion: let the text's tokens attend to those that filled it up.
+        skiplist: tokens of documents that take no part in MaxSim, punctuation by default; words
+            that are no tokens are ignored.
+        normalize: give every vector the length 1.
+        query_prompt, document_prompt: put before every text, to be tokenised with it.
+
+    Raises:
+        ValueError: no width, or attention to an expansion that is off.
+    """
+
+    def __init__(
+        self,
+        width: int = 128,
+        *,
+        query_marker: str = "[Q] ",
+        document_marker: str = "[D] ",
+        query_expansion: bool = True,
+        attend_to_expansion: bool = False,
+        skiplist: Sequence[str] = string.punctuation,
+        normalize: bool = True,
+        query_prompt: str = "",
+        document_prompt: str = "",
+    ) -> None:
+        super().__init__()
+        if width < 1:
+            raise ValueError(f"width must be a positive number, got {width}")
+        if attend_to_expansion and not query_expansion:
+            raise ValueError(
+                "attend_to_expansion=true needs query_expansion=true: without it there is nothing "
+                "to attend to"
+            )
+        self.width = width
+        self.query_marker = query_marker
+        self.document_marker = document_marker
+        self.query_expansion = query_expansion
+        self.attend_to_expansion = attend_to_expansion
+        self.skiplist = list(skiplist)
+        self.normalize = normalize
+        self.query_prompt = query_prompt
+        self.document_prompt = document_prompt
+
+    def forward(
+        self, hidden: Tensor, weight: Tensor, tokens: TokenBatch, counted: Tensor | None
+    ) -> TokenVectors:
+        """Vectors of hidden states ``[T, D]``.
+
+        Args:
+            hidden: last states of the body.
+            weight: ``[E, D]`` of the projection.
+            tokens: T of them.
+            counted: bool ``[V]``, whether a token takes part in MaxSim; None if all do.
+
+        Returns:
+            Values ``[T, E]`` in the dtype of the product (autocast's, under autocast), normalised
+            in fp32.
+        """
+        values = F.linear(hidden, weight)
+        if self.normalize:
+            values = F.normalize(values.float(), dim=-1).to(values.dtype)
+        mask = None if counted is None else counted.index_select(0, tokens.input_ids)
+        return TokenVectors(values, tokens.cu_seqlens, mask)
+
+    @property
+    def markers(self) -> list[str]:
+        """Those in use, each once."""
+        return [*dict.fromkeys(m for m in (self.query_marker, self.document_marker) if m)]
+
+    def markup(self, tokenizer: PreTrainedTokenizerFast) -> Markup:
+        """What the head adds to texts, in ids of a tokenizer that knows the markers.
+
+        Raises:
+            ValueError: the tokenizer has no token that could fill queries up.
+        """
+        expansion = None
+        if self.query_expansion:
+            expansion = tokenizer.mask_token_id
+            if expansion is None:
+                expansion = tokenizer.eos_token_id
+            if expansion is None:
+                raise ValueError(
+                    "the tokenizer has neither a mask token nor one that ends a text to fill "
+                    "queries up with: set query_expansion=false"
+                )
+        vocabulary = tokenizer.get_vocab()
+        ids = {marker: vocabulary[marker] for marker in self.markers}
+        return Markup(
+            query_marker=ids.get(self.query_marker),
+            document_marker=ids.get(self.document_marker),
+            expansion=expansion,
+            attend_to_expansion=self.attend_to_expansion,
+            query_prompt=self.query_prompt,
+            document_prompt=self.document_prompt,
+        )
+
+    def skipped(self, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+        """The words of the skiplist that are tokens."""
+        vocabulary = tokenizer.get_vocab()
+        return [word for word in self.skiplist if word in vocabulary]
+
+    def counted(self, tokenizer: PreTrainedTokenizerFast, rows: int) -> Tensor | None:
+        """Whether a token of a document takes part in MaxSim: bool ``[rows]``; None if all do."""
+        skipped = tokenizer.convert_tokens_to_ids(self.skipped(tokenizer))
+        if not skipped:
+            return None
+        counted = torch.ones(rows, dtype=torch.bool)
+        counted[skipped] = False
+        return counted
+
+
+class ColbertEncoder(Encoder):
+    """Texts, as packed tokens, to one vector per token.
+
+    The projection starts as PyTorch's linear layers do, from the global generator, as do the
+    embeddings of markers that the tokenizer did not know.
+
+    Args:
+        backbone: packed tokens to hidden states ``[T, D]``. Only its body is kept; the tokenizer
+            learns the markers.
+        head: settings.
+    """
+
+    counted: Tensor | None
+
+    def __init__(self, backbone: EncoderBody, head: ColbertHead) -> None:
+        super().__init__(backbone.tokenizer, backbone.max_length)
+        backbone.add_tokens(head.markers)
+        self.backbone = backbone.bare()
+        self.head = head
+        self.projection = nn.Linear(backbone.hidden_size, head.width, bias=False)
+        self.markup = head.markup(self.tokenizer)
+        counted = head.counted(self.tokenizer, backbone.num_embeddings)
+        self.register_buffer("counted", counted, persistent=False)
+
+    def forward(self, tokens: TokenBatch, side: Side) -> TokenVectors:
+        """The vectors of N queries or N documents; of a query all tokens count."""
+        counted = self.counted if side == "document" else None
+        hidden = self.backbone.hidden_states(tokens)
+        return self.head(hidden, self.projection.weight, tokens, counted)
+
+    def encode(self, tokens: TokenBatch, side: Side) -> Representations:
+        """:meth:`forward` as representations."""
+        return Representations(tokens=self(tokens, side))
+
+    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+        """Of the body and the projection; MaxSim depends on what is compared with what."""
+        projection = 2.0 * self.projection.weight.numel() * (3 if training else 1)
+        body = self.backbone.flops_per_token(sequence_length, training=training)
+        return body + projection

@@ -1,0 +1,104 @@
+"""Sparse and late-interaction representations of a text from one pass of an encoder.
+
+T packed tokens, N texts, D hidden width, E width of a token's vector, V vocabulary.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from sparton.kernels.splade_head import TopK
+from sparton.models.backbone import Backbone
+from sparton.models.colbert import ColbertHead
+from sparton.models.encoder import Encoder
+from sparton.models.heads import SpladeHead
+from sparton.representations import Representations
+from sparton.types import Side, TokenBatch
+
+
+class JointHead(nn.Module):
+    """A head for either half.
+
+    Args:
+        sparse: of the term weights.
+        tokens: of the tokens' vectors.
+
+    Raises:
+        ValueError: texts that attend to their expansion. Their term weights would depend on it,
+            and no sparse model of other libraries expands queries.
+    """
+
+    def __init__(self, sparse: SpladeHead, tokens: ColbertHead) -> None:
+        super().__init__()
+        if tokens.attend_to_expansion:
+            raise ValueError(
+                "a joint head cannot have attend_to_expansion=true: the term weights of a query "
+                "would depend on the tokens that fill it up; set tokens.attend_to_expansion=false"
+            )
+        self.sparse = sparse
+        self.tokens = tokens
+
+
+class JointEncoder(Encoder):
+    """Texts, as packed tokens, to term weights over the vocabulary and one vector per token.
+
+    The body runs once. The masked-LM head reads the text's own tokens, markers included, but not
+    those that fill a query up; the projection reads all.
+
+    Args:
+        backbone: a masked-LM model; the tokenizer learns the markers.
+        head: how either half is computed.
+    """
+
+    counted: Tensor | None
+
+    def __init__(self, backbone: Backbone, head: JointHead) -> None:
+        super().__init__(backbone.tokenizer, backbone.max_length)
+        backbone.add_tokens(head.tokens.markers)
+        self.backbone = backbone
+        self.head = head
+        self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, bias=False)
+        self.markup = head.tokens.markup(self.tokenizer)
+        counted = head.tokens.counted(self.tokenizer, backbone.num_embeddings)
+        self.register_buffer("counted", counted, persistent=False)
+
+    def forward(self, tokens: TokenBatch, side: Side) -> Representations:
+        """Both halves of N queries or N documents."""
+        hidden = self.backbone.hidden_states(tokens)
+        counted = self.counted if side == "document" else None
+        vectors = self.head.tokens(hidden, self.projection.weight, tokens, counted)
+        transformed, decoder, own = self._sparse_inputs(hidden, tokens)
+        return Representations(
+            self.head.sparse(transformed, decoder.weight, decoder.bias, own), vectors
+        )
+
+    def encode(self, tokens: TokenBatch, side: Side) -> Representations:
+        """:meth:`forward`."""
+        return self(tokens, side)
+
+    @torch.no_grad()
+    def topk(self, tokens: TokenBatch, k: int) -> TopK:
+        """The min(k, V) largest term weights of each text, see :meth:`SpladeEncoder.topk`."""
+        hidden = self.backbone.hidden_states(tokens)
+        transformed, decoder, own = self._sparse_inputs(hidden, tokens)
+        most = min(k, self.vocabulary_size)
+        return self.head.sparse.topk(transformed, decoder.weight, decoder.bias, own, most)
+
+    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+        """Of the masked-LM model and the projection; MaxSim depends on what is compared."""
+        projection = 2.0 * self.projection.weight.numel() * (3 if training else 1)
+        model = self.backbone.flops_per_token(sequence_length, training=training)
+        return model + projection
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V; it may exceed the tokenizer's size where a model pads its vocabulary."""
+        return self.backbone.decoder.out_features
+
+    def _sparse_inputs(
+        self, hidden: Tensor, tokens: TokenBatch
+    ) -> tuple[Tensor, nn.Linear, TokenBatch]:
+        """What the sparse head reads: of the text's own tokens only."""
+        own = tokens.own()
+        if tokens.keys is not None:
+            hidden = hidden.index_select(0, tokens.keys.rows)
+        return self.backbone.transform(hidden), self.backbone.decoder, own

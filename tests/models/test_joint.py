@@ -1,0 +1,103 @@
+"""Both halves of a joint encoder against the encoders that compute one of them alone."""
+
+import pytest
+import torch
+
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.models.assembly import build_encoder
+from sparton.models.backbone import Backbone
+from sparton.models.backbones import tiny, word_tokenizer
+from sparton.models.colbert import ColbertEncoder, ColbertHead
+from sparton.models.heads import EagerHead, SpartonHead
+from sparton.models.joint import JointEncoder, JointHead
+from sparton.models.splade import SpladeEncoder
+from sparton.types import TokenBatch
+
+TEXTS = ["w5 w6 w7", "", "w8 w9 w10 w11 w12", "w13"]
+
+
+def encoder(build_mlm, family="bert", sparse=None, **settings) -> JointEncoder:
+    tokenizer = word_tokenizer([f"w{row}" for row in range(5, 60)], 96)
+    backbone = Backbone(build_mlm(family), tokenizer)
+    head = JointHead(sparse or EagerHead(), ColbertHead(8, skiplist=["w9"], **settings))
+    torch.manual_seed(0)
+    return JointEncoder(backbone, head).eval()
+
+
+def tokenize(model: JointEncoder) -> tuple[TokenBatch, TokenBatch]:
+    tokenizer = PackedTokenizer(model.tokenizer, 12, 16, markup=model.markup)
+    return tokenizer.queries(TEXTS), tokenizer.documents(TEXTS)
+
+
+@pytest.mark.parametrize("sparse", [EagerHead(), SpartonHead("sum", "log1p_relu")])
+def test_each_half_is_what_an_encoder_of_its_own_gives(family, build_mlm, sparse):
+    model = encoder(build_mlm, family, sparse)
+    vectors = ColbertEncoder(model.backbone, model.head.tokens).eval()
+    vectors.projection.weight = model.projection.weight
+    terms = SpladeEncoder(model.backbone, model.head.sparse)
+    queries, documents = tokenize(model)
+    alone = PackedTokenizer(model.tokenizer, 12, 16, markup=model.markup._replace(expansion=None))
+    for tokens, own, side in (
+        (queries, alone.queries(TEXTS), "query"),
+        (documents, documents, "document"),
+    ):
+        actual = model.encode(tokens, side)
+        torch.testing.assert_close(actual.sparse, terms(own))
+        torch.testing.assert_close(actual.tokens.values, vectors(tokens, side).values)
+        values, indices = model.topk(tokens, 5)
+        torch.testing.assert_close(values, actual.sparse.topk(5).values)
+        torch.testing.assert_close(values, actual.sparse.gather(1, indices))
+    assert not torch.allclose(terms(queries), terms(alone.queries(TEXTS)), atol=1e-3)
+    assert actual.tokens.mask.sum() == documents.num_tokens - 1
+    assert model.vocabulary_size == 62
+
+
+def test_the_body_runs_once_and_both_halves_reach_it(build_mlm):
+    model = encoder(build_mlm)
+    queries, _ = tokenize(model)
+    calls: list[object] = []
+    model.backbone.model.base_model.register_forward_hook(lambda *_: calls.append(None))
+    both = model.encode(queries, "query")
+    assert len(calls) == 1
+    word = model.backbone.model.get_input_embeddings().weight
+    parts = [
+        torch.autograd.grad(output.sum(), word, retain_graph=True)[0]
+        for output in (both.sparse, both.tokens.values)
+    ]
+    (together,) = torch.autograd.grad(both.sparse.sum() + both.tokens.values.sum(), word)
+    torch.testing.assert_close(together, parts[0] + parts[1])
+    assert all(part.any() for part in parts)
+
+
+def test_parameters_are_counted_once(build_mlm):
+    model = encoder(build_mlm)
+    assert sum(p.numel() for p in model.parameters()) == model.backbone.num_parameters() + 8 * 32
+    expected = model.backbone.flops_per_token(20, training=False) + 2 * 8 * 32
+    assert model.flops_per_token(20, training=False) == expected
+
+
+def test_a_batch_of_empty_texts():
+    model = JointEncoder(tiny(TEXTS), JointHead(EagerHead(), ColbertHead(8)))
+    reps = model.encode(TokenBatch.from_lists([[], []]), "document")
+    assert reps.sparse.shape[0] == 2 and not reps.sparse.any()
+    assert reps.tokens.values.shape == (0, 8)
+
+
+def test_attention_to_the_expansion_is_refused():
+    with pytest.raises(ValueError, match=r"set tokens\.attend_to_expansion=false"):
+        JointHead(EagerHead(), ColbertHead(attend_to_expansion=True))
+
+
+def test_a_head_decides_the_kind_of_encoder(build_mlm, tokenizer):
+    backbone = Backbone(build_mlm("bert"), tokenizer)
+    joint = JointHead(EagerHead(), ColbertHead(query_marker="", document_marker=""))
+    kinds = {joint.sparse: SpladeEncoder, joint.tokens: ColbertEncoder, joint: JointEncoder}
+    for head, kind in kinds.items():
+        assert type(build_encoder(backbone, head)) is kind
+    bare = backbone.bare()
+    assert type(build_encoder(bare, joint.tokens)) is ColbertEncoder
+    for head in (joint, joint.sparse):
+        with pytest.raises(ValueError, match=r"Head gives terms .* this BertModel has none"):
+            build_encoder(bare, head)
+    with pytest.raises(ValueError, match="Linear is no head of an encoder"):
+        build_encoder(backbone, torch.nn.Linear(2, 2))
