@@ -27,7 +27,7 @@ from sparton.types import RetrievalTask, TokenBatch
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
-    from sparton.models.splade import SpladeEncoder
+    from sparton.models.encoder import Encoder
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
@@ -73,7 +73,7 @@ def load_retriever(
     document_length: int | None = None,
     *,
     device: torch.device | str = "cpu",
-) -> "tuple[SpladeEncoder, PackedTokenizer]":
+) -> "tuple[Encoder, PackedTokenizer]":
     """An encoder on its device and its tokenizer, ready for :func:`evaluate_encoder`.
 
     Args:
@@ -101,7 +101,7 @@ def load_retriever(
         encoder.tokenizer,
         query_length or lengths.query,
         document_length or lengths.document,
-        max_length=encoder.backbone.max_length,
+        max_length=encoder.max_length,
     )
     return encoder, tokenizer
 

@@ -8,7 +8,6 @@ T packed tokens, N texts, V vocabulary.
 
 from pathlib import Path
 
-from sparton.kernels.splade_head import TopK
 from sparton.models.backbone import Backbone
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
@@ -44,8 +43,10 @@ class AsymmetricEncoder(Encoder):
         self.query = query
         self.document = document
         self.query_lr = query_lr
-        marked, other = query.markup, document.markup
-        self.markup = marked._replace(document_marker=other.document_marker)
+        self.markup = query.markup._replace(
+            document_marker=document.markup.document_marker,
+            document_prompt=document.markup.document_prompt,
+        )
 
     def of(self, side: Side) -> SpladeEncoder | StaticEncoder:
         """The encoder of one side."""
@@ -63,10 +64,6 @@ class AsymmetricEncoder(Encoder):
         """Of the query encoder, where it has its own and can learn."""
         learns = any(parameter.requires_grad for parameter in self.query.parameters())
         return {"query": self.query_lr} if learns and self.query_lr is not None else {}
-
-    def topk(self, tokens: TokenBatch, k: int, side: Side) -> TopK:
-        """See :meth:`SpladeEncoder.topk`."""
-        return self.of(side).topk(tokens, k)
 
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """Of a document's token; most tokens of a step are of documents."""

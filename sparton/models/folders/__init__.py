@@ -2,16 +2,25 @@
 
 from pathlib import Path
 
-from sparton.models.folders.files import Lengths, encoder_lengths, writing_folder
-from sparton.models.folders.splade import load_splade
-from sparton.models.folders.splade import save_splade as _save_splade
+from sparton.models.asymmetric import AsymmetricEncoder
+from sparton.models.folders import files
+from sparton.models.folders.files import Lengths, module_kinds, writing_folder
+from sparton.models.folders.router import load_router, router_lengths, save_router
+from sparton.models.folders.splade import load_splade, save_splade
+from sparton.models.heads import SpladeHead
 from sparton.models.splade import SpladeEncoder
 
 __all__ = ["Lengths", "encoder_lengths", "load_encoder", "save_encoder"]
 
+ROUTER = ["Router"]
+
 
 def save_encoder(
-    encoder: SpladeEncoder, path: str | Path, *, query_length: int, document_length: int
+    encoder: SpladeEncoder | AsymmetricEncoder,
+    path: str | Path,
+    *,
+    query_length: int,
+    document_length: int,
 ) -> None:
     """Write an encoder as a folder, all of it or nothing; see
     :func:`~sparton.models.folders.files.writing_folder`.
@@ -19,8 +28,36 @@ def save_encoder(
     Raises:
         OSError: the disk is full or not writable.
     """
+    lengths = {"query_length": query_length, "document_length": document_length}
     with writing_folder(Path(path)) as fresh:
-        _save_splade(encoder, fresh, query_length=query_length, document_length=document_length)
+        if isinstance(encoder, AsymmetricEncoder):
+            save_router(encoder, fresh, **lengths)
+        else:
+            save_splade(encoder, fresh, **lengths)
 
 
-load_encoder = load_splade
+def load_encoder(
+    name: str | Path,
+    head: SpladeHead | None = None,
+    *,
+    revision: str | None = None,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> SpladeEncoder | AsymmetricEncoder:
+    """Read an encoder of any kind, as its folder says; see
+    :func:`~sparton.models.folders.splade.load_splade`."""
+    load = load_router if module_kinds(str(name), revision) == ROUTER else load_splade
+    return load(
+        name,
+        head,
+        revision=revision,
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+
+
+def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
+    """The lengths an encoder was trained with; None where the folder does not say."""
+    if module_kinds(str(name), revision) == ROUTER:
+        return router_lengths(name, revision)
+    return files.encoder_lengths(name, revision)

@@ -68,14 +68,31 @@ def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | 
 
     sentence-transformers knows one length for both and has kept it in several places.
     """
-    own = read_json(str(name), "sparton.json", revision)
-    if own:
-        return Lengths(own["query_length"], own["document_length"])
+    own = own_lengths(str(name), revision)
+    length = None if own else length_of(str(name), "", revision)
+    return own if length is None else Lengths(length, length)
+
+
+def own_lengths(name: str, revision: str | None) -> Lengths | None:
+    """Those that this project wrote, if it did."""
+    own = read_json(name, "sparton.json", revision)
+    return Lengths(own["query_length"], own["document_length"]) if own else None
+
+
+def length_of(name: str, subfolder: str, revision: str | None) -> int | None:
+    """The length of a module of sentence-transformers, None where there is no limit."""
     for file, key in LENGTH_KEYS:
-        length = (read_json(str(name), file, revision) or {}).get(key)
+        place = f"{subfolder}/{file}".lstrip("/")
+        length = (read_json(name, place, revision) or {}).get(key)
         if length and length < UNLIMITED:
-            return Lengths(length, length)
+            return length
     return None
+
+
+def module_kinds(name: str, revision: str | None) -> list[str] | None:
+    """The names of the classes that ``modules.json`` composes; None where there is none."""
+    modules = read_json(name, "modules.json", revision)
+    return modules and [module["type"].rsplit(".", 1)[-1] for module in modules]
 
 
 def read_module(name: str, file: str, revision: str | None) -> dict[str, Any]:

@@ -5,8 +5,9 @@ sentence-transformers (5 and 6) composes a ``SparseEncoder``, and ``sparton.json
 of training. V vocabulary.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
@@ -19,14 +20,36 @@ MODULES = "sentence_transformers.sparse_encoder.models"
 POOLING_FOLDER = "1_SpladePooling"
 
 
+class Layout(NamedTuple):
+    """Where a masked-LM checkpoint lies in a folder, and the pooling and activation after it, which
+    a plain checkpoint does not say."""
+
+    subfolder: str
+    variant: tuple[Pooling, Activation] | None
+
+
 def save_splade(
     encoder: SpladeEncoder, path: Path, *, query_length: int, document_length: int
 ) -> None:
     """Fill the folder ``path``."""
+    save_checkpoint(encoder, path)
+    write_json(path, _descriptions(encoder, query_length, document_length))
+
+
+def save_checkpoint(encoder: SpladeEncoder, path: Path) -> None:
+    """The masked-language model and its tokenizer, as Hugging Face has them."""
     with encoder.backbone.decoder_in_place() as mlm:
         mlm.save_pretrained(path)
     encoder.tokenizer.save_pretrained(path)
-    write_json(path, _descriptions(encoder, query_length, document_length))
+
+
+def describe_pooling(encoder: SpladeEncoder) -> dict[str, Any]:
+    """The ``config.json`` of a SpladePooling."""
+    return {
+        "pooling_strategy": encoder.head.pooling,
+        "activation_function": encoder.head.activation,
+        "word_embedding_dimension": encoder.vocabulary_size,
+    }
 
 
 def load_splade(
@@ -53,7 +76,32 @@ def load_splade(
         OSError: files are missing, among them the tokenizer.
     """
     name = str(name)
-    subfolder, variant = _layout(name, revision)
+    modules = read_json(name, "modules.json", revision)
+    layout = Layout("", None)
+    if modules is not None:
+        parts = [(module["type"], module["path"]) for module in modules]
+        layout = splade_layout(name, parts, revision, described_in="modules.json")
+    return load_layout(
+        name,
+        layout,
+        head,
+        revision=revision,
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+
+
+def load_layout(
+    name: str,
+    layout: Layout,
+    head: SpladeHead | None = None,
+    *,
+    revision: str | None = None,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> SpladeEncoder:
+    """:func:`load_splade` of a model whose layout is known."""
+    subfolder, variant = layout
     if head is None:
         head = SpartonHead(*(variant or ("max", "relu")))
     elif variant not in (None, (head.pooling, head.activation)):
@@ -90,30 +138,27 @@ def _descriptions(
             "max_seq_length": max(query_length, document_length),
             "do_lower_case": False,
         },
-        f"{POOLING_FOLDER}/config.json": {
-            "pooling_strategy": encoder.head.pooling,
-            "activation_function": encoder.head.activation,
-            "word_embedding_dimension": encoder.vocabulary_size,
-        },
+        f"{POOLING_FOLDER}/config.json": describe_pooling(encoder),
         "sparton.json": {"query_length": query_length, "document_length": document_length},
     }
 
 
-def _layout(name: str, revision: str | None) -> tuple[str, tuple[Pooling, Activation] | None]:
-    """Where the checkpoint lies, and pooling and activation; None if there is no ``modules.json``.
+def splade_layout(
+    name: str, parts: Sequence[tuple[str, str]], revision: str | None, *, described_in: str
+) -> Layout:
+    """The layout of modules in a row, given as types and folders.
 
-    Checks that ``modules.json`` means SPLADE.
+    Raises:
+        ValueError: they are no SPLADE model.
+        FileNotFoundError: a module's description is missing.
     """
-    modules = read_json(name, "modules.json", revision)
-    if modules is None:
-        return "", None
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in modules]
+    kinds = [kind.rsplit(".", 1)[-1] for kind, _ in parts]
     if kinds not in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
         raise ValueError(
-            f"{name}/modules.json composes {' + '.join(kinds)}; a SPLADE model is a masked-LM "
+            f"{name}/{described_in} composes {' + '.join(kinds)}; a SPLADE model is a masked-LM "
             "transformer followed by SpladePooling"
         )
-    transformer, pooling = (module["path"] for module in modules)
+    transformer, pooling = (folder for _, folder in parts)
     if kinds[0] == "Transformer":
         file = f"{transformer}/sentence_bert_config.json".lstrip("/")
         task = read_module(name, file, revision).get("transformer_task")
@@ -127,4 +172,4 @@ def _layout(name: str, revision: str | None) -> tuple[str, tuple[Pooling, Activa
         check_variant(*variant)
     except ValueError as error:
         raise ValueError(f"{name}/{pooling}/config.json: {error}") from None
-    return transformer, variant
+    return Layout(transformer, variant)

@@ -1,0 +1,235 @@
+"""Asymmetric encoders as the Router folders of sentence-transformers.
+
+Root: the documents' checkpoint, stock as in a SPLADE folder, ``router_config.json`` with the
+modules of the routes ``query`` and ``document``, and a folder for each module but the first of the
+documents. This is the layout of OpenSearch's inference-free models. V vocabulary.
+"""
+
+import copy
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sparton.models.asymmetric import AsymmetricEncoder
+from sparton.models.checkpoint import load_tokenizer, optional_file
+from sparton.models.folders.files import (
+    Lengths,
+    length_of,
+    own_lengths,
+    read_json,
+    read_module,
+    write_json,
+)
+from sparton.models.folders.splade import (
+    MODULES,
+    describe_pooling,
+    load_layout,
+    save_checkpoint,
+    splade_layout,
+)
+from sparton.models.heads import SpladeHead
+from sparton.models.idf import read_idf
+from sparton.models.splade import SpladeEncoder
+from sparton.models.static import StaticEncoder, static_weights
+
+CONFIG = "router_config.json"
+STATIC, TRANSFORMER, POOLING = "SparseStaticEmbedding", "MLMTransformer", "SpladePooling"
+Parts = Sequence[tuple[str, str]]  # type and folder of each module of a route
+
+logger = logging.getLogger(__name__)
+
+
+class Routes(NamedTuple):
+    query: Parts
+    document: Parts
+
+    @property
+    def is_static(self) -> bool:
+        return [kind.rsplit(".", 1)[-1] for kind, _ in self.query] == [STATIC]
+
+
+def save_router(
+    encoder: AsymmetricEncoder, path: Path, *, query_length: int, document_length: int
+) -> None:
+    """Fill the folder ``path``."""
+    save_checkpoint(encoder.document, path)
+    routes = {"document": {"": TRANSFORMER, f"document_1_{POOLING}": POOLING}}
+    files = {
+        "sentence_bert_config.json": _describe_transformer(document_length),
+        f"document_1_{POOLING}/config.json": describe_pooling(encoder.document),
+    }
+    if isinstance(encoder.query, StaticEncoder):
+        routes["query"] = {f"query_0_{STATIC}": STATIC}
+        files[f"query_0_{STATIC}/config.json"] = {"frozen": encoder.query.frozen}
+        _save_static(encoder.query, path / f"query_0_{STATIC}", query_length)
+    else:
+        folders = f"query_0_{TRANSFORMER}", f"query_1_{POOLING}"
+        routes["query"] = dict(zip(folders, (TRANSFORMER, POOLING), strict=True))
+        files[f"{folders[0]}/sentence_bert_config.json"] = _describe_transformer(query_length)
+        files[f"{folders[1]}/config.json"] = describe_pooling(encoder.query)
+        save_checkpoint(encoder.query, path / folders[0])
+    lengths = {"query_length": query_length, "document_length": document_length}
+    write_json(path, files | _describe_routes(routes) | {"sparton.json": lengths})
+
+
+def load_router(
+    name: str | Path,
+    head: SpladeHead | None = None,
+    *,
+    revision: str | None = None,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> AsymmetricEncoder | SpladeEncoder:
+    """Read an encoder from a folder of :func:`save_router`, a Router folder of
+    sentence-transformers, or either on the Hugging Face hub.
+
+    Args:
+        head: of the documents; see :func:`~sparton.models.folders.splade.load_splade`.
+        name, revision, compile, gradient_checkpointing: see there.
+
+    Returns:
+        A symmetric encoder where both routes have the same modules.
+
+    Raises:
+        ValueError: routes of another kind, or damaged or unfitting files.
+        OSError: files are missing.
+    """
+    name = str(name)
+    routes = _read_routes(name, revision)
+    options = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
+
+    def load_route(side: str, parts: Parts, head: SpladeHead | None) -> SpladeEncoder:
+        layout = splade_layout(name, parts, revision, described_in=f"{CONFIG}, route {side},")
+        return load_layout(name, layout, head, revision=revision, **options)
+
+    document = load_route("document", routes.document, head)
+    if routes.query == routes.document:
+        return document
+    if not routes.is_static:
+        return AsymmetricEncoder(load_route("query", routes.query, None), document)
+    query = _load_static(name, routes.query[0][1], document.vocabulary_size, revision)
+    return AsymmetricEncoder(query, document)
+
+
+def router_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
+    """The lengths of the routes; None where the folder does not say.
+
+    A static query route cuts texts without special tokens, and often later than the documents'
+    model could; queries are then cut as documents are.
+    """
+    name = str(name)
+    own = own_lengths(name, revision)
+    if own is not None:
+        return own
+    routes = _read_routes(name, revision)
+    query, document = (length_of(name, parts[0][1], revision) for parts in routes)
+    if document is None:
+        return None
+    if query is None:
+        return Lengths(document, document)
+    if routes.is_static:
+        tokenizer = load_tokenizer(name, revision=revision, subfolder=routes.query[0][1])
+        query += tokenizer.num_special_tokens_to_add(pair=False)
+    return Lengths(min(query, document) if routes.is_static else query, document)
+
+
+def _describe_transformer(length: int) -> dict[str, Any]:
+    return {"max_seq_length": length, "do_lower_case": False}
+
+
+def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """JSON files at the root; class paths are those that versions 5 and 6 both read."""
+    types = routes["query"] | routes["document"]
+    router = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
+    return {
+        "modules.json": [router],
+        CONFIG: {
+            "types": {folder: f"{MODULES}.{kind}" for folder, kind in types.items()},
+            "structure": {side: list(routes[side]) for side in ("query", "document")},
+            "parameters": {"default_route": "document", "allow_empty_key": True},
+        },
+        "config_sentence_transformers.json": {
+            "model_type": "SparseEncoder",
+            "similarity_fn_name": "dot",
+            "prompts": {"query": "", "document": ""},
+            "default_prompt_name": None,
+        },
+    }
+
+
+def _read_routes(name: str, revision: str | None) -> Routes:
+    [router] = read_json(name, "modules.json", revision)
+    folder = router["path"]
+    config = read_module(name, _join(folder, CONFIG), revision)
+    structure, parameters = config["structure"], config.get("parameters", {})
+    if set(structure) != {"query", "document"} or parameters.get("route_mappings"):
+        raise ValueError(
+            f"{name}/{_join(folder, CONFIG)} has the routes {', '.join(structure)} and the "
+            f"mappings {parameters.get('route_mappings')}: only a route 'query' and a route "
+            "'document' without mappings can be read"
+        )
+    query, document = (
+        [(config["types"][each], _join(folder, each)) for each in structure[side]]
+        for side in ("query", "document")
+    )
+    return Routes(query, document)
+
+
+def _join(*parts: str) -> str:
+    return "/".join(part for part in parts if part)
+
+
+def _save_static(encoder: StaticEncoder, folder: Path, query_length: int) -> None:
+    """sentence-transformers has no relu and no padded vocabulary: the weights are written as they
+    count, and rows without a token get one that no text holds."""
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    rows = range(len(tokenizer), encoder.vocabulary_size)
+    tokenizer.add_tokens([f"[padding row {row}]" for row in rows])
+    tokenizer.model_max_length = query_length - tokenizer.num_special_tokens_to_add(pair=False)
+    tokenizer.save_pretrained(folder)
+    weights = encoder.weights.detach().float().relu().cpu()
+    save_file({"weight": weights}, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _load_static(name: str, folder: str, rows: int, revision: str | None) -> StaticEncoder:
+    config = read_module(name, _join(folder, "config.json"), revision)
+    tokenizer = load_tokenizer(name, revision=revision, subfolder=folder)
+    if config.get("path"):
+        weights = static_weights(tokenizer, rows, read_idf(config["path"], tokenizer), missing=0.0)
+    else:
+        weights = _static_rows(name, folder, rows, revision)
+    return StaticEncoder(weights, tokenizer, frozen=config.get("frozen", False))
+
+
+def _static_rows(name: str, folder: str, rows: int, revision: str | None) -> Tensor:
+    """Weights ``[V]`` of a folder, which may end where the tokenizer does."""
+    file = optional_file(name, "model.safetensors", revision, folder)
+    if file is None:
+        raise FileNotFoundError(
+            f"{name}/{folder} has no model.safetensors with the weights of its tokens; save the "
+            "model again with a current sentence-transformers"
+        )
+    try:
+        found = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}): copy or download it again") from error
+    weights = found.get("weight")
+    if weights is None or weights.ndim != 1 or len(weights) > rows:
+        shapes = {key: tuple(value.shape) for key, value in found.items()}
+        raise ValueError(
+            f"{file} must hold one weight for each of the documents' {rows} vocabulary rows, as "
+            f"'weight', but holds {shapes}"
+        )
+    negative = int((weights < 0).sum())
+    if negative:
+        logger.warning(
+            "%s: %d of %d weights are below zero; they count as 0 here, which "
+            "sentence-transformers does not do", file, negative, len(weights),
+        )  # fmt: skip
+    return torch.nn.functional.pad(weights.float(), (0, rows - len(weights)))
