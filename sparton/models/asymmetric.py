@@ -8,9 +8,11 @@ T packed tokens, N texts, V vocabulary.
 
 from pathlib import Path
 
-from sparton.models.backbone import Backbone
+from torch import Tensor, nn
+
+from sparton.models.assembly import build_encoder
+from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
-from sparton.models.heads import SpladeHead
 from sparton.models.idf import read_idf
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
@@ -43,6 +45,8 @@ class AsymmetricEncoder(Encoder):
         self.query = query
         self.document = document
         self.query_lr = query_lr
+        self._query_learns = any(each.requires_grad for each in query.parameters())
+        self.regularized = ("query", "document") if self._query_learns else ("document",)
         self.markup = query.markup._replace(
             document_marker=document.markup.document_marker,
             document_prompt=document.markup.document_prompt,
@@ -62,8 +66,17 @@ class AsymmetricEncoder(Encoder):
 
     def learning_rates(self) -> dict[str, float]:
         """Of the query encoder, where it has its own and can learn."""
-        learns = any(parameter.requires_grad for parameter in self.query.parameters())
-        return {"query": self.query_lr} if learns and self.query_lr is not None else {}
+        if self.query_lr is None or not self._query_learns:
+            return {}
+        return {"query": self.query_lr}
+
+    def figures(self) -> dict[str, Tensor]:
+        """Those of both, by side."""
+        return {
+            f"{side}_{name}": figure
+            for side, encoder in (("query", self.query), ("document", self.document))
+            for name, figure in encoder.figures().items()
+        }
 
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """Of a document's token; most tokens of a step are of documents."""
@@ -100,7 +113,7 @@ def static_queries(
         FileNotFoundError, ValueError: see :func:`~sparton.models.idf.read_idf`.
         ValueError: the documents' encoder has no space of terms.
     """
-    document = _splade(document)
+    document = _splade(document, "documents")
     tokenizer = document.tokenizer
     idf = None if weights is None else read_idf(weights, tokenizer)
     rows = static_weights(tokenizer, document.vocabulary_size, idf, missing=missing)
@@ -109,7 +122,7 @@ def static_queries(
 
 
 def separate_queries(
-    document: Encoder, backbone: Backbone, head: SpladeHead, *, lr: float | None = None
+    document: Encoder, backbone: EncoderBody, head: nn.Module, *, lr: float | None = None
 ) -> AsymmetricEncoder:
     """Queries by a SPLADE model of their own, such as a smaller one.
 
@@ -118,19 +131,20 @@ def separate_queries(
         lr: learning rate of the query encoder; None for that of the documents' encoder.
 
     Raises:
-        ValueError: the vocabularies differ.
+        ValueError: the vocabularies differ, or one of the encoders is no SPLADE model.
     """
-    document = _splade(document)
-    return AsymmetricEncoder(SpladeEncoder(backbone, head), document, query_lr=lr)
+    document = _splade(document, "documents")
+    query = _splade(build_encoder(backbone, head), "queries")
+    return AsymmetricEncoder(query, document, query_lr=lr)
 
 
-def _splade(document: Encoder) -> SpladeEncoder:
-    if not isinstance(document, SpladeEncoder):
+def _splade(encoder: Encoder, texts: str) -> SpladeEncoder:
+    if not isinstance(encoder, SpladeEncoder):
         raise ValueError(
-            f"documents by {type(document).__name__} have no weights of terms, which queries of "
-            "another encoder could match: choose a SPLADE head, or query_encoder=shared"
+            f"{texts} by {type(encoder).__name__} are no weights of terms, by which encoders of "
+            "their own could meet: choose a SPLADE head (sparton, say), or query_encoder=shared"
         )
-    return document
+    return encoder
 
 
 def _check_space(query: SpladeEncoder | StaticEncoder, document: SpladeEncoder) -> None:

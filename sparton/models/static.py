@@ -77,6 +77,10 @@ class StaticEncoder(Encoder):
         values, indices = self(tokens).sort(dim=1, descending=True, stable=True)
         return TopK(values[:, :k], indices[:, :k])
 
+    def figures(self) -> dict[str, Tensor]:
+        """How many weights are positive; those that training takes to 0 stay there."""
+        return {} if self.frozen else {"positive_weights": (self.weights > 0).sum()}
+
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """None: weights are looked up."""
         return 0.0

@@ -4,10 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
+from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import separate_queries, shared_queries, static_queries
 from sparton.models.backbones import tiny
+from sparton.models.colbert import ColbertHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import EagerHead
 from sparton.models.idf import write_idf
@@ -112,14 +113,28 @@ def test_vocabularies_of_different_tokens_are_refused(document):
         separate_queries(document, other, EagerHead())
 
 
-def test_documents_without_terms_are_refused():
-    class Other(Encoder):
-        """Of another kind of representation."""
+def test_frozen_queries_are_not_regularized(document):
+    assert static_queries(document).regularized == ("document",)
+    for encoder in (
+        static_queries(document, frozen=False),
+        separate_queries(document, backbone(), EagerHead()),
+    ):
+        assert encoder.regularized == ("query", "document")
 
-        def __init__(self) -> None:
-            super().__init__(backbone().tokenizer, 32)
-            self.layer = nn.Linear(1, 1)
 
+def test_learned_weights_are_counted(document):
+    assert static_queries(document).figures() == {}
+    encoder = static_queries(document, frozen=False)
+    words = len(document.tokenizer) - 5
+    assert encoder.figures()["query_positive_weights"] == words
+    encoder.query.weights.data[7] = -1.0
+    assert encoder.figures()["query_positive_weights"] == words - 1
+
+
+def test_encoders_without_terms_are_refused(document):
+    colbert = build_encoder(backbone(), ColbertHead(8))
     for build in (static_queries, partial(separate_queries, backbone=None, head=EagerHead())):
-        with pytest.raises(ValueError, match="documents by Other have no weights of terms"):
-            build(Other())
+        with pytest.raises(ValueError, match="documents by ColbertEncoder are no weights of terms"):
+            build(colbert)
+    with pytest.raises(ValueError, match="queries by ColbertEncoder are no weights of terms"):
+        separate_queries(document, backbone(), ColbertHead(8))
