@@ -23,8 +23,9 @@ def run(cfg: DictConfig) -> None:
     tasks = cfg.evaluation.get(cfg.split) if cfg.split in ("dev", "test") else None
     if not tasks:
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
-    bounds = ("max_query_terms", "max_document_terms")
-    evaluation.check_term_bounds(**{f"encoder.{name}": cfg.encoder[name] for name in bounds})
+    asked, bounds = cfg.encoder, ("max_query_terms", "max_document_terms")
+    evaluation.check_term_bounds(**{f"encoder.{name}": asked[name] for name in bounds})
+    evaluation.check_search(asked.search, asked.rerank_depth, asked.vector_dtype)
     for task in tasks.values():
         instantiate(task)  # Every task is downloaded and checked before the first is encoded.
     device = evaluation.choose_device(cfg.device)

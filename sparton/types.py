@@ -9,6 +9,7 @@ from torch import Tensor
 from sparton import packing
 
 Side = Literal["query", "document"]
+Kind = Literal["sparse", "tokens"]
 
 
 class KeyTokens(NamedTuple):

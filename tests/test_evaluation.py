@@ -17,9 +17,6 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch import nn
-from transformers import PreTrainedTokenizerFast
 
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.evaluation import (
@@ -36,65 +33,25 @@ from sparton.models.backbones import tiny
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
-from sparton.packing import sequence_ids
 from sparton.retrieval.trec import read_run
-from sparton.types import RetrievalTask, TextCollection, TokenBatch
+from sparton.types import TextCollection
+from tests.evaluation.problems import (
+    DOCUMENTS,
+    QRELS,
+    QUERIES,
+    WORDS,
+    LexicalEncoder,
+    make_task,
+    rankings,
+    word_tokenizer,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
-WORDS = ["red", "green", "blue", "crimson", "cat", "dog", "bird", "fish"]
-DOCUMENTS = {
-    "d0": "red cat",
-    "d1": "crimson dog dog",
-    "d2": "green bird",
-    "d3": "",
-    "d4": "blue fish fish fish",
-    "own": "red dog",
-}
-QUERIES = {"q0": "red cat", "q1": "green", "own": "red dog"}
-QRELS = {"q0": {"d0": 2, "d1": 1}, "q1": {"d2": 1, "d4": 0}, "own": {"d1": 1}}
-
-
-class LexicalEncoder(nn.Module):
-    """Every word weighs 1, but "red" and "crimson" also stand for each other, at 0.5."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        weights = torch.eye(len(WORDS) + 4)
-        weights[:4] = 0  # the special tokens
-        red, crimson = 4 + WORDS.index("red"), 4 + WORDS.index("crimson")
-        weights[red, crimson] = weights[crimson, red] = 0.5
-        self.embedding = nn.Embedding.from_pretrained(weights)
-
-    def forward(self, tokens: TokenBatch) -> torch.Tensor:
-        owners = sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
-        reps = torch.zeros(tokens.num_sequences, self.embedding.embedding_dim)
-        weights = self.embedding(tokens.input_ids)
-        return reps.scatter_reduce(0, owners[:, None].expand_as(weights), weights, "amax")
 
 
 @pytest.fixture
 def tokenizer() -> PackedTokenizer:
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = {word: row for row, word in enumerate([*special, *WORDS])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
-    )
-    return PackedTokenizer(fast, query_length=8, document_length=8)
-
-
-def make_task(name: str = "toy", exclude_self: bool = False) -> RetrievalTask:
-    documents = TextCollection(list(DOCUMENTS), list(DOCUMENTS.values()))
-    queries = TextCollection(list(QUERIES), list(QUERIES.values()))
-    return RetrievalTask(name, documents, queries, QRELS, exclude_self)
-
-
-def rankings(result) -> dict[str, list[str]]:
-    return {query: [name for name, _ in found] for query, found in result.run.rankings()}
+    return word_tokenizer()
 
 
 def test_encoder_from_texts_to_metrics(tokenizer):
@@ -179,9 +136,9 @@ def test_task_without_texts(tokenizer, side):
 
 
 def test_explain_decodes_a_text_into_weighted_terms(tokenizer):
-    terms = explain(LexicalEncoder(), tokenizer, "dog crimson dog", kind="document")
+    terms = explain(LexicalEncoder(), tokenizer, "dog crimson dog", side="document")
     assert terms == [("crimson", 1.0), ("dog", 1.0), ("red", 0.5)]
-    assert explain(LexicalEncoder(), tokenizer, "red", kind="query", k=1) == [("red", 1.0)]
+    assert explain(LexicalEncoder(), tokenizer, "red", side="query", k=1) == [("red", 1.0)]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What ranks the collection: BM25, or a sparse encoder whose documents are encoded once.
+"""What ranks the collection: BM25, or an encoder whose documents are encoded once.
 
 N documents, E positives outside of the collection, V terms.
 """
@@ -6,7 +6,7 @@ N documents, E positives outside of the collection, V terms.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,14 @@ from numpy.typing import NDArray
 from hard_negatives.examples import ROWS_AT_ONCE, Documents
 from sparton.evaluation import load_retriever
 from sparton.retrieval.bm25 import BM25
-from sparton.retrieval.encoding import encode_texts
+from sparton.retrieval.encoding import EncodedTexts, encode_texts
+from sparton.retrieval.index import RERANK_DEPTH, TextIndex, score_pairs
 from sparton.retrieval.output import replacing
-from sparton.retrieval.sparse import SparseIndex, SparseRows
+from sparton.retrieval.sparse import SparseRows
+from sparton.retrieval.tokens import TokenRows
 
 SLAB = 65_536
-Encode = Callable[[Sequence[str]], SparseRows]
+Encode = Callable[[Sequence[str]], EncodedTexts]
 
 
 class Encoding(NamedTuple):
@@ -38,49 +40,33 @@ class Miner:
 
     Args:
         queries: encodes queries.
-        documents: ``[N + E, V]``, of which the first N are ranked.
+        documents: N + E texts, of which the first N are ranked.
         size: N.
         device: where to search.
     """
 
     def __init__(
-        self, queries: Encode, documents: SparseRows, size: int, device: torch.device
+        self, queries: Encode, documents: EncodedTexts, size: int, device: torch.device
     ) -> None:
         self._encode = queries
         self._documents = documents
-        stop = documents.indptr[size]
-        ranked = SparseRows(
-            documents.indptr[: size + 1],
-            documents.indices[:stop],
-            documents.values[:stop],
-            documents.width,
-        )
-        self._index = SparseIndex(ranked, device)
+        self._index = TextIndex(documents.slice(0, size), device)
+        self._device = device
         self.size = size
 
     def rank(
         self, texts: Sequence[str], depth: int
-    ) -> tuple[SparseRows, NDArray[np.float32], NDArray[np.int64]]:
+    ) -> tuple[EncodedTexts, NDArray[np.float32], NDArray[np.int64]]:
         """The queries encoded, and scores and rows ``[Q, depth]`` as
-        :meth:`SparseIndex.search` gives them."""
-        queries = self._encode(texts)
-        return (queries, *self._index.search(queries, min(depth, self.size)))
+        :meth:`TextIndex.search` gives them."""
+        queries, depth = self._encode(texts), min(depth, self.size)
+        candidates = max(RERANK_DEPTH, depth)
+        return (queries, *self._index.search(queries, depth, rerank_depth=candidates))
 
-    def score(self, queries: SparseRows, query: int, rows: Sequence[int]) -> list[float]:
+    def score(self, queries: EncodedTexts, query: int, rows: Sequence[int]) -> list[float]:
         """Scores of documents of the N + E for one of the encoded queries."""
-        return [dot(queries, query, self._documents, row) for row in rows]
-
-
-def dot(queries: SparseRows, query: int, documents: SparseRows, document: int) -> float:
-    first, last = queries.indptr[query : query + 2]
-    start, stop = documents.indptr[document : document + 2]
-    _, left, right = np.intersect1d(
-        queries.indices[first:last],
-        documents.indices[start:stop],
-        assume_unique=True,
-        return_indices=True,
-    )
-    return float(queries.values[first:last][left] @ documents.values[start:stop][right])
+        pairs = np.array([(query, row) for row in rows], np.int64).reshape(-1, 2)
+        return score_pairs(queries, self._documents, pairs, self._device).tolist()
 
 
 def bm25_miner(parts: Sequence[Documents], *, k1: float, b: float, device: torch.device) -> Miner:
@@ -89,7 +75,10 @@ def bm25_miner(parts: Sequence[Documents], *, k1: float, b: float, device: torch
     texts = (
         text for part in parts for rows in _ranges(part, ROWS_AT_ONCE) for text in part.texts(rows)
     )
-    return Miner(bm25.queries, bm25.fit(texts), len(parts[0]), device)
+    documents = EncodedTexts(bm25.fit(texts))
+    return Miner(
+        lambda queries: EncodedTexts(bm25.queries(queries)), documents, len(parts[0]), device
+    )
 
 
 def model_miner(model: str, parts: Sequence[Documents], encoding: Encoding, folder: Path) -> Miner:
@@ -98,22 +87,22 @@ def model_miner(model: str, parts: Sequence[Documents], encoding: Encoding, fold
     encoder, tokenizer = load_retriever(
         model, encoding.query_length, encoding.document_length, device=encoding.device
     )
-    encode = partial(encode_texts, encoder, bf16=encoding.bf16)
+    encode = partial(encode_texts, encoder, tokenizer, bf16=encoding.bf16)
     slabs = [(part, rows) for part in parts for rows in _ranges(part, SLAB)]
     encoded = []
     for number, (part, rows) in enumerate(slabs):
         file = folder / f"documents-{number:05d}.npz"
         if not file.exists():
             fresh = encode(
-                tokenizer.documents,
                 part.texts(rows),
+                "document",
                 max_terms=encoding.max_document_terms,
                 progress=f"documents, slab {number + 1} of {len(slabs)}",
             )
             _write_slab(file, fresh)
         encoded.append(_read_slab(file))
-    documents = SparseRows.concatenate(encoded)
-    return Miner(partial(encode, tokenizer.queries), documents, len(parts[0]), encoding.device)
+    documents = EncodedTexts.concatenate(encoded)
+    return Miner(partial(encode, side="query"), documents, len(parts[0]), encoding.device)
 
 
 def _ranges(documents: Documents, size: int) -> Iterator[range]:
@@ -121,13 +110,25 @@ def _ranges(documents: Documents, size: int) -> Iterator[range]:
         yield range(start, min(start + size, len(documents)))
 
 
-def _write_slab(file: Path, rows: SparseRows) -> None:
+def _write_slab(file: Path, texts: EncodedTexts) -> None:
+    arrays = {
+        f"{kind}.{name}": array
+        for kind, rows in texts._asdict().items()
+        if rows is not None
+        for name, array in rows._asdict().items()
+    }
     with replacing(file) as fresh, fresh.open("wb") as sink:
-        np.savez(sink, **rows._asdict())
+        np.savez(sink, **arrays)
 
 
-def _read_slab(file: Path) -> SparseRows:
+def _read_slab(file: Path) -> EncodedTexts:
     with np.load(file) as stored:
-        return SparseRows(
-            stored["indptr"], stored["indices"], stored["values"], int(stored["width"])
-        )
+        halves: dict[str, dict[str, Any]] = {"sparse": {}, "tokens": {}}
+        for key in stored.files:
+            kind, name = key.split(".")
+            halves[kind][name] = stored[key]
+    sparse, tokens = halves.values()
+    return EncodedTexts(
+        SparseRows(**sparse | {"width": int(sparse["width"])}) if sparse else None,
+        TokenRows(**tokens) if tokens else None,
+    )

@@ -15,7 +15,7 @@ from hard_negatives.miners import Miner
 from hard_negatives.selection import Rule, Scores, choose, ordered, window
 from hard_negatives.teachers import Teacher
 from sparton.datasets.sources import Records
-from sparton.retrieval.sparse import SparseRows
+from sparton.retrieval.encoding import EncodedTexts
 
 Short = Literal["keep", "pad", "drop"]
 
@@ -118,7 +118,7 @@ class Mining:
         start: int,
         items: Sequence[Item],
         windows: Sequence[tuple[np.ndarray, Scores]],
-        queries: SparseRows,
+        queries: EncodedTexts,
         counts: Counter[str],
     ) -> list[Chosen]:
         orders = [
@@ -146,7 +146,7 @@ class Mining:
         return [Chosen(*each) for each in zip(choice.rows, choice.scores, positive_scores)]
 
     def _positive_scores(
-        self, items: Sequence[Item], queries: SparseRows, counts: Counter[str]
+        self, items: Sequence[Item], queries: EncodedTexts, counts: Counter[str]
     ) -> list[list[float]]:
         """By the teacher if there is one, else by the miner; nothing if nobody asks for them."""
         if self.teacher is not None:

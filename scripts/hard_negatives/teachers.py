@@ -5,11 +5,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hard_negatives.miners import Encoding, dot
+from hard_negatives.miners import Encoding
 from sparton.evaluation import load_retriever
 from sparton.retrieval.encoding import encode_texts
+from sparton.retrieval.index import score_pairs
+from sparton.types import Side
 
 CLASSIFIER = "ForSequenceClassification"
+SIDES: tuple[Side, Side] = ("query", "document")
 Pairs = Sequence[tuple[str, str]]
 Teacher = Callable[[Pairs], NDArray[np.float32]]
 
@@ -76,7 +79,8 @@ def cross_encoder(
 
 
 def retriever(name: str, encoding: Encoding) -> Teacher:
-    """A model of this project; a score is the dot product of the representations.
+    """A model of this project; a score is the MaxSim of the token vectors where the model gives
+    any, else the dot product of the sparse vectors.
 
     Raises:
         FileNotFoundError, OSError, ValueError: from :func:`sparton.evaluation.load_retriever`.
@@ -89,14 +93,11 @@ def retriever(name: str, encoding: Encoding) -> Teacher:
         sides = [list(dict.fromkeys(texts)) for texts in zip(*pairs)]
         places = [{text: row for row, text in enumerate(texts)} for texts in sides]
         queries, documents = (
-            encode_texts(encoder, tokenize, texts, bf16=encoding.bf16)
-            for tokenize, texts in zip((tokenizer.queries, tokenizer.documents), sides)
+            encode_texts(encoder, tokenizer, texts, side, bf16=encoding.bf16)
+            for side, texts in zip(SIDES, sides)
         )
-        scores = [
-            dot(queries, places[0][query], documents, places[1][document])
-            for query, document in pairs
-        ]
-        return _finite(name, np.array(scores, np.float32))
+        rows = np.array([(places[0][query], places[1][document]) for query, document in pairs])
+        return _finite(name, score_pairs(queries, documents, rows, encoding.device))
 
     return score
 

@@ -150,6 +150,8 @@ class ColbertEncoder(Encoder):
         head: settings.
     """
 
+    kinds = ("tokens",)
+    regularized = ()
     counted: Tensor | None
 
     def __init__(self, backbone: EncoderBody, head: ColbertHead) -> None:

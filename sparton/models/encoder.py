@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from sparton.representations import Representations
-from sparton.types import Markup, Side, TokenBatch
+from sparton.types import Kind, Markup, Side, TokenBatch
 
 
 class Encoder(nn.Module):
@@ -24,7 +24,7 @@ class Encoder(nn.Module):
     """
 
     markup = Markup()
-    kinds: tuple[str, ...] = ("sparse",)
+    kinds: tuple[Kind, ...] = ("sparse",)
     regularized: tuple[Side, ...] = ("query", "document")
     loss_weights: Mapping[str, float] = {}
 

@@ -49,6 +49,7 @@ class JointEncoder(Encoder):
         head: how either half is computed.
     """
 
+    kinds = ("sparse", "tokens")
     counted: Tensor | None
 
     def __init__(self, backbone: Backbone, head: JointHead) -> None:

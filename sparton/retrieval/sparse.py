@@ -75,7 +75,7 @@ class SparseRows(NamedTuple):
         """The rows of all parts, in order. At least one part; all of the same width."""
         lengths = np.concatenate([part.row_lengths for part in parts])
         return cls(
-            _boundaries(lengths),
+            boundaries_of(lengths),
             np.concatenate([part.indices for part in parts]),
             np.concatenate([part.values for part in parts]),
             parts[0].width,
@@ -84,9 +84,15 @@ class SparseRows(NamedTuple):
     def take(self, rows: NDArray[np.int64]) -> "SparseRows":
         """The given rows, in the given order."""
         lengths = self.row_lengths[rows]
-        indptr = _boundaries(lengths)
+        indptr = boundaries_of(lengths)
         entries = np.repeat(self.indptr[rows] - indptr[:-1], lengths) + np.arange(indptr[-1])
         return SparseRows(indptr, self.indices[entries], self.values[entries], self.width)
+
+    def slice(self, start: int, stop: int) -> "SparseRows":
+        """Rows ``start : stop``; their weights are not copied."""
+        first, last = self.indptr[start], self.indptr[stop]
+        indptr = self.indptr[start : stop + 1] - first
+        return SparseRows(indptr, self.indices[first:last], self.values[first:last], self.width)
 
     @property
     def num_rows(self) -> int:
@@ -142,7 +148,7 @@ class SparseIndex:
         self._query_block = 512 if self.device.type == "cuda" else 128
         self._chunks = [
             _Chunk.build(documents, start, stop, self.device)
-            for start, stop in _chunk_bounds(documents.indptr, chunk_documents, chunk_weights)
+            for start, stop in chunk_bounds(documents.indptr, chunk_documents, chunk_weights)
         ]
 
     @torch.inference_mode()
@@ -204,13 +210,12 @@ class _Chunk(NamedTuple):
 
     @classmethod
     def build(cls, documents: SparseRows, start: int, stop: int, device: torch.device) -> "_Chunk":
-        first, last = documents.indptr[start], documents.indptr[stop]
-        offsets = (documents.indptr[start : stop + 1] - first).astype(np.int32)
+        rows = documents.slice(start, stop)
         return cls(
             start,
-            torch.from_numpy(documents.indices[first:last]).to(device),
-            torch.from_numpy(offsets).to(device),
-            torch.from_numpy(documents.values[first:last]).to(device),
+            torch.from_numpy(rows.indices).to(device),
+            torch.from_numpy(rows.indptr.astype(np.int32)).to(device),
+            torch.from_numpy(rows.values).to(device),
         )
 
     def best(self, block: Tensor, k: int, excluded: Tensor) -> Tensor:
@@ -268,7 +273,7 @@ def _dense_columns(rows: SparseRows, start: int, stop: int, device: torch.device
     return block
 
 
-def _chunk_bounds(
+def chunk_bounds(
     indptr: NDArray[np.int64], most_rows: int, most_weights: int
 ) -> list[tuple[int, int]]:
     """Consecutive row ranges, each within both limits but never empty."""
@@ -281,5 +286,5 @@ def _chunk_bounds(
     return bounds
 
 
-def _boundaries(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+def boundaries_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -1,4 +1,7 @@
-"""Encoding collections: the order, the batches and the modes must not show in the result."""
+"""Encoding collections: the order, the batches and the modes must not show in the result.
+
+N texts, T tokens, E width of a token's vector.
+"""
 
 import numpy as np
 import pytest
@@ -6,15 +9,19 @@ import torch
 from torch import nn
 
 from sparton.packing import sequence_ids
+from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import encoding
-from sparton.retrieval.encoding import encode_texts
-from sparton.types import TokenBatch
+from sparton.retrieval.encoding import EncodedTexts, encode_texts
+from sparton.retrieval.sparse import SparseRows
+from sparton.types import Side, TokenBatch
 
 VOCABULARY = 23
 
 
 class CountingEncoder(nn.Module):
     """Counts each token id; remembers how it was called."""
+
+    kinds: tuple[str, ...] = ("sparse",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,9 +38,42 @@ class CountingEncoder(nn.Module):
         ones = self.scale * torch.ones(tokens.num_tokens)
         return reps.index_put((owners, tokens.input_ids), ones, accumulate=True)
 
+    def encode(self, tokens: TokenBatch, side: Side) -> Representations:
+        return Representations(self(tokens) * (2 if side == "query" else 1))
 
-def tokenize(texts: list[str]) -> TokenBatch:
-    return TokenBatch.from_lists([[int(word) for word in text.split()] for text in texts])
+
+class VectorEncoder(CountingEncoder):
+    """A token's vector is its id and its place; id 5 takes no part. With ``sparse`` counts too."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.kinds = ("sparse", "tokens") if sparse else ("tokens",)
+
+    def encode(self, tokens: TokenBatch, side: Side) -> Representations:
+        ids, places = tokens.input_ids, tokens.position_ids
+        values = self.scale * torch.stack((ids, places), dim=1)
+        vectors = TokenVectors(values, tokens.cu_seqlens, ids != 5)
+        return Representations(self(tokens) if "sparse" in self.kinds else None, vectors)
+
+
+class NumberTokenizer:
+    """Words are token ids; documents have one more token in front, 0."""
+
+    def queries(self, texts: list[str]) -> TokenBatch:
+        return TokenBatch.from_lists([[int(word) for word in text.split()] for text in texts])
+
+    def documents(self, texts: list[str]) -> TokenBatch:
+        return self.queries([f"0 {text}" for text in texts])
+
+
+def encode(encoder: nn.Module, texts: list[str], side: Side = "query", **options) -> EncodedTexts:
+    return encode_texts(encoder, NumberTokenizer(), texts, side, **options)
+
+
+def sparse_rows(encoder: nn.Module, texts: list[str], **options) -> SparseRows:
+    encoded = encode(encoder, texts, **options)
+    assert encoded.tokens is None
+    return encoded.sparse
 
 
 def random_texts(count: int, longest: int = 12) -> list[str]:
@@ -52,15 +92,13 @@ def test_rows_are_those_of_single_texts_in_order(
 ):
     monkeypatch.setattr(encoding, "_TEXTS_TOKENIZED_AT_ONCE", at_once)
     texts, encoder = random_texts(50), CountingEncoder()
-    rows = encode_texts(
-        encoder, tokenize, texts, batch_tokens=batch_tokens, batch_sequences=batch_sequences
-    )
+    rows = sparse_rows(encoder, texts, batch_tokens=batch_tokens, batch_sequences=batch_sequences)
     assert (rows.num_rows, rows.width) == (50, VOCABULARY)
     for row, text in enumerate(texts):
         words, counts = np.unique([int(word) for word in text.split()], return_counts=True)
         span = slice(rows.indptr[row], rows.indptr[row + 1])
         np.testing.assert_array_equal(rows.indices[span], words)
-        np.testing.assert_array_equal(rows.values[span], counts)
+        np.testing.assert_array_equal(rows.values[span], 2 * counts)
     for sequences, longest in encoder.batches:
         assert sequences <= batch_sequences
         assert sequences == 1 or sequences * longest <= batch_tokens
@@ -72,7 +110,7 @@ def test_rows_are_those_of_single_texts_in_order(
 @pytest.mark.parametrize("bf16", [True, False])
 def test_encoder_is_in_evaluation_mode_without_gradients(training, bf16):
     encoder = CountingEncoder().train(training)
-    encode_texts(encoder, tokenize, ["1 2", "3"], bf16=bf16)
+    encode(encoder, ["1 2", "3"], bf16=bf16)
     assert encoder.training is training
     assert set(encoder.states) == {(False, False, bf16)}
 
@@ -81,7 +119,7 @@ def test_encoder_is_in_evaluation_mode_without_gradients(training, bf16):
 def test_faults_pass_through_and_leave_the_mode(text):
     encoder = CountingEncoder().train()
     with pytest.raises((ValueError, IndexError)):
-        encode_texts(encoder, tokenize, ["1", text])
+        encode(encoder, ["1", text])
     assert encoder.training
 
 
@@ -89,21 +127,72 @@ def test_representations_that_are_not_finite_stop_the_run():
     encoder = CountingEncoder()
     nn.init.constant_(encoder.scale, float("nan"))
     with pytest.raises(ValueError, match="the model diverged"):
-        encode_texts(encoder, tokenize, ["1 2"])
+        encode(encoder, ["1 2"])
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 25, 10_000])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_token_vectors_are_those_of_single_texts_without_masked_tokens(batch_tokens, sparse):
+    texts = random_texts(30)
+    encoded = encode(VectorEncoder(sparse), texts, "document", batch_tokens=batch_tokens)
+    assert encoded.kinds == ({"sparse", "tokens"} if sparse else {"tokens"})
+    vectors = encoded.tokens
+    assert vectors.values.dtype == np.float16
+    assert any("5" in text.split() for text in texts)
+    for row, text in enumerate(texts):
+        expected = [(int(word), place) for place, word in enumerate(f"0 {text}".split())]
+        expected = [each for each in expected if each[0] != 5]
+        found = vectors.values[vectors.boundaries[row] : vectors.boundaries[row + 1]]
+        np.testing.assert_array_equal(found, expected)
+    if sparse:
+        assert encoded.sparse.num_rows == len(texts)
+
+
+def test_only_what_is_asked_for_is_kept_and_what_is_not_given_is_refused():
+    texts = ["1 2", "3"]
+    assert encode(VectorEncoder(sparse=True), texts, kinds={"sparse"}).kinds == {"sparse"}
+    assert encode(VectorEncoder(sparse=True), texts, kinds={"tokens"}).kinds == {"tokens"}
+    with pytest.raises(ValueError, match="VectorEncoder gives no sparse vectors"):
+        encode(VectorEncoder(), texts, "document", kinds={"sparse", "tokens"})
+    with pytest.raises(ValueError, match="CountingEncoder gives no token vectors"):
+        encode(CountingEncoder(), texts, kinds={"tokens"})
+    with pytest.raises(ValueError, match="max_query_terms=3 keeps a text's largest weights, but"):
+        encode(VectorEncoder(), texts, max_terms=3)
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype", "message"),
+    [
+        (float("nan"), "float16", "component nan: the model diverged"),
+        (float("nan"), "float32", "component nan: the model diverged"),
+        (1e6, "float16", r"component 2e\+06: float16 cannot hold it; store float32"),
+    ],
+)
+def test_token_vectors_that_cannot_be_stored_stop_the_run(scale, dtype, message):
+    encoder = VectorEncoder()
+    nn.init.constant_(encoder.scale, scale)
+    with pytest.raises(ValueError, match=f"text 1 of a batch has a token vector .*{message}"):
+        encode(encoder, ["5 5 5", "2 1", "1"], vector_dtype=dtype)
+    nn.init.constant_(encoder.scale, 1e6)
+    assert encode(encoder, ["2"], vector_dtype="float32").tokens.values.tolist() == [[2e6, 0]]
 
 
 class TopEncoder(CountingEncoder):
     vocabulary_size = VOCABULARY
+    tops = 0
 
     def topk(self, tokens: TokenBatch, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.tops += 1
         values, indices = self(tokens).sort(dim=1, descending=True, stable=True)
-        return values[:, :k], indices[:, :k]
+        return 2 * values[:, :k], indices[:, :k]
 
 
-def test_only_the_largest_weights_of_a_text():
-    texts = [*random_texts(20, longest=40), "1 3 3 3 5 5 7", "", "4"]
-    full = encode_texts(TopEncoder(), tokenize, texts)
-    cut = encode_texts(TopEncoder(), tokenize, texts, max_terms=3, bf16=True)
+@pytest.mark.parametrize("kinds", [None, {"sparse"}])
+@pytest.mark.parametrize("build", [TopEncoder, CountingEncoder, lambda: VectorEncoder(True)])
+def test_only_the_largest_weights_of_a_text(kinds, build):
+    texts, encoder = [*random_texts(20, longest=40), "1 3 3 3 5 5 7", "", "4"], build()
+    full = encode(encoder, texts).sparse
+    cut = encode(encoder, texts, max_terms=3, bf16=True, kinds=kinds).sparse
     assert (cut.num_rows, cut.width) == (full.num_rows, VOCABULARY)
     assert (full.row_lengths > 3).any()
 
@@ -114,18 +203,20 @@ def test_only_the_largest_weights_of_a_text():
     for row in range(len(texts)):
         largest = sorted(entries(full, row), key=lambda entry: (-entry[1], entry[0]))[:3]
         assert entries(cut, row) == sorted(largest)
-    assert entries(cut, 20) == [(1, 1.0), (3, 3.0), (5, 2.0)]
+    assert [term for term, _ in entries(cut, 20)] == [1, 3, 5]
+    if isinstance(encoder, TopEncoder):
+        assert encoder.tops > 0, "no dense representations then"
 
 
 def test_no_texts():
     with pytest.raises(ValueError, match="no texts to encode"):
-        encode_texts(CountingEncoder(), tokenize, [])
+        encode(CountingEncoder(), [])
 
 
 def test_progress_is_shown_on_standard_error_only_when_asked_for(capsys):
-    encode_texts(CountingEncoder(), tokenize, random_texts(5))
+    encode(CountingEncoder(), random_texts(5))
     assert capsys.readouterr() == ("", "")
-    encode_texts(CountingEncoder(), tokenize, random_texts(5), progress="toy: documents")
+    encode(CountingEncoder(), random_texts(5), progress="toy: documents")
     out, err = capsys.readouterr()
     assert out == ""
     assert "toy: documents" in err

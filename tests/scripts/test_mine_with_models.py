@@ -72,9 +72,9 @@ def test_a_model_mines_what_its_scores_say_and_keeps_what_it_encoded(
     slabs[1].unlink()
     real, encoded = miners.encode_texts, []
 
-    def encode_texts(encoder, tokenize, texts, **options):
+    def encode_texts(encoder, tokenizer, texts, side, **options):
         encoded.append(len(texts))
-        return real(encoder, tokenize, texts, **options)
+        return real(encoder, tokenizer, texts, side, **options)
 
     monkeypatch.setattr(miners, "encode_texts", encode_texts)
     records = mine(*arguments)

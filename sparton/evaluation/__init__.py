@@ -1,0 +1,30 @@
+"""Encode, index, search, measure, write."""
+
+from sparton.evaluation.explanation import TokenMatch, explain, explain_match
+from sparton.evaluation.models import choose_device, load_retriever
+from sparton.evaluation.results import (
+    TaskResult,
+    mean_metrics,
+    results_table,
+    write_results,
+    write_task_run,
+)
+from sparton.evaluation.settings import check_search, check_term_bounds
+from sparton.evaluation.tasks import evaluate_bm25, evaluate_encoder
+
+__all__ = [
+    "TaskResult",
+    "TokenMatch",
+    "check_search",
+    "check_term_bounds",
+    "choose_device",
+    "evaluate_bm25",
+    "evaluate_encoder",
+    "explain",
+    "explain_match",
+    "load_retriever",
+    "mean_metrics",
+    "results_table",
+    "write_results",
+    "write_task_run",
+]

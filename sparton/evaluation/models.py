@@ -1,0 +1,68 @@
+"""Trained models as users name them: a folder or a hub name, and a device."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from sparton.datasets.tokenization import PackedTokenizer
+    from sparton.models.encoder import Encoder
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device of that name; for None a GPU if there is one.
+
+    Raises:
+        ValueError: no such device, or PyTorch cannot use it.
+    """
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={name} cannot be used ({error}): try device=cpu") from error
+    return device
+
+
+def load_retriever(
+    model: Path | str,
+    query_length: int | None = None,
+    document_length: int | None = None,
+    *,
+    device: torch.device | str = "cpu",
+) -> "tuple[Encoder, PackedTokenizer]":
+    """An encoder on its device and its tokenizer, ready for :func:`evaluate_encoder`.
+
+    Args:
+        model: a folder of ``train.py``, a sentence-transformers or masked-LM folder, or a name on
+            the Hugging Face hub.
+        query_length, document_length: tokens at which texts are cut; None takes what the model's
+            folder says, or 64 and 256 if it is silent.
+        device: where to put the encoder.
+
+    Raises:
+        FileNotFoundError: no such folder.
+        OSError, ValueError: from :func:`sparton.models.folders.load_encoder`.
+    """
+    from sparton.datasets.tokenization import PackedTokenizer
+    from sparton.models.folders import Lengths, encoder_lengths, load_encoder
+
+    if not Path(model).is_dir() and not _HUB_NAME.fullmatch(str(model)):
+        raise FileNotFoundError(
+            f"model {model}: no such folder; give a folder of train.py, a sentence-transformers "
+            "folder, or a hub name such as naver/splade-v3"
+        )
+    encoder = load_encoder(model).to(device)
+    lengths = encoder_lengths(model) or Lengths(query=64, document=256)
+    tokenizer = PackedTokenizer(
+        encoder.tokenizer,
+        query_length or lengths.query,
+        document_length or lengths.document,
+        max_length=encoder.max_length,
+        markup=encoder.markup,
+        query_tokenizer=encoder.query_tokenizer,
+    )
+    return encoder, tokenizer

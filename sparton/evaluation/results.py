@@ -1,0 +1,140 @@
+"""What an evaluation found: figures, tables, files."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from sparton.retrieval.output import replacing
+from sparton.retrieval.run import Run
+from sparton.retrieval.trec import write_run
+
+Figures = tuple[float | None, ...]
+
+
+class TaskResult(NamedTuple):
+    """One system on one task.
+
+    What a system does not have is None: terms and FLOPS without sparse vectors, vectors without
+    token vectors.
+
+    Attributes:
+        name: the task's.
+        metrics: mean over the judged queries, by ranx's names.
+        search: how documents were ranked: "sparse", "maxsim" or "bm25"; of two stages both, the
+            one that finds candidates first, as "sparse + maxsim".
+        seconds: wall-clock time to ``encode``, ``index`` and ``search``.
+        run: the rankings themselves.
+        query_terms, document_terms: mean number of active terms.
+        flops: mean number of multiplications to score one pair of sparse vectors; see
+            :func:`mean_flops`.
+        query_vectors, document_vectors: mean number of token vectors.
+    """
+
+    name: str
+    metrics: dict[str, float]
+    search: str
+    seconds: dict[str, float]
+    run: Run
+    query_terms: float | None = None
+    document_terms: float | None = None
+    flops: float | None = None
+    query_vectors: float | None = None
+    document_vectors: float | None = None
+
+
+def mean_metrics(results: Sequence[TaskResult]) -> dict[str, float]:
+    """Each metric's mean over tasks, every task weighing the same."""
+    return {
+        metric: float(np.mean([result.metrics[metric] for result in results]))
+        for metric in results[0].metrics
+    }
+
+
+def results_table(results: Sequence[TaskResult], title: str | None = None) -> Table:
+    """One row per task, and below them the mean row.
+
+    "terms q/d" are the mean active terms, "vectors q/d" the mean token vectors of queries and
+    documents; a column that no result fills is left out.
+    """
+    columns = _columns(results)
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("task", no_wrap=True)
+    for label in columns:
+        table.add_column(label, justify="right", no_wrap=True)
+    for place, result in enumerate(results):
+        table.add_row(result.name, *(_cell(form, rows[place]) for form, rows in columns.values()))
+    table.add_section()
+    table.add_row("mean", *(_cell(form, _mean(rows)) for form, rows in columns.values()))
+    return table
+
+
+def _columns(results: Sequence[TaskResult]) -> dict[str, tuple[str, list[Figures]]]:
+    """By heading, the format of a figure and each result's figures, where any result has some."""
+    columns: dict[str, tuple[str, list[Figures]]] = {
+        _label(metric): (".4f", [(each.metrics[metric],) for each in results])
+        for metric in results[0].metrics
+    }
+    columns |= {
+        "terms q/d": (".1f", [(each.query_terms, each.document_terms) for each in results]),
+        "FLOPS": (".2f", [(each.flops,) for each in results]),
+        "vectors q/d": (".1f", [(each.query_vectors, each.document_vectors) for each in results]),
+        "seconds": (".1f", [(sum(each.seconds.values()),) for each in results]),
+    }
+    return {
+        label: (form, rows)
+        for label, (form, rows) in columns.items()
+        if any(figure is not None for row in rows for figure in row)
+    }
+
+
+def _mean(rows: Sequence[Figures]) -> Figures:
+    """Over the results that have the figures."""
+    return tuple(
+        float(np.mean([figure for figure in column if figure is not None])) for column in zip(*rows)
+    )
+
+
+def _cell(form: str, figures: Figures) -> str:
+    return "/".join("-" if figure is None else format(figure, form) for figure in figures)
+
+
+def write_results(
+    results: Sequence[TaskResult], folder: Path | str, description: Mapping[str, Any]
+) -> None:
+    """``results.json``: the description, the tasks' figures, and the means; replaced as a whole.
+
+    Raises:
+        OSError: the disk is full or not writable; names the file and the room left.
+    """
+    tasks = [
+        {name: figure for name, figure in result._asdict().items() if figure is not None}
+        | {"run": _run_file(result), "queries": len(result.run.query_ids)}
+        for result in results
+    ]
+    content = dict(description) | {"tasks": tasks, "mean": mean_metrics(results)}
+    with replacing(Path(folder) / "results.json") as fresh:
+        fresh.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_task_run(result: TaskResult, folder: Path | str) -> None:
+    """The rankings as ``runs/<task>.trec``, where ``results.json`` says they are.
+
+    Raises:
+        OSError: as for :func:`write_results`.
+    """
+    with replacing(Path(folder) / _run_file(result)) as fresh:
+        write_run(result.run, fresh)
+
+
+def _label(metric: str) -> str:
+    return metric.upper().replace("RECALL", "R")
+
+
+def _run_file(result: TaskResult) -> str:
+    return f"runs/{re.sub('[^a-zA-Z0-9_.-]+', '-', result.name)}.trec"

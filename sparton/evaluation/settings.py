@@ -1,0 +1,97 @@
+"""What can be asked of an evaluation, and of which encoder."""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from sparton.retrieval.encoding import KINDS
+from sparton.retrieval.index import SEARCHES, Search
+from sparton.retrieval.tokens import VECTOR_DTYPES
+from sparton.types import Kind, RetrievalTask
+
+if TYPE_CHECKING:
+    from sparton.models.encoder import Encoder
+
+
+def check_term_bounds(**bounds: object) -> None:
+    """Refuse bounds of a text's terms that are neither a positive int nor None.
+
+    Raises:
+        ValueError: names the bound and its value.
+    """
+    for name, value in bounds.items():
+        if value is not None and not _is_count(value):
+            raise ValueError(
+                f"{name}={value}: must be a whole number of terms from 1 on, or null for all"
+            )
+
+
+def check_search(search: object, rerank_depth: object, vector_dtype: object) -> None:
+    """Refuse a way to search, or to store what is searched, that does not exist.
+
+    Raises:
+        ValueError: names the setting and its value.
+    """
+    if search is not None and search not in SEARCHES:
+        raise ValueError(
+            f"search={search}: must be {', '.join(SEARCHES)}, or null for what the encoder gives"
+        )
+    if not _is_count(rerank_depth):
+        raise ValueError(f"rerank_depth={rerank_depth}: must be a whole number from 1 on")
+    if vector_dtype not in VECTOR_DTYPES:
+        raise ValueError(f"vector_dtype={vector_dtype}: must be {' or '.join(VECTOR_DTYPES)}")
+
+
+def check_task(task: RetrievalTask, metrics: Sequence[str], k: int, bound: str = "k") -> None:
+    """Refuse a task without texts, and metrics that look deeper than the ``k`` best documents.
+
+    Raises:
+        ValueError: names the side, or the metric and the ``bound``.
+    """
+    for side, texts in (("documents", task.documents.texts), ("queries", task.queries.texts)):
+        if not texts:
+            raise ValueError(f"task {task.name} has no {side}: check its files and the split")
+    for metric in metrics:
+        cutoff = metric.partition("@")[2]
+        if cutoff.isdigit() and int(cutoff) > k:
+            raise ValueError(
+                f"{metric} looks deeper than the {bound}={k} documents that are retrieved: "
+                f"raise {bound}, or leave {metric} out of the metrics"
+            )
+
+
+def choose_search(search: Search | None, encoder: "Encoder") -> Search:
+    """How to search with what the encoder gives; see :func:`evaluate_encoder`.
+
+    Raises:
+        ValueError: it does not give what ``search`` compares.
+    """
+    if search is None:
+        if "tokens" not in encoder.kinds:
+            return "sparse"
+        return "rerank" if "sparse" in encoder.kinds else "maxsim"
+    needed: Kind = "sparse" if search == "sparse" else "tokens"
+    if needed not in encoder.kinds:
+        offered = ("sparse",) if needed == "tokens" else ("maxsim", "rerank")
+        raise ValueError(
+            f"search={search} compares {KINDS[needed]}, which {type(encoder).__name__} does not "
+            f"give: set search={' or '.join(offered)}, or null"
+        )
+    return search
+
+
+def check_bounds_apply(search: Search, kinds: Collection[Kind], **bounds: int | None) -> None:
+    """Refuse bounds of terms where no sparse vectors of the encoder are searched.
+
+    Raises:
+        ValueError: names the bound and its value.
+    """
+    for name, value in bounds.items():
+        if value is not None and "sparse" not in kinds:
+            raise ValueError(
+                f"{name}={value} keeps the largest weights of sparse vectors, which take no part "
+                f"in search={search} with this encoder: set it to null"
+            )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

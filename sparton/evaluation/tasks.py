@@ -1,0 +1,204 @@
+"""One system on one task: encode, index, search, measure.
+
+N documents, Q queries, K results per query.
+"""
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparton.evaluation.results import TaskResult
+from sparton.evaluation.settings import (
+    check_bounds_apply,
+    check_search,
+    check_task,
+    check_term_bounds,
+    choose_search,
+)
+from sparton.retrieval.bm25 import BM25
+from sparton.retrieval.encoding import EncodedTexts, device_of, encode_texts
+from sparton.retrieval.index import RERANK_DEPTH, Search, TextIndex
+from sparton.retrieval.metrics import METRICS, evaluate_run
+from sparton.retrieval.run import Run
+from sparton.retrieval.sparse import mean_flops
+from sparton.retrieval.tokens import VectorDtype
+from sparton.types import Kind, RetrievalTask, Side
+
+if TYPE_CHECKING:
+    from sparton.datasets.tokenization import PackedTokenizer
+    from sparton.models.encoder import Encoder
+
+_COMPARED: dict[str, Kind] = {"sparse": "sparse", "maxsim": "tokens"}
+_PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
+
+
+def evaluate_encoder(
+    encoder: "Encoder",
+    tokenizer: "PackedTokenizer",
+    task: RetrievalTask,
+    *,
+    metrics: Sequence[str] = METRICS,
+    k: int = 1000,
+    search: Search | None = None,
+    rerank_depth: int = RERANK_DEPTH,
+    batch_tokens: int = 16_384,
+    batch_sequences: int = 256,
+    bf16: bool = False,
+    max_query_terms: int | None = None,
+    max_document_terms: int | None = None,
+    vector_dtype: VectorDtype = "float16",
+    progress: bool = True,
+) -> TaskResult:
+    """An encoder on a full collection, searched exactly, on the encoder's own device.
+
+    The encoder is in evaluation mode meanwhile; afterwards its mode is what it was.
+
+    Args:
+        encoder: an :class:`~sparton.models.encoder.Encoder`.
+        tokenizer: its tokenizer, with the lengths at which texts are cut.
+        task: collection, queries, judgments.
+        metrics: ranx's names.
+        k: depth of the rankings.
+        search: "sparse" compares sparse vectors by their dot product, "maxsim" token vectors by
+            MaxSim. "rerank" orders candidates by MaxSim, which the encoder's sparse vectors find,
+            or BM25 for an encoder without them. None is the one that uses all that the encoder
+            gives, without BM25.
+        rerank_depth: candidates of a query in "rerank". Rankings are no deeper than that.
+        max_query_terms, max_document_terms: keep this many of a text's largest weights; None, or
+            more than there are, for all.
+        batch_tokens, batch_sequences, bf16, vector_dtype, progress: see :func:`encode_texts`.
+
+    Raises:
+        ValueError: a task without texts, a metric deeper than the rankings, a ``search`` or a bound
+            of terms that the encoder cannot serve (all before anything is encoded), or
+            representations that are not finite.
+    """
+    check_task(task, metrics, k)
+    check_search(search, rerank_depth, vector_dtype)
+    bounds = {"max_query_terms": max_query_terms, "max_document_terms": max_document_terms}
+    check_term_bounds(**bounds)
+    chosen = choose_search(search, encoder)
+    kinds = encoder.kinds if chosen == "rerank" else (_COMPARED[chosen],)
+    check_bounds_apply(chosen, kinds, **bounds)
+    if chosen == "rerank":
+        check_task(task, metrics, rerank_depth, "rerank_depth")
+
+    def encode(texts: Sequence[str], side: Side, max_terms: int | None) -> EncodedTexts:
+        return encode_texts(
+            encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, bf16=bf16,
+            batch_tokens=batch_tokens, batch_sequences=batch_sequences, vector_dtype=vector_dtype,
+            progress=f"{task.name}: {_PLURAL[side]}" if progress else None,
+        )  # fmt: skip
+
+    start = perf_counter()
+    documents = encode(task.documents.texts, "document", max_document_terms)
+    queries = encode(task.queries.texts, "query", max_query_terms)
+    by_words = chosen == "rerank" and "sparse" not in kinds
+    return _retrieve(
+        task,
+        _Sides(queries, documents),
+        metrics,
+        k,
+        search=f"{'bm25' if by_words else 'sparse'} + maxsim" if chosen == "rerank" else chosen,
+        first_stage=_bm25(task) if by_words else None,
+        rerank_depth=rerank_depth,
+        device=device_of(encoder),
+        start=start,
+        progress=f"{task.name}: search" if progress else None,
+    )
+
+
+def evaluate_bm25(
+    task: RetrievalTask,
+    *,
+    k1: float = 0.9,
+    b: float = 0.4,
+    metrics: Sequence[str] = METRICS,
+    k: int = 1000,
+    device: torch.device | str = "cpu",
+) -> TaskResult:
+    """BM25 on the same task, through the same index and metrics."""
+    check_task(task, metrics, k)
+    start = perf_counter()
+    sides = _bm25(task, k1, b)
+    return _retrieve(task, sides, metrics, k, search="bm25", device=device, start=start)
+
+
+class _Sides(NamedTuple):
+    queries: EncodedTexts
+    documents: EncodedTexts
+
+
+def _bm25(task: RetrievalTask, k1: float = 0.9, b: float = 0.4) -> _Sides:
+    bm25 = BM25(k1, b)
+    documents = EncodedTexts(bm25.fit(task.documents.texts))
+    return _Sides(EncodedTexts(bm25.queries(task.queries.texts)), documents)
+
+
+def _retrieve(
+    task: RetrievalTask,
+    sides: _Sides,
+    metrics: Sequence[str],
+    k: int,
+    *,
+    search: str,
+    device: torch.device | str,
+    start: float,
+    first_stage: _Sides | None = None,
+    rerank_depth: int = RERANK_DEPTH,
+    progress: str | None = None,
+) -> TaskResult:
+    """Index and search what was encoded since ``start``; the first stage's sparse vectors take the
+    place of the encoder's."""
+    queries, documents = sides
+    if first_stage is not None:
+        queries, documents = (
+            own._replace(sparse=words.sparse) for own, words in zip(sides, first_stage, strict=True)
+        )
+    encoded = perf_counter()
+    index = TextIndex(documents, device)
+    indexed = perf_counter()
+    scores, rows = index.search(
+        queries,
+        k,
+        exclude=_own_rows(task) if task.exclude_self else None,
+        rerank_depth=rerank_depth,
+        progress=progress,
+    )
+    run = Run(task.queries.ids, task.documents.ids, rows, scores)
+    seconds = {
+        "encode": encoded - start,
+        "index": indexed - encoded,
+        "search": perf_counter() - indexed,
+    }
+    return TaskResult(
+        name=task.name,
+        metrics=evaluate_run(task.qrels, run, metrics),
+        search=search,
+        seconds=seconds,
+        run=run,
+        **_sizes(*sides),
+    )
+
+
+def _sizes(queries: EncodedTexts, documents: EncodedTexts) -> dict[str, float]:
+    """The fields of a result that tell how large the representations are."""
+    sizes: dict[str, float] = {}
+    if queries.sparse is not None and documents.sparse is not None:
+        sizes["query_terms"] = queries.sparse.mean_active_terms
+        sizes["document_terms"] = documents.sparse.mean_active_terms
+        sizes["flops"] = mean_flops(queries.sparse, documents.sparse)
+    if queries.tokens is not None and documents.tokens is not None:
+        sizes["query_vectors"] = queries.tokens.mean_vectors
+        sizes["document_vectors"] = documents.tokens.mean_vectors
+    return sizes
+
+
+def _own_rows(task: RetrievalTask) -> NDArray[np.int64]:
+    """Row of the document that has a query's id, or -1; int64 ``[Q]``."""
+    row_of = {name: row for row, name in enumerate(task.documents.ids)}
+    return np.array([row_of.get(name, -1) for name in task.queries.ids], np.int64)

@@ -1,0 +1,121 @@
+"""Late-interaction and joint models from texts to rankings, against scores of single pairs."""
+
+import numpy as np
+import pytest
+import torch
+
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.evaluation import evaluate_encoder, explain, explain_match
+from sparton.kernels.maxsim import maxsim_reference
+from sparton.models.assembly import build_encoder
+from sparton.models.backbones import tiny
+from sparton.models.colbert import ColbertHead
+from sparton.models.encoder import Encoder
+from sparton.models.heads import EagerHead
+from sparton.models.joint import JointHead
+from sparton.types import RetrievalTask
+from tests.evaluation.problems import DOCUMENTS, QUERIES, make_task
+
+
+def build(joint: bool) -> tuple[Encoder, PackedTokenizer]:
+    torch.manual_seed(0)
+    backbone = tiny(DOCUMENTS.values(), hidden_size=32, layers=1, max_length=32)
+    head = ColbertHead(8, skiplist=["fish", "bird"])
+    encoder = build_encoder(backbone, JointHead(EagerHead(), head) if joint else head)
+    if joint:
+        with torch.no_grad():
+            encoder.backbone.decoder.bias.sub_(encoder.backbone.decoder.bias.mean() + 0.5)
+    tokenizer = PackedTokenizer(
+        encoder.tokenizer,
+        query_length=8,
+        document_length=12,
+        max_length=encoder.max_length,
+        markup=encoder.markup,
+        query_tokenizer=encoder.query_tokenizer,
+    )
+    return encoder, tokenizer
+
+
+@torch.no_grad()
+def pair_scores(encoder: Encoder, tokenizer: PackedTokenizer, task: RetrievalTask) -> np.ndarray:
+    """MaxSim fp64 ``[Q, N]``, one text encoded at a time."""
+    encoder.eval()
+    sides = [
+        [encoder.encode(tokenizer.queries([text]), "query").tokens for text in task.queries.texts],
+        [encoder.encode(tokenizer.documents([t]), "document").tokens for t in task.documents.texts],
+    ]
+    rows = []
+    for q in sides[0]:
+        bounds = q.cu_seqlens
+        pairs = [
+            maxsim_reference(
+                q.values.double(), d.values.double(), bounds, d.cu_seqlens, q.mask, d.mask
+            )
+            for d in sides[1]
+        ]
+        rows.append([pair.item() for pair in pairs])
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("vector_dtype", ["float32", "float16"])
+def test_rankings_are_those_of_the_scores_of_pairs(joint, vector_dtype):
+    encoder, tokenizer = build(joint)
+    task = make_task()
+    result = evaluate_encoder(
+        encoder, tokenizer, task, vector_dtype=vector_dtype, search="maxsim", progress=False
+    )
+    truth = pair_scores(encoder, tokenizer, task)
+    tolerance = {"float32": 1e-5, "float16": 8 * 2**-10}[vector_dtype]
+    found = np.take_along_axis(truth, result.run.rows[:, :6], axis=1)
+    np.testing.assert_allclose(result.run.scores[:, :6], found, atol=tolerance)
+    np.testing.assert_array_equal(result.run.rows[:, :6], np.argsort(-truth, axis=1))
+    assert np.abs(np.diff(np.sort(truth, axis=1))).min() > tolerance, "no near ties in the case"
+    assert result.query_vectors == 8, "expansion counts"
+    skipped = sum(text.count("fish") + text.count("bird") for text in DOCUMENTS.values())
+    words = sum(len(text.split()) for text in DOCUMENTS.values())
+    assert result.document_vectors == pytest.approx(3 + (words - skipped) / 6)
+
+
+def test_joint_model_reranks_what_its_terms_find():
+    encoder, tokenizer = build(joint=True)
+    task = make_task()
+    sparse, both = (
+        evaluate_encoder(encoder, tokenizer, task, search=search, progress=False)
+        for search in ("sparse", None)
+    )
+    assert (sparse.search, both.search) == ("sparse", "sparse + maxsim")
+    truth = pair_scores(encoder, tokenizer, task)
+    for candidates, rows, scores in zip(sparse.run.rows, both.run.rows, truth, strict=True):
+        candidates, rows = candidates[candidates >= 0], rows[rows >= 0]
+        assert rows.tolist() == sorted(candidates, key=lambda row: -scores[row])
+        assert len(rows) > 1
+
+
+def test_bounded_terms_of_a_joint_model():
+    encoder, tokenizer = build(joint=True)
+    options = {"max_query_terms": 3, "max_document_terms": 2, "progress": False}
+    sparse = evaluate_encoder(encoder, tokenizer, make_task(), search="sparse", **options)
+    both = evaluate_encoder(encoder, tokenizer, make_task(), **options)
+    assert (sparse.query_terms, sparse.document_terms) == (3, 2)
+    assert (both.query_terms, both.document_terms, both.query_vectors) == (3, 2, 8)
+    assert sparse.flops == pytest.approx(both.flops)
+
+
+def test_matches_add_up_to_the_score():
+    encoder, tokenizer = build(joint=False)
+    task = make_task()
+    truth = pair_scores(encoder, tokenizer, task)
+    texts = next(iter(QUERIES.values())), DOCUMENTS["d4"]
+    matches = explain_match(encoder, tokenizer, *texts)
+    assert [match.query_token for match in matches][:3] == ["[CLS]", "[Q] ", "red"]
+    assert [match.query_token for match in matches][-3:] == ["[MASK]"] * 3
+    assert {match.document_token for match in matches} <= {"[CLS]", "[D] ", "blue", "[SEP]"}
+    assert sum(match.similarity for match in matches) == pytest.approx(truth[0, 4], abs=1e-5)
+
+
+def test_terms_of_a_joint_model_are_explained():
+    encoder, tokenizer = build(joint=True)
+    terms = explain(encoder, tokenizer, "red cat", k=5)
+    assert len(terms) == 5
+    assert all(token in encoder.tokenizer.get_vocab() for token, _ in terms)

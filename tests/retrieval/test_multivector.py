@@ -1,0 +1,247 @@
+"""Exact search by MaxSim against the reference. N documents, Q queries, E width, C candidates."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from sparton.kernels.maxsim import maxsim_reference
+from sparton.representations import TokenVectors
+from sparton.retrieval import multivector
+from sparton.retrieval.metrics import evaluate_run
+from sparton.retrieval.multivector import MultiVectorIndex, maxsim_scores
+from sparton.retrieval.run import Run
+from sparton.retrieval.tokens import TokenRows
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LIMITS = pytest.mark.parametrize(
+    "limits",
+    [{}, {"chunk_tokens": 30}, {"chunk_tokens": 1}],
+    ids=["one_chunk", "chunks_of_30_tokens", "chunks_of_one_document"],
+)
+
+
+def random_vectors(texts: int, seed: int, *, whole: bool = True, width: int = 8) -> TokenVectors:
+    """Texts of 0 to 8 tokens, a third of them masked. Sums of products of small whole numbers are
+    exact in every precision, whatever their order, and full of ties."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 9, (texts,), generator=generator)
+    bounds = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).int()
+    shape = int(bounds[-1]), width
+    values = torch.randint(-2, 3, shape, generator=generator).float()
+    if not whole:
+        values = torch.nn.functional.normalize(torch.randn(shape, generator=generator), dim=1)
+    return TokenVectors(values, bounds, torch.rand(shape[0], generator=generator) < 0.67)
+
+
+def reference(queries: TokenVectors, documents: TokenVectors) -> np.ndarray:
+    """Scores ``[Q, N]`` in fp64; NaN where a side has no token that takes part."""
+    scores = maxsim_reference(
+        queries.values.double(), documents.values.double(), queries.cu_seqlens,
+        documents.cu_seqlens, queries.mask, documents.mask,
+    ).numpy()  # fmt: skip
+    for side, axis in ((queries, 0), (documents, 1)):
+        empty = TokenRows.from_vectors(side).row_lengths == 0
+        scores[(empty, slice(None)) if axis == 0 else (slice(None), empty)] = np.nan
+    return scores
+
+
+def best(
+    scores: np.ndarray, k: int, exclude: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the index documents: ties by the lower row, padded by 0 and -1."""
+    found, rows = np.zeros((len(scores), k)), np.full((len(scores), k), -1)
+    for query, own in enumerate(scores.copy()):
+        if exclude is not None and exclude[query] >= 0:
+            own[exclude[query]] = np.nan
+        order = np.lexsort((np.arange(len(own)), -own))
+        order = order[~np.isnan(own[order])][:k]
+        found[query, : len(order)], rows[query, : len(order)] = own[order], order
+    return found, rows
+
+
+def rows_of(vectors: TokenVectors, dtype: str = "float16") -> TokenRows:
+    return TokenRows.from_vectors(vectors, dtype)
+
+
+def make_index(documents: TokenRows, device: str, **limits: int) -> MultiVectorIndex:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return MultiVectorIndex(documents, device, **limits)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("k", [1, 10, 57, 200])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@LIMITS
+def test_search_equals_reference_with_ties_masks_and_empty_texts(device, k, dtype, limits):
+    documents, queries = random_vectors(57, seed=0), random_vectors(140, seed=1)
+    index = make_index(rows_of(documents, dtype), device, **limits)
+    scores, rows = index.search(rows_of(queries, dtype), k)
+    truth = reference(queries, documents)
+    expected_scores, expected_rows = best(truth, k)
+    assert np.isnan(truth).all(axis=0).any(), "the case must hold documents without tokens"
+    assert np.isnan(truth).all(axis=1).any(), "the case must hold queries without tokens"
+    assert (truth < 0).any(), "the case must hold negative scores"
+    assert (np.diff(expected_scores[:, :2]) == 0).any() or k == 1, "the case must hold ties"
+    assert (scores.dtype, rows.dtype) == (np.float32, np.int64)
+    np.testing.assert_array_equal(scores, expected_scores)
+    np.testing.assert_array_equal(rows, expected_rows)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_search_equals_reference_on_unit_vectors(device):
+    documents = random_vectors(300, seed=2, whole=False, width=32)
+    queries = random_vectors(40, seed=3, whole=False, width=32)
+    index = make_index(rows_of(documents, "float32"), device, chunk_tokens=200)
+    scores, rows = index.search(rows_of(queries, "float32"), 20)
+
+    def agrees(documents: TokenVectors) -> bool:
+        expected, expected_rows = best(reference(queries, documents), 20)
+        return np.allclose(scores, expected, rtol=1e-5) and np.array_equal(rows, expected_rows)
+
+    assert agrees(documents)
+    assert not agrees(documents._replace(values=documents.values * 1.0001)), "tolerance too wide"
+    again = index.search(rows_of(queries, "float32"), 20)
+    np.testing.assert_array_equal(again[0], scores)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@LIMITS
+def test_exclude_leaves_out_one_document_per_query(device, limits):
+    texts = random_vectors(50, seed=5)
+    own = np.arange(50)
+    own[::3] = -1
+    index = make_index(rows_of(texts), device, **limits)
+    for k in (3, 60):
+        scores, rows = index.search(rows_of(texts), k, exclude=own)
+        expected_scores, expected_rows = best(reference(texts, texts), k, own)
+        np.testing.assert_array_equal(scores, expected_scores)
+        np.testing.assert_array_equal(rows, expected_rows)
+    assert any(row in found for row, found in enumerate(rows)), "only what is named is left out"
+
+
+def test_index_without_tokens_and_search_without_queries():
+    nothing = TokenRows(np.zeros((0, 8), np.float16), np.zeros(1, np.int64))
+    silent = TokenRows(nothing.values, np.zeros(4, np.int64))
+    texts = rows_of(random_vectors(5, seed=6))
+    for documents in (nothing, silent):
+        scores, rows = MultiVectorIndex(documents).search(texts, 3)
+        assert rows.shape == scores.shape == (5, 3)
+        assert (rows == -1).all()
+        assert (scores == 0).all()
+        assert MultiVectorIndex(texts).search(documents, 3)[1].shape == (documents.num_rows, 3)
+    candidates = np.array([[0, 2, -1]] * 5)
+    assert (MultiVectorIndex(silent).rerank(texts, candidates)[1] == -1).all()
+    assert MultiVectorIndex(nothing).rerank(texts, np.zeros((5, 0), np.int64))[1].shape == (5, 0)
+    assert (MultiVectorIndex(nothing).rerank(texts, np.full((5, 2), -1))[1] == -1).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("columns", [1024, 4])
+@LIMITS
+def test_rerank_equals_search_among_the_candidates(device, columns, limits, monkeypatch):
+    monkeypatch.setattr(multivector, "_CANDIDATES_AT_ONCE", columns)
+    documents, queries = random_vectors(57, seed=7), random_vectors(30, seed=8)
+    rng = np.random.default_rng(0)
+    candidates = np.array([rng.permutation(57)[:21] for _ in range(30)])
+    candidates[rng.random(candidates.shape) < 0.2] = -1
+    index = make_index(rows_of(documents), device, **limits)
+    scores, rows = index.rerank(rows_of(queries), candidates)
+    everything, truth = reference(queries, documents), np.full((30, 57), np.nan)
+    for query, chosen in enumerate(candidates):
+        chosen = chosen[chosen >= 0]
+        truth[query, chosen] = everything[query, chosen]
+    expected_scores, expected_rows = best(truth, 21)
+    np.testing.assert_array_equal(scores, expected_scores)
+    np.testing.assert_array_equal(rows, expected_rows)
+    all_rows = np.tile(np.arange(57), (30, 1))
+    reranked, searched = (
+        index.rerank(rows_of(queries), all_rows),
+        index.search(rows_of(queries), 57),
+    )
+    for found, expected in zip(reranked, searched, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_scores_of_candidates_keep_their_places():
+    documents, queries = random_vectors(20, seed=9), random_vectors(6, seed=10)
+    candidates = np.random.default_rng(1).integers(-1, 20, (6, 9))
+    scores = maxsim_scores(rows_of(queries), rows_of(documents), candidates)
+    truth = np.nan_to_num(reference(queries, documents))
+    expected = np.where(candidates < 0, 0, np.take_along_axis(truth, candidates, axis=1))
+    np.testing.assert_array_equal(scores, expected)
+
+
+def test_half_precision_leaves_the_quality_of_a_ranking_as_it_is():
+    documents = random_vectors(400, seed=11, whole=False, width=64)
+    queries = random_vectors(60, seed=12, whole=False, width=64)
+    ids = [[f"{side}{row}" for row in range(n)] for side, n in (("q", 60), ("d", 400))]
+    runs = {}
+    for dtype in ("float16", "float32"):
+        index = MultiVectorIndex(rows_of(documents, dtype))
+        scores, rows = index.search(rows_of(queries, dtype), 100)
+        runs[dtype] = Run(*ids, rows, scores)
+    half, single = runs["float16"], runs["float32"]
+    assert (half.scores != single.scores).any()
+    np.testing.assert_allclose(half.scores, single.scores, atol=8 * 2**-10)
+    qrels = {
+        query: {document: place % 3 for place, (document, _) in enumerate(found[2:30])}
+        for query, found in single.rankings()
+        if len(found) > 30
+    }
+    ndcg = [evaluate_run(qrels, run, ["ndcg@10"])["ndcg@10"] for run in (half, single)]
+    assert ndcg[0] == pytest.approx(ndcg[1], abs=1e-3)
+    reversed_run = single._replace(rows=single.rows[:, ::-1])
+    assert abs(evaluate_run(qrels, reversed_run, ["ndcg@10"])["ndcg@10"] - ndcg[1]) > 0.1
+
+
+def test_texts_can_be_taken_cut_out_and_joined():
+    texts = rows_of(random_vectors(12, seed=13))
+    pieces = [texts.values[a:b].tolist() for a, b in zip(texts.boundaries, texts.boundaries[1:])]
+
+    def content(rows: TokenRows) -> list:
+        bounds = rows.boundaries
+        return [rows.values[a:b].tolist() for a, b in itertools.pairwise(bounds)]
+
+    order = np.array([3, 3, 0, -1, 11])
+    assert content(texts.take(order)) == [pieces[3], pieces[3], pieces[0], [], pieces[11]]
+    assert content(texts.slice(2, 5)) == pieces[2:5]
+    assert content(TokenRows.concatenate([texts.slice(0, 4), texts.slice(4, 12)])) == pieces
+    assert texts.mean_vectors == sum(map(len, pieces)) / 12
+    assert np.shares_memory(texts.slice(2, 5).values, texts.values)
+
+
+def test_what_cannot_be_compared_is_refused():
+    texts = rows_of(random_vectors(5, seed=14))
+    index = MultiVectorIndex(texts)
+    with pytest.raises(ValueError, match="float32 vectors of 8, documents float16 of 8"):
+        index.search(rows_of(random_vectors(5, seed=14), "float32"), 3)
+    with pytest.raises(ValueError, match="float16 vectors of 4, documents float16 of 8"):
+        index.rerank(rows_of(random_vectors(5, seed=14, width=4)), np.zeros((5, 1), np.int64))
+    with pytest.raises(ValueError, match="k is 0"):
+        index.search(texts, 0)
+    with pytest.raises(ValueError, match=r"exclude has the shape \(4,\)"):
+        index.search(texts, 3, exclude=np.zeros(4, np.int64))
+    with pytest.raises(ValueError, match="the same candidate twice"):
+        index.rerank(texts, np.array([[0, 1, 0]] * 5))
+    with pytest.raises(ValueError, match=r"candidates have the shape \(4, 1\)"):
+        index.rerank(texts, np.zeros((4, 1), np.int64))
+    with pytest.raises(ValueError, match="candidates from 0 to 5"):
+        index.rerank(texts, np.array([[5, 0]] * 5))
+
+
+def test_progress_is_shown_only_when_asked_for(capsys):
+    texts = rows_of(random_vectors(40, seed=15))
+    index = MultiVectorIndex(texts, chunk_tokens=30)
+    index.search(texts, 3)
+    assert capsys.readouterr().err == ""
+    index.search(texts, 3, progress="toy: search")
+    index.rerank(texts, np.zeros((40, 1), np.int64), progress="toy: rerank")
+    err = capsys.readouterr().err
+    filled = int((texts.row_lengths > 0).sum())
+    assert "toy: search" in err
+    assert f"{filled}/{filled}" in err
+    assert "toy: rerank" in err
+    assert "40/40" in err
