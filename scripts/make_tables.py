@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from tables.bars import bars_table
-from tables.heads import heads_table, patterns_table
+from tables.heads import captured_table, heads_table, patterns_table
 from tables.in_domain import in_domain_table
 from tables.maxsim import backward_table, forward_table, targets_table
 from tables.paper import figure2, table1, table2
@@ -23,6 +23,7 @@ TABLES = {
     "heads": heads_table,
     "bars": bars_table,
     "patterns": patterns_table,
+    "captured": captured_table,
     "table1": table1,
     "table2": table2,
     "figure2": figure2,

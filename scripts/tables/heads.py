@@ -1,5 +1,8 @@
 """Heads side by side: at one shape, and where the maxima lie."""
 
+from collections.abc import Iterable
+from functools import partial
+
 from head_benchmark.suites import (
     ALL_HEADS,
     CAPTURED,
@@ -45,12 +48,17 @@ def _heads(records: list[Record]) -> str:
 
 def patterns_table() -> str:
     """Forward and backward of the two designs for each pattern of winners."""
-    return by_device("head", _patterns)
+    return by_device("head", partial(_patterns, patterns=PATTERNS))
 
 
-def _patterns(records: list[Record]) -> str:
+def captured_table() -> str:
+    """The same for a batch of a trained model."""
+    return by_device("head_captured", partial(_patterns, patterns=(CAPTURED,)))
+
+
+def _patterns(records: list[Record], patterns: Iterable[str]) -> str:
     rows = []
-    for pattern in (*PATTERNS, CAPTURED):
+    for pattern in patterns:
         shape = CAPTURED if pattern == CAPTURED else TABLE1
         cells = [Cell(shape, head, FORWARD_BACKWARD, pattern) for head in RIVALS]
         hybrid, ours = (find(records, **cell._asdict()) for cell in cells)
