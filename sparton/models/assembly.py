@@ -4,19 +4,30 @@ from torch import nn
 
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody
+from sparton.models.cached import CachedBackbone
 from sparton.models.colbert import ColbertEncoder, ColbertHead
+from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.splade import SpladeEncoder
 
 
-def build_encoder(backbone: EncoderBody, head: nn.Module) -> Encoder:
+def build_encoder(
+    backbone: EncoderBody | CachedBackbone, head: nn.Module | AutoencoderHead
+) -> Encoder:
     """The kind of encoder is the head's choice.
 
     Raises:
         ValueError: the head needs what the backbone lacks, or is no head.
     """
+    if isinstance(head, AutoencoderHead):
+        return AutoencoderEncoder(backbone, head)
+    if isinstance(backbone, CachedBackbone):
+        raise ValueError(
+            f"{type(head).__name__} reads the states of all tokens, but this backbone has one "
+            "embedding per text: set head=csr, or choose a model as the backbone"
+        )
     match head:
         case ColbertHead():
             return ColbertEncoder(backbone, head)

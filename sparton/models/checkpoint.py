@@ -1,5 +1,7 @@
 """Reading Hugging Face checkpoints strictly: nothing missing is made up in silence."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -13,7 +15,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import cached_file
+from transformers.utils import cached_file, logging
 
 from sparton.models.body import without_attention_dropout
 
@@ -70,14 +72,15 @@ def load_body(name: str, *, revision: str | None = None, subfolder: str = "") ->
         ValueError: weights of the encoder are missing, or a weights file is damaged.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
-    model, report = AutoModel.from_pretrained(
-        name,
-        config=_config(name, revision, subfolder),
-        revision=revision,
-        subfolder=subfolder,
-        dtype=torch.float32,
-        output_loading_info=True,
-    )
+    with _without_report():
+        model, report = AutoModel.from_pretrained(
+            name,
+            config=_config(name, revision, subfolder),
+            revision=revision,
+            subfolder=subfolder,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
     missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
     if missing:
         raise ValueError(
@@ -134,6 +137,17 @@ def _config(name: str, revision: str | None, subfolder: str) -> PreTrainedConfig
     _check_weights(Path(name) / subfolder)
     config = AutoConfig.from_pretrained(name, revision=revision, subfolder=subfolder)
     return without_attention_dropout(config)
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Heads that a body leaves behind are no news, and what it lacks is an error here."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _check_weights(folder: Path) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from sparton.embeddings import TextRows
 from sparton.representations import Representations
 from sparton.types import Kind, Markup, Side, TokenBatch
 
@@ -21,12 +22,15 @@ class Encoder(nn.Module):
         kinds: the fields of its representations: "sparse", "tokens", or both.
         regularized: the sides whose sparse representations training can make sparser.
         loss_weights: of the losses that its representations bring along, by name.
+        text_rows: what reads its texts in place of the tokenizers, where it trains on embeddings
+            that were made before; None for encoders that read tokens.
     """
 
     markup = Markup()
     kinds: tuple[Kind, ...] = ("sparse",)
     regularized: tuple[Side, ...] = ("query", "document")
     loss_weights: Mapping[str, float] = {}
+    text_rows: TextRows | None = None
 
     def __init__(
         self,

@@ -14,6 +14,18 @@ from sparton.types import TokenBatch
 PoolingMode = Literal["mean", "cls"]
 
 
+def pooling_mode(name: str) -> PoolingMode:
+    """A mode by its name.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    for mode in get_args(PoolingMode):
+        if name == mode:
+            return mode
+    raise ValueError(f"pooling={name!r} is not one of {', '.join(get_args(PoolingMode))}")
+
+
 class Pooling(NamedTuple):
     """How a dense encoder makes an embedding of its hidden states.
 
@@ -24,13 +36,6 @@ class Pooling(NamedTuple):
 
     mode: PoolingMode = "mean"
     normalize: bool = False
-
-    def check(self) -> None:
-        """Raise ValueError for a mode that does not exist."""
-        if self.mode not in get_args(PoolingMode):
-            raise ValueError(
-                f"pooling={self.mode!r} is not one of {', '.join(get_args(PoolingMode))}"
-            )
 
     def __call__(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:
         """``[T, D]`` to fp32 ``[N, D]``, zeros for a text without tokens; the same from call to

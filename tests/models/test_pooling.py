@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparton.models.pooling import Pooling
+from sparton.models.pooling import Pooling, pooling_mode
 from sparton.types import TokenBatch
 
 LENGTHS = (3, 0, 5, 1, 0)
@@ -49,4 +49,5 @@ def test_texts_without_any_token_are_zeros(mode):
 
 def test_other_poolings_are_refused():
     with pytest.raises(ValueError, match="pooling='max' is not one of mean, cls"):
-        Pooling("max").check()
+        pooling_mode("max")
+    assert pooling_mode("cls") == "cls"

@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.folders import files
+from sparton.models.csr import AutoencoderEncoder
+from sparton.models.folders import csr, files
+from sparton.models.folders.csr import load_csr, save_csr
 from sparton.models.folders.files import Lengths, module_kinds, writing_folder
 from sparton.models.folders.router import load_router, router_lengths, save_router
 from sparton.models.folders.splade import load_splade, save_splade
@@ -16,7 +18,7 @@ ROUTER = ["Router"]
 
 
 def save_encoder(
-    encoder: SpladeEncoder | AsymmetricEncoder,
+    encoder: SpladeEncoder | AsymmetricEncoder | AutoencoderEncoder,
     path: str | Path,
     *,
     query_length: int,
@@ -32,6 +34,8 @@ def save_encoder(
     with writing_folder(Path(path)) as fresh:
         if isinstance(encoder, AsymmetricEncoder):
             save_router(encoder, fresh, **lengths)
+        elif isinstance(encoder, AutoencoderEncoder):
+            save_csr(encoder, fresh, **lengths)
         else:
             save_splade(encoder, fresh, **lengths)
 
@@ -43,10 +47,19 @@ def load_encoder(
     revision: str | None = None,
     compile: bool = False,
     gradient_checkpointing: bool = False,
-) -> SpladeEncoder | AsymmetricEncoder:
+) -> SpladeEncoder | AsymmetricEncoder | AutoencoderEncoder:
     """Read an encoder of any kind, as its folder says; see
-    :func:`~sparton.models.folders.splade.load_splade`."""
-    load = load_router if module_kinds(str(name), revision) == ROUTER else load_splade
+    :func:`~sparton.models.folders.splade.load_splade` and
+    :func:`~sparton.models.folders.csr.load_csr`, which takes no head."""
+    kinds = module_kinds(str(name), revision) or [""]
+    if kinds[-1] == csr.KIND:
+        return load_csr(
+            name,
+            revision=revision,
+            compile=compile,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+    load = load_router if kinds == ROUTER else load_splade
     return load(
         name,
         head,

@@ -1,0 +1,204 @@
+"""Dense embeddings of known texts on disk, and how texts find theirs.
+
+R rows: those of the queries first, then those of the documents; D width; N texts.
+
+A cache is a folder, written by ``scripts/cache_embeddings.py``:
+
+- ``embeddings.npy`` ``[R, D]``, fp32 or fp16;
+- ``keys.npy`` uint64 ``[R]``, a hash of each row's text; a side has a text once;
+- ``cache.json``, the :class:`CacheFacts`;
+- ``progress.json``, the number of rows written;
+- ``model``, the folder of the dense encoder that made them.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparton.types import Side, TokenBatch
+
+EMBEDDINGS, KEYS, FACTS, PROGRESS, MODEL = (
+    "embeddings.npy",
+    "keys.npy",
+    "cache.json",
+    "progress.json",
+    "model",
+)
+
+
+class CacheFacts(NamedTuple):
+    """What the embeddings of a cache are.
+
+    Attributes:
+        queries: how many of the rows are those of queries.
+        query_length, document_length: tokens at which texts were cut.
+        pooling, normalized: how hidden states became embeddings, see
+            :class:`~sparton.models.pooling.Pooling`.
+        query_prompt, document_prompt: put before the texts.
+        weights: digest of the encoder's weights.
+    """
+
+    queries: int
+    query_length: int
+    document_length: int
+    pooling: Literal["mean", "cls"]
+    normalized: bool
+    query_prompt: str
+    document_prompt: str
+    weights: str
+
+
+class TextRows:
+    """Takes the place of a tokenizer: a text becomes one token, the row of its embedding.
+
+    Args:
+        folder: of a complete cache.
+
+    Raises:
+        FileNotFoundError, ValueError: see :func:`check_cache`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.facts = check_cache(self.folder)
+        keys = np.load(self.folder / KEYS)
+        self._sides: dict[Side, _Keys] = {
+            "query": _Keys.of(keys[: self.facts.queries], 0),
+            "document": _Keys.of(keys[self.facts.queries :], self.facts.queries),
+        }
+
+    def queries(self, texts: Sequence[str]) -> TokenBatch:
+        """One row number per query.
+
+        Raises:
+            ValueError: the cache has no such query.
+        """
+        return self._rows(texts, "query")
+
+    def documents(self, texts: Sequence[str]) -> TokenBatch:
+        """One row number per document.
+
+        Raises:
+            ValueError: the cache has no such document.
+        """
+        return self._rows(texts, "document")
+
+    def check_lengths(self, query_length: int, document_length: int) -> None:
+        """Refuse lengths at which a model would see other texts than the cached ones.
+
+        Raises:
+            ValueError: they differ from those of the cache.
+        """
+        cached = (self.facts.query_length, self.facts.document_length)
+        if (query_length, document_length) != cached:
+            raise ValueError(
+                f"the embeddings in {self.folder} are of texts cut at {cached[0]} and {cached[1]} "
+                f"tokens, not at query_length={query_length} and document_length="
+                f"{document_length}: set these to {cached[0]} and {cached[1]}"
+            )
+
+    def _rows(self, texts: Sequence[str], side: Side) -> TokenBatch:
+        rows = self._sides[side].find(text_keys(texts))
+        unknown = np.flatnonzero(rows < 0)
+        if unknown.size:
+            raise ValueError(
+                f"{self.folder} has no embedding of the {side} {texts[unknown[0]][:80]!r}: run "
+                "scripts/cache_embeddings.py over all the folders that a run reads, those of its "
+                "evaluation too"
+            )
+        count = len(rows)
+        return TokenBatch(
+            torch.from_numpy(rows),
+            torch.zeros(count, dtype=torch.int64),
+            torch.arange(count + 1, dtype=torch.int32),
+            1,
+        )
+
+
+class EmbeddingTable:
+    """The embeddings themselves, by row.
+
+    Args:
+        folder: of a complete cache.
+        on_device: copy the table to the device that asks for rows, once, instead of reading every
+            row from the memory-mapped file.
+
+    Raises:
+        FileNotFoundError, ValueError: see :func:`check_cache`.
+    """
+
+    def __init__(self, folder: str | Path, *, on_device: bool = True) -> None:
+        check_cache(Path(folder))
+        self._stored: NDArray = np.load(Path(folder) / EMBEDDINGS, mmap_mode="r")
+        self._on_device = on_device
+        self._copy: Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self._stored.shape[1]
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The embeddings fp32 ``[N, D]`` of int64 ``rows [N]``, on their device."""
+        if rows.device.type == "cpu" or not self._on_device:
+            found = torch.from_numpy(self._stored[rows.cpu().numpy()])
+            return found.to(rows.device, torch.float32)
+        if self._copy is None or self._copy.device != rows.device:
+            self._copy = torch.from_numpy(np.array(self._stored)).to(rows.device)
+        return self._copy.index_select(0, rows).float()
+
+
+class _Keys(NamedTuple):
+    """Hashes in ascending order, and the row of each."""
+
+    hashes: NDArray[np.uint64]
+    rows: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, keys: NDArray[np.uint64], first_row: int) -> "_Keys":
+        order = np.argsort(keys)
+        return cls(keys[order], order + first_row)
+
+    def find(self, keys: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """The row of each key, -1 where there is none."""
+        if not len(self.hashes):
+            return np.full(len(keys), -1)
+        places = np.searchsorted(self.hashes, keys).clip(max=len(self.hashes) - 1)
+        return np.where(self.hashes[places] == keys, self.rows[places], -1)
+
+
+def text_keys(texts: Sequence[str]) -> NDArray[np.uint64]:
+    """64-bit hashes of texts. Two of ten million different texts have the same with a probability
+    of three in a million."""
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), np.dtype("<u8")).astype(np.uint64)
+
+
+def check_cache(folder: Path) -> CacheFacts:
+    """The facts of a cache that can be used.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not complete.
+    """
+    if not (folder / FACTS).is_file():
+        raise FileNotFoundError(
+            f"{folder} holds no cache of embeddings ({FACTS} is missing): write one with "
+            "scripts/cache_embeddings.py"
+        )
+    facts = CacheFacts(**json.loads((folder / FACTS).read_text()))
+    written = json.loads((folder / PROGRESS).read_text())["rows"]
+    rows = len(np.load(folder / KEYS, mmap_mode="r"))
+    if written != rows:
+        raise ValueError(
+            f"{folder} holds {written} of {rows} embeddings: run the same "
+            "scripts/cache_embeddings.py again, it goes on where it stopped"
+        )
+    return facts

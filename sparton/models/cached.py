@@ -1,0 +1,73 @@
+"""Embeddings that were made before, in the place of a backbone.
+
+T texts, each of them one token; D width.
+"""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from sparton.embeddings import MODEL, EmbeddingTable, TextRows
+from sparton.models.checkpoint import load_tokenizer
+from sparton.models.pooling import Pooling
+from sparton.types import Markup, TokenBatch
+
+
+class CachedBackbone(nn.Module):
+    """A table of embeddings, looked up by the row numbers that its :attr:`text_rows` make of texts.
+
+    It has no parameters. The model that made the embeddings lies beside them, for saving.
+
+    Args:
+        path: folder that ``scripts/cache_embeddings.py`` has written.
+        on_device: see :class:`~sparton.embeddings.EmbeddingTable`.
+
+    Raises:
+        FileNotFoundError, ValueError: no cache there, or one that is not complete.
+    """
+
+    def __init__(self, path: str | Path, *, on_device: bool = True) -> None:
+        super().__init__()
+        self.text_rows = TextRows(path)
+        self.table = EmbeddingTable(path, on_device=on_device)
+        self.tokenizer = load_tokenizer(str(self.source))
+        self.max_length = None
+
+    @property
+    def source(self) -> Path:
+        """Folder of the dense encoder that made the embeddings."""
+        return self.text_rows.folder / MODEL
+
+    @property
+    def hidden_size(self) -> int:
+        """D."""
+        return self.table.width
+
+    def hidden_states(self, tokens: TokenBatch) -> Tensor:
+        """The embeddings fp32 ``[T, D]``."""
+        return self.table.take(tokens.input_ids)
+
+    def check(self, pooling: Pooling, markup: Markup) -> None:
+        """Refuse a head that would make other embeddings of the texts than these.
+
+        Raises:
+            ValueError: names the settings to change.
+        """
+        facts = self.text_rows.facts
+        names = ("pooling", "normalize_pooled", "query_prompt", "document_prompt")
+        cached = (facts.pooling, facts.normalized, facts.query_prompt, facts.document_prompt)
+        asked = (*pooling, markup.query_prompt, markup.document_prompt)
+        for name, ours, theirs in zip(names, asked, cached, strict=True):
+            if ours != theirs:
+                raise ValueError(
+                    f"the embeddings in {self.text_rows.folder} were made with {name}={theirs!r}, "
+                    f"but the head has {ours!r}: set head.{name}={theirs!r}"
+                )
+
+    def bare(self) -> "CachedBackbone":
+        """Itself: there is no head to leave out."""
+        return self
+
+    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+        """None: embeddings are looked up."""
+        return 0.0

@@ -1,0 +1,142 @@
+"""Encoders with a sparse autoencoder as folders that sentence-transformers loads as they are.
+
+A dense encoder's folder (:mod:`sparton.models.folders.dense`) with one module more, which makes a
+``SparseEncoder`` of it. D width of the embeddings, H latents.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sparton.models.autoencoder import SparseAutoencoder
+from sparton.models.cached import CachedBackbone
+from sparton.models.checkpoint import optional_file
+from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
+from sparton.models.folders.dense import (
+    DenseEncoder,
+    Part,
+    dense_parts,
+    load_dense,
+    read_dense,
+    read_parts,
+    write_dense,
+    write_modules,
+)
+from sparton.models.folders.files import read_module, write_json
+
+KIND = "SparseAutoEncoder"
+WEIGHTS = "model.safetensors"
+# Ours and theirs. The matrix has a second name there, as it is the decoder's too.
+NAMES = {
+    "encoder.weight": "decoder.linear.weight",
+    "latent_bias": "latent_bias",
+    "pre_bias": "pre_bias",
+    "steps_since_active": "stats_last_nonzero",
+}
+
+
+def save_csr(
+    encoder: AutoencoderEncoder, path: Path, *, query_length: int, document_length: int
+) -> None:
+    """Fill the folder ``path``; for cached embeddings with the model that made them."""
+    head = encoder.head
+    backbone = encoder.backbone
+    body = load_dense(backbone.source).body if isinstance(backbone, CachedBackbone) else backbone
+    dense = DenseEncoder(body, head.pool, encoder.markup)
+    write_dense(dense, path, query_length=query_length, document_length=document_length)
+    parts = dense_parts(head.pool)
+    folder = f"{len(parts)}_{KIND}"
+    parts.append(Part(f"sentence_transformers.sparse_encoder.models.{KIND}", folder))
+    write_modules(path, parts, "SparseEncoder", "dot", encoder.markup)
+    sizes: dict[str, Any] = {
+        "input_dim": encoder.autoencoder.input_dim,
+        "hidden_dim": head.hidden_dim,
+        "k": head.k,
+        "k_aux": head.k_aux,
+        "normalize": head.normalize,
+        "dead_threshold": head.dead_threshold,
+    }
+    write_json(path, {f"{folder}/config.json": sizes})
+    state = encoder.autoencoder.state_dict()
+    tensors = {NAMES[name]: value.contiguous() for name, value in state.items()}
+    save_file(tensors, path / folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def load_csr(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> AutoencoderEncoder:
+    """Read an encoder from a folder of :func:`save_csr` or of sentence-transformers, or from the
+    Hugging Face hub. Nothing of it is frozen.
+
+    Args:
+        name: path or hub name.
+        revision: branch, tag or commit on the hub.
+        compile, gradient_checkpointing: see :class:`~sparton.models.body.EncoderBody`.
+
+    Raises:
+        ValueError: the folder composes other modules, or weights are damaged or do not fit.
+        OSError: files are missing.
+    """
+    name = str(name)
+    parts = read_parts(name, revision) or []
+    if not parts or parts[-1].kind != KIND:
+        kinds = " + ".join(part.kind for part in parts) or "nothing"
+        raise ValueError(f"{name}/modules.json composes {kinds}; {KIND} must come last")
+    dense = read_dense(
+        name,
+        parts[:-1],
+        revision=revision,
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    folder = parts[-1].path
+    sizes = read_module(name, f"{folder}/config.json", revision)
+    head = AutoencoderHead(
+        hidden_dim=sizes.get("hidden_dim", 512),
+        k=sizes.get("k", 8),
+        k_aux=sizes.get("k_aux", 512),
+        normalize=sizes.get("normalize", False),
+        dead_threshold=sizes.get("dead_threshold", 30),
+        pooling=dense.pooling.mode,
+        normalize_pooled=dense.pooling.normalize,
+        query_prompt=dense.markup.query_prompt,
+        document_prompt=dense.markup.document_prompt,
+        freeze_backbone=False,
+    )
+    encoder = AutoencoderEncoder(dense.body, head)
+    _fill(encoder.autoencoder, _read_weights(name, folder, revision), f"{name}/{folder}/{WEIGHTS}")
+    return encoder
+
+
+def _read_weights(name: str, folder: str, revision: str | None) -> dict[str, Tensor]:
+    path = optional_file(name, WEIGHTS, revision, folder)
+    if path is None:
+        raise FileNotFoundError(f"{name}/{folder}/{WEIGHTS} is missing")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): copy or download it again") from error
+
+
+@torch.no_grad()
+def _fill(autoencoder: SparseAutoencoder, tensors: dict[str, Tensor], place: str) -> None:
+    """Copy weights of either library into an autoencoder."""
+    if "encoder.weight" in tensors:
+        tensors.setdefault(NAMES["encoder.weight"], tensors["encoder.weight"])
+    for own, value in autoencoder.state_dict().items():
+        stored = tensors.get(NAMES[own])
+        if stored is None or stored.shape != value.shape:
+            found = "nothing" if stored is None else f"the shape {tuple(stored.shape)}"
+            raise ValueError(
+                f"{place} has {found} as {NAMES[own]}, where the settings beside it need "
+                f"{tuple(value.shape)}"
+            )
+        value.copy_(stored)

@@ -1,0 +1,206 @@
+"""Dense encoders as sentence-transformers folders: Transformer, Pooling and perhaps Normalize.
+
+D hidden width.
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparton.models.body import EncoderBody
+from sparton.models.checkpoint import load_body, load_tokenizer
+from sparton.models.folders.files import read_json, read_module, write_json
+from sparton.models.pooling import Pooling, pooling_mode
+from sparton.types import Markup
+
+MODULES = "sentence_transformers.models"
+KINDS = ["Transformer", "Pooling", "Normalize"]
+# By the keys of version 5; version 6 has one key instead, pooling_mode.
+POOLING_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+
+
+class DenseEncoder(NamedTuple):
+    """Packed tokens to hidden states, and these to one embedding per text; its prompts."""
+
+    body: EncoderBody
+    pooling: Pooling
+    markup: Markup = Markup()
+
+
+class Part(NamedTuple):
+    """One entry of ``modules.json``."""
+
+    kind: str
+    path: str
+
+
+def save_dense(
+    encoder: DenseEncoder, path: Path, *, query_length: int, document_length: int
+) -> None:
+    """Fill the folder ``path`` with what ``SentenceTransformer(path)`` loads."""
+    write_dense(encoder, path, query_length=query_length, document_length=document_length)
+    parts = dense_parts(encoder.pooling)
+    write_modules(path, parts, "SentenceTransformer", "cosine", encoder.markup)
+
+
+def load_dense(
+    name: str | Path,
+    *,
+    revision: str | None = None,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> DenseEncoder:
+    """Read a dense encoder of sentence-transformers, or of :func:`save_dense`.
+
+    Raises:
+        ValueError: the folder composes other modules, another pooling than mean and cls, or its
+            weights are damaged or incomplete.
+        OSError: files are missing.
+    """
+    parts = read_parts(str(name), revision)
+    if parts is None:
+        raise FileNotFoundError(
+            f"{name} has no modules.json: it is no sentence-transformers model, and nothing says "
+            "how its hidden states become an embedding"
+        )
+    return read_dense(
+        str(name),
+        parts,
+        revision=revision,
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+
+
+def write_dense(
+    encoder: DenseEncoder, path: Path, *, query_length: int, document_length: int
+) -> None:
+    """Checkpoint, tokenizer and the descriptions of the modules, all but ``modules.json``."""
+    encoder.body.model.save_pretrained(path)
+    encoder.body.tokenizer.save_pretrained(path)
+    files: dict[str, Any] = {
+        "sentence_bert_config.json": {
+            "max_seq_length": max(query_length, document_length),
+            "do_lower_case": False,
+        },
+        "sparton.json": {"query_length": query_length, "document_length": document_length},
+    }
+    for part in dense_parts(encoder.pooling)[1:]:
+        files[f"{part.path}/config.json"] = {}
+    files["1_Pooling/config.json"] = {
+        "word_embedding_dimension": encoder.body.hidden_size,
+        "pooling_mode_cls_token": encoder.pooling.mode == "cls",
+        "pooling_mode_mean_tokens": encoder.pooling.mode == "mean",
+        "pooling_mode_max_tokens": False,
+        "pooling_mode_mean_sqrt_len_tokens": False,
+    }
+    write_json(path, files)
+
+
+def write_modules(
+    path: Path, parts: list[Part], kind: str, similarity: str, markup: Markup
+) -> None:
+    """``modules.json`` and the model's own configuration, as versions 5 and 6 read them."""
+    write_json(
+        path,
+        {
+            "modules.json": [
+                {"idx": row, "name": str(row), "path": part.path, "type": part.kind}
+                for row, part in enumerate(parts)
+            ],
+            "config_sentence_transformers.json": {
+                "model_type": kind,
+                "similarity_fn_name": similarity,
+                "prompts": {"query": markup.query_prompt, "document": markup.document_prompt},
+                "default_prompt_name": None,
+            },
+        },
+    )
+
+
+def dense_parts(pooling: Pooling) -> list[Part]:
+    """The modules of a dense encoder."""
+    parts = [Part(f"{MODULES}.Transformer", ""), Part(f"{MODULES}.Pooling", "1_Pooling")]
+    if pooling.normalize:
+        parts.append(Part(f"{MODULES}.Normalize", "2_Normalize"))
+    return parts
+
+
+def read_parts(name: str, revision: str | None) -> list[Part] | None:
+    """What ``modules.json`` composes, kinds without the paths of their classes; None without it."""
+    modules = read_json(name, "modules.json", revision)
+    if modules is None:
+        return None
+    return [Part(module["type"].rsplit(".", 1)[-1], module["path"]) for module in modules]
+
+
+def read_dense(
+    name: str,
+    parts: list[Part],
+    *,
+    revision: str | None,
+    compile: bool,
+    gradient_checkpointing: bool,
+) -> DenseEncoder:
+    """The dense encoder of a folder that these parts make up."""
+    kinds = [part.kind for part in parts]
+    if kinds not in (KINDS[:2], KINDS):
+        raise ValueError(
+            f"{name}/modules.json composes {' + '.join(kinds)}; a dense encoder is Transformer + "
+            "Pooling, with or without Normalize"
+        )
+    transformer, pooling = parts[0].path, parts[1].path
+    _check_transformer(name, transformer, revision)
+    body = EncoderBody(
+        load_body(name, revision=revision, subfolder=transformer),
+        load_tokenizer(name, revision=revision, subfolder=transformer),
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    content = read_module(name, f"{pooling}/config.json", revision)
+    place = f"{name}/{pooling}/config.json"
+    markup = _read_prompts(name, revision)
+    if any(markup) and not content.get("include_prompt", True):
+        raise ValueError(
+            f"{place}: include_prompt=false leaves prompts out of the pooling; here "
+            "all tokens are pooled"
+        )
+    return DenseEncoder(body, _pooling(content, len(parts) == 3, place), markup)
+
+
+def _check_transformer(name: str, path: str, revision: str | None) -> None:
+    file = f"{path}/sentence_bert_config.json".lstrip("/")
+    task = (read_json(name, file, revision) or {}).get("transformer_task", "feature-extraction")
+    if task != "feature-extraction":
+        raise ValueError(
+            f"{name}/{file}: transformer_task is {task!r}; an embedding needs 'feature-extraction'"
+        )
+
+
+def _read_prompts(name: str, revision: str | None) -> Markup:
+    """By the names that sentence-transformers looks for on either side."""
+    content = read_json(name, "config_sentence_transformers.json", revision) or {}
+    prompts = content.get("prompts") or {}
+    documents = [prompts[key] for key in DOCUMENT_PROMPTS if prompts.get(key)]
+    return Markup(
+        query_prompt=prompts.get("query") or "", document_prompt=documents[0] if documents else ""
+    )
+
+
+def _pooling(content: dict[str, Any], normalize: bool, place: str) -> Pooling:
+    modes = content.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in POOLING_KEYS.items() if content.get(key)] or ["mean"]
+    if not isinstance(modes, str):
+        modes = "+".join(modes)
+    try:
+        return Pooling(pooling_mode(modes), normalize)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None

@@ -1,0 +1,209 @@
+"""Folders with a sparse autoencoder against sentence-transformers, both ways; and refusals."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.models.backbones import bare, tiny
+from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
+from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.folders.csr import load_csr
+from sparton.models.folders.dense import DenseEncoder, load_dense, save_dense
+from sparton.models.folders.files import encoder_lengths
+from sparton.models.pooling import Pooling
+from sparton.types import Markup, TokenBatch
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+TEXTS = ["the quick brown fox jumps over the lazy dog", "a lazy cat", "foxes hunt quick hens", ""]
+LENGTHS = {"query_length": 8, "document_length": 12}
+HEAD = AutoencoderHead(hidden_dim=64, k=6, k_aux=8, dead_threshold=7)
+
+
+def make_encoder(**settings: object) -> AutoencoderEncoder:
+    torch.manual_seed(1)
+    backbone = tiny(TEXTS, hidden_size=32, layers=1)
+    encoder = AutoencoderEncoder(backbone, dataclasses.replace(HEAD, **settings)).eval()
+    with torch.no_grad():
+        encoder.autoencoder.pre_bias.normal_()
+        encoder.autoencoder.latent_bias.normal_(std=0.1)
+        encoder.autoencoder.steps_since_active[:20] = 11
+    return encoder
+
+
+@torch.no_grad()
+def encode(encoder: AutoencoderEncoder, texts: list[str] = TEXTS) -> Tensor:
+    ids = encoder.tokenizer(texts, truncation=True, max_length=12)["input_ids"]
+    return encoder.eval()(TokenBatch.from_lists(ids))
+
+
+def save(encoder: AutoencoderEncoder, path: Path) -> Path:
+    save_encoder(encoder, path, **LENGTHS)
+    return path
+
+
+def elsewhere(path: Path) -> "sentence_transformers.SparseEncoder":
+    return sentence_transformers.SparseEncoder(str(path), device="cpu")
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_both_libraries_load_the_folder_and_the_other_ones(pooling, normalize, tmp_path):
+    """To sentence-transformers and, through a folder that it wrote, back."""
+    settings = {"pooling": pooling, "normalize": normalize, "normalize_pooled": normalize}
+    encoder = make_encoder(**settings)
+    expected = encode(encoder)
+    assert (expected > 0).sum(1).float().mean() > 4
+    path = save(encoder, tmp_path / "own")
+    model = elsewhere(path)
+    torch.testing.assert_close(model.encode(TEXTS, convert_to_sparse_tensor=False), expected)
+    assert model.max_seq_length == 12 and model.similarity_fn_name == "dot"
+    assert model.max_active_dims == 6
+    model.save(str(tmp_path / "newer"))
+    for name in ("own", "newer"):
+        again = load_encoder(tmp_path / name)
+        torch.testing.assert_close(encode(again), expected)
+        assert dataclasses.replace(again.head, freeze_backbone=True) == encoder.head
+        assert torch.equal(again.autoencoder.dead, encoder.autoencoder.dead)
+    assert encoder_lengths(path) == (8, 12)
+    assert not torch.allclose(encode(make_encoder()), expected, atol=1e-3) or settings == {
+        "pooling": "mean", "normalize": False, "normalize_pooled": False,
+    }  # fmt: skip
+
+
+def test_training_goes_on_elsewhere_with_the_same_loss(tmp_path):
+    """What sentence-transformers reads includes the dead latents."""
+    encoder = make_encoder().train()
+    model = elsewhere(save(encoder, tmp_path / "own"))
+    features = model.preprocess(TEXTS[:3])
+    autoencoder = model[-1].eval()
+    tokens = TokenBatch.from_lists(encoder.tokenizer(TEXTS[:3])["input_ids"])
+    own = encoder.complete(encoder.encode(tokens, "query")).losses
+    for module in list(model)[:-1]:
+        features = module.eval()(features)
+    outputs = [autoencoder(features)]
+    losses = sentence_transformers.sparse_encoder.losses.csr.CSRReconstructionLoss(model, 1.0)
+    expected = losses.compute_loss_from_embeddings(outputs)
+    torch.testing.assert_close(own["auxiliary"].mean(), expected["reconstruction_loss_aux"])
+    torch.testing.assert_close(own["reconstruction_k"].mean(), expected["reconstruction_loss_k"])
+
+
+def test_a_dense_model_that_the_other_library_extends_loads(tmp_path):
+    """Its default autoencoder on a dense folder of ours, and the dense folder itself."""
+    body = tiny(TEXTS, hidden_size=32, layers=1).bare().eval()
+    dense = DenseEncoder(body, Pooling("mean", True))
+    (tmp_path / "dense").mkdir()
+    save_dense(dense, tmp_path / "dense", **LENGTHS)
+    tokens = TokenBatch.from_lists(body.tokenizer(TEXTS)["input_ids"])
+    expected = dense.pooling(body.hidden_states(tokens), tokens)
+    plain = sentence_transformers.SentenceTransformer(str(tmp_path / "dense"), device="cpu")
+    embeddings = plain.encode(TEXTS, convert_to_tensor=True)
+    torch.testing.assert_close(embeddings, expected, rtol=1e-5, atol=1e-6)
+    again = load_dense(tmp_path / "dense")
+    assert again.pooling == dense.pooling and again.markup == Markup()
+    torch.testing.assert_close(again.body.eval().hidden_states(tokens), body.hidden_states(tokens))
+    model = elsewhere(tmp_path / "dense")
+    model.save(str(tmp_path / "csr"))
+    encoder = load_csr(tmp_path / "csr")
+    assert (encoder.head.hidden_dim, encoder.head.k, encoder.head.k_aux) == (128, 8, 16)
+    torch.testing.assert_close(encode(encoder), model.encode(TEXTS, convert_to_sparse_tensor=False))
+    body = bare(str(tmp_path / "csr")).eval()
+    torch.testing.assert_close(body.hidden_states(tokens), again.body.hidden_states(tokens))
+
+
+def test_prompts_travel_both_ways(tmp_path):
+    encoder = make_encoder(query_prompt="quick ", document_prompt="lazy ")
+    model = elsewhere(save(encoder, tmp_path / "own"))
+    tokenizer = PackedTokenizer(encoder.tokenizer, 12, 12, markup=encoder.markup)
+    for encode_side, tokenize in (
+        (model.encode_query, tokenizer.queries),
+        (model.encode_document, tokenizer.documents),
+    ):
+        expected = encoder(tokenize(TEXTS)).detach()
+        torch.testing.assert_close(encode_side(TEXTS, convert_to_sparse_tensor=False), expected)
+        assert not torch.allclose(encode(encoder), expected, atol=1e-3)
+    assert load_csr(tmp_path / "own").markup == encoder.markup
+    edit(tmp_path / "own/1_Pooling/config.json", include_prompt=False)
+    with pytest.raises(ValueError, match=r"1_Pooling/config\.json: include_prompt=false"):
+        load_csr(tmp_path / "own")
+
+
+@pytest.fixture
+def saved(tmp_path) -> Path:
+    return save(make_encoder(), tmp_path / "model")
+
+
+AUTOENCODER = "2_SparseAutoEncoder"
+
+
+def test_the_matrix_is_read_by_either_of_its_names(saved):
+    expected = encode(load_csr(saved))
+    weights = load_file(saved / AUTOENCODER / "model.safetensors")
+    weights["encoder.weight"] = weights.pop("decoder.linear.weight")
+    save_file(weights, saved / AUTOENCODER / "model.safetensors")
+    assert torch.equal(encode(load_csr(saved)), expected)
+
+
+def test_other_compositions_are_refused(saved):
+    modules = json.loads((saved / "modules.json").read_text())
+    (saved / "modules.json").write_text(json.dumps(modules[:-1]))
+    with pytest.raises(ValueError, match=r"composes Transformer \+ Pooling; SparseAutoEncoder mu"):
+        load_csr(saved)
+    dense = {**modules[1], "type": "sentence_transformers.models.Dense"}
+    (saved / "modules.json").write_text(json.dumps([*modules[:2], dense, modules[-1]]))
+    with pytest.raises(ValueError, match=r"composes Transformer \+ Pooling \+ Dense; a dense enco"):
+        load_csr(saved)
+    (saved / "modules.json").unlink()
+    with pytest.raises(ValueError, match="composes nothing"):
+        load_csr(saved)
+    with pytest.raises(FileNotFoundError, match="it is no sentence-transformers model"):
+        load_dense(saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True}, "'max'"),
+        ({"pooling_mode_cls_token": True}, r"'cls\+mean'"),
+        ({"pooling_mode": ["mean", "max"]}, r"'mean\+max'"),
+    ],
+)
+def test_other_poolings_are_refused(saved, changes, found):
+    edit(saved / "1_Pooling/config.json", **changes)
+    with pytest.raises(ValueError, match=f"1_Pooling/config.json: pooling={found} is not one of"):
+        load_csr(saved)
+
+
+def test_a_transformer_for_another_task_is_refused(saved):
+    edit(saved / "sentence_bert_config.json", transformer_task="fill-mask")
+    with pytest.raises(ValueError, match="transformer_task is 'fill-mask'"):
+        load_csr(saved)
+
+
+def test_weights_that_do_not_fit_or_are_damaged_are_named(saved):
+    file = saved / AUTOENCODER / "model.safetensors"
+    edit(saved / AUTOENCODER / "config.json", hidden_dim=32)
+    with pytest.raises(ValueError, match=r"has the shape \(64,\) as latent_bias, .* need \(32,\)"):
+        load_csr(saved)
+    edit(saved / AUTOENCODER / "config.json", hidden_dim=64)
+    weights = load_file(file)
+    del weights["pre_bias"]
+    save_file(weights, file)
+    with pytest.raises(ValueError, match="has nothing as pre_bias"):
+        load_csr(saved)
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load_csr(saved)
+    file.unlink()
+    with pytest.raises(FileNotFoundError, match=r"2_SparseAutoEncoder/model\.safetensors"):
+        load_csr(saved)
