@@ -6,6 +6,7 @@ gap, after a warm-up of the same kind. Clock, power and temperature in the middl
 are recorded.
 """
 
+import gc
 import math
 import subprocess
 import time
@@ -45,6 +46,7 @@ def measure(run: Callable[[], Any], device: str, seconds: float) -> dict[str, An
 
 
 def _peak(run: Callable[[], Any]) -> dict[str, int]:
+    gc.collect()  # a compiled graph leaves cycles that hold tensors of the call before
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
