@@ -1,7 +1,7 @@
 """The process of one shape: ``python -m maxsim_benchmark.worker``, started by runner.py.
 
-Reads cells of one shape and the settings from the command line, waits for a line on standard input,
-and writes one line of JSON to standard output for each cell.
+Reads cells of one shape and the settings from the command line, writes a line when it could begin,
+waits for a line on standard input, and writes one line of JSON to standard output for each cell.
 """
 
 import gc
@@ -110,6 +110,8 @@ def main(arguments: Sequence[str]) -> None:
     listed, values = (json.loads(text) for text in arguments)
     settings, cells = Settings(**values), [Cell(*names) for names in listed]
     torch.backends.cuda.matmul.allow_tf32 = False
+    answer.write("ready\n")
+    answer.flush()
     if not sys.stdin.readline():
         sys.exit("nobody waits for these cells any more")
     shape = cells[0].shape
