@@ -159,3 +159,25 @@ def test_weights_that_do_not_fit_are_refused(tokenizer, weights, message):
 def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tokenizer):
     with pytest.raises(ValueError, match="11 tokens does not fit a vocabulary of 10 rows"):
         static_weights(tokenizer, ROWS - 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_as_on_the_cpu_without_waiting(tokenizer):
+    batch = tokens(tokenizer)
+    upstream = torch.randn(len(TEXTS), PADDED)
+    encoder = StaticEncoder(random_weights(), tokenizer, frozen=False)
+    expected = encoder(batch)
+    expected.backward(upstream)
+    gradient = encoder.weights.grad
+    there = StaticEncoder(random_weights(), tokenizer, frozen=False).cuda()
+    batch, upstream = batch.to("cuda"), upstream.cuda()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        actual = there(batch)
+        actual.backward(upstream)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(actual.cpu(), expected)
+    torch.testing.assert_close(there.weights.grad.cpu(), gradient)
