@@ -27,6 +27,9 @@ def _rows(tokens: Tensor, normalize: bool) -> Tensor:
 def _best(queries: Tensor, document: Tensor) -> tuple[Tensor, Tensor]:
     """Largest similarity of each query token and the first token that attains it."""
     tile = max(SIMILARITIES_AT_ONCE // document.shape[0], 1)
+    if queries.shape[0] <= tile:
+        best = (queries @ document.T).max(dim=1)
+        return best.values, best.indices
     found = [(rows @ document.T).max(dim=1) for rows in queries.split(tile)]
     return torch.cat([x.values for x in found]), torch.cat([x.indices for x in found])
 
@@ -53,15 +56,16 @@ def maxsim_forward_cpu(
         q, column = (0, n) if per_query is None else divmod(n, per_query)
         last = len(query_bounds) - 1 if per_query is None else q + 1
         rows = slice(query_bounds[q], query_bounds[last])
-        tokens = torch.arange(bounds[n], bounds[n + 1])
-        if mask is not None:
-            tokens = tokens[mask[tokens]]
-        if tokens.numel() == 0 or rows.start == rows.stop:
+        own = slice(bounds[n], bounds[n + 1])
+        document = documents[own] if mask is None else documents[own][mask[own]]
+        if document.shape[0] == 0 or rows.start == rows.stop:
             continue
-        best, token = _best(queries[rows], _rows(documents[tokens], normalize))
+        best, token = _best(queries[rows], _rows(document, normalize))
         scores[q:last, column].index_add_(0, owners[rows] - q, best.where(kept[rows], 0))
         if argmax:
-            winners[column, rows] = torch.where(kept[rows], tokens[token], -1).int()
+            if mask is not None:
+                token = mask[own].nonzero().squeeze(1)[token]
+            winners[column, rows] = torch.where(kept[rows], token + own.start, -1).int()
     return scores.float(), winners
 
 
