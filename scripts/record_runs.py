@@ -12,6 +12,10 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+FIGURES = (
+    "metrics", "search", "query_terms", "document_terms", "query_vectors", "document_vectors",
+    "seconds",
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -46,12 +50,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
         "environment": {key: manifest[key] for key in ("command", "git", "packages", "hardware")},
         "config": config,
         "tasks": {
-            task["name"]: {
-                "metrics": task["metrics"],
-                "query_terms": task["query_terms"],
-                "document_terms": task["document_terms"],
-                "seconds": task["seconds"],
-            }
+            task["name"]: {name: task[name] for name in FIGURES if name in task}
             for task in results["tasks"]
         },
     }

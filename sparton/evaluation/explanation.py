@@ -1,16 +1,17 @@
 """Why a text is found. S tokens of a query, T of a document."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparton.retrieval.encoding import encode_texts, evaluating
 from sparton.types import Side
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
+    from sparton.models.encoder import Encoder
 
 
 class TokenMatch(NamedTuple):
@@ -22,7 +23,7 @@ class TokenMatch(NamedTuple):
 
 
 def explain(
-    encoder: nn.Module,
+    encoder: "Encoder",
     tokenizer: "PackedTokenizer",
     text: str,
     *,
@@ -37,12 +38,12 @@ def explain(
     row = encode_texts(encoder, tokenizer, [text], side, kinds={"sparse"}).sparse
     assert row is not None
     heaviest = np.argsort(-row.values, kind="stable")[:k]
-    terms = tokenizer.tokenizer.convert_ids_to_tokens(row.indices[heaviest].tolist())
+    terms = encoder.term_names(row.indices[heaviest].tolist())
     return list(zip(terms, row.values[heaviest].tolist(), strict=True))
 
 
 def explain_match(
-    encoder: nn.Module, tokenizer: "PackedTokenizer", query: str, document: str
+    encoder: "Encoder", tokenizer: "PackedTokenizer", query: str, document: str
 ) -> list[TokenMatch]:
     """Which token of a document answers each token of a query, in the order of the query.
 
@@ -65,7 +66,7 @@ def explain_match(
 
 
 def _vectors(
-    encoder: Any, tokenizer: "PackedTokenizer", text: str, side: Side
+    encoder: "Encoder", tokenizer: "PackedTokenizer", text: str, side: Side
 ) -> tuple[list[str], Tensor]:
     """The tokens of a text that take part in MaxSim, and their vectors fp32 ``[S, E]``."""
     packed = tokenizer.queries([text]) if side == "query" else tokenizer.documents([text])
@@ -83,5 +84,5 @@ def _vectors(
     if vectors.mask is not None:
         kept = vectors.mask.cpu()
     words = encoder.query_tokenizer if side == "query" else encoder.tokenizer
-    tokens = words.convert_ids_to_tokens(packed.input_ids[kept].tolist())
+    tokens = list(words.convert_ids_to_tokens(packed.input_ids[kept].tolist()))
     return tokens, vectors.values.float().cpu()[kept]

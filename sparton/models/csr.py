@@ -3,6 +3,7 @@
 T packed tokens, N texts, D hidden width, H latents.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,6 +138,10 @@ class AutoencoderEncoder(Encoder):
         """Count a step for the latents that neither side used."""
         assert queries.sparse is not None and documents.sparse is not None
         self.autoencoder.observe(torch.cat([queries.sparse, documents.sparse]))
+
+    def term_names(self, columns: Sequence[int]) -> list[str]:
+        """Latents have numbers, no words."""
+        return [f"latent {column}" for column in columns]
 
     def figures(self) -> dict[str, Tensor]:
         """``dead_latents``, their share."""

@@ -1,6 +1,6 @@
 """What training and evaluation ask of an encoder, whatever its representations are."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,10 @@ class Encoder(nn.Module):
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """Model FLOPs per real token of sequences of that mean length."""
         raise NotImplementedError
+
+    def term_names(self, columns: Sequence[int]) -> list[str]:
+        """What columns of the sparse representations stand for: tokens, unless it is said."""
+        return list(self.tokenizer.convert_ids_to_tokens(list(columns)))
 
     def figures(self) -> dict[str, Tensor]:
         """Numbers about the encoder itself for the log, on its device."""

@@ -10,6 +10,7 @@ from sparton.kernels.maxsim import maxsim_reference
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
+from sparton.models.csr import AutoencoderHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
@@ -114,8 +115,19 @@ def test_matches_add_up_to_the_score():
     assert sum(match.similarity for match in matches) == pytest.approx(truth[0, 4], abs=1e-5)
 
 
-def test_terms_of_a_joint_model_are_explained():
+def test_terms_are_named_as_the_encoder_names_them():
     encoder, tokenizer = build(joint=True)
     terms = explain(encoder, tokenizer, "red cat", k=5)
     assert len(terms) == 5
     assert all(token in encoder.tokenizer.get_vocab() for token, _ in terms)
+    head = AutoencoderHead(hidden_dim=24, k=3)
+    latents = build_encoder(tiny(DOCUMENTS.values(), hidden_size=32, layers=1), head)
+    texts = PackedTokenizer(latents.tokenizer, 8, 12)
+    names = [name for name, _ in explain(latents, texts, "red cat")]
+    assert 0 < len(names) <= 3
+    assert set(names) <= {f"latent {row}" for row in range(24)}
+    result = evaluate_encoder(latents, texts, make_task(), progress=False)
+    assert result.search == "sparse"
+    assert 0 < result.document_terms <= 3
+    capped = evaluate_encoder(latents, texts, make_task(), max_document_terms=1, progress=False)
+    assert capped.document_terms <= 1
