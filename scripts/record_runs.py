@@ -24,12 +24,14 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--study", required=True)
     parser.add_argument("--results", type=Path, default=ROOT / "results")
+    parser.add_argument("--label", help="of the record; default: the head, or the system's name")
     parser.add_argument(
         "--commit", help="of runs on a machine without git, where a clean tree cannot be shown"
     )
     arguments = parser.parse_args()
     for folder in arguments.runs:
         record = describe_run(folder)
+        record["label"] = arguments.label or record["label"]
         if record["environment"]["git"] is None:
             record["environment"]["git"] = {"sha": arguments.commit, "dirty": None}
         path = arguments.results / device_name(record) / f"{arguments.study}.jsonl"
