@@ -75,7 +75,7 @@ def test_separate_queries_travel_to_sentence_transformers(tmp_path):
     ("settings", "message"),
     [
         (["query_encoder=static", "query_encoder.weights=nowhere.json"], "scripts/compute_idf.py"),
-        (["query_encoder=static", "head=colbert"], "documents by ColbertEncoder are no weights"),
+        (["query_encoder=static", "head=colbert"], "ColbertEncoder gives documents no weights"),
         ([*SMALL, "query_encoder.backbone.vocabulary_size=99"], "has 99 vocabulary rows, the doc"),
     ],
 )

@@ -141,8 +141,9 @@ def separate_queries(
 def _splade(encoder: Encoder, texts: str) -> SpladeEncoder:
     if not isinstance(encoder, SpladeEncoder):
         raise ValueError(
-            f"{texts} by {type(encoder).__name__} are no weights of terms, by which encoders of "
-            "their own could meet: choose a SPLADE head (sparton, say), or query_encoder=shared"
+            f"{type(encoder).__name__} gives {texts} no weights of vocabulary terms, in which "
+            "queries and documents of two encoders meet: choose a SPLADE head (sparton, say), or "
+            "query_encoder=shared"
         )
     return encoder
 

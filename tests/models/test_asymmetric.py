@@ -134,7 +134,7 @@ def test_learned_weights_are_counted(document):
 def test_encoders_without_terms_are_refused(document):
     colbert = build_encoder(backbone(), ColbertHead(8))
     for build in (static_queries, partial(separate_queries, backbone=None, head=EagerHead())):
-        with pytest.raises(ValueError, match="documents by ColbertEncoder are no weights of terms"):
+        with pytest.raises(ValueError, match="ColbertEncoder gives documents no weights"):
             build(colbert)
-    with pytest.raises(ValueError, match="queries by ColbertEncoder are no weights of terms"):
+    with pytest.raises(ValueError, match="ColbertEncoder gives queries no weights"):
         separate_queries(document, backbone(), ColbertHead(8))
