@@ -71,12 +71,16 @@ class EncoderBody(nn.Module):
         return self
 
     def add_tokens(self, tokens: Sequence[str]) -> None:
-        """Make the tokenizer know these strings as tokens, and give new ones embeddings near the
-        mean of all. Text is searched for them as it stands, before it is normalised."""
-        self.tokenizer.add_tokens(
-            [AddedToken(token, special=True, normalized=False) for token in tokens],
-            special_tokens=True,
-        )
+        """Make the tokenizer know these strings as tokens of their own, and give those that have
+        no embedding one near the mean of all. Text is searched for them as it stands, before it is
+        normalised."""
+        known = self.tokenizer.get_added_vocab()
+        new = [
+            AddedToken(token, special=True, normalized=False)
+            for token in tokens
+            if token not in known
+        ]
+        self.tokenizer.add_tokens(new, special_tokens=True)
         words, rows = len(self.tokenizer), self.num_embeddings
         if words > rows:
             self._resize(words)

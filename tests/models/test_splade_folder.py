@@ -15,12 +15,13 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from sparton import packing
+from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import tiny
 from sparton.models.folders import encoder_lengths, load_encoder, save_encoder
 from sparton.models.heads import EagerHead, SpartonHead, SpladeHead
 from sparton.models.splade import SpladeEncoder
-from sparton.types import TokenBatch
+from sparton.types import Markup, TokenBatch
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -106,6 +107,20 @@ def test_a_folder_written_by_sentence_transformers_loads(saved, tmp_path):
     assert "sparse_encoder.modules" in modules  # not the class paths that this project writes
     assert torch.equal(encode(load_encoder(tmp_path / "newer", EagerHead())), expected)
     assert encoder_lengths(tmp_path / "newer") == (12, 12)
+
+
+def test_prompts_travel_both_ways(tmp_path):
+    encoder = make_encoder()
+    encoder.markup = Markup(query_prompt="a cat ", document_prompt="hens ")
+    save_encoder(encoder, tmp_path / "model", query_length=20, document_length=20)
+    model = sentence_transformers.SparseEncoder(str(tmp_path / "model"), device="cpu")
+    model.save(str(tmp_path / "newer"))
+    for name in ("model", "newer"):
+        again = load_encoder(tmp_path / name).eval()
+        tokenizer = PackedTokenizer(again.tokenizer, 20, 20, markup=again.markup)
+        expected = model.encode_query(TEXTS, convert_to_sparse_tensor=False)
+        torch.testing.assert_close(again(tokenizer.queries(TEXTS)), expected)
+        assert not torch.allclose(again(tokenizer.documents(TEXTS)), expected, atol=1e-3)
 
 
 def test_the_general_transformer_class_needs_its_task(saved):

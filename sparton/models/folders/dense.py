@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import load_body, load_tokenizer
-from sparton.models.folders.files import read_json, read_module, write_json
+from sparton.models.folders.files import read_json, read_module, read_prompts, write_json
 from sparton.models.pooling import Pooling, pooling_mode
 from sparton.types import Markup
 
@@ -23,7 +23,6 @@ POOLING_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 
 
 class DenseEncoder(NamedTuple):
@@ -166,7 +165,7 @@ def read_dense(
     )
     content = read_module(name, f"{pooling}/config.json", revision)
     place = f"{name}/{pooling}/config.json"
-    markup = _read_prompts(name, revision)
+    markup = read_prompts(name, revision)
     if any(markup) and not content.get("include_prompt", True):
         raise ValueError(
             f"{place}: include_prompt=false leaves prompts out of the pooling; here "
@@ -182,16 +181,6 @@ def _check_transformer(name: str, path: str, revision: str | None) -> None:
         raise ValueError(
             f"{name}/{file}: transformer_task is {task!r}; an embedding needs 'feature-extraction'"
         )
-
-
-def _read_prompts(name: str, revision: str | None) -> Markup:
-    """By the names that sentence-transformers looks for on either side."""
-    content = read_json(name, "config_sentence_transformers.json", revision) or {}
-    prompts = content.get("prompts") or {}
-    documents = [prompts[key] for key in DOCUMENT_PROMPTS if prompts.get(key)]
-    return Markup(
-        query_prompt=prompts.get("query") or "", document_prompt=documents[0] if documents else ""
-    )
 
 
 def _pooling(content: dict[str, Any], normalize: bool, place: str) -> Pooling:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError
 
 from sparton.models.checkpoint import optional_file
+from sparton.types import Markup
 
 LENGTH_KEYS = (
     ("sentence_bert_config.json", "max_seq_length"),
@@ -82,8 +83,7 @@ def own_lengths(name: str, revision: str | None) -> Lengths | None:
 def length_of(name: str, subfolder: str, revision: str | None) -> int | None:
     """The length of a module of sentence-transformers, None where there is no limit."""
     for file, key in LENGTH_KEYS:
-        place = f"{subfolder}/{file}".lstrip("/")
-        length = (read_json(name, place, revision) or {}).get(key)
+        length = (read_json(name, join(subfolder, file), revision) or {}).get(key)
         if length and length < UNLIMITED:
             return length
     return None
@@ -93,6 +93,20 @@ def module_kinds(name: str, revision: str | None) -> list[str] | None:
     """The names of the classes that ``modules.json`` composes; None where there is none."""
     modules = read_json(name, "modules.json", revision)
     return modules and [module["type"].rsplit(".", 1)[-1] for module in modules]
+
+
+def read_prompts(name: str, revision: str | None) -> Markup:
+    """What ``encode_query`` and ``encode_document`` of sentence-transformers put before texts."""
+    config = read_json(name, "config_sentence_transformers.json", revision) or {}
+    prompts = config.get("prompts") or {}
+    return Markup(
+        query_prompt=prompts.get("query") or "", document_prompt=prompts.get("document") or ""
+    )
+
+
+def join(*parts: str) -> str:
+    """A path within a folder or repository; empty parts are left out."""
+    return "/".join(part for part in parts if part)
 
 
 def read_module(name: str, file: str, revision: str | None) -> dict[str, Any]:

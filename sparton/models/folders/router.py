@@ -20,6 +20,7 @@ from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.checkpoint import load_tokenizer, optional_file
 from sparton.models.folders.files import (
     Lengths,
+    join,
     length_of,
     own_lengths,
     read_json,
@@ -166,23 +167,19 @@ def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
 def _read_routes(name: str, revision: str | None) -> Routes:
     [router] = read_json(name, "modules.json", revision)
     folder = router["path"]
-    config = read_module(name, _join(folder, CONFIG), revision)
+    config = read_module(name, join(folder, CONFIG), revision)
     structure, parameters = config["structure"], config.get("parameters", {})
     if set(structure) != {"query", "document"} or parameters.get("route_mappings"):
         raise ValueError(
-            f"{name}/{_join(folder, CONFIG)} has the routes {', '.join(structure)} and the "
+            f"{name}/{join(folder, CONFIG)} has the routes {', '.join(structure)} and the "
             f"mappings {parameters.get('route_mappings')}: only a route 'query' and a route "
             "'document' without mappings can be read"
         )
     query, document = (
-        [(config["types"][each], _join(folder, each)) for each in structure[side]]
+        [(config["types"][each], join(folder, each)) for each in structure[side]]
         for side in ("query", "document")
     )
     return Routes(query, document)
-
-
-def _join(*parts: str) -> str:
-    return "/".join(part for part in parts if part)
 
 
 def _save_static(encoder: StaticEncoder, folder: Path, query_length: int) -> None:
@@ -198,7 +195,7 @@ def _save_static(encoder: StaticEncoder, folder: Path, query_length: int) -> Non
 
 
 def _load_static(name: str, folder: str, rows: int, revision: str | None) -> StaticEncoder:
-    config = read_module(name, _join(folder, "config.json"), revision)
+    config = read_module(name, join(folder, "config.json"), revision)
     tokenizer = load_tokenizer(name, revision=revision, subfolder=folder)
     if config.get("path"):
         weights = static_weights(tokenizer, rows, read_idf(config["path"], tokenizer), missing=0.0)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
 from sparton.models.checkpoint import load_mlm, load_tokenizer
-from sparton.models.folders.files import read_json, read_module, write_json
+from sparton.models.folders.files import read_json, read_module, read_prompts, write_json
 from sparton.models.heads import SpartonHead, SpladeHead
 from sparton.models.splade import SpladeEncoder
 
@@ -33,7 +33,7 @@ def save_splade(
 ) -> None:
     """Fill the folder ``path``."""
     save_checkpoint(encoder, path)
-    write_json(path, _descriptions(encoder, query_length, document_length))
+    write_json(path, describe_splade(encoder, query_length, document_length))
 
 
 def save_checkpoint(encoder: SpladeEncoder, path: Path) -> None:
@@ -81,7 +81,7 @@ def load_splade(
     if modules is not None:
         parts = [(module["type"], module["path"]) for module in modules]
         layout = splade_layout(name, parts, revision, described_in="modules.json")
-    return load_layout(
+    encoder = load_layout(
         name,
         layout,
         head,
@@ -89,6 +89,8 @@ def load_splade(
         compile=compile,
         gradient_checkpointing=gradient_checkpointing,
     )
+    encoder.markup = read_prompts(name, revision)
+    return encoder
 
 
 def load_layout(
@@ -118,7 +120,7 @@ def load_layout(
     return SpladeEncoder(backbone, head)
 
 
-def _descriptions(
+def describe_splade(
     encoder: SpladeEncoder, query_length: int, document_length: int
 ) -> dict[str, Any]:
     """The folder's JSON files; class paths and keys are those that versions 5 and 6 both read."""
@@ -131,7 +133,10 @@ def _descriptions(
         "config_sentence_transformers.json": {
             "model_type": "SparseEncoder",
             "similarity_fn_name": "dot",
-            "prompts": {"query": "", "document": ""},
+            "prompts": {
+                "query": encoder.markup.query_prompt,
+                "document": encoder.markup.document_prompt,
+            },
             "default_prompt_name": None,
         },
         "sentence_bert_config.json": {

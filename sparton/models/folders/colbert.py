@@ -1,0 +1,140 @@
+"""Late-interaction encoders as folders that sentence-transformers and PyLate load as they are.
+
+Root: a stock checkpoint of the body with its tokenizer; beside it ``1_Dense``, the projection, and
+the descriptions by which PyLate composes a ``ColBERT`` and sentence-transformers (from version 6)
+a ``MultiVectorEncoder``. D hidden width, E width of a token's vector.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sparton.models.body import EncoderBody
+from sparton.models.checkpoint import load_body, load_tokenizer
+from sparton.models.colbert import ColbertEncoder, ColbertHead
+from sparton.models.folders.files import Lengths, join, own_lengths, write_json
+from sparton.models.folders.vectors import check_head, read_lengths, read_modules, read_vectors
+
+MASK = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
+PROJECTION_FOLDER = "1_Dense"
+
+
+def save_colbert(
+    encoder: ColbertEncoder, path: Path, *, query_length: int, document_length: int
+) -> None:
+    """Fill the folder ``path``.
+
+    PyLate gives every vector the length 1 and knows no model that does not: the folder of an
+    encoder without ``normalize`` is sentence-transformers' alone.
+    """
+    encoder.backbone.model.save_pretrained(path)
+    encoder.tokenizer.save_pretrained(path)
+    lengths = Lengths(query_length, document_length)
+    skipped = encoder.head.skipped(encoder.tokenizer)
+    write_vectors(path, encoder.head, encoder.projection.weight, skipped, lengths)
+
+
+def write_vectors(
+    path: Path, head: ColbertHead, weight: Tensor, skipped: list[str], lengths: Lengths
+) -> None:
+    """The projection and the descriptions, all but the checkpoint and its tokenizer.
+
+    Args:
+        weight: ``[E, D]`` of the projection.
+        skipped: the words of the skiplist that are tokens; PyLate would take others for [UNK].
+    """
+    write_json(path, _descriptions(head, weight, skipped, lengths))
+    weights = {"linear.weight": weight.detach().cpu().contiguous()}
+    save_file(weights, path / PROJECTION_FOLDER / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_colbert(
+    name: str | Path,
+    head: ColbertHead | None = None,
+    *,
+    revision: str | None = None,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> ColbertEncoder:
+    """Read an encoder from a folder of :func:`save_colbert`, of PyLate or of sentence-transformers'
+    ``MultiVectorEncoder``, or any of these on the Hugging Face hub.
+
+    Args:
+        name: path or hub name.
+        head: settings, which must be those of the folder; when None the folder's.
+        revision: branch, tag or commit on the hub.
+        compile, gradient_checkpointing: see :class:`EncoderBody`.
+
+    Raises:
+        ValueError: the folder describes another kind of model, or one that this project does not
+            have, or other settings than those of ``head``, or its weights are damaged.
+        OSError: files are missing.
+    """
+    name = str(name)
+    modules = read_modules(name, "", revision)
+    subfolder = modules.transformer
+    tokenizer = load_tokenizer(name, revision=revision, subfolder=subfolder)
+    found, weight = read_vectors(name, modules, tokenizer, revision)
+    check_head(name, head, found, tokenizer)
+    body = EncoderBody(
+        load_body(name, revision=revision, subfolder=subfolder),
+        tokenizer,
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    encoder = ColbertEncoder(body, head or found)
+    with torch.no_grad():
+        encoder.projection.weight.copy_(weight)
+    return encoder
+
+
+def colbert_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
+    """The lengths an encoder was trained with; None where the folder does not say."""
+    name = str(name)
+    own = own_lengths(name, revision)
+    return own or read_lengths(name, read_modules(name, "", revision), revision)
+
+
+def _descriptions(
+    head: ColbertHead, weight: Tensor, skipped: list[str], lengths: Lengths
+) -> dict[str, Any]:
+    """The folder's JSON files, with the class paths and keys of PyLate, which
+    sentence-transformers reads too."""
+    parts = {"": "sentence_transformers.models.Transformer"}
+    parts[PROJECTION_FOLDER] = "sentence_transformers.models.Dense"
+    files: dict[str, Any] = {}
+    if not head.normalize:
+        parts["2_MultiVectorMask"] = MASK
+        files["2_MultiVectorMask/config.json"] = {"skiplist_words": skipped}
+    files["modules.json"] = [
+        {"idx": row, "name": str(row), "path": folder, "type": kind}
+        for row, (folder, kind) in enumerate(parts.items())
+    ]
+    files["config_sentence_transformers.json"] = {
+        "model_type": "ColBERT" if head.normalize else "MultiVectorEncoder",
+        "similarity_fn_name": "MaxSim",
+        "prompts": {"query": head.query_prompt, "document": head.document_prompt},
+        "default_prompt_name": None,
+        "query_prefix": head.query_marker,
+        "document_prefix": head.document_marker,
+        "query_length": lengths.query,
+        "document_length": lengths.document,
+        "do_query_expansion": head.query_expansion,
+        "attend_to_expansion_tokens": head.attend_to_expansion,
+        "skiplist_words": skipped,
+    }
+    files["sentence_bert_config.json"] = {
+        "max_seq_length": max(lengths),
+        "do_lower_case": False,
+    }
+    files[join(PROJECTION_FOLDER, "config.json")] = {
+        "in_features": weight.shape[1],
+        "out_features": weight.shape[0],
+        "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+    files["sparton.json"] = {"query_length": lengths.query, "document_length": lengths.document}
+    return files

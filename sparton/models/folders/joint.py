@@ -1,0 +1,97 @@
+"""Joint encoders as folders of two models that share their weights.
+
+Root: a SPLADE folder, whose prompts are the markers, so that ``encode_query`` and
+``encode_document`` of sentence-transformers' ``SparseEncoder`` see what this project sees.
+``colbert``: a late-interaction folder (:mod:`sparton.models.folders.colbert`) whose checkpoint and
+tokenizer are the root's files under a second name, one content on the disk.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from sparton.models.folders.colbert import write_vectors
+from sparton.models.folders.files import Lengths, read_json, write_json
+from sparton.models.folders.splade import describe_splade, load_splade, save_checkpoint
+from sparton.models.folders.vectors import check_head, read_modules, read_vectors
+from sparton.models.joint import JointEncoder, JointHead
+from sparton.models.splade import SpladeEncoder
+from sparton.types import Markup
+
+VECTORS_FOLDER = "colbert"
+VECTORS_KEY = "token_vectors"  # of sparton.json: the folder of the other half
+
+
+def save_joint(
+    encoder: JointEncoder, path: Path, *, query_length: int, document_length: int
+) -> None:
+    """Fill the folder ``path``."""
+    head = encoder.head.tokens
+    sparse = SpladeEncoder(encoder.backbone, encoder.head.sparse)
+    sparse.markup = Markup(
+        query_prompt=head.query_marker + head.query_prompt,
+        document_prompt=head.document_marker + head.document_prompt,
+    )
+    save_checkpoint(sparse, path)
+    (path / VECTORS_FOLDER).mkdir()
+    for file in path.iterdir():
+        if file.is_file():
+            _link(file, path / VECTORS_FOLDER / file.name)
+    files = describe_splade(sparse, query_length, document_length)
+    files["sparton.json"][VECTORS_KEY] = VECTORS_FOLDER
+    write_json(path, files)
+    lengths = Lengths(query_length, document_length)
+    skipped = head.skipped(encoder.tokenizer)
+    write_vectors(path / VECTORS_FOLDER, head, encoder.projection.weight, skipped, lengths)
+
+
+def is_joint(name: str | Path, revision: str | None = None) -> bool:
+    """Whether the folder is one of :func:`save_joint`."""
+    return VECTORS_KEY in (read_json(str(name), "sparton.json", revision) or {})
+
+
+def load_joint(
+    name: str | Path,
+    head: JointHead | None = None,
+    *,
+    revision: str | None = None,
+    compile: bool = False,
+    gradient_checkpointing: bool = False,
+) -> JointEncoder:
+    """Read an encoder from a folder of :func:`save_joint`, or from the Hugging Face hub.
+
+    Args:
+        name: path or hub name.
+        head: settings, which must be those of the folder; when None the folder's.
+        revision: branch, tag or commit on the hub.
+        compile, gradient_checkpointing: see :class:`~sparton.models.body.EncoderBody`.
+
+    Raises:
+        ValueError: the settings of ``head`` are others, or weights are damaged.
+        OSError: files are missing.
+    """
+    name = str(name)
+    sparse = load_splade(
+        name,
+        None if head is None else head.sparse,
+        revision=revision,
+        compile=compile,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    modules = read_modules(name, VECTORS_FOLDER, revision)
+    found, weight = read_vectors(name, modules, sparse.tokenizer, revision)
+    check_head(name, None if head is None else head.tokens, found, sparse.tokenizer)
+    encoder = JointEncoder(sparse.backbone, head or JointHead(sparse.head, found))
+    with torch.no_grad():
+        encoder.projection.weight.copy_(weight)
+    return encoder
+
+
+def _link(file: Path, other: Path) -> None:
+    """A second name for a file, or a copy on file systems without such."""
+    try:
+        os.link(file, other)
+    except OSError:
+        shutil.copyfile(file, other)

@@ -1,0 +1,258 @@
+"""What PyLate and sentence-transformers write of a late-interaction model beside its checkpoint.
+
+Both list a Transformer and one or more Dense modules. PyLate has its settings in
+``config_sentence_transformers.json``, and masks and normalises by itself; sentence-transformers
+spreads them over its modules, among them a MultiVectorMask and a Normalize.
+D hidden width, E width of a token's vector.
+"""
+
+import string
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from sparton.models.checkpoint import optional_file
+from sparton.models.colbert import ColbertHead
+from sparton.models.folders.files import Lengths, join, length_of, read_json, read_module
+
+CONFIG = "config_sentence_transformers.json"
+PYLATE = "ColBERT"  # the model type
+PYLATE_LENGTHS = Lengths(32, 180)
+TAIL = {"MultiVectorMask", "Normalize"}
+SETTINGS = (
+    "width", "query_marker", "document_marker", "query_expansion", "attend_to_expansion",
+    "normalize", "query_prompt", "document_prompt",
+)  # fmt: skip
+
+
+class Modules(NamedTuple):
+    """Folders of the modules, and what describes the model as a whole.
+
+    Attributes:
+        mask: None where there is no such module.
+        config: content of ``config_sentence_transformers.json``.
+        settings: content of the transformer's ``sentence_bert_config.json``.
+    """
+
+    transformer: str
+    projections: list[str]
+    mask: str | None
+    normalize: bool
+    config: Mapping[str, Any]
+    settings: Mapping[str, Any]
+
+    @property
+    def is_pylate(self) -> bool:
+        """Whether the settings stand in ``config``."""
+        return "query_prefix" in self.config or self.config.get("model_type") == PYLATE
+
+    @property
+    def expansion(self) -> Mapping[str, Any] | None:
+        """In sentence-transformers' words; None where queries are not filled up."""
+        if "query_expansion" in self.settings or not self.is_pylate:
+            return self.settings.get("query_expansion")
+        if not self.config.get("do_query_expansion", True):
+            return None
+        return {"attend": self.config.get("attend_to_expansion_tokens") or False}
+
+    def length(self, side: str, default: int) -> int | None:
+        """The longest text of a side; ``default`` is PyLate's."""
+        key = f"{side}_length"
+        own = self.settings.get(key)
+        return self.config.get(key) or default if own is None and self.is_pylate else own
+
+
+def is_late_interaction(kinds: list[str] | None) -> bool:
+    """Whether modules of these classes may be a late-interaction model."""
+    return kinds is not None and kinds[:2] == ["Transformer", "Dense"]
+
+
+def read_modules(name: str, folder: str, revision: str | None) -> Modules:
+    """Of the model whose ``modules.json`` lies in ``folder``.
+
+    Raises:
+        ValueError: they are no late-interaction model.
+        FileNotFoundError: there is no ``modules.json``.
+    """
+    place = join(folder, "modules.json")
+    listed = read_json(name, place, revision)
+    if listed is None:
+        raise FileNotFoundError(f"{name} has no {place}: it is no late-interaction model")
+    kinds = [module["type"].rsplit(".", 1)[-1] for module in listed]
+    places = [join(folder, module["path"]) for module in listed]
+    number = kinds.count("Dense")
+    if not is_late_interaction(kinds) or not {*kinds[1 + number :]} <= TAIL:
+        raise ValueError(
+            f"{name}/{place} composes {' + '.join(kinds)}; a late-interaction model is a "
+            "Transformer followed by Dense, and perhaps by MultiVectorMask and Normalize"
+        )
+    config = read_json(name, join(folder, CONFIG), revision) or {}
+    return Modules(
+        transformer=places[0],
+        projections=places[1 : 1 + number],
+        mask=places[kinds.index("MultiVectorMask")] if "MultiVectorMask" in kinds else None,
+        normalize="Normalize" in kinds or config.get("model_type") == PYLATE,
+        config=config,
+        settings=read_json(name, join(places[0], "sentence_bert_config.json"), revision) or {},
+    )
+
+
+def read_vectors(
+    name: str, modules: Modules, tokenizer: PreTrainedTokenizerFast, revision: str | None
+) -> tuple[ColbertHead, Tensor]:
+    """Settings and projection fp32 ``[E, D]``.
+
+    Raises:
+        ValueError: the model has what :class:`ColbertHead` has not, or damaged weights.
+        FileNotFoundError: a file is missing.
+    """
+    weight = _read_projection(name, modules.projections, revision)
+    query_marker, query_prompt = _opening(modules, tokenizer, "query", "[Q] ")
+    document_marker, document_prompt = _opening(modules, tokenizer, "document", "[D] ")
+    expansion = modules.expansion
+    if expansion is not None:
+        _check_expansion(name, expansion, tokenizer)
+    head = ColbertHead(
+        weight.shape[0],
+        query_marker=query_marker,
+        document_marker=document_marker,
+        query_expansion=expansion is not None,
+        attend_to_expansion=expansion is not None and expansion.get("attend", False),
+        skiplist=_skiplist(name, modules, tokenizer, revision),
+        normalize=modules.normalize,
+        query_prompt=query_prompt,
+        document_prompt=document_prompt,
+    )
+    return head, weight
+
+
+def read_lengths(name: str, modules: Modules, revision: str | None) -> Lengths | None:
+    """Longest query and document, where the model says both."""
+    expansion = modules.expansion or {}
+    query = expansion.get("length") or modules.length("query", PYLATE_LENGTHS.query)
+    document = modules.length("document", PYLATE_LENGTHS.document)
+    if query is None or document is None:
+        general = length_of(name, modules.transformer, revision)
+        query, document = query or general, document or general
+    return None if query is None or document is None else Lengths(query, document)
+
+
+def check_head(
+    name: str, given: ColbertHead | None, found: ColbertHead, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    """Refuse settings that are not those of the folder."""
+    if given is None:
+        return
+    ours, theirs = (
+        {key: getattr(head, key) for key in SETTINGS} | {"skiplist": {*head.skipped(tokenizer)}}
+        for head in (given, found)
+    )
+    differing = [
+        f"{key}={ours[key]!r} (the folder: {theirs[key]!r})"
+        for key in ours
+        if ours[key] != theirs[key]
+    ]
+    if differing:
+        raise ValueError(
+            f"the head has other settings than {name}: {', '.join(differing)}; set the head's to "
+            "those of the folder"
+        )
+
+
+def _opening(
+    modules: Modules, tokenizer: PreTrainedTokenizerFast, side: str, default: str
+) -> tuple[str, str]:
+    """Marker and prompt of a side.
+
+    PyLate inserts its prefix as a token. sentence-transformers tokenises a prompt with the text,
+    which comes to the same where the prompt begins with an added token.
+    """
+    prompt = (modules.config.get("prompts") or {}).get(side) or ""
+    if modules.is_pylate:
+        marker = modules.config.get(f"{side}_prefix")
+        marker = default if marker is None else marker
+        return marker, prompt.removeprefix(marker)
+    for marker in tokenizer.get_added_vocab():
+        rest = prompt.removeprefix(marker)
+        apart = [marker, *tokenizer.tokenize(f"{rest}a")]
+        if rest != prompt and tokenizer.tokenize(f"{prompt}a") == apart:
+            return marker, rest
+    return "", prompt
+
+
+def _check_expansion(
+    name: str, expansion: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast
+) -> None:
+    strategy, token = expansion.get("strategy", "fixed"), expansion.get("token")
+    if strategy != "fixed" or token not in (None, tokenizer.mask_token):
+        raise ValueError(
+            f"{name} fills queries up by the strategy {strategy!r} with the token {token!r}; only "
+            f"'fixed' with {tokenizer.mask_token!r} is supported"
+        )
+
+
+def _skiplist(
+    name: str, modules: Modules, tokenizer: PreTrainedTokenizerFast, revision: str | None
+) -> list[str]:
+    """Words that take no part in MaxSim. To PyLate those that are no tokens mean [UNK]."""
+    if modules.mask is None:
+        if not modules.is_pylate:
+            return []
+        words = modules.config.get("skiplist_words")
+        words = list(string.punctuation) if words is None else words
+        known = tokenizer.get_vocab()
+        unknown = tokenizer.unk_token
+        strange = unknown is not None and any(word not in known for word in words)
+        return [*words, unknown] if strange else words
+    mask = read_module(name, join(modules.mask, "config.json"), revision)
+    words, sides = mask.get("skiplist_words") or [], mask.get("skiplist_tasks") or ["document"]
+    if (words and sides != ["document"]) or mask.get("keep_only_token_ids"):
+        raise ValueError(
+            f"{name}/{modules.mask}/config.json skips tokens of {' and '.join(sides)}, and keeps "
+            f"only the tokens {mask.get('keep_only_token_ids')}; only a skiplist of documents is "
+            "supported"
+        )
+    return words
+
+
+def _read_projection(name: str, folders: list[str], revision: str | None) -> Tensor:
+    """Linear maps in a row are one linear map."""
+    matrices = [_read_linear(name, folder, revision) for folder in folders]
+    whole = matrices[0]
+    for matrix in matrices[1:]:
+        whole = matrix @ whole
+    return whole.float()
+
+
+def _read_linear(name: str, folder: str, revision: str | None) -> Tensor:
+    """The matrix of a Dense module without bias and activation, fp64 ``[out, in]``; a residual
+    connection is part of it."""
+    config = read_module(name, join(folder, "config.json"), revision)
+    activation = str(config.get("activation_function", "Identity")).rsplit(".", 1)[-1]
+    if activation != "Identity" or config.get("bias", False):
+        raise ValueError(
+            f"{name}/{folder} has activation={activation} and bias={config.get('bias', False)}; "
+            "only a projection without either is supported"
+        )
+    file = optional_file(name, "model.safetensors", revision, folder)
+    if file is None:
+        raise FileNotFoundError(
+            f"{name}/{folder} has no model.safetensors with the weights of the projection; save "
+            "the model again with a current library"
+        )
+    try:
+        found = load_file(file)
+    except SafetensorError as error:
+        raise ValueError(f"{file} is damaged ({error}): copy or download it again") from error
+    if "linear.weight" not in found:
+        raise ValueError(f"{file} holds {', '.join(found)} instead of linear.weight")
+    weight = found["linear.weight"].double()
+    if not config.get("use_residual", False):
+        return weight
+    residual = found.get("residual.weight")
+    return weight + (torch.eye(len(weight)) if residual is None else residual)

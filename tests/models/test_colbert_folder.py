@@ -1,0 +1,228 @@
+"""Late-interaction folders against sentence-transformers, which reads and writes them too, and
+folders that must be refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sparton.models.backbone import Backbone
+from sparton.models.backbones import word_tokenizer
+from sparton.models.colbert import ColbertEncoder, ColbertHead
+from sparton.models.folders import encoder_lengths, load_encoder
+from sparton.models.heads import EagerHead
+from tests.models.late_interaction import TEXTS, TOLERANCE, make_encoder, saved, scores
+
+sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")
+
+VARIANTS = {
+    "default": {},
+    "attended": {"attend_to_expansion": True},
+    "not expanded": {"query_expansion": False},
+    "not marked": {"query_marker": "", "document_marker": ""},
+    "one marker": {"query_marker": "[X]", "document_marker": "[X]"},
+    "a word as marker": {"query_marker": "fox"},
+    "other words skipped": {"skiplist": ["the", "elephant"]},
+    "nothing skipped": {"skiplist": ""},
+    "prompts": {"query_prompt": "a cat ", "document_prompt": "hens ! "},
+    "any length": {"normalize": False},
+}
+
+
+def scores_elsewhere(path: Path) -> Tensor:
+    model = sentence_transformers.MultiVectorEncoder(str(path), device="cpu")
+    return model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS))
+
+
+def resaved(path: Path) -> Path:
+    """The same model as sentence-transformers writes it."""
+    model = sentence_transformers.MultiVectorEncoder(str(path), device="cpu")
+    model.save(str(path.with_name("newer")))
+    return path.with_name("newer")
+
+
+def edit(file: Path, **changes: object) -> None:
+    content = json.loads(file.read_text())
+    content.update(changes)
+    file.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return saved(make_encoder(), tmp_path / "model")
+
+
+def test_a_round_trip_is_exact(folder):
+    expected = scores(make_encoder())
+    again = load_encoder(folder)
+    assert isinstance(again, ColbertEncoder)
+    assert torch.equal(scores(again), expected)
+    assert not torch.allclose(scores(make_encoder(seed=1)), expected, atol=1e-2)
+    assert encoder_lengths(folder) == (9, 14)
+    assert torch.equal(scores(load_encoder(folder, ColbertHead(8))), expected)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_sentence_transformers_gives_the_same_scores_both_ways(variant, tmp_path):
+    encoder = make_encoder(**VARIANTS[variant])
+    expected = scores(encoder)
+    path = saved(encoder, tmp_path / "model")
+    torch.testing.assert_close(scores_elsewhere(path), expected, **TOLERANCE)
+    newer = resaved(path)
+    assert "MultiVectorMask" in (newer / "modules.json").read_text()
+    for each in (path, newer):
+        again = load_encoder(each)
+        torch.testing.assert_close(scores(again), expected, **TOLERANCE)
+        assert encoder_lengths(each) == (9, 14)
+        head = again.head
+        for name, value in VARIANTS[variant].items():
+            if name != "skiplist":
+                assert getattr(head, name) == value
+        assert head.skipped(again.tokenizer) == encoder.head.skipped(again.tokenizer)
+    if variant != "default":
+        assert not torch.allclose(scores(make_encoder()), expected, atol=1e-3)
+
+
+def test_every_family_in_sentence_transformers(family, build_mlm, tmp_path):
+    words = {word.strip(",.!?") for text in TEXTS for word in text.split()}
+    tokenizer = word_tokenizer(sorted(words | {*",.!?"}), 96)
+    torch.manual_seed(0)
+    encoder = ColbertEncoder(Backbone(build_mlm(family), tokenizer), ColbertHead(8))
+    expected = scores(encoder)
+    path = saved(encoder, tmp_path / "model")
+    torch.testing.assert_close(scores_elsewhere(path), expected, **TOLERANCE)
+    torch.testing.assert_close(scores(load_encoder(resaved(path))), expected, **TOLERANCE)
+
+
+def test_saving_leaves_no_masked_language_model_behind(build_mlm, tmp_path):
+    """What is trained is saved: the body, as PyLate and sentence-transformers save it."""
+    tokenizer = word_tokenizer([f"w{row}" for row in range(5, 60)], 96)
+    encoder = ColbertEncoder(Backbone(build_mlm("bert"), tokenizer), ColbertHead(8))
+    path = saved(encoder, tmp_path / "model")
+    assert json.loads((path / "config.json").read_text())["architectures"] == ["BertModel"]
+    assert not any("cls." in name for name in load_file(path / "model.safetensors"))
+
+
+def test_linear_maps_in_a_row_are_one(folder, tmp_path):
+    """Projections without bias and activation, with and without residual connections."""
+    generator = torch.Generator().manual_seed(0)
+    parts = ((32, 24, True), (24, 24, True), (24, 8, False))
+    modules = json.loads((folder / "modules.json").read_text())[:1]
+    for number, (width, out, residual) in enumerate(parts, start=1):
+        place = folder / f"{number}_Dense"
+        place.mkdir(exist_ok=True)
+        weights = {"linear.weight": torch.randn(out, width, generator=generator)}
+        if residual and width != out:
+            weights["residual.weight"] = torch.randn(out, width, generator=generator)
+        save_file(weights, place / "model.safetensors")
+        described = {"in_features": width, "out_features": out, "bias": False}
+        described["activation_function"] = "torch.nn.modules.linear.Identity"
+        described["use_residual"] = residual
+        (place / "config.json").write_text(json.dumps(described))
+        kind = "pylate.models.Dense.Dense"
+        modules.append({"idx": number, "name": f"{number}", "path": place.name, "type": kind})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    actual = scores(load_encoder(folder))
+    torch.testing.assert_close(scores_elsewhere(folder), actual, **TOLERANCE)
+    (folder / "2_Dense/config.json").write_text(json.dumps(described | {"use_residual": False}))
+    assert not torch.allclose(scores(load_encoder(folder)), actual, atol=1e-2)
+
+
+def test_lengths_stand_in_many_places(folder):
+    (folder / "sparton.json").unlink()
+    assert encoder_lengths(folder) == (9, 14)
+    config = json.loads((folder / "config_sentence_transformers.json").read_text())
+    for key in ("query_length", "document_length"):
+        del config[key]
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(config))
+    assert encoder_lengths(folder) == (32, 180)  # PyLate's defaults
+    newer = resaved(folder)
+    edit(newer / "sentence_bert_config.json", document_length=None, query_expansion=None)
+    assert encoder_lengths(newer) == (14, 14)  # its one length for both
+
+
+def test_words_that_are_no_tokens_are_unknown_words_to_pylate(folder):
+    edit(folder / "config_sentence_transformers.json", skiplist_words=["lazy", "elephant"])
+    assert load_encoder(folder).head.skiplist == ["lazy", "elephant", "[UNK]"]
+    edit(folder / "config_sentence_transformers.json", skiplist_words=["lazy"])
+    assert load_encoder(folder).head.skiplist == ["lazy"]
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (ColbertHead(16), r"width=16 \(the folder: 8\)"),
+        (ColbertHead(8, query_marker="[X]"), r"query_marker='\[X\]' \(the folder: '\[Q\] '\)"),
+        (ColbertHead(8, skiplist=["the"]), r"skiplist={'the'}"),
+        (EagerHead(), "holds an encoder with a ColbertHead, which a EagerHead cannot stand in"),
+    ],
+)
+def test_heads_that_differ_from_the_folder_are_refused(folder, head, message):
+    with pytest.raises(ValueError, match=message):
+        load_encoder(folder, head)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("1_Dense/config.json", {"bias": True}, "activation=Identity and bias=True; only"),
+        ("1_Dense/config.json", {"activation_function": "torch.nn.Tanh"}, "activation=Tanh"),
+        (
+            "sentence_bert_config.json",
+            {"query_expansion": {"strategy": "min", "length": 9}},
+            r"strategy 'min' with the token None; only 'fixed' with '\[MASK\]'",
+        ),
+        (
+            "sentence_bert_config.json",
+            {"query_expansion": {"strategy": "fixed", "length": 9, "token": "cat"}},
+            "strategy 'fixed' with the token 'cat'",
+        ),
+        (
+            "2_MultiVectorMask/config.json",
+            {"skiplist_tasks": ["query", "document"]},
+            "skips tokens of query and document",
+        ),
+        ("2_MultiVectorMask/config.json", {"keep_only_token_ids": [7]}, r"only the tokens \[7\]"),
+    ],
+)
+def test_models_with_what_is_missing_here_are_refused(folder, file, changes, message):
+    newer = resaved(folder)
+    edit(newer / file, **changes)
+    with pytest.raises(ValueError, match=message):
+        load_encoder(newer)
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("1_Dense/model.safetensors", "1_Dense has no model.safetensors"),
+        ("1_Dense/config.json", "1_Dense/config.json is missing"),
+        ("model.safetensors", "model.safetensors"),
+        ("tokenizer.json", "no tokenizer in"),
+    ],
+)
+def test_missing_files_are_named(folder, file, message):
+    (folder / file).unlink()
+    with pytest.raises(OSError, match=message):
+        load_encoder(folder)
+
+
+def test_damaged_projections_are_named(folder):
+    file = folder / "1_Dense/model.safetensors"
+    save_file({"linear.bias": torch.zeros(3)}, file)
+    with pytest.raises(ValueError, match=r"holds linear\.bias instead of linear\.weight"):
+        load_encoder(folder)
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(ValueError, match=r"1_Dense/model\.safetensors is damaged"):
+        load_encoder(folder)
+
+
+def test_other_kinds_of_model_are_refused(folder):
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append(modules[1] | {"type": "sentence_transformers.models.Pooling"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=r"composes Transformer \+ Dense \+ Pooling; a late-inter"):
+        load_encoder(folder)
