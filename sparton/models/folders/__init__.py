@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import TypeVar
 
-from torch import nn
-
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
@@ -23,7 +21,7 @@ from sparton.models.splade import SpladeEncoder
 
 __all__ = ["Lengths", "encoder_lengths", "load_encoder", "save_encoder"]
 
-Head = TypeVar("Head", bound=nn.Module)
+Head = TypeVar("Head")
 
 ROUTER = ["Router"]
 
@@ -57,7 +55,7 @@ def save_encoder(
 
 def load_encoder(
     name: str | Path,
-    head: nn.Module | None = None,
+    head: object = None,
     *,
     revision: str | None = None,
     compile: bool = False,
@@ -100,7 +98,7 @@ def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | 
     return files.encoder_lengths(name, revision)
 
 
-def _fitting(kind: type[Head], head: nn.Module | None, name: str | Path) -> Head | None:
+def _fitting(kind: type[Head], head: object, name: str | Path) -> Head | None:
     if head is None or isinstance(head, kind):
         return head
     raise ValueError(
