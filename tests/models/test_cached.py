@@ -10,6 +10,7 @@ import torch
 
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.embeddings import CacheFacts, text_keys
+from sparton.evaluation import explain, load_retriever
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
 from sparton.models.cached import CachedBackbone
@@ -85,6 +86,15 @@ def test_the_autoencoder_alone_is_there_to_learn(cache):
     reps = encoder.encode(encoder.text_rows.documents(DOCUMENTS), "document")
     encoder.complete(reps).losses["reconstruction_k"].mean().backward()
     assert encoder.autoencoder.encoder.weight.grad.any()
+
+
+def test_latents_are_explained_by_their_numbers(cache, tmp_path):
+    save_encoder(cached_encoder(cache), tmp_path / "model", **LENGTHS)
+    encoder, tokenizer = load_retriever(tmp_path / "model")
+    explained = explain(encoder, tokenizer, DOCUMENTS[0], k=3)
+    values, indices = encoder.eval().topk(tokenizer.documents(DOCUMENTS[:1]), 3)
+    assert [name for name, _ in explained] == [f"latent {row}" for row in indices[0].tolist()]
+    assert [weight for _, weight in explained] == pytest.approx(values[0].tolist())
 
 
 @pytest.mark.parametrize(
