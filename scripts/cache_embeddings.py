@@ -30,7 +30,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sparton.datasets.collection import beir_file, read_texts
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.embeddings import EMBEDDINGS, FACTS, KEYS, MODEL, PROGRESS, CacheFacts, text_keys
-from sparton.models.folders.dense import DenseEncoder, load_dense, save_dense
+from sparton.models.dense import DenseEncoder
+from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.folders.files import writing_folder
 from sparton.types import TokenBatch
 

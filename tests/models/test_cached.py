@@ -15,8 +15,9 @@ from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
 from sparton.models.cached import CachedBackbone
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
+from sparton.models.dense import DenseEncoder
 from sparton.models.folders import load_encoder, save_encoder
-from sparton.models.folders.dense import DenseEncoder, save_dense
+from sparton.models.folders.dense import save_dense
 from sparton.models.heads import EagerHead
 from sparton.models.pooling import Pooling
 from sparton.types import Markup

@@ -12,9 +12,10 @@ from torch import Tensor
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.backbones import bare, tiny
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
+from sparton.models.dense import DenseEncoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.folders.csr import load_csr
-from sparton.models.folders.dense import DenseEncoder, load_dense, save_dense
+from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.folders.files import encoder_lengths
 from sparton.models.pooling import Pooling
 from sparton.types import Markup, TokenBatch

@@ -11,7 +11,8 @@ import torch
 import cache_embeddings
 from sparton.embeddings import EmbeddingTable, TextRows
 from sparton.models.backbones import tiny
-from sparton.models.folders.dense import DenseEncoder, save_dense
+from sparton.models.dense import DenseEncoder
+from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
 from sparton.types import Markup
 

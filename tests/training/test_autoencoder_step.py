@@ -16,7 +16,8 @@ from sparton.losses.ranking import InfoNCE
 from sparton.models.backbones import tiny
 from sparton.models.cached import CachedBackbone
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
-from sparton.models.folders.dense import DenseEncoder, save_dense
+from sparton.models.dense import DenseEncoder
+from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
 from sparton.training.distributed import World
 from sparton.training.precision import Precision

@@ -16,8 +16,8 @@ from sparton.models.autoencoder import SparseAutoencoder
 from sparton.models.cached import CachedBackbone
 from sparton.models.checkpoint import optional_file
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
+from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import (
-    DenseEncoder,
     Part,
     dense_parts,
     load_dense,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import load_body, load_tokenizer
+from sparton.models.dense import DenseEncoder
 from sparton.models.folders.files import read_json, read_module, read_prompts, write_json
 from sparton.models.pooling import Pooling, pooling_mode
 from sparton.types import Markup
@@ -25,14 +26,6 @@ POOLING_KEYS = {
 }
 
 
-class DenseEncoder(NamedTuple):
-    """Packed tokens to hidden states, and these to one embedding per text; its prompts."""
-
-    body: EncoderBody
-    pooling: Pooling
-    markup: Markup = Markup()
-
-
 class Part(NamedTuple):
     """One entry of ``modules.json``."""
 
@@ -46,7 +39,8 @@ def save_dense(
     """Fill the folder ``path`` with what ``SentenceTransformer(path)`` loads."""
     write_dense(encoder, path, query_length=query_length, document_length=document_length)
     parts = dense_parts(encoder.pooling)
-    write_modules(path, parts, "SentenceTransformer", "cosine", encoder.markup)
+    similarity = "cosine" if encoder.cosine else "dot"
+    write_modules(path, parts, "SentenceTransformer", similarity, encoder.markup)
 
 
 def load_dense(
@@ -171,7 +165,9 @@ def read_dense(
             f"{place}: include_prompt=false leaves prompts out of the pooling; here "
             "all tokens are pooled"
         )
-    return DenseEncoder(body, _pooling(content, len(parts) == 3, place), markup)
+    described = read_json(name, "config_sentence_transformers.json", revision) or {}
+    cosine = described.get("similarity_fn_name") in (None, "cosine")
+    return DenseEncoder(body, _pooling(content, len(parts) == 3, place), markup, cosine=cosine)
 
 
 def _check_transformer(name: str, path: str, revision: str | None) -> None:
