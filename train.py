@@ -39,7 +39,6 @@ from sparton.losses.objective import Objective
 from sparton.models.assembly import build_encoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
-from sparton.models.heads import SpladeHead
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.loggers import JsonlLogger, Logger, ScreenLogger
 from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
@@ -96,9 +95,7 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
     try:
         trainer.run(batches)
         if tests:
-            head = instantiate(cfg.head)
-            given = head if isinstance(head, SpladeHead) else None
-            encoder = load_encoder(folder / "model", given).to(world.device)
+            encoder = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
             bf16 = trainer.step.precision.is_half
             evaluate = partial(evaluate_encoder, encoder, tokenizer, bf16=bf16)
             run_tests(evaluate, tests, folder, describe_run(cfg))
@@ -167,7 +164,7 @@ def build_objective(cfg: DictConfig, encoder: Encoder) -> Objective:
         regularizers[side] = instantiate(cfg[f"{side}_regularizer"], _convert_="partial")
         if regularizers[side] and side not in encoder.regularized:
             log.info(
-                "no %s_regularizer: this encoder has no sparse %s representations to thin out",
+                "no %s_regularizer: training cannot make this encoder's %s representations sparser",
                 side,
                 side,
             )

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from sparton.models.backbones import minilm_folder
+
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = "in_domain_models"
 COLLECTIONS = {"squad": "squad", "acl": "acl_title_abstract"}
@@ -96,6 +98,7 @@ def study(arguments: argparse.Namespace) -> Iterator[Step]:
     for name in COLLECTIONS:
         yield mining("mine", name, data, output / "mined" / f"{name}.jsonl", ())
     yield evaluation("bm25", "bm25", data, output)
+    yield evaluation("dense", str(minilm_folder()), data, output)
     yield from trainings(arguments, "pairs", ())
     teacher = output / TEACHER / "model"
     for name in COLLECTIONS:

@@ -7,9 +7,11 @@ from sparton.models.body import EncoderBody
 from sparton.models.cached import CachedBackbone
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
+from sparton.models.dense import DenseEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder, JointHead
+from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 
 
@@ -29,6 +31,8 @@ def build_encoder(
             "embedding per text: set head=csr, or choose a model as the backbone"
         )
     match head:
+        case Pooling():
+            return DenseEncoder(backbone, head)
         case ColbertHead():
             return ColbertEncoder(backbone, head)
         case SpladeHead():

@@ -36,7 +36,7 @@ class DenseEncoder(Encoder):
         cosine: bool = True,
     ) -> None:
         super().__init__(body.tokenizer, body.max_length)
-        self.body = body
+        self.body = body.bare()
         self.pooling = pooling
         self.markup = markup
         self.cosine = cosine

@@ -6,10 +6,12 @@ from typing import TypeVar
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
+from sparton.models.dense import DenseEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import csr, files
 from sparton.models.folders.colbert import colbert_lengths, load_colbert, save_colbert
 from sparton.models.folders.csr import load_csr, save_csr
+from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.folders.files import Lengths, module_kinds, writing_folder
 from sparton.models.folders.joint import is_joint, load_joint, save_joint
 from sparton.models.folders.router import load_router, router_lengths, save_router
@@ -17,6 +19,7 @@ from sparton.models.folders.splade import load_splade, save_splade
 from sparton.models.folders.vectors import is_late_interaction
 from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder, JointHead
+from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 
 __all__ = ["Lengths", "encoder_lengths", "load_encoder", "save_encoder"]
@@ -24,6 +27,7 @@ __all__ = ["Lengths", "encoder_lengths", "load_encoder", "save_encoder"]
 Head = TypeVar("Head")
 
 ROUTER = ["Router"]
+DENSE = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
 
 def save_encoder(
@@ -49,6 +53,8 @@ def save_encoder(
                 save_router(encoder, fresh, **lengths)
             case AutoencoderEncoder():
                 save_csr(encoder, fresh, **lengths)
+            case DenseEncoder():
+                save_dense(encoder, fresh, **lengths)
             case _:
                 raise ValueError(f"a {type(encoder).__name__} cannot be saved as a folder")
 
@@ -66,7 +72,7 @@ def load_encoder(
     Args:
         name: path or hub name.
         head: how representations are computed, for what the folder leaves open; None for the usual
-            way. An autoencoder's folder leaves nothing open.
+            way. The folders of autoencoders and dense encoders leave nothing open.
         revision: branch, tag or commit on the hub.
         compile, gradient_checkpointing: see :class:`~sparton.models.body.EncoderBody`.
 
@@ -80,6 +86,9 @@ def load_encoder(
     if kinds[-1] == csr.KIND:
         _fitting(AutoencoderHead, head, name)
         return load_csr(name, revision=revision, **options)
+    if kinds in DENSE:
+        _fitting(Pooling, head, name)
+        return load_dense(name, revision=revision, **options)
     if is_late_interaction(kinds):
         return load_colbert(name, _fitting(ColbertHead, head, name), revision=revision, **options)
     if is_joint(name, revision):

@@ -1,0 +1,79 @@
+"""Dense encoders as encoders: scored, trained, saved and read back."""
+
+import pytest
+import torch
+
+from sparton.losses.objective import Objective, all_scores
+from sparton.losses.ranking import InfoNCE
+from sparton.models.assembly import build_encoder
+from sparton.models.backbones import tiny
+from sparton.models.dense import DenseEncoder
+from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.heads import EagerHead
+from sparton.models.pooling import Pooling
+from sparton.types import TokenBatch
+
+TEXTS = ["the quick brown fox", "a lazy dog", "foxes hunt hens", "a lazy cat and a dog", ""]
+
+
+def make_encoder(pooling: Pooling) -> DenseEncoder:
+    encoder = build_encoder(tiny(TEXTS, hidden_size=32, layers=1), pooling)
+    assert isinstance(encoder, DenseEncoder)
+    return encoder.eval()
+
+
+def tokens(encoder: DenseEncoder) -> TokenBatch:
+    return TokenBatch.from_lists(encoder.tokenizer(TEXTS)["input_ids"])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("normalize", [True, False])
+def test_scores_are_the_cosines_of_sentence_transformers(tmp_path, normalize):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    encoder = make_encoder(Pooling("mean", normalize))
+    save_encoder(encoder, tmp_path / "model", query_length=8, document_length=16)
+    model = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    expected = model.similarity(*[torch.from_numpy(model.encode(TEXTS))] * 2)
+    for each in (encoder, load_encoder(tmp_path / "model").eval()):
+        reps = each.encode(tokens(encoder), "query")
+        assert reps.tokens.cu_seqlens.tolist() == list(range(len(TEXTS) + 1))
+        torch.testing.assert_close(all_scores(reps, reps)["tokens"], expected, rtol=0, atol=2e-6)
+    assert expected.std() > 0.05
+
+
+def test_dot_products_where_the_folder_says_so(tmp_path):
+    encoder = make_encoder(Pooling())
+    plain = DenseEncoder(encoder.body, Pooling(), cosine=False).eval()
+    save_encoder(plain, tmp_path / "model", query_length=8, document_length=16)
+    again = load_encoder(tmp_path / "model").eval()
+    assert not again.cosine
+    with torch.no_grad():
+        batch = tokens(encoder)
+        cosine, given, expected = (
+            all_scores(reps, reps)["tokens"]
+            for reps in (each.encode(batch, "query") for each in (encoder, again, plain))
+        )
+    assert torch.equal(given, expected) and (given - cosine).abs().max() > 0.1
+
+
+def test_a_dense_encoder_learns_pairs():
+    encoder = make_encoder(Pooling("cls", True)).train()
+    objective = Objective(InfoNCE(temperature=0.05))
+    optimizer = torch.optim.Adam(encoder.parameters(), lr=3e-3)
+    queries = TokenBatch.from_lists([[2, 6, 3], [2, 7, 3], [2, 8, 3]])
+    documents = TokenBatch.from_lists([[2, 9, 3], [2, 10, 3], [2, 11, 3]])
+    losses = []
+    for step in range(30):
+        sides = encoder.encode(queries, "query"), encoder.encode(documents, "document")
+        loss = objective(*sides, step).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_a_head_of_another_kind_is_refused(tmp_path):
+    save_encoder(make_encoder(Pooling()), tmp_path / "m", query_length=8, document_length=16)
+    with pytest.raises(ValueError, match="an encoder with a Pooling, which a EagerHead cannot"):
+        load_encoder(tmp_path / "m", EagerHead())
