@@ -73,9 +73,11 @@ class TokenRows(NamedTuple):
         return TokenRows(self.values[first:last], self.boundaries[start : stop + 1] - first)
 
     def to(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Values ``[T, E]`` and int32 boundaries ``[N + 1]`` as tensors."""
-        bounds = torch.from_numpy(self.boundaries.astype(np.int32))
-        return torch.from_numpy(self.values).to(device), bounds.to(device)
+        """Values ``[T, E]`` and int32 boundaries ``[N + 1]`` as tensors; on a CPU fp32 values, as
+        it computes with no others."""
+        values = torch.from_numpy(self.values).to(device)
+        bounds = torch.from_numpy(self.boundaries.astype(np.int32)).to(device)
+        return values.float() if device.type == "cpu" else values, bounds
 
     @property
     def num_rows(self) -> int:

@@ -24,6 +24,10 @@ def compute(problem, upstream, *, normalize=False):
     return scores, *gradients, argmax
 
 
+def scores_alone(problem):
+    return maxsim_forward_cpu(problem, normalize=False, argmax=False)[0]
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("per_query", [None, 2])
@@ -37,6 +41,9 @@ def test_values_and_gradients_against_float64(dtype, per_query, masked, normaliz
     assert [x.dtype for x in results] == [torch.float32, dtype, dtype]
     assert_close_to_truth(tuple(results), problem, upstream, normalize=normalize)
     assert torch.equal(argmax, winners(problem, normalize=normalize))
+    scores, nothing = maxsim_forward_cpu(problem, normalize=normalize, argmax=False)
+    assert_close_to_truth((scores, *results[1:]), problem, upstream, normalize=normalize)
+    assert nothing.numel() == 0
 
 
 def test_the_tolerances_notice_small_faults():
@@ -65,10 +72,11 @@ def test_the_tolerances_notice_small_faults():
 def test_tiles_do_not_change_the_result(per_query, budget, monkeypatch):
     problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, per_query=per_query)
     upstream = upstream_for(problem)
-    expected = compute(problem, upstream)
+    expected = (*compute(problem, upstream), scores_alone(problem))
     monkeypatch.setattr(cpu, "SIMILARITIES_AT_ONCE", budget[0])
     monkeypatch.setattr(cpu, "ENTRIES_AT_ONCE", budget[1])
-    for a, b in zip(compute(problem, upstream), expected, strict=True):
+    results = (*compute(problem, upstream), scores_alone(problem))
+    for a, b in zip(results, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
@@ -111,6 +119,7 @@ def test_memory_is_bounded(per_query, monkeypatch):
             monkeypatch.setattr(cpu, "ENTRIES_AT_ONCE", budget)
             with LargestResult() as mode:
                 compute(problem, upstream, normalize=normalize)
+                scores_alone(problem)
             winners_kept = 32 * 1024 if per_query is None else 2 * 1024
             assert mode.elements <= max(8 * budget, winners_kept, 1600 * E)
     monkeypatch.setattr(cpu, "SIMILARITIES_AT_ONCE", 2**22)

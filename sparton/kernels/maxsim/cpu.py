@@ -44,6 +44,8 @@ def maxsim_forward_cpu(
     Also takes float64, whose similarities and sums stay float64; the scores are fp32 all the same.
     """
     documents, mask, per_query = operands.documents, operands.document_mask, operands.per_query
+    if per_query is not None and not argmax:
+        return _own_scores(operands, normalize), torch.empty(0, dtype=torch.int32)
     queries = _rows(operands.queries, normalize)
     query_bounds, bounds = (x.tolist() for x in operands[2:4])
     owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
@@ -67,6 +69,34 @@ def maxsim_forward_cpu(
                 token = mask[own].nonzero().squeeze(1)[token]
             winners[column, rows] = torch.where(kept[rows], token + own.start, -1).int()
     return scores.float(), winners
+
+
+def _own_scores(operands: MaxSimOperands, normalize: bool) -> Tensor:
+    """Scores fp32 ``[Q, K]`` of each query's own documents, many of them in one product."""
+    queries, K = _rows(operands.queries, normalize), operands.scores_shape[1]
+    mask, boundaries = operands.document_mask, operands.document_cu_seqlens.long()
+    counts = boundaries.diff()
+    longest = int(counts.max()) if counts.numel() else 0
+    if mask is not None:
+        counts = torch.cat([boundaries.new_zeros(1), mask.cumsum(0)])[boundaries].diff()
+    query_bounds, bounds = operands.query_cu_seqlens.tolist(), boundaries.tolist()
+    scores = queries.new_zeros(operands.scores_shape)
+    for q, own in enumerate(scores):
+        rows = slice(query_bounds[q], query_bounds[q + 1])
+        query = queries[rows]
+        if operands.query_mask is not None:
+            query = query[operands.query_mask[rows]]
+        step = max(SIMILARITIES_AT_ONCE // max(len(query) * longest, 1), 1)
+        for first in range(q * K, (q + 1) * K, step):
+            last = min(first + step, (q + 1) * K)
+            tokens, lengths = slice(bounds[first], bounds[last]), counts[first:last]
+            documents = operands.documents[tokens]
+            if mask is not None:
+                documents = documents[mask[tokens]]
+            similarities = _rows(documents, normalize) @ query.T
+            best = torch.segment_reduce(similarities, "max", lengths=lengths, axis=0)
+            own[first - q * K : last - q * K] = best.sum(dim=1).where(lengths > 0, 0)
+    return scores.float()
 
 
 @torch.autocast("cpu", enabled=False)
