@@ -37,13 +37,12 @@ from sparton.retrieval.trec import read_run
 from sparton.types import TextCollection
 from tests.evaluation.problems import (
     DOCUMENTS,
-    QRELS,
-    QUERIES,
     WORDS,
     LexicalEncoder,
     make_task,
     rankings,
     word_tokenizer,
+    write_beir,
 )
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,17 +187,7 @@ def test_written_results_can_be_read_again(results, tmp_path):
 
 @pytest.fixture
 def beir(tmp_path) -> Path:
-    folder = tmp_path / "toy"
-    (folder / "qrels").mkdir(parents=True)
-    for name, texts in (("corpus", DOCUMENTS), ("queries", QUERIES)):
-        lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    lines = [
-        f"{query}\t{name}\t{grade}" for query, all in QRELS.items() for name, grade in all.items()
-    ]
-    header = "query-id\tcorpus-id\tscore\n"
-    (folder / "qrels" / "test.tsv").write_text(header + "\n".join(lines) + "\n")
-    return folder
+    return write_beir(tmp_path / "toy")
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
 """A small task, and encoders whose results are known."""
 
+import json
+from pathlib import Path
+
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
@@ -84,6 +87,20 @@ def make_task(name: str = "toy", exclude_self: bool = False) -> RetrievalTask:
     documents = TextCollection(list(DOCUMENTS), list(DOCUMENTS.values()))
     queries = TextCollection(list(QUERIES), list(QUERIES.values()))
     return RetrievalTask(name, documents, queries, QRELS, exclude_self)
+
+
+def write_beir(folder: Path) -> Path:
+    """The task as a folder in the layout of BEIR."""
+    (folder / "qrels").mkdir(parents=True)
+    for name, texts in (("corpus", DOCUMENTS), ("queries", QUERIES)):
+        lines = [json.dumps({"_id": key, "text": text}) for key, text in texts.items()]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    lines = [
+        f"{query}\t{name}\t{grade}" for query, all in QRELS.items() for name, grade in all.items()
+    ]
+    header = "query-id\tcorpus-id\tscore\n"
+    (folder / "qrels" / "test.tsv").write_text(header + "\n".join(lines) + "\n")
+    return folder
 
 
 def rankings(result: TaskResult) -> dict[str, list[str]]:

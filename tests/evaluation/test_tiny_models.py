@@ -1,21 +1,31 @@
 """Late-interaction and joint models from texts to rankings, against scores of single pairs."""
 
+import json
+import runpy
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.evaluation import evaluate_encoder, explain, explain_match
+from sparton.evaluation import evaluate_encoder, explain, explain_match, load_retriever
 from sparton.kernels.maxsim import maxsim_reference
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
 from sparton.models.csr import AutoencoderHead
 from sparton.models.encoder import Encoder
+from sparton.models.dense import DenseEncoder
+from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
+from sparton.models.pooling import Pooling
 from sparton.types import RetrievalTask
-from tests.evaluation.problems import DOCUMENTS, QUERIES, make_task
+from tests.evaluation.problems import DOCUMENTS, QUERIES, make_task, write_beir
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def build(joint: bool) -> tuple[Encoder, PackedTokenizer]:
@@ -131,3 +141,66 @@ def test_terms_are_named_as_the_encoder_names_them():
     assert 0 < result.document_terms <= 3
     capped = evaluate_encoder(latents, texts, make_task(), max_document_terms=1, progress=False)
     assert capped.document_terms <= 1
+
+
+def test_dense_encoders_are_compared_by_their_one_vector():
+    torch.manual_seed(0)
+    body = tiny(DOCUMENTS.values(), hidden_size=32, layers=1)
+    encoder, texts = DenseEncoder(body, Pooling("mean", True)).eval(), make_task()
+    tokenizer = PackedTokenizer(encoder.tokenizer, 8, 12)
+    result = evaluate_encoder(encoder, tokenizer, texts, vector_dtype="float32", progress=False)
+    with torch.no_grad():
+        queries = encoder.encode(tokenizer.queries(texts.queries.texts), "query").tokens.values
+        tokens = tokenizer.documents(texts.documents.texts)
+        scores = queries @ encoder.encode(tokens, "document").tokens.values.T
+    np.testing.assert_allclose(
+        result.run.scores[:, :6], scores.sort(dim=1, descending=True).values, atol=1e-6
+    )
+    assert (result.query_vectors, result.document_vectors) == (1, 1)
+    with pytest.raises(ValueError, match="DenseEncoder makes 1 vectors of the 3 tokens of a query"):
+        explain_match(encoder, tokenizer, "red", "red")
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_folder_is_evaluated_as_the_encoder_was(joint, tmp_path):
+    encoder, tokenizer = build(joint)
+    save_encoder(encoder, tmp_path / "model", query_length=8, document_length=12)
+    loaded, own = load_retriever(tmp_path / "model")
+    assert (own.query_length, own.document_length) == (8, 12)
+    expected = evaluate_encoder(encoder, tokenizer, make_task(), progress=False)
+    result = evaluate_encoder(loaded, own, make_task(), progress=False)
+    np.testing.assert_array_equal(result.run.rows, expected.run.rows)
+    np.testing.assert_allclose(result.run.scores, expected.run.scores, atol=1e-3)
+    assert result._replace(run=None, seconds=None) == expected._replace(run=None, seconds=None)
+
+
+def test_script_searches_as_it_is_told(tmp_path, monkeypatch, capsys):
+    encoder, tokenizer = build(joint=False)
+    save_encoder(encoder, tmp_path / "model", query_length=8, document_length=12)
+    write_beir(tmp_path / "toy")
+    monkeypatch.chdir(tmp_path)
+    task = ["evaluation=beir_folder", f"evaluation.path={tmp_path / 'toy'}"]
+    arguments = ["evaluate.py", "device=cpu", f"model={tmp_path / 'model'}", *task]
+    wanted = ["encoder.search=rerank", "encoder.rerank_depth=100", "output=out"]
+    wanted += ["metrics=[ndcg@10,recall@100]"]
+    monkeypatch.setattr(sys, "argv", [*arguments, *wanted])
+    runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
+    (found,) = json.loads(Path("out/results.json").read_text())["tasks"]
+    expected = evaluate_encoder(
+        encoder, tokenizer, make_task(), search="rerank", rerank_depth=100,
+        metrics=["ndcg@10", "recall@100"], progress=False,
+    )  # fmt: skip
+    assert found["metrics"] == pytest.approx(expected.metrics)
+    assert found["search"] == "bm25 + maxsim"
+    assert found["query_vectors"] == 8
+    assert not {"query_terms", "flops"} & found.keys()
+    assert "vectors q/d" in capsys.readouterr().out
+    for setting, message in (
+        ("encoder.search=sparse", "search=sparse compares sparse vectors, which ColbertEncoder"),
+        ("encoder.search=fast", "search=fast: must be sparse, maxsim, rerank, or null"),
+        ("encoder.vector_dtype=int8", "vector_dtype=int8: must be float16 or float32"),
+        ("encoder.max_query_terms=3", "max_query_terms=3 keeps the largest weights"),
+    ):
+        monkeypatch.setattr(sys, "argv", [*arguments, setting, "output=none"])
+        with pytest.raises(SystemExit, match=message):
+            runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from hard_negatives import miners, teachers
+from hard_negatives import miners
 from hard_negatives.mining import Mining
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.kernels.maxsim import maxsim_varlen
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
-from sparton.models.encoder import Encoder
+from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
 from tests.scripts.mining_problems import generate, mine, write
@@ -32,23 +32,21 @@ def pairs(tmp_path) -> Path:
 
 
 @pytest.fixture(params=["colbert", "joint"])
-def model(request, monkeypatch) -> tuple[Encoder, PackedTokenizer]:
+def model(request, tmp_path) -> Path:
     torch.manual_seed(0)
     texts = [example["positive"] for example in generate()]
     head = ColbertHead(16)
     joint = request.param == "joint"
     backbone = tiny(texts, hidden_size=32, layers=1, max_length=32)
     encoder = build_encoder(backbone, JointHead(EagerHead(), head) if joint else head)
-    tokenizer = PackedTokenizer(encoder.tokenizer, 16, 32, markup=encoder.markup)
-    for module in (miners, teachers):
-        monkeypatch.setattr(module, "load_retriever", lambda *_, **__: (encoder, tokenizer))
-    return encoder, tokenizer
+    save_encoder(encoder, tmp_path / request.param, query_length=16, document_length=32)
+    return tmp_path / request.param
 
 
 @torch.no_grad()
-def scores_of(model, queries: list[str], documents: list[str]) -> torch.Tensor:
-    encoder, tokenizer = model
-    encoder.eval()
+def scores_of(model: Path, queries: list[str], documents: list[str]) -> torch.Tensor:
+    encoder = load_encoder(model).eval()
+    tokenizer = PackedTokenizer(encoder.tokenizer, 16, 32, markup=encoder.markup)
     asked = encoder.encode(tokenizer.queries(queries), "query").tokens
     given = encoder.encode(tokenizer.documents(documents), "document").tokens
     bounds = asked.cu_seqlens, given.cu_seqlens
@@ -59,7 +57,7 @@ def test_a_model_mines_by_maxsim_and_keeps_what_it_encoded(pairs, model, tmp_pat
     monkeypatch.setattr(miners, "SLAB", 16)
     examples = generate()
     documents = [example["positive"] for example in examples]
-    arguments = [pairs, "--miner", "model", "--negatives", 3, "--output", tmp_path / "out.jsonl"]
+    arguments = [pairs, "--miner", model, "--negatives", 3, "--output", tmp_path / "out.jsonl"]
     with monkeypatch.context() as patched:
         patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -85,7 +83,7 @@ def test_a_model_mines_by_maxsim_and_keeps_what_it_encoded(pairs, model, tmp_pat
 
 
 def test_a_margin_to_the_positive_is_measured_by_maxsim(pairs, model, tmp_path):
-    arguments = [pairs, "--miner", "model", "--negatives", 3, "--margin", 0.25]
+    arguments = [pairs, "--miner", model, "--negatives", 3, "--margin", 0.25]
     records = mine(*arguments, "--output", tmp_path / "out.jsonl")
     for record in records:
         scores = scores_of(model, [record["query"]], [*record["pos"], *record["neg"]])[0]
@@ -95,7 +93,7 @@ def test_a_margin_to_the_positive_is_measured_by_maxsim(pairs, model, tmp_path):
 
 
 def test_a_model_as_teacher_writes_maxsim(pairs, model, tmp_path):
-    arguments = ["--teacher", "model", "--teacher-kind", "retriever", "--negatives", 2]
+    arguments = ["--teacher", model, "--teacher-kind", "retriever", "--negatives", 2]
     records = mine(pairs, *arguments, "--output", tmp_path / "out.jsonl")
     for record in records[:5]:
         expected = scores_of(model, [record["query"]], [*record["pos"], *record["neg"]])[0]
@@ -105,9 +103,9 @@ def test_a_model_as_teacher_writes_maxsim(pairs, model, tmp_path):
 
 
 def test_bounded_terms_need_a_sparse_half(pairs, model, tmp_path):
-    arguments = [pairs, "--miner", "model", "--max-document-terms", 4, "--negatives", 2]
+    arguments = [pairs, "--miner", model, "--max-document-terms", 4, "--negatives", 2]
     arguments += ["--output", tmp_path / "out.jsonl"]
-    if "sparse" in model[0].kinds:
+    if model.name == "joint":
         assert mine(*arguments)
         return
     with pytest.raises(ValueError, match="max_document_terms=4 keeps a text's largest weights"):
