@@ -16,8 +16,8 @@ from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
 from sparton.models.csr import AutoencoderHead
-from sparton.models.encoder import Encoder
 from sparton.models.dense import DenseEncoder
+from sparton.models.encoder import Encoder
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
