@@ -56,15 +56,15 @@ class PackedTokenizer:
                     f"{name}={length} is more than the {max_length} positions of the model: "
                     f"set {name} to {max_length} or less"
                 )
-        _check(query_tokenizer, "query_length", query_length, markup.query_marker)
-        _check(tokenizer, "document_length", document_length, markup.document_marker)
+        query = (markup.query_marker, markup.query_prompt)
+        document = (markup.document_marker, markup.document_prompt)
+        _check(query_tokenizer, "query_length", query_length, *query)
+        _check(tokenizer, "document_length", document_length, *document)
         # Copies of its own, so that the truncation set here is not saved with the model.
         documents = _own(tokenizer)
         queries = documents if query_tokenizer is tokenizer else _own(query_tokenizer)
-        self._queries = _Side(queries, query_length, markup.query_marker, markup.query_prompt)
-        self._documents = _Side(
-            documents, document_length, markup.document_marker, markup.document_prompt
-        )
+        self._queries = _Side(queries, query_length, *query)
+        self._documents = _Side(documents, document_length, *document)
 
     def queries(self, texts: Sequence[str]) -> TokenBatch:
         """N queries packed; an empty text keeps its special tokens. With an expansion token all
@@ -150,7 +150,7 @@ def _own(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
 
 
 def _check(
-    tokenizer: "PreTrainedTokenizerFast", name: str, length: int, marker: int | None
+    tokenizer: "PreTrainedTokenizerFast", name: str, length: int, marker: int | None, prompt: str
 ) -> None:
     """Of one side's tokenizer and length."""
     if not tokenizer.is_fast:
@@ -159,5 +159,12 @@ def _check(
             "(tokenizer.json in the model folder) is needed"
         )
     special = tokenizer.num_special_tokens_to_add(pair=False) + (marker is not None)
-    if length <= special:
-        raise ValueError(f"{name}={length} leaves no room for text beside {special} special tokens")
+    prompted = len(tokenizer.tokenize(prompt))
+    if length <= special + prompted:
+        beside = f"{special} special tokens"
+        if prompted:
+            beside += f" and {prompted} of the prompt"
+        raise ValueError(
+            f"{name}={length} leaves no room for text beside {beside}: set {name} to "
+            f"{special + prompted + 1} or more"
+        )

@@ -32,7 +32,7 @@ def build_encoder(
         )
     match head:
         case Pooling():
-            return DenseEncoder(backbone, head)
+            return DenseEncoder(backbone, head, cosine=head.normalize)
         case ColbertHead():
             return ColbertEncoder(backbone, head)
         case SpladeHead():

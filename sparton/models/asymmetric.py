@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from sparton.kernels.splade_head import TopK
 from sparton.models.assembly import build_encoder
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
@@ -59,6 +60,10 @@ class AsymmetricEncoder(Encoder):
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """What the side's encoder makes of the texts."""
         return self.of(side).encode(tokens, side)
+
+    def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
+        """The min(k, V) largest term weights of each text, by the side's encoder."""
+        return self.of(side).topk(tokens, side, k)
 
     def observe(self, queries: Representations, documents: Representations) -> None:
         for encoder in (self.query, self.document):

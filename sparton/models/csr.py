@@ -160,7 +160,7 @@ class AutoencoderEncoder(Encoder):
         return self
 
     @torch.no_grad()
-    def topk(self, tokens: TokenBatch, k: int) -> TopK:
+    def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, ``head.k``) largest latents of each text; all others are zero."""
         return self.autoencoder.topk(self.embed(tokens), k)
 

@@ -77,7 +77,7 @@ class JointEncoder(Encoder):
         return self(tokens, side)
 
     @torch.no_grad()
-    def topk(self, tokens: TokenBatch, k: int) -> TopK:
+    def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, see :meth:`SpladeEncoder.topk`."""
         hidden = self.backbone.hidden_states(tokens)
         transformed, decoder, own = self._sparse_inputs(hidden, tokens)

@@ -45,7 +45,7 @@ class SpladeEncoder(Encoder):
         return self.backbone.flops_per_token(sequence_length, training=training)
 
     @torch.no_grad()
-    def topk(self, tokens: TokenBatch, k: int) -> TopK:
+    def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, without the dense representations; see
         :func:`~sparton.kernels.splade_head.splade_head_topk`."""
         hidden = self.backbone(tokens)

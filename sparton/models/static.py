@@ -72,7 +72,7 @@ class StaticEncoder(Encoder):
         return Representations(self(tokens))
 
     @torch.no_grad()
-    def topk(self, tokens: TokenBatch, k: int) -> TopK:
+    def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, among equal ones the first rows."""
         values, indices = self(tokens).sort(dim=1, descending=True, stable=True)
         return TopK(values[:, :k], indices[:, :k])

@@ -148,7 +148,7 @@ def _encode(
     vector_dtype: VectorDtype,
 ) -> EncodedTexts:
     if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
-        values, indices = encoder.topk(tokens, max_terms)
+        values, indices = encoder.topk(tokens, side, max_terms)
         return EncodedTexts(SparseRows.from_topk(values, indices, encoder.vocabulary_size))
     given: Representations = encoder.encode(tokens, side)
     sparse = given.sparse if "sparse" in kinds else None

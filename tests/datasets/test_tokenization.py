@@ -154,3 +154,10 @@ def test_queries_may_have_a_tokenizer_of_their_own(marked) -> None:
 def test_a_marker_needs_room(marked) -> None:
     with pytest.raises(ValueError, match="query_length=3 leaves no room for text beside 3 special"):
         PackedTokenizer(marked, 3, 16, markup=markup(marked))
+
+
+def test_a_prompt_needs_room(marked) -> None:
+    with pytest.raises(ValueError, match="2 special tokens and 3 of the prompt: set doc"):
+        PackedTokenizer(marked, 16, 5, markup=Markup(document_prompt="w1 w2 w3 "))
+    tokenizer = PackedTokenizer(marked, 16, 6, markup=Markup(document_prompt="w1 w2 w3 "))
+    assert tokenizer.documents(["w4"]).input_ids.tolist() == [2, 5, 6, 7, 8, 3]

@@ -36,6 +36,10 @@ def test_each_side_goes_to_its_encoder(document):
     assert torch.equal(queries, encoder.query(TOKENS))
     assert torch.equal(documents, document(TOKENS))
     assert not torch.allclose(queries, documents)
+    for side, dense in (("query", queries), ("document", documents)):
+        values, indices = encoder.topk(TOKENS, side, 4)
+        torch.testing.assert_close(values, dense.topk(4).values)
+        torch.testing.assert_close(dense.gather(1, indices.long()), values)
 
 
 @pytest.mark.parametrize("frozen", [True, False])

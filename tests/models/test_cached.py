@@ -93,7 +93,7 @@ def test_latents_are_explained_by_their_numbers(cache, tmp_path):
     save_encoder(cached_encoder(cache), tmp_path / "model", **LENGTHS)
     encoder, tokenizer = load_retriever(tmp_path / "model")
     explained = explain(encoder, tokenizer, DOCUMENTS[0], k=3)
-    values, indices = encoder.eval().topk(tokenizer.documents(DOCUMENTS[:1]), 3)
+    values, indices = encoder.eval().topk(tokenizer.documents(DOCUMENTS[:1]), "document", 3)
     assert [name for name, _ in explained] == [f"latent {row}" for row in indices[0].tolist()]
     assert [weight for _, weight in explained] == pytest.approx(values[0].tolist())
 

@@ -41,7 +41,7 @@ def test_texts_become_latents_of_their_pooled_states(pooling, normalize):
         assert not reps.losses and reps.tokens is None
     torch.testing.assert_close(encoder(tokens), expected)
     assert not torch.allclose(encoder.autoencoder(states[0][-1:]), expected[:1])
-    values, indices = encoder.topk(tokens, 3)
+    values, indices = encoder.topk(tokens, "query", 3)
     torch.testing.assert_close(values, expected.topk(3).values)
     assert expected.shape == (4, encoder.vocabulary_size) and indices.max() < 64
 

@@ -18,7 +18,7 @@ from sparton.models.backbones import tiny
 from sparton.models.folders import encoder_lengths, load_encoder, save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
-from sparton.types import Side
+from sparton.types import Markup, Side
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -165,6 +165,25 @@ def test_weights_from_a_json_file(saved):
     again = load_encoder(saved)
     assert_close(encode(again), encode_elsewhere(saved))
     assert sorted(again.query.weights[again.query.weights > 0].tolist()) == [0.25, 1.5]
+
+
+def test_prompts_travel_both_ways(tmp_path):
+    encoder = make_separate()
+    encoder.markup = Markup(query_prompt="a quick ", document_prompt="lazy dog ")
+    path = tmp_path / "model"
+    save_encoder(encoder, path, query_length=QUERY_LENGTH, document_length=DOCUMENT_LENGTH)
+    again = load_encoder(path)
+    assert again.markup == encoder.markup
+    prompted = PackedTokenizer(
+        again.tokenizer, QUERY_LENGTH, DOCUMENT_LENGTH, markup=again.markup
+    ).queries(["fox"])
+    ours = again.eval().encode(prompted, "query").sparse
+    model = sentence_transformers.SparseEncoder(str(path), device="cpu")
+    options = {"convert_to_sparse_tensor": False, "convert_to_tensor": True}
+    theirs = model.encode_query(["fox"], **options)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
+    bare = model.encode_query(["fox"], prompt="", **options)
+    assert not torch.allclose(ours, bare, rtol=0, atol=2e-4)
 
 
 def test_the_document_model_is_a_stock_checkpoint(saved):

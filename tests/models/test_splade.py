@@ -30,7 +30,7 @@ def test_representations_are_the_maximum_over_each_sequence(family, build_mlm, t
 def test_topk_is_of_the_same_representations(head, build_mlm, tokenizer):
     model = encoder(build_mlm, tokenizer)
     model.head = head
-    values, indices = model.topk(TOKENS, 5)
+    values, indices = model.topk(TOKENS, "query", 5)
     torch.testing.assert_close(values, model(TOKENS).topk(5).values)
     torch.testing.assert_close(values, model(TOKENS).gather(1, indices))
     assert values[0].any()

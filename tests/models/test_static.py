@@ -121,7 +121,7 @@ def test_topk_is_a_stable_sort(tokenizer, k):
     weights = random_weights().abs()
     weights[7] = weights[8]
     encoder = StaticEncoder(weights, tokenizer, frozen=False)
-    values, indices = encoder.topk(tokens(tokenizer), k)
+    values, indices = encoder.topk(tokens(tokenizer), "query", k)
     expected = encoder(tokens(tokenizer)).detach()
     order = [sorted(range(PADDED), key=lambda v: (-row[v].item(), v))[:k] for row in expected]
     assert indices.tolist() == order

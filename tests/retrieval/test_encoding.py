@@ -181,7 +181,7 @@ class TopEncoder(CountingEncoder):
     vocabulary_size = VOCABULARY
     tops = 0
 
-    def topk(self, tokens: TokenBatch, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def topk(self, tokens: TokenBatch, side: Side, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         self.tops += 1
         values, indices = self(tokens).sort(dim=1, descending=True, stable=True)
         return 2 * values[:, :k], indices[:, :k]

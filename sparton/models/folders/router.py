@@ -25,6 +25,7 @@ from sparton.models.folders.files import (
     own_lengths,
     read_json,
     read_module,
+    read_prompts,
     write_json,
 )
 from sparton.models.folders.splade import (
@@ -38,6 +39,7 @@ from sparton.models.heads import SpladeHead
 from sparton.models.idf import read_idf
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
+from sparton.types import Markup
 
 CONFIG = "router_config.json"
 STATIC, TRANSFORMER, POOLING = "SparseStaticEmbedding", "MLMTransformer", "SpladePooling"
@@ -76,7 +78,7 @@ def save_router(
         files[f"{folders[1]}/config.json"] = describe_pooling(encoder.query)
         save_checkpoint(encoder.query, path / folders[0])
     lengths = {"query_length": query_length, "document_length": document_length}
-    write_json(path, files | _describe_routes(routes) | {"sparton.json": lengths})
+    write_json(path, files | _describe_routes(routes, encoder.markup) | {"sparton.json": lengths})
 
 
 def load_router(
@@ -110,12 +112,14 @@ def load_router(
         return load_layout(name, layout, head, revision=revision, **options)
 
     document = load_route("document", routes.document, head)
-    if routes.query == routes.document:
-        return document
-    if not routes.is_static:
-        return AsymmetricEncoder(load_route("query", routes.query, None), document)
-    query = _load_static(name, routes.query[0][1], document.vocabulary_size, revision)
-    return AsymmetricEncoder(query, document)
+    encoder: AsymmetricEncoder | SpladeEncoder = document
+    if routes.is_static:
+        query = _load_static(name, routes.query[0][1], document.vocabulary_size, revision)
+        encoder = AsymmetricEncoder(query, document)
+    elif routes.query != routes.document:
+        encoder = AsymmetricEncoder(load_route("query", routes.query, None), document)
+    encoder.markup = read_prompts(name, revision)
+    return encoder
 
 
 def router_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
@@ -144,7 +148,7 @@ def _describe_transformer(length: int) -> dict[str, Any]:
     return {"max_seq_length": length, "do_lower_case": False}
 
 
-def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
+def _describe_routes(routes: dict[str, dict[str, str]], markup: Markup) -> dict[str, Any]:
     """JSON files at the root; class paths are those that versions 5 and 6 both read."""
     types = routes["query"] | routes["document"]
     router = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
@@ -158,7 +162,7 @@ def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
         "config_sentence_transformers.json": {
             "model_type": "SparseEncoder",
             "similarity_fn_name": "dot",
-            "prompts": {"query": "", "document": ""},
+            "prompts": {"query": markup.query_prompt, "document": markup.document_prompt},
             "default_prompt_name": None,
         },
     }
