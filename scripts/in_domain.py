@@ -56,10 +56,9 @@ def main() -> None:
     for step in steps:
         done = step.done.exists()
         console.print(f"{step.name}: {'done' if done else shlex.join(step.words)}", soft_wrap=True)
-        if done or arguments.list:
+        if arguments.list:
             continue
-        result = subprocess.run((sys.executable, *step.words), cwd=ROOT)
-        if result.returncode:
+        if not done and subprocess.run((sys.executable, *step.words), cwd=ROOT).returncode:
             sys.exit(f"in_domain.py: {step.name} failed; the same command goes on from there")
         if step.done.name == "results.json":
             record(step, arguments.results)

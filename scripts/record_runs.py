@@ -77,14 +77,16 @@ def system_name(config: dict[str, Any]) -> str:
 def training_figures(path: Path) -> dict[str, Any]:
     """Medians over the log lines without the first, which holds compilation and warm-up."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    timed = [line for line in lines if "step_ms" in line][1:]
+    timed = [line for line in lines if "step_ms" in line]
+    timed = timed[1:] or timed
     figures: dict[str, Any] = {
         key: statistics.median(line[key] for line in timed)
         for key in ("examples_per_second", "tokens_per_second", "step_ms", "data_wait_ms", "mfu")
         if all(key in line for line in timed)
     }
-    quantiles = statistics.quantiles((line["step_ms"] for line in timed), n=5)
-    figures |= {"step_ms_p20": quantiles[0], "step_ms_p80": quantiles[-1]}
+    if len(timed) > 1:
+        quantiles = statistics.quantiles((line["step_ms"] for line in timed), n=5)
+        figures |= {"step_ms_p20": quantiles[0], "step_ms_p80": quantiles[-1]}
     peaks = [line["memory_allocated_mib"] for line in lines if "memory_allocated_mib" in line]
     if peaks:
         figures["peak_memory_mib"] = max(peaks)
