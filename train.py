@@ -25,11 +25,12 @@ from rich.console import Console
 
 from sparton import config
 from sparton.datasets.loader import train_loader
-from sparton.datasets.tokenization import PackedTokenizer
 from sparton.evaluation import (
     TaskResult,
     evaluate_encoder,
     mean_metrics,
+    packed_tokenizer,
+    plan_search,
     results_table,
     write_results,
     write_task_run,
@@ -48,7 +49,7 @@ from sparton.training.precision import Precision
 from sparton.training.state import CheckpointError
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
-from sparton.types import RetrievalTask, TrainBatch
+from sparton.types import RetrievalTask, Tokenizer, TrainBatch
 
 # What a user can mend: shown in one sentence. HYDRA_FULL_ERROR=1 shows where it was raised.
 EXPECTED_ERRORS = (
@@ -96,8 +97,8 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
         trainer.run(batches)
         if tests:
             encoder = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
-            bf16 = trainer.step.precision.is_half
-            evaluate = partial(evaluate_encoder, encoder, tokenizer, bf16=bf16)
+            tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
+            evaluate = partial(build_evaluation(cfg, trainer.step.precision), encoder, tokenizer)
             run_tests(evaluate, tests, folder, describe_run(cfg))
     finally:
         for logger in trainer.loggers:
@@ -116,7 +117,7 @@ def build_tasks(cfg: DictConfig) -> tuple[list[RetrievalTask], TaskBuilders]:
 
 def build_trainer(
     cfg: DictConfig, world: World, folder: Path, dev_tasks: list[RetrievalTask]
-) -> tuple[Trainer, PackedTokenizer]:
+) -> tuple[Trainer, Tokenizer]:
     """Model, objective, optimizer and the loop around them."""
     torch.manual_seed(cfg.seed)
     precision = Precision(cfg.precision, world.device)
@@ -126,15 +127,10 @@ def build_trainer(
     encoder.to(world.device, precision.parameter_dtype)
     world.broadcast(encoder)
     lengths = {"query_length": cfg.query_length, "document_length": cfg.document_length}
-    tokenizer = PackedTokenizer(
-        encoder.tokenizer,
-        **lengths,
-        max_length=encoder.max_length,
-        markup=encoder.markup,
-        query_tokenizer=encoder.query_tokenizer,
-    )
+    tokenizer = build_tokenizer(encoder, dev_tasks, **lengths)
     objective = build_objective(cfg, encoder)
-    evaluate = partial(evaluate_encoder, tokenizer=tokenizer, bf16=precision.is_half)
+    plan_search(encoder, **search_settings(cfg))
+    evaluate = partial(build_evaluation(cfg, precision), tokenizer=tokenizer)
     trainer = Trainer(
         step=ExactStep(encoder, objective, world, precision, cfg.micro_batch, cfg.seed),
         optimizer=build_optimizer(
@@ -155,6 +151,27 @@ def build_trainer(
         identity=config.identity(cfg),
     )
     return trainer, tokenizer
+
+
+def build_tokenizer(encoder: Encoder, dev_tasks: list[RetrievalTask], **lengths: int) -> Tokenizer:
+    """Texts to token batches, or to the rows of embeddings that were made before."""
+    rows = encoder.text_rows
+    if rows is None:
+        return packed_tokenizer(encoder, **lengths)
+    rows.check_lengths(**lengths)
+    for task in dev_tasks:  # what the cache lacks shows before the training
+        rows.queries(task.queries.texts)
+        rows.documents(task.documents.texts)
+    return rows
+
+
+def search_settings(cfg: DictConfig) -> dict[str, Any]:
+    return {"metrics": list(cfg.metrics), "search": cfg.search, "rerank_depth": cfg.rerank_depth}
+
+
+def build_evaluation(cfg: DictConfig, precision: Precision) -> Callable[..., TaskResult]:
+    """What is still to be given an encoder, its tokenizer and a task."""
+    return partial(evaluate_encoder, bf16=precision.is_half, **search_settings(cfg))
 
 
 def build_objective(cfg: DictConfig, encoder: Encoder) -> Objective:
@@ -182,7 +199,7 @@ def build_objective(cfg: DictConfig, encoder: Encoder) -> Objective:
 def build_loader(
     cfg: DictConfig,
     world: World,
-    tokenizer: PackedTokenizer,
+    tokenizer: Tokenizer,
     start_step: int,
     needs_teacher: bool,
 ) -> Iterable[TrainBatch]:

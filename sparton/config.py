@@ -14,12 +14,15 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.evaluation.settings import check_search
+from sparton.training.loop import SELECT_BY
 from sparton.training.precision import PRECISIONS
 
 _LONGEST_NAME = 120
 # What may differ between the parts of one run: it changes neither the model nor its selection.
 _INCIDENTAL = {
     "study", "micro_batch", "log_every", "checkpoint_every", "num_workers", "logger",
+    "metrics",
 }  # fmt: skip
 
 
@@ -44,6 +47,9 @@ class TrainConfig:
     checkpoint_every: int | None
     num_workers: int
     unique_positives: bool
+    metrics: list[str]
+    search: str | None
+    rerank_depth: int
     backbone: dict[str, Any] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)
     query_encoder: dict[str, Any] = field(default_factory=dict)
@@ -127,10 +133,17 @@ def check(cfg: DictConfig, world_size: int) -> None:
             raise ValueError(f"{name}={getattr(cfg, name)}: must not be negative")
     if cfg.precision not in PRECISIONS:
         raise ValueError(f"precision={cfg.precision}: choose from {', '.join(PRECISIONS)}")
-    if cfg.head.get("fp8") and cfg.precision == "fp32":
+    for name in ("head.fp8", "head.sparse.fp8", "query_encoder.head.fp8"):
+        if OmegaConf.select(cfg, name) and cfg.precision == "fp32":
+            raise ValueError(
+                f"{name}=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
+                f"{name}=false"
+            )
+    check_search(cfg.search, cfg.rerank_depth)
+    if SELECT_BY not in cfg.metrics:
         raise ValueError(
-            "head.fp8=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
-            "head.fp8=false"
+            f"metrics={list(cfg.metrics)} lack {SELECT_BY}, by which the best model is chosen: "
+            "add it"
         )
     for side in ("query_regularizer", "document_regularizer"):
         for name, settings in cfg[side].items():

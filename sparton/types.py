@@ -1,7 +1,7 @@
 """The tuples that cross from one room of the package to another."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -106,6 +106,14 @@ def _cut(cu_seqlens: Tensor, start: int, stop: int) -> tuple[int, int, Tensor, i
     first, last = cu_seqlens[[start, stop]].tolist()
     bounds = cu_seqlens[start : stop + 1] - first
     return first, last, bounds, max(int(bounds.diff().max()) if stop > start else 0, 1)
+
+
+class Tokenizer(Protocol):
+    """Texts to token batches, as a ``PackedTokenizer`` and ``TextRows`` make them."""
+
+    def queries(self, texts: Sequence[str]) -> TokenBatch: ...
+
+    def documents(self, texts: Sequence[str]) -> TokenBatch: ...
 
 
 class Markup(NamedTuple):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -26,12 +27,12 @@ MINIATURE = [
 ]
 
 
-def run_here(folder: Path, *overrides: str) -> list[dict]:
+def run_here(folder: Path, *overrides: str, miniature: Sequence[str] = MINIATURE) -> list[dict]:
     """A run in this process; gives its metric records."""
     folder.mkdir(parents=True, exist_ok=True)
     config.register()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        cfg = compose("train", [*MINIATURE, *overrides])
+        cfg = compose("train", [*miniature, *overrides])
     train.run(cfg, ALONE, folder)
     return read_records(folder)
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sparton.datasets.mixture import Mixture
-from sparton.datasets.tokenization import PackedTokenizer
-from sparton.types import Example, TrainBatch
+from sparton.types import Example, Tokenizer, TrainBatch
 
 SUBSTITUTION_ATTEMPTS = 100
 
@@ -29,7 +28,7 @@ class BatchStream(Dataset[TrainBatch]):
     def __init__(
         self,
         data: Mixture,
-        tokenizer: PackedTokenizer,
+        tokenizer: Tokenizer,
         *,
         batch: int,
         num_negatives: int = 0,
@@ -99,7 +98,7 @@ class BatchStream(Dataset[TrainBatch]):
 
 def train_loader(
     data: Mixture,
-    tokenizer: PackedTokenizer,
+    tokenizer: Tokenizer,
     *,
     batch: int,
     steps: int,
@@ -150,7 +149,7 @@ def train_loader(
         unique_positives=unique_positives,
     )
     if start_step < steps:  # what is wrong with the data appears here and not inside a worker
-        _stack_scores(stream.examples(start_step))
+        stream[start_step]
     return DataLoader(
         stream,
         batch_size=None,

@@ -1,7 +1,7 @@
 """Encode, index, search, measure, write."""
 
 from sparton.evaluation.explanation import TokenMatch, explain, explain_match
-from sparton.evaluation.models import choose_device, load_retriever
+from sparton.evaluation.models import choose_device, load_retriever, packed_tokenizer
 from sparton.evaluation.results import (
     TaskResult,
     mean_metrics,
@@ -9,7 +9,7 @@ from sparton.evaluation.results import (
     write_results,
     write_task_run,
 )
-from sparton.evaluation.settings import check_search, check_term_bounds
+from sparton.evaluation.settings import check_search, check_term_bounds, plan_search
 from sparton.evaluation.tasks import evaluate_bm25, evaluate_encoder
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "explain_match",
     "load_retriever",
     "mean_metrics",
+    "packed_tokenizer",
+    "plan_search",
     "results_table",
     "write_results",
     "write_task_run",

@@ -47,7 +47,6 @@ def load_retriever(
         FileNotFoundError: no such folder.
         OSError, ValueError: from :func:`sparton.models.folders.load_encoder`.
     """
-    from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.folders import Lengths, encoder_lengths, load_encoder
 
     if not Path(model).is_dir() and not _HUB_NAME.fullmatch(str(model)):
@@ -57,12 +56,27 @@ def load_retriever(
         )
     encoder = load_encoder(model).to(device)
     lengths = encoder_lengths(model) or Lengths(query=64, document=256)
-    tokenizer = PackedTokenizer(
+    tokenizer = packed_tokenizer(
+        encoder, query_length or lengths.query, document_length or lengths.document
+    )
+    return encoder, tokenizer
+
+
+def packed_tokenizer(
+    encoder: "Encoder", query_length: int, document_length: int
+) -> "PackedTokenizer":
+    """What makes token batches of the texts of an encoder, cut at these lengths.
+
+    Raises:
+        ValueError: from :class:`~sparton.datasets.tokenization.PackedTokenizer`.
+    """
+    from sparton.datasets.tokenization import PackedTokenizer
+
+    return PackedTokenizer(
         encoder.tokenizer,
-        query_length or lengths.query,
-        document_length or lengths.document,
+        query_length,
+        document_length,
         max_length=encoder.max_length,
         markup=encoder.markup,
         query_tokenizer=encoder.query_tokenizer,
     )
-    return encoder, tokenizer

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from sparton.retrieval.encoding import KINDS
-from sparton.retrieval.index import SEARCHES, Search
+from sparton.retrieval.index import RERANK_DEPTH, SEARCHES, Search
 from sparton.retrieval.tokens import VECTOR_DTYPES
 from sparton.types import Kind, RetrievalTask
 
@@ -25,7 +25,7 @@ def check_term_bounds(**bounds: object) -> None:
             )
 
 
-def check_search(search: object, rerank_depth: object, vector_dtype: object) -> None:
+def check_search(search: object, rerank_depth: object, vector_dtype: object = "float16") -> None:
     """Refuse a way to search, or to store what is searched, that does not exist.
 
     Raises:
@@ -41,15 +41,23 @@ def check_search(search: object, rerank_depth: object, vector_dtype: object) -> 
         raise ValueError(f"vector_dtype={vector_dtype}: must be {' or '.join(VECTOR_DTYPES)}")
 
 
-def check_task(task: RetrievalTask, metrics: Sequence[str], k: int, bound: str = "k") -> None:
-    """Refuse a task without texts, and metrics that look deeper than the ``k`` best documents.
+def check_texts(task: RetrievalTask) -> None:
+    """Refuse a task without texts.
 
     Raises:
-        ValueError: names the side, or the metric and the ``bound``.
+        ValueError: names the side.
     """
     for side, texts in (("documents", task.documents.texts), ("queries", task.queries.texts)):
         if not texts:
             raise ValueError(f"task {task.name} has no {side}: check its files and the split")
+
+
+def check_metrics(metrics: Sequence[str], k: int, bound: str = "k") -> None:
+    """Refuse metrics that look deeper than the ``k`` best documents.
+
+    Raises:
+        ValueError: names the metric and the ``bound``.
+    """
     for metric in metrics:
         cutoff = metric.partition("@")[2]
         if cutoff.isdigit() and int(cutoff) > k:
@@ -59,12 +67,29 @@ def check_task(task: RetrievalTask, metrics: Sequence[str], k: int, bound: str =
             )
 
 
-def choose_search(search: Search | None, encoder: "Encoder") -> Search:
-    """How to search with what the encoder gives; see :func:`evaluate_encoder`.
+def plan_search(
+    encoder: "Encoder",
+    *,
+    metrics: Sequence[str],
+    k: int = 1000,
+    search: Search | None = None,
+    rerank_depth: int = RERANK_DEPTH,
+) -> Search:
+    """How :func:`evaluate_encoder` will search with what the encoder gives; nothing is encoded.
 
     Raises:
-        ValueError: it does not give what ``search`` compares.
+        ValueError: the encoder does not give what ``search`` compares, or a metric looks deeper
+            than the rankings.
     """
+    check_search(search, rerank_depth)
+    check_metrics(metrics, k)
+    chosen = _choose_search(search, encoder)
+    if chosen == "rerank":
+        check_metrics(metrics, rerank_depth, "rerank_depth")
+    return chosen
+
+
+def _choose_search(search: Search | None, encoder: "Encoder") -> Search:
     if search is None:
         if "tokens" not in encoder.kinds:
             return "sparse"

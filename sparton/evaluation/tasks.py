@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     check_bounds_apply,
+    check_metrics,
     check_search,
-    check_task,
     check_term_bounds,
-    choose_search,
+    check_texts,
+    plan_search,
 )
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import EncodedTexts, device_of, encode_texts
@@ -26,10 +27,9 @@ from sparton.retrieval.metrics import METRICS, evaluate_run
 from sparton.retrieval.run import Run
 from sparton.retrieval.sparse import mean_flops
 from sparton.retrieval.tokens import VectorDtype
-from sparton.types import Kind, RetrievalTask, Side
+from sparton.types import Kind, RetrievalTask, Side, Tokenizer
 
 if TYPE_CHECKING:
-    from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
 
 _COMPARED: dict[str, Kind] = {"sparse": "sparse", "maxsim": "tokens"}
@@ -38,7 +38,7 @@ _PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
 
 def evaluate_encoder(
     encoder: "Encoder",
-    tokenizer: "PackedTokenizer",
+    tokenizer: Tokenizer,
     task: RetrievalTask,
     *,
     metrics: Sequence[str] = METRICS,
@@ -77,15 +77,13 @@ def evaluate_encoder(
             of terms that the encoder cannot serve (all before anything is encoded), or
             representations that are not finite.
     """
-    check_task(task, metrics, k)
+    check_texts(task)
     check_search(search, rerank_depth, vector_dtype)
     bounds = {"max_query_terms": max_query_terms, "max_document_terms": max_document_terms}
     check_term_bounds(**bounds)
-    chosen = choose_search(search, encoder)
+    chosen = plan_search(encoder, metrics=metrics, k=k, search=search, rerank_depth=rerank_depth)
     kinds = encoder.kinds if chosen == "rerank" else (_COMPARED[chosen],)
     check_bounds_apply(chosen, kinds, **bounds)
-    if chosen == "rerank":
-        check_task(task, metrics, rerank_depth, "rerank_depth")
 
     def encode(texts: Sequence[str], side: Side, max_terms: int | None) -> EncodedTexts:
         return encode_texts(
@@ -122,7 +120,8 @@ def evaluate_bm25(
     device: torch.device | str = "cpu",
 ) -> TaskResult:
     """BM25 on the same task, through the same index and metrics."""
-    check_task(task, metrics, k)
+    check_texts(task)
+    check_metrics(metrics, k)
     start = perf_counter()
     sides = _bm25(task, k1, b)
     return _retrieve(task, sides, metrics, k, search="bm25", device=device, start=start)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,19 +14,11 @@ from sparton.representations import Representations
 from sparton.retrieval.progress import progress_bar
 from sparton.retrieval.sparse import SparseRows
 from sparton.retrieval.tokens import TokenRows, VectorDtype
-from sparton.types import Kind, Side, TokenBatch
+from sparton.types import Kind, Side, TokenBatch, Tokenizer
 
 KINDS: dict[Kind, str] = {"sparse": "sparse vectors", "tokens": "token vectors"}
 
 _TEXTS_TOKENIZED_AT_ONCE = 2048
-
-
-class Tokenizer(Protocol):
-    """What is asked of a ``PackedTokenizer``."""
-
-    def queries(self, texts: Sequence[str]) -> TokenBatch: ...
-
-    def documents(self, texts: Sequence[str]) -> TokenBatch: ...
 
 
 class EncodedTexts(NamedTuple):

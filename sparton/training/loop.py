@@ -18,6 +18,7 @@ from sparton.training.step import ExactStep, StepOutput
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import TrainBatch
 
+SELECT_BY = "ndcg@10"
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +43,7 @@ class LoopSettings:
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
     clip_norm: float | None = 1.0
-    select_by: str = "ndcg@10"
+    select_by: str = SELECT_BY
 
     def due(self, period: int | None, completed: int) -> bool:
         return period is not None and (completed % period == 0 or completed == self.steps)

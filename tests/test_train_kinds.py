@@ -1,0 +1,129 @@
+"""train.py with every kind of encoder: trained, saved and evaluated, or refused at once."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from hydra.errors import InstantiationException
+
+import cache_embeddings
+from sparton import config
+from sparton.datasets import quickstart
+from sparton.evaluation import evaluate_encoder, load_retriever
+from sparton.models.backbones import tiny
+from sparton.models.dense import DenseEncoder
+from sparton.models.folders import load_encoder
+from sparton.models.folders.dense import save_dense
+from sparton.models.pooling import Pooling
+from tests.test_train import MINIATURE, run_here
+
+JOINT = ["head=sparton_colbert", "head.tokens.width=16"]
+ONCE = ["evaluation.every=4", "query_length=12"]
+CSR = ["head=csr", "head.hidden_dim=64", "head.k=8"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "search"),
+    [
+        (["head=colbert", "head.width=16"], "maxsim"),
+        (["head=colbert", "head.width=16", "search=rerank"], "bm25 + maxsim"),
+        (["head=dense", "loss.temperature=0.05"], "maxsim"),
+        ([*JOINT, "loss=joint", "loss.lessons.sparse=0.5"], "sparse + maxsim"),
+        ([*JOINT, "search=sparse"], "sparse"),
+        ([*CSR, "head.freeze_backbone=false", "precision=bf16", "micro_batch=3"], "sparse"),
+    ],
+)
+def test_every_kind_trains_is_saved_and_evaluated(overrides, search, tmp_path):
+    records = run_here(tmp_path, *overrides, *ONCE)
+    assert "dev_ndcg@10" in records[-1]
+    [task] = json.loads((tmp_path / "results.json").read_text())["tasks"]
+    assert task["search"] == search and 0 < task["metrics"]["ndcg@10"] < 1
+    assert type(load_encoder(tmp_path / "model")).__name__.endswith("Encoder")
+
+
+def test_a_short_list_of_candidates_with_metrics_that_fit(tmp_path):
+    overrides = [*JOINT, "search=rerank", "rerank_depth=20", "metrics=[ndcg@10,recall@20]"]
+    run_here(tmp_path, *overrides, *ONCE)
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["mean"]) == {"ndcg@10", "recall@20"}
+
+
+def run_cached(folder: Path, *overrides: str) -> list[dict]:
+    """Without the size that the miniature has for its own backbone."""
+    return run_here(folder, *overrides, miniature=MINIATURE[:2])
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    """The embeddings of all that the quickstart reads, and their model."""
+    folder = tmp_path_factory.mktemp("cached")
+    tasks = [quickstart.task("dev"), quickstart.task("test")]
+    pairs = quickstart.pairs()
+    examples = [pairs.example(row, 0, 0) for row in range(len(pairs))]
+    queries = [each.query for each in examples]
+    queries += [text for task in tasks for text in task.queries.texts]
+    documents = [each.positive for each in examples]
+    documents += [text for task in tasks for text in task.documents.texts]
+    for name, texts in (("queries", queries), ("corpus", documents)):
+        lines = [json.dumps({"_id": f"{row}", "text": text}) for row, text in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    body = tiny(documents, hidden_size=32, layers=1).bare()
+    (folder / "dense").mkdir()
+    save_dense(
+        DenseEncoder(body, Pooling("mean", True)), folder / "dense",
+        query_length=16, document_length=32,
+    )  # fmt: skip
+    arguments = ["--model", f"{folder / 'dense'}", "--query-length", "16", "--document-length"]
+    arguments += ["32", "--device", "cpu", "--output", f"{folder / 'cache'}", f"{folder}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["cache_embeddings.py", *arguments])
+        cache_embeddings.main()
+    return folder / "cache"
+
+
+def test_a_training_on_cached_embeddings_saves_the_model_that_it_evaluated(cache, tmp_path):
+    settings = [*CSR, "query_length=16", "document_length=32", "evaluation.every=4"]
+    records = run_cached(tmp_path, "backbone=cached", f"backbone.path={cache}", *settings)
+    retriever = load_retriever(tmp_path / "model")
+    task = quickstart.task("dev")
+    found = evaluate_encoder(*retriever, task, progress=False).metrics["ndcg@10"]
+    assert records[-1]["dev_ndcg@10"] == pytest.approx(found, rel=0.02) and found > 0
+    other = run_cached(
+        tmp_path / "other", "backbone=cached", f"backbone.path={cache}", *settings, "seed=1"
+    )
+    assert other[-1]["dev_ndcg@10"] != pytest.approx(found, rel=0.02)
+
+
+def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_path):
+    looked_up = ["backbone=cached", f"backbone.path={cache}", *CSR]
+    with pytest.raises(ValueError, match="set these to 16 and 32"):
+        run_cached(tmp_path / "lengths", *looked_up)
+    other = ["query_length=16", "document_length=32", "+data.sources.quickstart.seed=1"]
+    with pytest.raises(ValueError, match="has no embedding of the"):
+        run_cached(tmp_path / "texts", *looked_up, *other)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["search=maxsim"], "search=maxsim compares token vectors, which SpladeEncoder does not"),
+        (["head=colbert", "search=sparse"], "set search=maxsim or rerank, or null"),
+        (["search=bm25"], "search=bm25: must be sparse, maxsim, rerank, or null"),
+        ([*JOINT, "rerank_depth=100"], "recall@1000 looks deeper than the rerank_depth=100"),
+        (["rerank_depth=0"], "rerank_depth=0: must be a whole number from 1 on"),
+        (["metrics=[mrr@10]"], "lack ndcg@10, by which the best model is chosen"),
+        ([*JOINT, "head.sparse.fp8=true"], "head.sparse.fp8=True needs products in 16 bit"),
+        (["head=colbert", "query_length=3"], "query_length=3 leaves no room for text beside 3"),
+        (["loss=joint"], "set head=sparton_colbert, or loss=infonce"),
+        (["head=colbert", "query_encoder=static"], "choose a SPLADE head"),
+        ([*JOINT, "query_encoder=static"], "choose a SPLADE head"),
+        ([*CSR, "query_encoder=static"], "choose a SPLADE head"),
+        ([*JOINT, "loss=joint", "loss@loss.tokens=triplet"], "num_negatives=0, but the loss Joint"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_the_training(overrides, message, tmp_path):
+    with pytest.raises((ValueError, InstantiationException)) as caught:
+        run_here(tmp_path, *overrides)
+    assert message in config.explain(caught.value)
+    assert not (tmp_path / "metrics.jsonl").exists()
