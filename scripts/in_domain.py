@@ -11,6 +11,7 @@ discards negatives that it holds for relevant.
 """
 
 import argparse
+import json
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from sparton.models.backbones import minilm_folder
 ROOT = Path(__file__).resolve().parents[1]
 STUDY = "in_domain_models"
 COLLECTIONS = {"squad": "squad", "acl": "acl_title_abstract"}
+TESTS = (*COLLECTIONS.values(), "cranfield", "medline")
 # How each system is trained on pairs alone; the experiments say the rest.
 SYSTEMS = {
     "splade": "in_domain",
@@ -54,7 +56,7 @@ def main() -> None:
             sys.exit(f"in_domain.py: no step is called {', '.join(sorted(unknown))}: see --list")
         steps = [step for step in steps if step.name in arguments.only]
     for step in steps:
-        done = step.done.exists()
+        done = is_done(step)
         console.print(f"{step.name}: {'done' if done else shlex.join(step.words)}", soft_wrap=True)
         if arguments.list:
             continue
@@ -62,6 +64,13 @@ def main() -> None:
             sys.exit(f"in_domain.py: {step.name} failed; the same command goes on from there")
         if step.done.name == "results.json":
             record(step, arguments.results)
+
+
+def is_done(step: Step) -> bool:
+    """``results.json`` grows with each test: it is done when it has all of them."""
+    if not step.done.exists() or step.done.name != "results.json":
+        return step.done.exists()
+    return len(json.loads(step.done.read_text())["tasks"]) == len(TESTS)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -79,7 +88,7 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     for name in ("data", "output", "results"):
         setattr(arguments, name, getattr(arguments, name).resolve())
-    for folder in (*COLLECTIONS.values(), "cranfield", "medline"):
+    for folder in TESTS:
         if not (arguments.data / folder).is_dir():
             parser.error(f"--data {arguments.data} has no {folder}: see data/README.md")
     return arguments
