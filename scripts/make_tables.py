@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tables.bars import bars_table
 from tables.heads import captured_table, heads_table, patterns_table
-from tables.in_domain import in_domain_table
+from tables.in_domain import in_domain_table, models_table
 from tables.maxsim import backward_table, forward_table, targets_table
 from tables.paper import figure2, table1, table2
 
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/benchmarks.md")
 TABLES = {
     "in_domain": in_domain_table,
+    "in_domain_models": models_table,
     "heads": heads_table,
     "bars": bars_table,
     "patterns": patterns_table,

@@ -1,12 +1,14 @@
 """Run folders become records, records become the tables of the README."""
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
+import in_domain as study
 import record_runs
-from tables import in_domain
+from tables import in_domain, records
 
 
 @pytest.fixture
@@ -71,3 +73,64 @@ def test_a_row_shows_speed_of_one_and_quality_of_all_seeds(run_folder):
     row = in_domain.in_domain_row("TiledHead compiled", [record, better])
     assert row[:4] == ["tiled_compiled", "33", "30", "6.0"]
     assert row[4] == "55.0 ± 7.1"
+
+
+def test_without_runs_the_table_of_models_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    assert in_domain.models_table() == in_domain.NO_MODELS
+    (tmp_path / "a-gpu").mkdir()
+    (tmp_path / "a-gpu/in_domain_models.jsonl").write_text("\n")
+    assert in_domain.models_table() == in_domain.NO_MODELS
+
+
+def model_record(base: dict, label: str, **sizes: float) -> dict:
+    """The record of a run of the study that has these numbers of terms or vectors."""
+    figures = {"metrics": {"ndcg@10": 0.5}, "seconds": {}, **sizes}
+    environment = base["environment"] | {"packages": {"torch": "2.x"}, "git": {"sha": "0123456789"}}
+    tasks = dict.fromkeys(in_domain.TASKS, figures)
+    return base | {"label": label, "environment": environment, "tasks": tasks}
+
+
+def test_the_table_of_models_has_the_systems_in_order_and_what_each_stores(
+    run_folder, tmp_path, monkeypatch
+):
+    base = record_runs.describe_run(run_folder)
+    terms, vectors = (
+        {f"query_{name}": 3.0, f"document_{name}": size}
+        for name, size in (("terms", 90.4), ("vectors", 118.6))
+    )
+    measured = [
+        model_record(base, "joint-mined", **terms, **vectors),
+        model_record(base, "colbert-pairs", **vectors),
+        model_record(base, "splade-distilled", **terms),
+        model_record(base, "splade-distilled", **terms) | {"seed": 4},
+        model_record(base, "bm25", **terms),
+        model_record(base, "no such system", **terms),
+    ]
+    for key in ("examples_per_second", "step_ms", "peak_memory_mib"):
+        del measured[4][key]
+    (tmp_path / "a-gpu").mkdir()
+    lines = "".join(json.dumps(record) + "\n" for record in measured)
+    (tmp_path / "a-gpu/in_domain_models.jsonl").write_text(lines)
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    table = in_domain.models_table()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert [row[0] for row in rows[2:6]] == [
+        "BM25", "splade, distilled", "colbert, pairs", "joint, mined",
+    ]  # fmt: skip
+    assert rows[2] == ["BM25", "", "", *["50.0"] * 4, "3 / 90"]
+    assert rows[3] == ["splade, distilled", "33", "6.0", *["50.0 ± 0.0"] * 4, "3 / 90"]
+    assert rows[4][-1] == "3 / 119 vectors"
+    assert rows[5][-1] == "3 / 90, 3 / 119 vectors"
+    assert {len(row) for row in rows[:6]} == {len(rows[0])}
+    assert "no such system" not in table
+    assert table.endswith("\n<sub>NVIDIA H200; torch 2.x; commit 012345678</sub>\n")
+
+
+def test_the_table_of_models_has_a_row_for_every_training_of_the_study(tmp_path):
+    arguments = argparse.Namespace(
+        data=tmp_path, output=tmp_path, adapt_steps=1, negatives=1, overrides=[]
+    )
+    measured = [s.name for s in study.study(arguments) if s.done.name == "results.json"]
+    assert list(in_domain.MODELS)[:2] == ["bm25", "dense"]
+    assert sorted(measured) == sorted(in_domain.MODELS)
