@@ -155,6 +155,21 @@ def test_the_matrix_is_read_by_either_of_its_names(saved):
     assert torch.equal(encode(load_csr(saved)), expected)
 
 
+def test_a_head_with_other_settings_is_refused(tmp_path):
+    dense = tiny(["the quick brown fox"], hidden_size=32, layers=1)
+    save_encoder(
+        AutoencoderEncoder(dense, HEAD), tmp_path / "csr", query_length=8, document_length=8
+    )
+    load_encoder(tmp_path / "csr", dataclasses.replace(HEAD, auxiliary_weight=0.5))
+    with pytest.raises(ValueError, match=r"other settings than .*: k=5 \(the folder: 6\)"):
+        load_encoder(tmp_path / "csr", dataclasses.replace(HEAD, k=5))
+    encoder = DenseEncoder(dense.bare(), Pooling("mean", True))
+    save_encoder(encoder, tmp_path / "dense", query_length=8, document_length=8)
+    load_encoder(tmp_path / "dense", Pooling("mean", True))
+    with pytest.raises(ValueError, match="mode='cls'"):
+        load_encoder(tmp_path / "dense", Pooling("cls", True))
+
+
 def test_other_compositions_are_refused(saved):
     modules = json.loads((saved / "modules.json").read_text())
     (saved / "modules.json").write_text(json.dumps(modules[:-1]))

@@ -1,5 +1,6 @@
 """Encoders as folders that Hugging Face and sentence-transformers load as they are."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from sparton.models.folders import csr, files
 from sparton.models.folders.colbert import colbert_lengths, load_colbert, save_colbert
 from sparton.models.folders.csr import load_csr, save_csr
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.models.folders.files import Lengths, module_kinds, writing_folder
+from sparton.models.folders.files import Lengths, check_settings, module_kinds, writing_folder
 from sparton.models.folders.joint import is_joint, load_joint, save_joint
 from sparton.models.folders.router import load_router, router_lengths, save_router
 from sparton.models.folders.splade import load_splade, save_splade
@@ -72,7 +73,7 @@ def load_encoder(
     Args:
         name: path or hub name.
         head: how representations are computed, for what the folder leaves open; None for the usual
-            way. The folders of autoencoders and dense encoders leave nothing open.
+            way. The folders of autoencoders and dense encoders leave nothing open: theirs count.
         revision: branch, tag or commit on the hub.
         compile, gradient_checkpointing: see :class:`~sparton.models.body.EncoderBody`.
 
@@ -84,11 +85,15 @@ def load_encoder(
     kinds = module_kinds(str(name), revision) or [""]
     options = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
     if kinds[-1] == csr.KIND:
-        _fitting(AutoencoderHead, head, name)
-        return load_csr(name, revision=revision, **options)
+        given = _fitting(AutoencoderHead, head, name)
+        autoencoder = load_csr(name, revision=revision, **options)
+        _check_settings(name, given, autoencoder.head, csr.SETTINGS)
+        return autoencoder
     if kinds in DENSE:
-        _fitting(Pooling, head, name)
-        return load_dense(name, revision=revision, **options)
+        pooling = _fitting(Pooling, head, name)
+        dense = load_dense(name, revision=revision, **options)
+        _check_settings(name, pooling, dense.pooling, Pooling._fields)
+        return dense
     if is_late_interaction(kinds):
         return load_colbert(name, _fitting(ColbertHead, head, name), revision=revision, **options)
     if is_joint(name, revision):
@@ -114,3 +119,9 @@ def _fitting(kind: type[Head], head: object, name: str | Path) -> Head | None:
         f"{name} holds an encoder with a {kind.__name__}, which a {type(head).__name__} cannot "
         "stand in for; give no head, or one of that kind"
     )
+
+
+def _check_settings(name: str | Path, given: object, found: object, keys: Collection[str]) -> None:
+    if given is not None:
+        ours, theirs = ({key: getattr(each, key) for key in keys} for each in (given, found))
+        check_settings(str(name), ours, theirs)

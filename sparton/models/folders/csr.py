@@ -30,6 +30,11 @@ from sparton.models.folders.files import read_module, write_json
 
 KIND = "SparseAutoEncoder"
 WEIGHTS = "model.safetensors"
+# Of a head; what the others say matters in training alone.
+SETTINGS = (
+    "hidden_dim", "k", "k_aux", "normalize", "dead_threshold",
+    "pooling", "normalize_pooled", "query_prompt", "document_prompt",
+)  # fmt: skip
 # Ours and theirs. The matrix has a second name there, as it is the decoder's too.
 NAMES = {
     "encoder.weight": "decoder.linear.weight",

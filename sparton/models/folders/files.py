@@ -104,6 +104,24 @@ def read_prompts(name: str, revision: str | None) -> Markup:
     )
 
 
+def check_settings(name: str, given: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+    """Refuse a head whose settings are not those of the folder ``name``; both by the same keys.
+
+    Raises:
+        ValueError: lists what differs.
+    """
+    differing = [
+        f"{key}={given[key]!r} (the folder: {found[key]!r})"
+        for key in given
+        if given[key] != found[key]
+    ]
+    if differing:
+        raise ValueError(
+            f"the head has other settings than {name}: {', '.join(differing)}; set the head's to "
+            "those of the folder"
+        )
+
+
 def join(*parts: str) -> str:
     """A path within a folder or repository; empty parts are left out."""
     return "/".join(part for part in parts if part)

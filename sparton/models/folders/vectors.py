@@ -18,7 +18,14 @@ from transformers import PreTrainedTokenizerFast
 
 from sparton.models.checkpoint import optional_file
 from sparton.models.colbert import ColbertHead
-from sparton.models.folders.files import Lengths, join, length_of, read_json, read_module
+from sparton.models.folders.files import (
+    Lengths,
+    check_settings,
+    join,
+    length_of,
+    read_json,
+    read_module,
+)
 
 CONFIG = "config_sentence_transformers.json"
 PYLATE = "ColBERT"  # the model type
@@ -152,16 +159,7 @@ def check_head(
         {key: getattr(head, key) for key in SETTINGS} | {"skiplist": {*head.skipped(tokenizer)}}
         for head in (given, found)
     )
-    differing = [
-        f"{key}={ours[key]!r} (the folder: {theirs[key]!r})"
-        for key in ours
-        if ours[key] != theirs[key]
-    ]
-    if differing:
-        raise ValueError(
-            f"the head has other settings than {name}: {', '.join(differing)}; set the head's to "
-            "those of the folder"
-        )
+    check_settings(name, ours, theirs)
 
 
 def _opening(
