@@ -118,21 +118,7 @@ def check(cfg: DictConfig, world_size: int) -> None:
     Raises:
         ValueError: names the setting, its value, and what would be right.
     """
-    positive = ("batch", "examples", "query_length", "document_length", "log_every")
-    for name in positive:
-        if getattr(cfg, name) < 1:
-            raise ValueError(f"{name}={getattr(cfg, name)}: must be at least 1")
-    for name in ("micro_batch", "checkpoint_every", "steps", "evaluation.every"):
-        value = OmegaConf.select(cfg, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value}: must be a whole number from 1 on, or null")
-    if cfg.clip_norm is not None and cfg.clip_norm <= 0:
-        raise ValueError(f"clip_norm={cfg.clip_norm}: must be positive, or null for no clipping")
-    for name in ("num_negatives", "num_workers"):
-        if getattr(cfg, name) < 0:
-            raise ValueError(f"{name}={getattr(cfg, name)}: must not be negative")
-    if cfg.precision not in PRECISIONS:
-        raise ValueError(f"precision={cfg.precision}: choose from {', '.join(PRECISIONS)}")
+    _check_numbers(cfg)
     for name in ("head.fp8", "head.sparse.fp8", "query_encoder.head.fp8"):
         if OmegaConf.select(cfg, name) and cfg.precision == "fp32":
             raise ValueError(
@@ -170,3 +156,22 @@ def check(cfg: DictConfig, world_size: int) -> None:
         raise ValueError(
             f"examples={cfg.examples} makes no step of batch={cfg.batch}: lower batch or set steps"
         )
+
+
+def _check_numbers(cfg: DictConfig) -> None:
+    """Numbers out of range, and a precision that does not exist."""
+    positive = ("batch", "examples", "query_length", "document_length", "log_every")
+    for name in positive:
+        if getattr(cfg, name) < 1:
+            raise ValueError(f"{name}={getattr(cfg, name)}: must be at least 1")
+    for name in ("micro_batch", "checkpoint_every", "steps", "evaluation.every"):
+        value = OmegaConf.select(cfg, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value}: must be a whole number from 1 on, or null")
+    if cfg.clip_norm is not None and cfg.clip_norm <= 0:
+        raise ValueError(f"clip_norm={cfg.clip_norm}: must be positive, or null for no clipping")
+    for name in ("num_negatives", "num_workers"):
+        if getattr(cfg, name) < 0:
+            raise ValueError(f"{name}={getattr(cfg, name)}: must not be negative")
+    if cfg.precision not in PRECISIONS:
+        raise ValueError(f"precision={cfg.precision}: choose from {', '.join(PRECISIONS)}")
