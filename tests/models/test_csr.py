@@ -140,3 +140,34 @@ def test_prompts_are_markup():
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         make_encoder(**settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_on_a_gpu_as_on_the_cpu_from_call_to_call_and_without_waiting(pooling):
+    """From the hidden states on: what is below them is the backbone's."""
+    results = []
+    below = make_encoder()
+    below = below.backbone.hidden_states(tokenise(below)).detach()
+    for device in ("cpu", "cuda", "cuda"):
+        encoder = make_encoder(pooling=pooling).train().to(device)
+        tokens = tokenise(encoder).to(device)
+        states = below.to(device, copy=True).requires_grad_()
+        encoder.backbone.hidden_states = lambda _, states=states: states
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
+        try:
+            reps = encoder.complete(encoder.encode(tokens, "query"))
+            encoder.observe(reps, reps)
+            encoder.figures()
+            losses = torch.stack(list(reps.losses.values())).sum()
+            (losses + reps.sparse.square().sum()).backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        gradients = states.grad, *(p.grad for p in encoder.autoencoder.parameters())
+        counters = encoder.autoencoder.steps_since_active
+        results.append([each.cpu() for each in (reps.sparse, *gradients, counters)])
+    for expected, actual, again in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
+        assert torch.equal(actual, again)
