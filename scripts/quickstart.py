@@ -29,6 +29,7 @@ from sparton.evaluation import (
     explain,
     load_retriever,
 )
+from sparton.models.assembly import build_encoder
 from sparton.models.splade import SpladeEncoder
 from sparton.types import RetrievalTask
 
@@ -93,7 +94,13 @@ def describe(task: RetrievalTask) -> None:
 def untrained(cfg: DictConfig) -> tuple[SpladeEncoder, PackedTokenizer]:
     """The very model that train.py starts from."""
     torch.manual_seed(cfg.seed)
-    encoder = SpladeEncoder(instantiate(cfg.backbone), instantiate(cfg.head)).to(DEVICE)
+    encoder = build_encoder(instantiate(cfg.backbone), instantiate(cfg.head))
+    if not isinstance(encoder, SpladeEncoder):
+        sys.exit(
+            "quickstart.py shows the terms of a SPLADE model: for other kinds run "
+            "python train.py experiment=quickstart head=..."
+        )
+    encoder.to(DEVICE)
     return encoder, PackedTokenizer(encoder.tokenizer, cfg.query_length, cfg.document_length)
 
 

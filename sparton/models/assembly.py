@@ -11,7 +11,7 @@ from sparton.models.dense import DenseEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder, JointHead
-from sparton.models.pooling import Pooling
+from sparton.models.pooling import Pooling, pooling_mode
 from sparton.models.splade import SpladeEncoder
 
 
@@ -32,6 +32,7 @@ def build_encoder(
         )
     match head:
         case Pooling():
+            pooling_mode(head.mode)
             return DenseEncoder(backbone, head, cosine=head.normalize)
         case ColbertHead():
             return ColbertEncoder(backbone, head)

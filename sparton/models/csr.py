@@ -98,6 +98,8 @@ class AutoencoderEncoder(Encoder):
         ValueError: cached embeddings that were made with another pooling or other prompts.
     """
 
+    regularized = ()  # k latents are active, whatever a regularizer asks for
+
     def __init__(self, backbone: EncoderBody | CachedBackbone, head: AutoencoderHead) -> None:
         super().__init__(backbone.tokenizer, backbone.max_length)
         if isinstance(backbone, CachedBackbone):

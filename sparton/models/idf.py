@@ -59,10 +59,12 @@ def idf_of_collection(
 
 
 def write_idf(idf: Mapping[str, float], path: str | Path) -> None:
-    """Write ``{token: idf}``; missing folders are made."""
+    """Write ``{token: idf}``, all of it or nothing; missing folders are made."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(dict(idf), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+    fresh = path.with_name(f".{path.name}.tmp")
+    fresh.write_text(json.dumps(dict(idf), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
+    fresh.replace(path)
 
 
 def read_idf(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:

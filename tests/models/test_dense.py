@@ -78,3 +78,8 @@ def test_a_head_of_another_kind_is_refused(tmp_path):
     save_encoder(make_encoder(Pooling()), tmp_path / "m", query_length=8, document_length=16)
     with pytest.raises(ValueError, match="an encoder with a Pooling, which a EagerHead cannot"):
         load_encoder(tmp_path / "m", EagerHead())
+
+
+def test_a_pooling_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="pooling='max' is not one of mean, cls"):
+        make_encoder(Pooling("max"))
