@@ -10,13 +10,16 @@ help:  ## This list
 quickstart: $(READY)  ## Train and evaluate a small retriever on generated data (3 minutes, any machine)
 	$(BIN)/python scripts/quickstart.py
 
-test: $(READY)  ## All tests; those for a GPU are skipped where there is none
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+test: $(READY)  ## The tests but the slow ones; those for a GPU are skipped where there is none
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+
+test-slow: $(READY)  ## The slow tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m slow
 
 test-gpu: $(READY)  ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
-check: static test  ## What CI runs: lint, types, import layers, tests
+check: static test test-slow  ## What CI runs: lint, types, import layers, all tests
 
 static: $(READY)  ## Lint, types and import layers; writes nothing
 	$(BIN)/ruff check .
@@ -52,4 +55,4 @@ $(READY): requirements.txt pyproject.toml
 clean:  ## Remove the environment and caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 
-.PHONY: help quickstart test test-gpu check static bench tables format environment clean
+.PHONY: help quickstart test test-slow test-gpu check static bench tables format environment clean

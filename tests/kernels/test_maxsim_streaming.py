@@ -68,7 +68,7 @@ def assert_close(results, problem, upstream, *, normalize=False):
         assert error(actual, exact) <= error(same, exact) + 3e-6
 
 
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("per_query", [None, 2])
 def test_values_and_gradients_against_float64(per_query, dtype, normalize, device):
@@ -86,8 +86,8 @@ def test_values_and_gradients_against_float64(per_query, dtype, normalize, devic
     [
         ((1,), (1,), 1, None),
         ((3, 31), (31,), 64, None),
-        ((70,), (9, 64), 96, None),
-        ((2,) * 5, (5,) * 7, 7, None),
+        pytest.param((70,), (9, 64), 96, None, marks=pytest.mark.slow),
+        pytest.param((2,) * 5, (5,) * 7, 7, None, marks=pytest.mark.slow),
         ((0, 0), (4,), 8, None),
         ((3,), (0, 0), 8, None),
         ((33, 2), (17, 18), 130, 1),
@@ -115,7 +115,9 @@ def test_without_queries_or_documents(query_lengths, document_lengths, per_query
         assert not any(x.any() for x in results)
 
 
-@pytest.mark.parametrize("E", [48, 64, 96, 128, 320, 512, 1024])
+@pytest.mark.parametrize(
+    "E", [48, 64, 96, 128, *(pytest.param(E, marks=pytest.mark.slow) for E in (320, 512, 1024))]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_default_configurations(E, dtype, device):
     problem = make_problem((9, 30), (5, 21), E, device, dtype=dtype)

@@ -83,7 +83,7 @@ def assert_close(actual: tuple[Tensor | None, ...], exact: tuple[Tensor, ...]) -
         assert b.any() or not a.any()
 
 
-@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+@pytest.mark.parametrize("activation", ["relu", pytest.param("log1p_relu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("active", "hot"), [(1.0, 0.0), (1.0, 1.0), (0.5, 0.6), (0.02, 0.0), (0.0, 0.0)]
@@ -117,6 +117,7 @@ def test_narrow_slices_only_where_wide_ones_leave_the_cache():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hot", [0.0, 0.7])
 def test_slabs_of_any_size_give_the_same_bits(hot, device):
     """Whether the lists by token lie in the workspace or in the memory of the weight's gradient."""

@@ -143,6 +143,7 @@ def test_least_work():
     assert forward.floors(1.0, 1.0)["memory_floor_ms"] == pytest.approx(1.24e-7, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_crash_costs_one_cell():
     cells = [Cell("1x1000_32x1024", FORWARD, name) for name in ("sparton", "eager")]
     cells.append(Cell("128x128_32x300", FORWARD, "sparton"))
@@ -154,6 +155,7 @@ def test_a_crash_costs_one_cell():
     assert list(runner.run_cells(cells, SETTINGS, deadline=0.0)) == []
 
 
+@pytest.mark.slow
 def test_processes_wait_for_their_turn():
     """The next shape's has started meanwhile; whoever stops early leaves none behind."""
     cells = [Cell(shape, FORWARD, "sparton") for shape in list(SHAPES)[:3]]
@@ -171,6 +173,7 @@ def run_script(*words: object) -> subprocess.CompletedProcess:
     return subprocess.run([*command, *map(str, words)], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_program_writes_records_and_goes_on_where_it_stopped(tmp_path):
     output = tmp_path / "maxsim.jsonl"
     part = ("--shapes", "128x128_32x300", "--providers", "sparton", "eager", "--output", output)
