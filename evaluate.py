@@ -43,8 +43,9 @@ def run(cfg: DictConfig) -> None:
         results.append(evaluate(instantiate(task)._replace(name=name)))
         evaluation.write_results(results, output, description)
         evaluation.write_task_run(results[-1], output)
-    Console().print(evaluation.results_table(results, title=cfg.model))
-    Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(evaluation.results_table(results, title=cfg.model))
+    console.print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="evaluate")

@@ -60,6 +60,7 @@ EXPECTED_ERRORS = (
     CheckpointError,
     torch.OutOfMemoryError,
 )
+WIDE = 120  # columns of a table where no terminal has a width
 log = logging.getLogger(__name__)
 TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 failures: list[str] = []
@@ -255,7 +256,8 @@ def run_tests(
         results.append(evaluate(build()._replace(name=name)))
         write_results(results, folder, {"model": str(folder / "model"), **description})
         write_task_run(results[-1], folder)
-    Console().print(results_table(results, title="test tasks"))
+    width = None if sys.stdout.isatty() else WIDE
+    Console(width=width).print(results_table(results, title="test tasks"))
 
 
 if __name__ == "__main__":
