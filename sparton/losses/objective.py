@@ -63,11 +63,11 @@ class Objective:
         counts = queries.num_texts, documents.num_texts
         if counts[1] % counts[0]:
             raise ValueError(f"{counts[1]} documents cannot be grouped by {counts[0]} queries")
+        device = queries.leaves()[0].device
         # Dot products over 30,000 terms overflow fp16 and lose their order in bf16.
-        with torch.autocast(_device(queries).type, enabled=False):
+        with torch.autocast(device.type, enabled=False):
             scores = all_scores(queries, documents)
-            first = next(iter(scores.values()))
-            positives = torch.arange(counts[0], device=first.device) * (counts[1] // counts[0])
+            positives = torch.arange(counts[0], device=device) * (counts[1] // counts[0])
             loss, parts = self._rank(scores, positives, teacher_scores)
             for penalty, weight, name in self._penalties(queries, documents, step):
                 loss = loss + weight * penalty
@@ -142,7 +142,3 @@ def _maxsim(queries: TokenVectors, documents: TokenVectors) -> Tensor:
         queries.mask,
         documents.mask,
     )
-
-
-def _device(reps: Representations) -> torch.device:
-    return reps.leaves()[0].device

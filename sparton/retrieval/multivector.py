@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparton.kernels.maxsim import maxsim_topk, maxsim_varlen
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.sparse import boundaries_of, chunk_bounds
+from sparton.retrieval.sparse import boundaries_of, check_request, chunk_bounds
 from sparton.retrieval.tokens import TokenRows
 
 _DOCUMENTS_AT_ONCE = 65_536
@@ -74,13 +74,7 @@ class MultiVectorIndex:
             document fills come last and hold score 0 and row -1.
         """
         self._check(queries)
-        if k < 1:
-            raise ValueError(f"k is {k}, must be at least 1")
-        if exclude is not None and exclude.shape != (queries.num_rows,):
-            raise ValueError(
-                f"exclude has the shape {exclude.shape}, must hold one document row for each "
-                f"of the {queries.num_rows} queries"
-            )
+        check_request(k, exclude, queries.num_rows)
         depth = min(k + (exclude is not None), max(len(self._rows), 1))
         scores = np.zeros((queries.num_rows, depth), np.float32)
         rows = np.full((queries.num_rows, depth), -1, np.int64)

@@ -191,13 +191,22 @@ class SparseIndex:
                 f"queries have {queries.width} terms but the index has {self.width}: "
                 "encode both with the same model"
             )
-        if k < 1:
-            raise ValueError(f"k is {k}, must be at least 1")
-        if exclude is not None and exclude.shape != (queries.num_rows,):
-            raise ValueError(
-                f"exclude has the shape {exclude.shape}, must hold one document row for each "
-                f"of the {queries.num_rows} queries"
-            )
+        check_request(k, exclude, queries.num_rows)
+
+
+def check_request(k: int, exclude: NDArray[np.int64] | None, num_queries: int) -> None:
+    """Refuse what no index can answer.
+
+    Raises:
+        ValueError: ``k`` below 1, or ``exclude`` without one row per query.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}, must be at least 1")
+    if exclude is not None and exclude.shape != (num_queries,):
+        raise ValueError(
+            f"exclude has the shape {exclude.shape}, must hold one document row for each "
+            f"of the {num_queries} queries"
+        )
 
 
 class _Chunk(NamedTuple):

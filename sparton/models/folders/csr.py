@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sparton.models.autoencoder import SparseAutoencoder
 from sparton.models.cached import CachedBackbone
-from sparton.models.checkpoint import optional_file
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import (
@@ -26,10 +24,9 @@ from sparton.models.folders.dense import (
     write_dense,
     write_modules,
 )
-from sparton.models.folders.files import read_module, write_json
+from sparton.models.folders.files import WEIGHTS, read_module, read_weights, write_json
 
 KIND = "SparseAutoEncoder"
-WEIGHTS = "model.safetensors"
 # Of a head; what the others say matters in training alone.
 SETTINGS = (
     "hidden_dim", "k", "k_aux", "normalize", "dead_threshold",
@@ -117,18 +114,10 @@ def load_csr(
         freeze_backbone=False,
     )
     encoder = AutoencoderEncoder(dense.body, head)
-    _fill(encoder.autoencoder, _read_weights(name, folder, revision), f"{name}/{folder}/{WEIGHTS}")
+    missing = f"with the autoencoder's weights; copy {folder}/{WEIGHTS} from the complete model"
+    weights = read_weights(name, folder, revision, missing)
+    _fill(encoder.autoencoder, weights, f"{name}/{folder}/{WEIGHTS}")
     return encoder
-
-
-def _read_weights(name: str, folder: str, revision: str | None) -> dict[str, Tensor]:
-    path = optional_file(name, WEIGHTS, revision, folder)
-    if path is None:
-        raise FileNotFoundError(f"{name}/{folder}/{WEIGHTS} is missing")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): copy or download it again") from error
 
 
 @torch.no_grad()

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 
 from sparton.models.checkpoint import optional_file
 from sparton.types import Markup
@@ -19,6 +21,7 @@ LENGTH_KEYS = (
     ("tokenizer_config.json", "max_seq_length"),
     ("tokenizer_config.json", "model_max_length"),
 )
+WEIGHTS = "model.safetensors"
 UNLIMITED = 10**9  # transformers writes 1e30 for a tokenizer without a limit
 
 
@@ -135,6 +138,22 @@ def read_module(name: str, file: str, revision: str | None) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{name}/{file} describes no module: it must hold a JSON object")
     return content
+
+
+def read_weights(name: str, folder: str, revision: str | None, missing: str) -> dict[str, Tensor]:
+    """The tensors of one of the modules that ``modules.json`` lists.
+
+    Raises:
+        FileNotFoundError: there are none; ``missing`` ends the sentence, with the remedy.
+        ValueError: the file is damaged.
+    """
+    path = optional_file(name, WEIGHTS, revision, folder)
+    if path is None:
+        raise FileNotFoundError(f"{name}/{folder} has no {WEIGHTS} {missing}")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): copy or download it again") from error
 
 
 def read_json(name: str, file: str, revision: str | None) -> Any:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.checkpoint import load_tokenizer, optional_file
+from sparton.models.checkpoint import load_tokenizer
 from sparton.models.folders.files import (
+    WEIGHTS,
     Lengths,
     join,
     length_of,
@@ -26,6 +26,7 @@ from sparton.models.folders.files import (
     read_json,
     read_module,
     read_prompts,
+    read_weights,
     write_json,
 )
 from sparton.models.folders.splade import (
@@ -210,16 +211,11 @@ def _load_static(name: str, folder: str, rows: int, revision: str | None) -> Sta
 
 def _static_rows(name: str, folder: str, rows: int, revision: str | None) -> Tensor:
     """Weights ``[V]`` of a folder, which may end where the tokenizer does."""
-    file = optional_file(name, "model.safetensors", revision, folder)
-    if file is None:
-        raise FileNotFoundError(
-            f"{name}/{folder} has no model.safetensors with the weights of its tokens; save the "
-            "model again with a current sentence-transformers"
-        )
-    try:
-        found = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged ({error}): copy or download it again") from error
+    file = join(name, folder, WEIGHTS)
+    found = read_weights(
+        name, folder, revision,
+        "with the weights of its tokens; save the model again with a current sentence-transformers",
+    )  # fmt: skip
     weights = found.get("weight")
     if weights is None or weights.ndim != 1 or len(weights) > rows:
         shapes = {key: tuple(value.shape) for key, value in found.items()}

@@ -11,20 +11,19 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from sparton.models.checkpoint import optional_file
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders.files import (
+    WEIGHTS,
     Lengths,
     check_settings,
     join,
     length_of,
     read_json,
     read_module,
+    read_weights,
 )
 
 CONFIG = "config_sentence_transformers.json"
@@ -237,17 +236,10 @@ def _read_linear(name: str, folder: str, revision: str | None) -> Tensor:
             f"{name}/{folder} has activation={activation} and bias={config.get('bias', False)}; "
             "only a projection without either is supported"
         )
-    file = optional_file(name, "model.safetensors", revision, folder)
-    if file is None:
-        raise FileNotFoundError(
-            f"{name}/{folder} has no model.safetensors with the weights of the projection; save "
-            "the model again with a current library"
-        )
-    try:
-        found = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} is damaged ({error}): copy or download it again") from error
+    missing = "with the weights of the projection; save the model again with a current library"
+    found = read_weights(name, folder, revision, missing)
     if "linear.weight" not in found:
+        file = join(name, folder, WEIGHTS)
         raise ValueError(f"{file} holds {', '.join(found)} instead of linear.weight")
     weight = found["linear.weight"].double()
     if not config.get("use_residual", False):
