@@ -18,7 +18,6 @@ import argparse
 import hashlib
 import os
 import pickle
-import re
 import tempfile
 import time
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from head_benchmark.cells import Record, Settings
+from head_benchmark.environment import folder_of, record_environment
 from head_benchmark.problems import describe_capture
 from head_benchmark.runner import (
     append_record,
@@ -42,7 +42,6 @@ from head_benchmark.runner import (
     write_records,
 )
 from head_benchmark.suites import CAPTURED, FILES, GEMMS, SUITES, TRUTH, Cell
-from sparton.training.manifest import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 # What must not change between the first and the last cell of a file.
@@ -138,8 +137,8 @@ def select(cells: Sequence[Cell], arguments: argparse.Namespace) -> list[Cell]:
 
 
 def output_file(suite: str, context: Record, arguments: argparse.Namespace) -> Path:
-    folder = re.sub(r"[^a-z0-9]+", "-", context.get("gpu", "").lower()).strip("-")
-    return arguments.output or arguments.results / folder / f"{FILES[suite]}.jsonl"
+    folder = arguments.results / folder_of(context.get("gpu", ""))
+    return arguments.output or folder / f"{FILES[suite]}.jsonl"
 
 
 def run_suite(
@@ -224,17 +223,8 @@ def check_same_run(path: Path, record: Record, context: Record) -> None:
 
 def environment(arguments: argparse.Namespace) -> Record:
     """What every record says of the machine and the code."""
-    found = describe_environment()
-    git = found["git"] or {"sha": None, "dirty": None}
     return {
-        "command": found["command"],
-        "git_sha": git["sha"],
-        "dirty": git["dirty"],
-        "gpu": found["hardware"].get("gpu", "cpu") if arguments.device == "cuda" else "cpu",
-        "driver": found["hardware"].get("driver"),
-        "python": found["python"],
-        "torch": found["packages"]["torch"],
-        "triton": found["packages"]["triton"],
+        **record_environment(on_gpu=arguments.device == "cuda"),
         "seed": 0,
         "miniature": arguments.miniature,
         "captured": arguments.captured and describe_capture(arguments.captured),

@@ -14,7 +14,6 @@ least traffic or least arithmetic at the card's ceilings, whichever is longer.
 
 import argparse
 import os
-import re
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -24,12 +23,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from head_benchmark.environment import folder_of, record_environment
 from head_benchmark.runner import append_record, outcome, read_records, write_records
 from maxsim_benchmark.providers import PROVIDERS, Cell, cells
 from maxsim_benchmark.runner import run_cells
 from maxsim_benchmark.shapes import SHAPES
 from maxsim_benchmark.worker import Record, Settings
-from sparton.training.manifest import describe_environment
 
 ROOT = Path(__file__).resolve().parents[1]
 # What must not change between the first and the last cell of a file.
@@ -46,8 +45,7 @@ def main() -> None:
         console.print(f"{len(wanted)} cells")
         return
     context = environment(arguments)
-    folder = re.sub(r"[^a-z0-9]+", "-", context["gpu"].lower()).strip("-")
-    path = arguments.output or ROOT / "results" / folder / "maxsim.jsonl"
+    path = arguments.output or ROOT / "results" / folder_of(context["gpu"]) / "maxsim.jsonl"
     kept = [] if arguments.fresh else same_run(path, context)
     now = datetime.now(UTC).isoformat(timespec="seconds")
     context["run"] = kept[0]["run"] if kept else now
@@ -121,18 +119,8 @@ def same_run(path: Path, context: Record) -> list[Record]:
 
 def environment(arguments: argparse.Namespace) -> Record:
     """What every record says of the machine and the code."""
-    found = describe_environment()
-    git = found["git"] or {"sha": None, "dirty": None}
-    on_gpu = arguments.device == "cuda"
     return {
-        "command": found["command"],
-        "git_sha": git["sha"],
-        "dirty": git["dirty"],
-        "gpu": found["hardware"].get("gpu", "cpu") if on_gpu else "cpu",
-        "driver": found["hardware"].get("driver"),
-        "python": found["python"],
-        "torch": found["packages"]["torch"],
-        "triton": found["packages"]["triton"],
+        **record_environment(on_gpu=arguments.device == "cuda"),
         "seed": 0,
         "miniature": arguments.miniature,
         "ceilings": {"terabytes_per_s": arguments.terabytes, "tflop_per_s": arguments.tflop},

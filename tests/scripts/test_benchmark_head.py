@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 import benchmark_head
-from head_benchmark import cells, runner, suites, timing
+from head_benchmark import cells, environment, runner, suites, timing
 from head_benchmark.heads import HEADS
 from head_benchmark.suites import SUITES, Cell
 
@@ -202,10 +202,10 @@ def test_parts_and_miniatures_stay_out_of_the_results():
 
 def test_records_name_the_commit(monkeypatch):
     arguments = benchmark_head.parse_arguments(["--suite", "heads", "--list", "--device", "cpu"])
-    found = benchmark_head.describe_environment()
+    found = environment.describe_environment()
     for git in (None, {"sha": "def", "dirty": True}, {"sha": "abc", "dirty": None}):
         described = {**found, "git": git}
-        monkeypatch.setattr(benchmark_head, "describe_environment", lambda d=described: d)
+        monkeypatch.setattr(environment, "describe_environment", lambda d=described: d)
         record = benchmark_head.environment(arguments)
         assert (record["git_sha"], record["dirty"]) == tuple((git or {}).values() or (None, None))
 
