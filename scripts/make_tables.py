@@ -15,6 +15,7 @@ from tables.heads import captured_table, heads_table, patterns_table
 from tables.in_domain import in_domain_table, models_table
 from tables.maxsim import backward_table, forward_table, targets_table
 from tables.paper import figure2, table1, table2
+from tables.profile import profile_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/benchmarks.md")
@@ -23,6 +24,7 @@ TABLES = {
     "in_domain_models": models_table,
     "heads": heads_table,
     "bars": bars_table,
+    "profile": profile_table,
     "patterns": patterns_table,
     "captured": captured_table,
     "table1": table1,

@@ -63,7 +63,7 @@ class BackwardConfig(NamedTuple):
     buckets: int = 1024
     sort_warps: int = 4
     slice_bytes: int = 10 * 2**20
-    workspace: int = 15 * 2**20
+    workspace: int = 14 * 2**20
 
 
 DEFAULT_CONFIG = BackwardConfig()

@@ -1,0 +1,62 @@
+"""What each kernel of the head waits for, by the profiler's counters."""
+
+from collections.abc import Sequence
+
+from tables.records import Record, by_device, markdown
+
+WAITS = {
+    "barrier": "other warps",
+    "branch_resolve": "branches",
+    "gmma": "the tensor cores",
+    "lg_throttle": "the queue of loads",
+    "long_scoreboard": "loads",
+    "math_pipe_throttle": "arithmetic",
+    "mio_throttle": "the queue of shared memory",
+    "no_instruction": "instructions",
+    "not_selected": "their turn",
+    "short_scoreboard": "shared memory",
+    "wait": "a fixed latency",
+}
+KERNELS = {
+    "_segment_max_hopper_kernel": "forward: product and maxima",
+    "_count_kernel": "count entries by token",
+    "_by_token_kernel": "list entries by token",
+    "part_kernel": "sums of long lists",
+    "dhidden_kernel": "gradient of the hidden states",
+    "_by_vocabulary_kernel": "list entries by term",
+    "dweight_kernel": "gradient of the weight",
+}
+GEMM = "the library's product"
+
+
+def profile_table() -> str:
+    """Launches of one forward and backward; those of a kernel added up."""
+    return by_device("head_profile", _profile)
+
+
+def _profile(records: list[Record]) -> str:
+    rows = []
+    for pattern in dict.fromkeys(record["pattern"] for record in records):
+        own = [record for record in records if record["pattern"] == pattern]
+        for kernel in dict.fromkeys(record["kernel"] for record in own):
+            launches = [record for record in own if record["kernel"] == kernel]
+            rows.append([KERNELS.get(kernel, GEMM), pattern, *_figures(launches)])
+    header = [
+        "", "pattern", "launches", "µs", "GHz", "tensor cores %", "issue slots %", "L2 %", "DRAM %",
+        "DRAM MiB", "warps wait most for",
+    ]  # fmt: skip
+    return markdown(header, rows)
+
+
+def _figures(launches: Sequence[Record]) -> list[str]:
+    """Shares are means over the launches' time."""
+    time = sum(launch["microseconds"] for launch in launches)
+
+    def mean(name: str) -> float:
+        return sum(launch[name] * launch["microseconds"] for launch in launches) / time
+
+    shares = [f"{mean(f'{name}_pct'):.0f}" for name in ("tensor_pipe", "issue", "l2", "dram")]
+    traffic = f"{sum(launch['dram_mib'] for launch in launches):,.0f}"
+    stall = max(launches[0]["stalls"], key=launches[0]["stalls"].get)
+    clock = f"{mean('sm_ghz'):.2f}"
+    return [str(len(launches)), f"{time:,.0f}", clock, *shares, traffic, WAITS.get(stall, stall)]
