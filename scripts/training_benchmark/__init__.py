@@ -1,0 +1,1 @@
+"""Parts of scripts/benchmark_training.py: suites, workload, commands, watching, profile."""

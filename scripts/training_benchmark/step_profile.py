@@ -1,0 +1,91 @@
+"""A few steady steps of train.py's loop under the profiler, in a process of its own:
+``python -m training_benchmark.step_profile RUN WARM_UP OVERRIDE ...``.
+
+Writes ``trace.json`` and ``steps.json`` into the folder RUN.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from torch.profiler import ProfilerActivity, profile
+
+from sparton import config
+from sparton.training.distributed import World, join_world, leave_world
+from sparton.types import TrainBatch
+from train import build_loader, build_trainer
+from training_benchmark.commands import ROOT
+
+
+class ProfiledBatches:
+    """The batches of a loop, with the profiler on from the ``warm_up``-th on.
+
+    The loop asks for a batch when it has launched all of the step before.
+    """
+
+    def __init__(self, batches: Iterable[TrainBatch], warm_up: int, world: World) -> None:
+        self.batches, self.warm_up, self.world = batches, warm_up, world
+        # The host's side of the device is enough, and costs the host less than its own operators.
+        on_gpu = world.device.type == "cuda"
+        self.profiler = profile(
+            activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
+        )
+        self.counts = {"steps": 0, "tokens": 0, "sequences": 0}
+        self.seconds = 0.0
+
+    def __iter__(self) -> Iterator[TrainBatch]:
+        for number, batch in enumerate(self.batches):
+            if number == self.warm_up:
+                self._synchronize()
+                self.profiler.start()
+                begin = time.perf_counter()
+            if number >= self.warm_up:
+                self._count(batch)
+            yield batch
+        self._synchronize()
+        self.seconds = time.perf_counter() - begin
+        self.profiler.stop()
+
+    def _count(self, batch: TrainBatch) -> None:
+        sides = batch.queries, batch.documents
+        self.counts["steps"] += 1
+        self.counts["tokens"] += sum(side.num_tokens for side in sides)
+        self.counts["sequences"] += sum(side.num_sequences for side in sides)
+
+    def _synchronize(self) -> None:
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize(self.world.device)
+
+
+def main(arguments: Sequence[str]) -> None:
+    run, warm_up, *overrides = arguments
+    folder, world = Path(run), join_world()
+    config.register()
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        cfg = compose("train", overrides)
+    trainer, tokenizer = build_trainer(cfg, world, folder, [])
+    trainer.save_model = lambda *_: None
+    loader = build_loader(cfg, world, tokenizer, 0, trainer.step.objective.ranking.needs_teacher)
+    batches = ProfiledBatches(loader, int(warm_up), world)
+    trainer.run(batches)
+    if world.is_main:
+        batches.profiler.export_chrome_trace(str(folder / "trace.json"))
+        (folder / "steps.json").write_text(json.dumps(described(batches, trainer)))
+    leave_world()
+
+
+def described(batches: ProfiledBatches, trainer: Any) -> dict[str, float]:
+    """Steps, their seconds on the clock, and their model FLOPs on this rank."""
+    counts = batches.counts
+    mean_length = counts["tokens"] / counts["sequences"]
+    flops = counts["tokens"] * trainer.meter.flops_per_token(mean_length)
+    return {**counts, "seconds": batches.seconds, "model_flops": flops}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
