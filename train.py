@@ -40,13 +40,26 @@ from sparton.losses.objective import Objective
 from sparton.models.assembly import build_encoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
+from sparton.sweeps.cells import run_cell
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.loggers import JsonlLogger, Logger, ScreenLogger
 from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
 from sparton.training.manifest import describe_environment
 from sparton.training.optimization import build_optimizer
 from sparton.training.precision import Precision
+from sparton.training.processes import run_ranks
 from sparton.training.state import CheckpointError
+from sparton.training.status import (
+    FAILED,
+    KILLED,
+    OK,
+    OOM,
+    RUNNING,
+    Status,
+    describe_failure,
+    end_run,
+    write_status,
+)
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import RetrievalTask, Tokenizer, TrainBatch
@@ -58,12 +71,11 @@ EXPECTED_ERRORS = (
     InstantiationException,
     NonFiniteLossError,
     CheckpointError,
-    torch.OutOfMemoryError,
 )
 WIDE = 120  # columns of a table where no terminal has a width
+PROGRAM = Path(__file__).resolve()
 log = logging.getLogger(__name__)
 TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
-failures: list[str] = []
 
 config.register()
 transformers.utils.logging.disable_progress_bar()
@@ -71,18 +83,49 @@ transformers.utils.logging.disable_progress_bar()
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
+    if hydra_config.mode == RunMode.MULTIRUN:
+        if torch.distributed.is_torchelastic_launched():
+            sys.exit("train.py: a sweep starts its processes itself: python train.py -m gpus=2 ...")
+        command = config.cell_command(PROGRAM, hydra_config, folder)
+        run_cell(command, folder, config.cell_settings(cfg, hydra_config))
+    elif cfg.gpus > 1 and "RANK" not in os.environ:
+        run_on_gpus(cfg.gpus, folder)
+    else:
+        run_here(cfg, folder)
+
+
+def run_on_gpus(gpus: int, folder: Path) -> None:
+    """This very command once more for each GPU."""
+    write_status(folder, Status(RUNNING))
+    ended = run_ranks([sys.executable, *sys.argv], gpus)
+    if ended.code == 0:
+        return
+    if ended.code < 0:  # other ends are explained by the rank itself
+        print(f"train.py: rank {ended.rank} {ended}; the others were stopped", file=sys.stderr)
+    end_run(folder, Status(KILLED if ended.code < 0 else FAILED, f"rank {ended.rank} {ended}"))
+    sys.exit(1)
+
+
+def run_here(cfg: DictConfig, folder: Path) -> None:
+    """Train in this process, and leave in ``status.json`` how that ended."""
+    rank = os.environ.get("RANK")
+    if rank in (None, "0"):
+        write_status(folder, Status(RUNNING))
     try:
-        run(cfg, join_world(), Path(HydraConfig.get().runtime.output_dir))
-    except EXPECTED_ERRORS as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        run(cfg, join_world(), folder)
+    except Exception as error:
+        status = describe_failure(error, config.explain(error))
+        end_run(folder, status)
+        expected = isinstance(error, EXPECTED_ERRORS) or status.state == OOM
+        if not expected or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        rank = os.environ.get("RANK")
         speaker = f"train.py (rank {rank})" if rank else "train.py"
-        print(f"{speaker}: {config.explain(error)}", file=sys.stderr)
-        # A sweep goes on with its next cell, unless other processes wait for this one.
-        if HydraConfig.get().mode != RunMode.MULTIRUN or rank:
-            sys.exit(1)
-        failures.append(str(error))
+        print(f"{speaker}: {status.message}", file=sys.stderr)
+        sys.exit(1)
+    if rank in (None, "0"):
+        write_status(folder, Status(OK))
 
 
 def run(cfg: DictConfig, world: World, folder: Path) -> None:
@@ -263,4 +306,3 @@ def run_tests(
 if __name__ == "__main__":
     main()
     leave_world()
-    sys.exit(1 if failures else 0)

@@ -8,9 +8,10 @@ Appends to ``results/<gpu>/<study>.jsonl``, replacing earlier records of the sam
 import argparse
 import json
 import re
-import statistics
 from pathlib import Path
 from typing import Any
+
+from sparton.training.figures import training_figures
 
 FIGURES = (
     "metrics", "search", "query_terms", "document_terms", "query_vectors", "document_vectors",
@@ -72,25 +73,6 @@ def system_name(config: dict[str, Any]) -> str:
     if config["model"] != "bm25":
         return config["model"]
     return f"BM25, k1 {config['bm25']['k1']}, b {config['bm25']['b']}"
-
-
-def training_figures(path: Path) -> dict[str, Any]:
-    """Medians over the log lines without the first, which holds compilation and warm-up."""
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    timed = [line for line in lines if "step_ms" in line]
-    timed = timed[1:] or timed
-    figures: dict[str, Any] = {
-        key: statistics.median(line[key] for line in timed)
-        for key in ("examples_per_second", "tokens_per_second", "step_ms", "data_wait_ms", "mfu")
-        if all(key in line for line in timed)
-    }
-    if len(timed) > 1:
-        quantiles = statistics.quantiles((line["step_ms"] for line in timed), n=5)
-        figures |= {"step_ms_p20": quantiles[0], "step_ms_p80": quantiles[-1]}
-    peaks = [line["memory_allocated_mib"] for line in lines if "memory_allocated_mib" in line]
-    if peaks:
-        figures["peak_memory_mib"] = max(peaks)
-    return figures | {"steps": lines[-1]["step"], "loss": timed[-1]["loss"]}
 
 
 def device_name(record: dict[str, Any]) -> str:

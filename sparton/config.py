@@ -1,4 +1,5 @@
-"""The typed top level of a training configuration; the only module here that knows Hydra.
+"""The typed top level of a training configuration, and what a sweep needs of it; the only module
+here that knows Hydra.
 
 The groups (backbone, head, ...) are plain YAML with ``_target_``; the scalars here are typed, so
 that ``batch=lots`` and ``bacth=512`` stop before any work.
@@ -6,22 +7,27 @@ that ``batch=lots`` and ``bacth=512`` stop before any work.
 
 import hashlib
 import re
+import sys
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
+from hydra.experimental.callback import Callback
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.evaluation.settings import check_search
+from sparton.sweeps.report import write_report
 from sparton.training.loop import SELECT_BY
 from sparton.training.precision import PRECISIONS
 
 _LONGEST_NAME = 120
 # What may differ between the parts of one run: it changes neither the model nor its selection.
 _INCIDENTAL = {
-    "study", "micro_batch", "log_every", "checkpoint_every", "num_workers", "logger",
+    "study", "gpus", "micro_batch", "log_every", "checkpoint_every", "num_workers", "logger",
     "metrics",
 }  # fmt: skip
 
@@ -33,6 +39,7 @@ class TrainConfig:
     seed: int
     study: str
     data_dir: str
+    gpus: int
     batch: int
     micro_batch: int | None
     steps: int | None
@@ -64,9 +71,11 @@ class TrainConfig:
 
 
 def register() -> None:
-    """Make the schema known to Hydra as ``train_schema``, and ``folder_name`` as a resolver."""
+    """Make the schema known to Hydra as ``train_schema``, and two resolvers: ``folder_name``, and
+    ``sweep_name``, which stays in all cells what it is in their sweep, as Hydra's ``now`` does."""
     ConfigStore.instance().store(name="train_schema", node=TrainConfig)
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+    OmegaConf.register_new_resolver("sweep_name", folder_name, replace=True, use_cache=True)
 
 
 def folder_name(text: str) -> str:
@@ -105,6 +114,28 @@ def identity(cfg: DictConfig) -> dict[str, str]:
                 value = OmegaConf.to_container(value, resolve=True)
             flatten(each.name, value)
     return {key: value for key, value in flat.items() if not key.startswith("evaluation.test")}
+
+
+def cell_settings(cfg: DictConfig, hydra_config: HydraConf) -> dict[str, Any]:
+    """What sets a cell of a sweep apart, for its report."""
+    overrides = sorted(hydra_config.overrides.task)
+    scalars = {name: cfg[name] for name in ("batch", "gpus", "seed")}
+    return {"head": hydra_config.runtime.choices["head"], **scalars, "overrides": overrides}
+
+
+def cell_command(program: Path, hydra_config: HydraConf, folder: Path) -> list[str]:
+    """The cell as a run of its own in ``folder``."""
+    overrides = [*hydra_config.overrides.hydra, *hydra_config.overrides.task]
+    alone = ["hydra.mode=RUN", f"hydra.run.dir='{folder}'"]
+    return [sys.executable, str(program), *overrides, *alone]
+
+
+class SweepReport(Callback):
+    """Reports on a sweep when its last cell has ended."""
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        if write_report(Path(config.hydra.sweep.dir)):
+            sys.exit(1)  # cells without a result, each named by the report
 
 
 def total_steps(cfg: DictConfig) -> int:
@@ -160,7 +191,7 @@ def check(cfg: DictConfig, world_size: int) -> None:
 
 def _check_numbers(cfg: DictConfig) -> None:
     """Numbers out of range, and a precision that does not exist."""
-    positive = ("batch", "examples", "query_length", "document_length", "log_every")
+    positive = ("gpus", "batch", "examples", "query_length", "document_length", "log_every")
     for name in positive:
         if getattr(cfg, name) < 1:
             raise ValueError(f"{name}={getattr(cfg, name)}: must be at least 1")

@@ -164,26 +164,6 @@ def test_another_configuration_does_not_resume_this_one(tmp_path):
     assert [record["step"] for record in records] == [1, 2]
 
 
-def test_a_sweep_goes_on_after_a_cell_that_cannot_train_and_says_so(tmp_path):
-    overrides = ["query_length=2000,24", f"hydra.sweep.dir={tmp_path}", "evaluation=none"]
-    command = [sys.executable, str(ROOT / "train.py"), "-m", *MINIATURE, *overrides, "steps=1"]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert process.returncode == 1
-    assert "query_length=2000 is more than the 64 positions" in process.stderr
-    assert len(list(tmp_path.rglob("model/model.safetensors"))) == 1
-
-
-def test_a_sweep_gives_each_cell_its_folder(tmp_path):
-    overrides = ["head=eager,sparton", f"hydra.sweep.dir={tmp_path}", "evaluation=none"]
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    command = [*launcher, str(ROOT / "train.py"), "-m", *MINIATURE, *overrides]
-    subprocess.run(command, check=True, capture_output=True, timeout=240)
-    cells = sorted(path.parent for path in tmp_path.rglob("metrics.jsonl"))
-    assert len(cells) == 2
-    eager, sparton = (read_records(cell) for cell in cells)
-    assert sparton[-1]["loss"] == pytest.approx(eager[-1]["loss"], rel=1e-3)
-
-
 @pytest.mark.parametrize("logger", ["wandb", "tensorboard"])
 def test_other_loggers_write_beside_the_screen(tmp_path, logger):
     pytest.importorskip(logger)

@@ -104,8 +104,7 @@ class _Gather(torch.autograd.Function):
 
 
 def leave_world() -> None:
-    """End this process's part in the group. The group lives as long as the process: torchrun's
-    rendezvous does not serve a second one, which the next cell of a sweep would ask for."""
+    """End this process's part in the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -27,7 +27,7 @@ class JsonlLogger:
     """
 
     def __init__(self, path: Path, start_step: int = 0):
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= start_step]
+        kept = [line for line in whole_lines(path) if json.loads(line)["step"] <= start_step]
         staged = path.with_suffix(".tmp")
         staged.write_text("".join(kept))
         staged.replace(path)
@@ -43,7 +43,7 @@ class JsonlLogger:
         self._file.close()
 
 
-def _whole_lines(path: Path) -> list[str]:
+def whole_lines(path: Path) -> list[str]:
     """Lines of a file that may end in half a line, where a run was killed while writing."""
     if not path.exists():
         return []

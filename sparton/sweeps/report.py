@@ -1,0 +1,103 @@
+"""What the cells of a sweep came to: ``sweep.jsonl``, a table, and a figure beside them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from sparton.sweeps.cells import find_cells
+from sparton.sweeps.tables import Grid, grid, largest_batches, line_names, markdown, rich_table
+from sparton.training.figures import training_figures
+from sparton.training.status import FAILED, KILLED, OK, RUNNING
+
+Record = dict[str, Any]
+_UNFINISHED = (FAILED, KILLED, RUNNING)
+_WIDE = 140  # columns of a table where no terminal has a width
+
+
+class Published(NamedTuple):
+    """Figures to compare with, by head and batch.
+
+    Attributes:
+        source: where they were published, and on what hardware.
+        rows: each with ``heads`` and ``batch``, and of ``examples_per_second``, ``hours`` and
+            ``ndcg@10`` those that are known.
+    """
+
+    source: str
+    rows: Sequence[Record]
+
+
+def write_report(
+    folder: Path, examples: int | None = None, published: Published | None = None
+) -> int:
+    """Read every cell below ``folder``, write the report there and show its table.
+
+    Args:
+        examples: of a whole training, for which each cell's hours are given.
+
+    Returns:
+        How many cells have no result.
+    """
+    records = read_records(folder)
+    if not records:
+        return 0
+    lines = [json.dumps(record, sort_keys=True) + "\n" for record in records]
+    (folder / "sweep.jsonl").write_text("".join(lines))
+    table = grid(records, examples, published.rows if published else ())
+    notes = _notes(records, table, published)
+    from sparton.sweeps.figure import draw  # matplotlib, which no other command needs
+
+    figure = draw(records, folder / "sweep.svg")
+    picture = f"![throughput, memory and NDCG@10 over batch]({figure.name})\n" if figure else ""
+    text = [f"# Sweep\n\n`{folder}`\n", markdown(table), *(f"{note}\n" for note in notes), picture]
+    (folder / "sweep.md").write_text("\n".join(text))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDE)
+    console.print(rich_table(table))
+    for line in (*notes, f"report: {folder / 'sweep.md'}"):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return sum(record["status"] in _UNFINISHED for record in records)
+
+
+def read_records(folder: Path) -> list[Record]:
+    """One record for each cell: its settings and status, what it measured, and where."""
+    records = []
+    for cell, settings, status in find_cells(folder):
+        record = {"cell": str(cell.relative_to(folder)), **settings}
+        record |= {"status": status.state, "message": status.message}
+        if status.state == OK:
+            record |= training_figures(cell / "metrics.jsonl") | _quality(cell / "results.json")
+        manifest = cell / "manifest.json"
+        record["environment"] = json.loads(manifest.read_text()) if manifest.exists() else None
+        records.append(record)
+    return sorted(records, key=lambda record: (record["head"], record["batch"], record["cell"]))
+
+
+def _quality(path: Path) -> Record:
+    """NDCG@10 over all test tasks, and all metrics of each; nothing where none was tested."""
+    if not path.exists():
+        return {}
+    results = json.loads(path.read_text())
+    tasks = {task["name"]: task["metrics"] for task in results["tasks"]}
+    return {"ndcg@10": results["mean"]["ndcg@10"], "tasks": tasks}
+
+
+def _notes(records: Sequence[Record], table: Grid, published: Published | None) -> list[str]:
+    """What the table leaves open: how to read it, the largest batches, why cells have no result."""
+    notes = []
+    if table.projected:
+        notes.append("~ projected from the measured rate.")
+    if published:
+        notes.append(f"In brackets: {published.source}.")
+    if largest := largest_batches(records):
+        shown = ", ".join(f"{line} {batch:,}" for line, batch in largest.items())
+        notes.append(f"Largest batch that fit: {shown}.")
+    for name, record in zip(line_names(records), records, strict=True):
+        if record["status"] in _UNFINISHED:
+            cell = f"{name}, batch {record['batch']:,}"
+            notes.append(f"{cell}: {record['status']}: {record['message']}")
+    return notes

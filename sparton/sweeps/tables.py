@@ -1,0 +1,143 @@
+"""The records of a sweep as a table: what sets its cells apart, and what they measured."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from sparton.training.status import OK, OOM
+
+Record = Mapping[str, Any]
+_OWN_COLUMN = {"head", "batch", "gpus", "seed", "study", "data_dir"}
+
+
+class Grid(NamedTuple):
+    """``projected``: some hours were not measured but follow from a rate."""
+
+    header: list[str]
+    rows: list[list[str]]
+    projected: bool
+
+
+def grid(records: Sequence[Record], examples: int | None, published: Sequence[Record]) -> Grid:
+    """One row for each record; columns in which no row has a value are left out.
+
+    Args:
+        examples: of a whole training; its hours are a column.
+        published: figures to set in brackets behind those of the same head and batch.
+    """
+    columns: dict[str, list[str]] = {"head": [record["head"] for record in records]}
+    columns["batch"] = [f"{record['batch']:,}" for record in records]
+    for key in ("gpus", "seed"):
+        if len({record[key] for record in records}) > 1:
+            columns[key] = [str(record[key]) for record in records]
+    columns["settings"] = variants(records)
+    columns["status"] = [record["status"] for record in records]
+    theirs = [_match(record, published, examples) for record in records]
+    measured = [dict(record) | _hours(record, examples) for record in records]
+    for name, (key, form, scale) in _measured(examples).items():
+        columns[name] = [
+            _with_brackets(record.get(key), other.get(key), form, scale)
+            for record, other in zip(measured, theirs, strict=True)
+        ]
+    projected = [record.get("projected", False) for record in measured]
+    hours = columns.get(_hours_name(examples), [])
+    for row, estimate in enumerate(projected):
+        hours[row] = f"~{hours[row]}" if estimate else hours[row]
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
+    return Grid(list(columns), [list(row) for row in zip(*columns.values())], any(projected))
+
+
+def variants(records: Sequence[Record]) -> list[str]:
+    """The overrides in which a record differs from others, but for those with their own column.
+
+    A row of a table's experiment, ``+experiment/table3=...``, says no more than those columns."""
+    shared = set.intersection(*(set(record["overrides"]) for record in records))
+    texts = []
+    for record in records:
+        own = [each for each in record["overrides"] if each not in shared]
+        keys = [each.split("=", 1)[0].lstrip("+~") for each in own]
+        kept = [
+            each
+            for each, key in zip(own, keys, strict=True)
+            if key not in _OWN_COLUMN and not key.startswith("experiment/")
+        ]
+        texts.append(" ".join(kept))
+    return texts
+
+
+def line_names(records: Sequence[Record]) -> list[str]:
+    """What a record's cells share over all batches: head, number of GPUs if it varies, settings."""
+    several = len({record["gpus"] for record in records}) > 1
+    return [
+        " ".join(filter(None, (record["head"], f"{record['gpus']} GPUs" * several, variant)))
+        for record, variant in zip(records, variants(records), strict=True)
+    ]
+
+
+def largest_batches(records: Sequence[Record]) -> dict[str, int]:
+    """The largest batch that fit into memory, by line; empty where everything did."""
+    if all(record["status"] != OOM for record in records):
+        return {}
+    largest: dict[str, int] = {}
+    for name, record in zip(line_names(records), records, strict=True):
+        fits = record["batch"] if record["status"] == OK else 0
+        largest[name] = max(largest.get(name, 0), fits)
+    return largest
+
+
+def markdown(table: Grid) -> str:
+    words = [column in ("head", "settings", "status") for column in table.header]
+    rule = ["---" if word else "---:" for word in words]
+    lines = ("| " + " | ".join(cells) + " |" for cells in (table.header, rule, *table.rows))
+    return "\n".join(lines) + "\n"
+
+
+def rich_table(table: Grid) -> Table:
+    shown = Table()
+    for column in table.header:
+        words = column in ("head", "settings", "status")
+        shown.add_column(column, justify="left" if words else "right")
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
+
+
+def _measured(examples: int | None) -> dict[str, tuple[str, str, float]]:
+    """Columns of figures: their key in a record, format, and unit."""
+    return {
+        "steps": ("steps", ",.0f", 1.0),
+        "examples/s": ("examples_per_second", ",.0f", 1.0),
+        "ms/step": ("step_ms", ",.0f", 1.0),
+        "peak GiB": ("peak_memory_mib", ".1f", 1 / 1024),
+        _hours_name(examples): ("hours", ".3g", 1.0),
+        "NDCG@10": ("ndcg@10", ".3f", 1.0),
+    }
+
+
+def _hours_name(examples: int | None) -> str:
+    return f"hours for {examples:,} examples" if examples else "hours"
+
+
+def _hours(record: Record, examples: int | None) -> dict[str, Any]:
+    """Of a training of so many examples: as it took, or as the rate of a shorter one promises."""
+    rate = record.get("examples_per_second")
+    if examples is None or rate is None or (record["steps"] + 1) * record["batch"] > examples:
+        return {}
+    return {"hours": examples / rate / 3600, "projected": True}
+
+
+def _match(record: Record, published: Sequence[Record], examples: int | None) -> Record:
+    """The published row of the same head and batch, with the hours of its rate."""
+    for row in published:
+        if record["head"] in row["heads"] and record["batch"] == row["batch"]:
+            rate = row.get("examples_per_second")
+            return ({"hours": examples / rate / 3600} if examples and rate else {}) | dict(row)
+    return {}
+
+
+def _with_brackets(own: float | None, other: float | None, form: str, scale: float) -> str:
+    texts = ["" if own is None else f"{own * scale:{form}}"]
+    if other is not None:
+        texts.append(f"({other * scale:{form}})")
+    return " ".join(filter(None, texts))

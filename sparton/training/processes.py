@@ -1,0 +1,95 @@
+"""Other processes of this program: one that is waited for, or the ranks of one machine."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+_PATIENCE = 10  # seconds in which a process that was asked to end may do so
+
+
+class Ended(NamedTuple):
+    """How a group of processes ended: the first that failed, or 0 where none did."""
+
+    code: int
+    rank: int = 0
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"ended with exit status {self.code}"
+        name = signal.Signals(-self.code).name
+        memory = "; out of the machine's own memory, perhaps" if name == "SIGKILL" else ""
+        return f"was ended by {name}{memory}"
+
+
+def start(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen:
+    """Start a process that does not outlive this one, however this one ends."""
+    variables = {**os.environ, **(environment or {})}
+    return subprocess.Popen(command, env=variables, preexec_fn=_end_with_parent)
+
+
+def run_alone(command: Sequence[str]) -> Ended:
+    """Wait for one process."""
+    return Ended(start(command).wait())
+
+
+def run_ranks(command: Sequence[str], count: int) -> Ended:
+    """Start ``count`` ranks of one process group on this machine, and wait for all of them. When
+    one fails the others are ended, for they would wait for it."""
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "OMP_NUM_THREADS": os.environ.get(
+            "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count))
+        ),
+    }
+    ranks = [
+        start(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(count)
+    ]
+    try:
+        return _wait(ranks)
+    finally:
+        _end(ranks)
+
+
+def _wait(ranks: Sequence[subprocess.Popen]) -> Ended:
+    while True:
+        codes = [process.poll() for process in ranks]
+        for rank, code in enumerate(codes):
+            if code:
+                return Ended(code, rank)
+        if None not in codes:
+            return Ended(0)
+        time.sleep(0.1)
+
+
+def _end(processes: Sequence[subprocess.Popen]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + _PATIENCE
+    for process in processes:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _end_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]

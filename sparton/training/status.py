@@ -1,0 +1,66 @@
+"""How a run stands: ``status.json`` of its folder, which sweeps and their reports go by."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+RUNNING, OK, OOM, FAILED, KILLED = "running", "ok", "oom", "failed", "killed"
+RESULTS = (OK, OOM)  # with which a run is done; any other state is worth another try
+_FILE = "status.json"
+_CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+
+
+class Status(NamedTuple):
+    """``message`` says why a run did not end well."""
+
+    state: str
+    message: str = ""
+
+
+def read_status(folder: Path) -> Status | None:
+    """None where no run has begun, or what is there cannot be read."""
+    try:
+        return Status(**json.loads((folder / _FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def write_status(folder: Path, status: Status) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    staged = folder / f"{_FILE}.tmp"
+    staged.write_text(json.dumps(status._asdict()) + "\n")
+    staged.replace(folder / _FILE)
+
+
+def end_run(folder: Path, status: Status) -> None:
+    """Write how a run ended, unless that is written already: of the processes of one run the first
+    knows why, the others end because it did."""
+    if read_status(folder) in (None, Status(RUNNING)):
+        write_status(folder, status)
+
+
+def describe_failure(error: Exception, message: str) -> Status:
+    """``oom`` where a device ran out of memory, directly or inside of what wraps errors."""
+    return Status(OOM if any(map(_is_out_of_memory, _chain(error))) else FAILED, message)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.AcceleratorError):
+        return getattr(error, "error_code", None) == _CUDA_OUT_OF_MEMORY
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error and those behind it; torch.compile keeps the one behind as ``inner_exception``."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += [each.__cause__, each.__context__, getattr(each, "inner_exception", None)]

@@ -1,0 +1,130 @@
+"""The report of a sweep is made from what its cells left in their folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparton.sweeps.report import Published, read_records, write_report
+
+PUBLISHED = Published(
+    "a paper, on a card",
+    [
+        {"heads": ["eager"], "batch": 16, "examples_per_second": 500, "ndcg@10": 0.421},
+        {"heads": ["sparton", "sparton_hybrid"], "batch": 32, "hours": 25},
+    ],
+)
+
+
+def leave_cell(
+    folder: Path,
+    head: str,
+    batch: int,
+    state: str = "ok",
+    rate: float = 1000.0,
+    seed: int = 0,
+    more: tuple[str, ...] = (),
+) -> None:
+    cell = folder / f"{head}-{batch}{''.join(more)}" / f"seed-{seed}"
+    cell.mkdir(parents=True)
+    overrides = sorted(["experiment=x", f"head={head}", f"batch={batch}", f"seed={seed}", *more])
+    settings = {"head": head, "batch": batch, "gpus": 1, "seed": seed, "overrides": overrides}
+    (cell / "cell.json").write_text(json.dumps(settings))
+    (cell / "status.json").write_text(json.dumps({"state": state, "message": f"{state}, why"}))
+    lines = [
+        {"step": step, "examples_per_second": seen, "step_ms": 1e3 * batch / seen, "loss": 1.0}
+        | {"memory_allocated_mib": memory}
+        for step, seen, memory in ((50, 10, 4096), (100, rate, 2048), (150, rate + 2, 1024))
+    ]
+    (cell / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    metrics = {"ndcg@10": 0.5}
+    results = {"mean": metrics, "tasks": [{"name": "scifact", "metrics": metrics}]}
+    (cell / "results.json").write_text(json.dumps(results))
+
+
+@pytest.fixture
+def sweep(tmp_path) -> Path:
+    for batch in (16, 32, 64):
+        leave_cell(tmp_path, "sparton", batch, rate=2000.0)
+        leave_cell(tmp_path, "eager", batch, "ok" if batch < 32 else "oom")
+    leave_cell(tmp_path, "tiled", 16, "killed")
+    return tmp_path
+
+
+def rows(folder: Path) -> list[list[str]]:
+    lines = [line for line in (folder / "sweep.md").read_text().splitlines() if line[:1] == "|"]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_speed_is_the_median_after_the_warm_up_and_memory_the_peak(sweep):
+    [record] = [r for r in read_records(sweep) if r["head"] == "sparton" and r["batch"] == 16]
+    assert record["examples_per_second"] == 2001
+    assert record["peak_memory_mib"] == 4096
+    assert record["tasks"] == {"scifact": {"ndcg@10": 0.5}}
+    seconds = 50 * 16 * (1 / 10 + 1 / 2000 + 1 / 2002)
+    assert record["hours"] == pytest.approx(seconds / 3600)
+
+
+def test_every_cell_is_a_row_and_those_without_a_result_are_counted_and_explained(sweep, capsys):
+    assert write_report(sweep) == 1
+    header, _, *body = rows(sweep)
+    assert header[:3] == ["head", "batch", "status"] and "seed" not in header
+    assert [row[:3] for row in body] == [
+        ["eager", "16", "ok"],
+        ["eager", "32", "oom"],
+        ["eager", "64", "oom"],
+        ["sparton", "16", "ok"],
+        ["sparton", "32", "ok"],
+        ["sparton", "64", "ok"],
+        ["tiled", "16", "killed"],
+    ]
+    assert body[1][3:] == [""] * (len(header) - 3)
+    shown = capsys.readouterr().out
+    assert "tiled, batch 16: killed: killed, why" in shown
+    assert "Largest batch that fit: eager 16, sparton 64, tiled 0." in shown
+    lines = (sweep / "sweep.jsonl").read_text().splitlines()
+    assert [json.loads(line)["status"] for line in lines] == [row[2] for row in body]
+
+
+def test_hours_of_a_whole_training_and_published_figures_in_brackets(sweep):
+    write_report(sweep, examples=1_000_000, published=PUBLISHED)
+    header, _, *body = rows(sweep)
+    table = {(row[0], row[1]): dict(zip(header, row)) for row in body}
+    hours = "hours for 1,000,000 examples"
+    assert table["eager", "16"]["examples/s"] == "1,001 (500)"
+    assert table["eager", "16"][hours] == f"~{1e6 / 1001 / 3600:.3g} ({1e6 / 500 / 3600:.3g})"
+    assert table["eager", "16"]["NDCG@10"] == "0.500 (0.421)"
+    assert table["sparton", "32"][hours].endswith("(25)")
+    assert table["sparton", "64"][hours] == f"~{1e6 / 2001 / 3600:.3g}"
+    assert "a paper, on a card" in (sweep / "sweep.md").read_text()
+
+
+def test_the_hours_of_a_whole_training_are_those_that_it_took(tmp_path):
+    leave_cell(tmp_path, "sparton", 16)
+    write_report(tmp_path, examples=150 * 16)
+    header, _, [*row] = rows(tmp_path)
+    hours = dict(zip(header, row))["hours for 2,400 examples"]
+    assert hours == f"{50 * 16 * (1 / 10 + 1 / 1000 + 1 / 1002) / 3600:.3g}"
+
+
+def test_settings_that_vary_set_rows_apart_and_those_of_a_row_file_do_not(tmp_path):
+    for rate in ("1e-4", "1e-5"):
+        leave_cell(tmp_path, "sparton", 16, more=(f"optimizer.lr={rate}", "+experiment/t=a"))
+    leave_cell(tmp_path, "eager", 16, seed=1, more=("+experiment/t=b",))
+    write_report(tmp_path)
+    header, _, *body = rows(tmp_path)
+    assert header[:4] == ["head", "batch", "seed", "settings"]
+    assert [row[3] for row in body] == ["", "optimizer.lr=1e-4", "optimizer.lr=1e-5"]
+
+
+def test_the_figure_has_a_line_for_each_head_and_a_cross_where_memory_ran_out(sweep):
+    write_report(sweep)
+    figure = (sweep / "sweep.svg").read_text()
+    assert figure.count("<!-- sparton -->") == 1
+    for title in ("examples per second", "peak memory, GiB", "NDCG@10", "eager", "tiled"):
+        assert f"<!-- {title} -->" in figure
+
+
+def test_a_folder_without_cells_has_no_report(tmp_path):
+    assert write_report(tmp_path) == 0
+    assert not list(tmp_path.iterdir())

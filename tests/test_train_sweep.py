@@ -1,0 +1,78 @@
+"""Sweeps of train.py as their users run them: each cell on its own, a report of all."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_train import MINIATURE, ROOT, read_records
+
+ENDS = ("torch.optim.AdamW", "tests.sweeps.broken.out_of_memory", "tests.sweeps.broken.killed")
+SMALL = (*MINIATURE, "evaluation=none", "steps=2")
+
+
+def sweep(folder: Path, *overrides: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, ROOT / "train.py", "-m", *SMALL, *overrides]
+    command.append(f"hydra.sweep.dir={folder}")
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+
+
+def cells(folder: Path) -> dict[str, dict]:
+    """The lines of the report by their optimizer."""
+    lines = [json.loads(line) for line in (folder / "sweep.jsonl").read_text().splitlines()]
+    named = {}
+    for line in lines:
+        [end] = [each for each in line["overrides"] if each.startswith("optimizer._target_=")]
+        named[end.split("=")[1]] = line
+    return named
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
+    folder = tmp_path_factory.mktemp("sweep")
+    return folder, sweep(folder, f"optimizer._target_={','.join(ENDS)}")
+
+
+def test_cells_that_end_badly_are_rows_and_the_sweep_goes_on(ended):
+    folder, process = ended
+    assert process.returncode == 1, process.stderr
+    found = cells(folder)
+    assert [found[end]["status"] for end in ENDS] == ["ok", "oom", "killed"]
+    assert found[ENDS[0]]["examples_per_second"] > 0
+    assert "SIGKILL" in found[ENDS[2]]["message"]
+    assert "report: " in process.stdout and "Traceback" not in process.stderr
+    for name in ("sweep.md", "sweep.svg"):
+        assert (folder / name).exists()
+
+
+@pytest.mark.slow
+def test_the_same_command_again_keeps_results_and_tries_the_rest(ended):
+    folder, _ = ended
+    before = {end: (folder / cells(folder)[end]["cell"] / "status.json").stat() for end in ENDS}
+    process = sweep(folder, f"optimizer._target_={','.join(ENDS)}")
+    assert process.returncode == 1
+    after = {end: (folder / cells(folder)[end]["cell"] / "status.json").stat() for end in ENDS}
+    changed = [before[end].st_mtime_ns != after[end].st_mtime_ns for end in ENDS]
+    assert changed == [False, False, True]
+    assert process.stdout.count("done already") == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_over_the_number_of_processes(tmp_path):
+    process = sweep(tmp_path, "gpus=1,2")
+    assert process.returncode == 0, process.stderr
+    lines = [json.loads(line) for line in (tmp_path / "sweep.jsonl").read_text().splitlines()]
+    assert [(line["gpus"], line["status"]) for line in lines] == [(1, "ok"), (2, "ok")]
+    one, two = (read_records(tmp_path / line["cell"]) for line in lines)
+    assert two[-1]["loss"] == pytest.approx(one[-1]["loss"], rel=1e-3)
+
+
+def test_torchrun_does_not_sweep(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
+    command = [*torchrun, str(ROOT / "train.py"), "-m", *SMALL, f"hydra.sweep.dir={tmp_path}"]
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert process.returncode == 1
+    assert "python train.py -m gpus=" in process.stderr
+    assert not list(tmp_path.rglob("status.json"))

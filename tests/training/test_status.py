@@ -1,0 +1,57 @@
+"""How runs end: which errors are a lack of memory, and that the first to speak is heard."""
+
+import pytest
+import torch
+
+from sparton.training.status import (
+    Status,
+    describe_failure,
+    end_run,
+    read_status,
+    write_status,
+)
+
+
+def wrapped(how: str) -> Exception:
+    """An error of memory as different libraries pass it on."""
+    memory = torch.OutOfMemoryError("CUDA out of memory")
+    try:
+        try:
+            raise memory
+        except torch.OutOfMemoryError as error:
+            if how == "cause":
+                raise ValueError("a layer above") from error
+            raise ValueError("a layer above") from None
+    except ValueError as error:
+        if how == "inner_exception":
+            error.__context__ = None
+            error.inner_exception = memory
+        return error
+
+
+@pytest.mark.parametrize("how", ["cause", "context", "inner_exception"])
+def test_memory_that_ran_out_is_found_behind_other_errors(how):
+    assert describe_failure(wrapped(how), "why") == Status("oom", "why")
+
+
+def test_as_torch_compile_wraps_it():
+    def backend(graph, inputs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    with pytest.raises(Exception) as caught:
+        compiled(torch.ones(2))
+    assert not isinstance(caught.value, torch.OutOfMemoryError)
+    assert describe_failure(caught.value, "").state == "oom"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), ValueError("out of memory")])
+def test_words_do_not_make_it_one(error):
+    assert describe_failure(error, "why").state == "failed"
+
+
+def test_the_first_to_say_how_a_run_ended_is_heard(tmp_path):
+    write_status(tmp_path, Status("running"))
+    end_run(tmp_path, Status("oom", "here"))
+    end_run(tmp_path, Status("failed", "the other processes are gone"))
+    assert read_status(tmp_path) == Status("oom", "here")
