@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.sparse_vectors import SparseVectors, bounds_of
+
 
 class TokenVectors(NamedTuple):
     """One vector per token of N texts, packed end to end: what MaxSim compares.
@@ -41,32 +43,86 @@ class TokenVectors(NamedTuple):
             torch.cat(masks) if masks else None,
         )
 
+    def split(self, texts: Sequence[int], tokens: Sequence[int]) -> list["TokenVectors"]:
+        """The inverse of :meth:`concatenate`, for parts of so many texts and tokens each; vectors
+        are not copied."""
+        masks: Sequence[Tensor | None] = [None] * len(texts)
+        if self.mask is not None:
+            masks = self.mask.split(list(tokens))
+        pieces = zip(
+            self.values.split(list(tokens)),
+            self.cu_seqlens.diff().split(list(texts)),
+            masks,
+            strict=True,
+        )
+        return [
+            TokenVectors(values, bounds_of(lengths).int(), mask) for values, lengths, mask in pieces
+        ]
+
+
+class Extent(NamedTuple):
+    """How many texts there are, active entries (0 where all entries are held) and tokens."""
+
+    texts: int
+    entries: int
+    tokens: int
+
 
 class Representations(NamedTuple):
     """What an encoder makes of N texts; the fields that it has no use for stay empty.
 
     Attributes:
-        sparse: fp32 ``[N, V]``, weights of terms or latents, not negative.
+        sparse: fp32 ``[N, V]``, weights of terms or latents, not negative. Encoders give all
+            entries, a training step may hold the active ones alone.
         tokens: one vector per token.
         losses: by name, fp32 ``[N]``: what the encoder itself wants to minimise of each text, such
             as the error of a reconstruction. Before ``Encoder.complete`` there may be more rows
             per text, ``[N, ...]``, of which it makes losses on the global batch.
     """
 
-    sparse: Tensor | None = None
+    sparse: Tensor | SparseVectors | None = None
     tokens: TokenVectors | None = None
     losses: Mapping[str, Tensor] = {}
 
     @property
     def num_texts(self) -> int:
+        if isinstance(self.sparse, SparseVectors):
+            return self.sparse.num_vectors
         if self.sparse is not None:
             return self.sparse.shape[0]
         assert self.tokens is not None, "representations of nothing"
         return self.tokens.num_texts
 
+    @property
+    def width(self) -> int:
+        """V; 0 where there is no sparse half."""
+        if isinstance(self.sparse, SparseVectors):
+            return self.sparse.width
+        return 0 if self.sparse is None else self.sparse.shape[1]
+
+    @property
+    def extent(self) -> Extent:
+        entries = self.sparse.num_entries if isinstance(self.sparse, SparseVectors) else 0
+        tokens = 0 if self.tokens is None else self.tokens.values.shape[0]
+        return Extent(self.num_texts, entries, tokens)
+
+    def compact(self) -> "Representations":
+        """The same, without a graph, with the active entries of the sparse half alone."""
+        if not isinstance(self.sparse, Tensor):
+            return self.detach()
+        return self._replace(sparse=SparseVectors.from_dense(self.sparse)).detach()
+
+    def dense(self) -> "Representations":
+        """The same with all entries of the sparse half."""
+        if not isinstance(self.sparse, SparseVectors):
+            return self
+        return self._replace(sparse=self.sparse.dense())
+
     def leaves(self) -> list[Tensor]:
         """The tensors that gradients follow, in a fixed order."""
-        found = [] if self.sparse is None else [self.sparse]
+        found = []
+        if self.sparse is not None:
+            found.append(self.sparse if isinstance(self.sparse, Tensor) else self.sparse.values)
         if self.tokens is not None:
             found.append(self.tokens.values)
         return [*found, *self.losses.values()]
@@ -74,7 +130,11 @@ class Representations(NamedTuple):
     def with_leaves(self, leaves: Sequence[Tensor]) -> "Representations":
         """The same with other tensors in the order of :meth:`leaves`."""
         rest = list(leaves)
-        sparse = None if self.sparse is None else rest.pop(0)
+        sparse: Tensor | SparseVectors | None = None
+        if isinstance(self.sparse, SparseVectors):
+            sparse = self.sparse._replace(values=rest.pop(0))
+        elif self.sparse is not None:
+            sparse = rest.pop(0)
         tokens = None if self.tokens is None else self.tokens._replace(values=rest.pop(0))
         return Representations(sparse, tokens, dict(zip(self.losses, rest, strict=True)))
 
@@ -83,13 +143,38 @@ class Representations(NamedTuple):
 
     @classmethod
     def concatenate(cls, parts: Sequence["Representations"]) -> "Representations":
-        """The texts of all parts, in order; all parts have the same fields."""
+        """The texts of all parts, in order; all parts have the same fields, held alike."""
         if len(parts) == 1:
             return parts[0]
-        sparse = [part.sparse for part in parts if part.sparse is not None]
         tokens = [part.tokens for part in parts if part.tokens is not None]
         return cls(
-            torch.cat(sparse) if sparse else None,
+            _concatenate([part.sparse for part in parts]),
             TokenVectors.concatenate(tokens) if tokens else None,
             {name: torch.cat([part.losses[name] for part in parts]) for name in parts[0].losses},
         )
+
+    def split(self, extents: Sequence[Extent]) -> list["Representations"]:
+        """The inverse of :meth:`concatenate`, for parts of such extents; values are not copied."""
+        texts, entries, tokens = (list(sizes) for sizes in zip(*extents, strict=True))
+        sparse: Sequence[Tensor | SparseVectors | None] = [None] * len(texts)
+        if isinstance(self.sparse, SparseVectors):
+            sparse = self.sparse.split(texts, entries)
+        elif self.sparse is not None:
+            sparse = self.sparse.split(texts)
+        vectors: Sequence[TokenVectors | None] = [None] * len(texts)
+        if self.tokens is not None:
+            vectors = self.tokens.split(texts, tokens)
+        losses = {name: loss.split(texts) for name, loss in self.losses.items()}
+        return [
+            Representations(*halves, {name: parts[row] for name, parts in losses.items()})
+            for row, halves in enumerate(zip(sparse, vectors, strict=True))
+        ]
+
+
+def _concatenate(
+    parts: Sequence[Tensor | SparseVectors | None],
+) -> Tensor | SparseVectors | None:
+    if all(isinstance(part, SparseVectors) for part in parts):
+        return SparseVectors.concatenate([p for p in parts if isinstance(p, SparseVectors)])
+    dense = [part for part in parts if isinstance(part, Tensor)]
+    return torch.cat(dense) if dense else None

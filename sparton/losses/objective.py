@@ -15,6 +15,7 @@ from sparton.losses.combination import WeightedSum
 from sparton.losses.joint import Joint
 from sparton.losses.ranking import RankingLoss
 from sparton.losses.regularizers import Regularizer
+from sparton.losses.rows import dot_scores
 from sparton.representations import Representations, TokenVectors
 
 
@@ -106,8 +107,10 @@ class Objective:
         ):
             if reps is None:
                 continue
+            if isinstance(reps, Tensor):
+                reps = reps.float()
             for name, regularizer in regularizers.items():
-                penalty = regularizer.penalty(reps.float())
+                penalty = regularizer.penalty(reps)
                 yield penalty, regularizer.weight_at(step), f"{side}_{name}"
         for name, weight in self.own_losses.items():
             yield torch.cat([queries.losses[name], documents.losses[name]]).mean(), weight, name
@@ -127,7 +130,7 @@ def all_scores(queries: Representations, documents: Representations) -> dict[str
     ``sparse`` by dot product, ``tokens`` by MaxSim."""
     scores = {}
     if queries.sparse is not None and documents.sparse is not None:
-        scores["sparse"] = queries.sparse.float() @ documents.sparse.float().T
+        scores["sparse"] = dot_scores(queries.sparse, documents.sparse)
     if queries.tokens is not None and documents.tokens is not None:
         scores["tokens"] = _maxsim(queries.tokens, documents.tokens)
     return scores

@@ -1,7 +1,8 @@
 """Sparsity penalties on representations, and the weight each gets at a step.
 
 B rows of the global batch, V vocabulary terms. Every penalty is defined on the whole global batch:
-FLOPS squares a batch mean, so the mean of the penalties of its parts is another number.
+FLOPS squares a batch mean, so the mean of the penalties of its parts is another number. ``reps``,
+fp32 ``[B, V]``, not negative, may hold their active entries alone; see :mod:`.rows`.
 """
 
 import math
@@ -11,18 +12,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sparton.losses.ramps import ConstantRamp
+from sparton.losses.rows import Rows, active_terms, column_means, document_frequency, row_totals
 
 
-def flops(reps: Tensor) -> Tensor:
-    """``sum_v (mean_b reps[b, v]) ** 2`` (Paria et al., arXiv 2004.05665).
-
-    Args:
-        reps: fp32 ``[B, V]``, not negative.
-
-    Returns:
-        fp32 scalar.
-    """
-    return reps.mean(0).square().sum()
+def flops(reps: Rows) -> Tensor:
+    """``sum_v (mean_b reps[b, v]) ** 2`` (Paria et al., arXiv 2004.05665); fp32 scalar."""
+    return column_means(reps).square().sum()
 
 
 @dataclass(frozen=True)
@@ -42,23 +37,22 @@ class L0Flops:
         if self.threshold < 0:
             raise ValueError(f"L0Flops threshold must not be negative, got {self.threshold}")
 
-    def __call__(self, reps: Tensor) -> Tensor:
-        dense = (reps.detach() > 0).sum(1) > self.threshold
-        return flops(reps * dense[:, None])
+    def __call__(self, reps: Rows) -> Tensor:
+        return column_means(reps, active_terms(reps) > self.threshold).square().sum()
 
 
-def l1(reps: Tensor) -> Tensor:
+def l1(reps: Rows) -> Tensor:
     """``mean_b sum_v reps[b, v]``; representations are not negative, so no absolute value."""
-    return reps.sum(1).mean()
+    return row_totals(reps).mean()
 
 
-def anti_zero(reps: Tensor) -> Tensor:
+def anti_zero(reps: Rows) -> Tensor:
     """``mean_b 1 / (1 + sum_v reps[b, v]) ** 2``: 1 for a row of zeros, 0 for a large one.
 
     Keeps rows away from zero while sparsity is enforced. A row that is entirely zero passes no
     gradient through the ReLU, so this prevents death; it cannot raise the dead.
     """
-    return (1 + reps.sum(1)).pow(-2).mean()
+    return (1 + row_totals(reps)).pow(-2).mean()
 
 
 @dataclass(frozen=True)
@@ -83,12 +77,12 @@ class DFFlops:
         if not 0 < self.midpoint < 1:
             raise ValueError(f"DFFlops midpoint must lie in (0, 1), got {self.midpoint}")
 
-    def __call__(self, reps: Tensor) -> Tensor:
-        frequency = (reps.detach() > 0).float().mean(0)
+    def __call__(self, reps: Rows) -> Tensor:
+        frequency = document_frequency(reps)
         exponent = math.log(2) / math.log(self.midpoint)
         rarity = (frequency.clamp_min(1e-4).pow(exponent) - 1).clamp_min(0)
         weights = 1 / (1 + rarity.pow(self.steepness))
-        return (weights * reps.mean(0)).square().sum()
+        return (weights * column_means(reps)).square().sum()
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,7 @@ class Regularizer:
         ramp: ``step -> factor in [0, 1]``.
     """
 
-    penalty: Callable[[Tensor], Tensor]
+    penalty: Callable[[Rows], Tensor]
     weight: float
     ramp: Callable[[int], float] = ConstantRamp()  # noqa: RUF009  frozen, so it can be shared
 

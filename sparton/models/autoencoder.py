@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparton.kernels.splade_head import TopK
+from sparton.sparse_vectors import SparseVectors, used_terms
 
 ACTIVE = 1e-5  # a smaller latent does not count as active
 EPSILON = 1e-5  # of the layer normalisation
@@ -127,9 +128,9 @@ class SparseAutoencoder(nn.Module):
         return self.steps_since_active > self.dead_threshold
 
     @torch.no_grad()
-    def observe(self, latents: Tensor) -> None:
-        """Count one step, in which the texts of the batch had these latents, ``[N, H]``."""
-        active = (latents > ACTIVE).any(0)
+    def observe(self, *latents: Tensor | SparseVectors) -> None:
+        """Count one step, in which the texts of the batch had these latents, ``[N, H]`` each."""
+        active = torch.stack([used_terms(each, ACTIVE) for each in latents]).any(0)
         self.steps_since_active.add_(1).masked_fill_(active, 1)
 
     def _prepare(self, embeddings: Tensor) -> Prepared:

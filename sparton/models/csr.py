@@ -139,7 +139,7 @@ class AutoencoderEncoder(Encoder):
     def observe(self, queries: Representations, documents: Representations) -> None:
         """Count a step for the latents that neither side used."""
         assert queries.sparse is not None and documents.sparse is not None
-        self.autoencoder.observe(torch.cat([queries.sparse, documents.sparse]))
+        self.autoencoder.observe(queries.sparse, documents.sparse)
 
     def term_names(self, columns: Sequence[int]) -> list[str]:
         """Latents have numbers, no words."""

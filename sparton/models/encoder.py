@@ -20,6 +20,8 @@ class Encoder(nn.Module):
         max_length: positions that its model supports; None where there is no limit.
         markup: what its texts are given beside their own tokens.
         kinds: the fields of its representations: "sparse", "tokens", or both.
+        zeros_are_final: no gradient with respect to a zero of its sparse representations ever
+            reaches a parameter, as behind a ReLU; training may then hold the active entries alone.
         regularized: the sides whose sparse representations training can make sparser.
         loss_weights: of the losses that its representations bring along, by name.
         text_rows: what reads its texts in place of the tokenizers, where it trains on embeddings
@@ -28,6 +30,7 @@ class Encoder(nn.Module):
 
     markup = Markup()
     kinds: tuple[Kind, ...] = ("sparse",)
+    zeros_are_final = True
     regularized: tuple[Side, ...] = ("query", "document")
     loss_weights: Mapping[str, float] = {}
     text_rows: TextRows | None = None

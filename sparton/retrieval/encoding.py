@@ -14,6 +14,7 @@ from sparton.representations import Representations
 from sparton.retrieval.progress import progress_bar
 from sparton.retrieval.sparse import SparseRows
 from sparton.retrieval.tokens import TokenRows, VectorDtype
+from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind, Side, TokenBatch, Tokenizer
 
 KINDS: dict[Kind, str] = {"sparse": "sparse vectors", "tokens": "token vectors"}
@@ -144,6 +145,7 @@ def _encode(
         return EncodedTexts(SparseRows.from_topk(values, indices, encoder.vocabulary_size))
     given: Representations = encoder.encode(tokens, side)
     sparse = given.sparse if "sparse" in kinds else None
+    assert not isinstance(sparse, SparseVectors), "encoders give all entries"
     vectors = given.tokens if "tokens" in kinds else None
     return EncodedTexts(
         None if sparse is None else _sparse_rows(sparse, max_terms),

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparton.losses.rows import Rows, active_terms
 from sparton.representations import Representations, TokenVectors
+from sparton.sparse_vectors import SparseVectors, used_terms
 
 _MOST_ROWS = 256
 
@@ -18,22 +20,24 @@ def describe_representations(reps: Representations) -> dict[str, float]:
     return figures if reps.tokens is None else figures | describe_tokens(reps.tokens)
 
 
-def describe_sparse(reps: Tensor) -> dict[str, float]:
-    """Sparsity and collapse of ``reps`` fp32 ``[B, V]``.
+def describe_sparse(reps: Rows) -> dict[str, float]:
+    """Sparsity and collapse of ``reps`` fp32 ``[B, V]``, or of their active entries.
 
     Returns:
         ``active_terms`` (mean per row), ``dead_rows`` (share of rows with no term), ``used_terms``
         (share of the vocabulary active in some row), ``max_weight``, and ``cosine`` (mean over
         pairs of different rows; near 1 the model says the same of every text).
     """
-    active = reps > 0
+    active = active_terms(reps)
+    weights = reps if isinstance(reps, Tensor) else reps.values
+    largest = weights.max() if weights.numel() else weights.new_zeros(())
     figures = torch.stack(
         [
-            active.sum(1).float().mean(),
-            (~active.any(1)).float().mean(),
-            active.any(0).float().mean(),
-            reps.max().float(),
-            _mean_cosine(reps),
+            active.float().mean(),
+            (active == 0).float().mean(),
+            used_terms(reps).float().mean(),
+            largest.float(),
+            _mean_cosine(reps if isinstance(reps, Tensor) else _first_rows(reps)),
         ]
     ).tolist()
     names = ("active_terms", "dead_rows", "used_terms", "max_weight", "cosine")
@@ -51,6 +55,13 @@ def describe_tokens(tokens: TokenVectors) -> dict[str, float]:
     stride = max(tokens.values.shape[0] // _MOST_ROWS, 1)
     cosine = _mean_cosine(tokens.values[::stride])
     return {"vectors": float(values) / tokens.num_texts, "token_cosine": cosine.item()}
+
+
+def _first_rows(vectors: SparseVectors) -> Tensor:
+    rows = min(vectors.num_vectors, _MOST_ROWS)
+    entries = int(vectors.bounds[rows])
+    rest = vectors.num_vectors - rows, vectors.num_entries - entries
+    return vectors.split((rows, rest[0]), (entries, rest[1]))[0].dense()
 
 
 def _mean_cosine(rows: Tensor) -> Tensor:

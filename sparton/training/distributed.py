@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparton.representations import Representations, TokenVectors
+from sparton.sparse_vectors import SparseVectors, bounds_of
 
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: torchrun ends all.
 _PATIENCE = timedelta(hours=2)
@@ -33,11 +34,17 @@ class World:
         """The representations of every rank, in rank order. The own ones keep their graph, the
         others' are constants: the gradient that comes back is that of this rank's texts alone.
 
-        All ranks have as many texts; they may differ in their numbers of tokens.
+        All ranks have as many texts; they may differ in their numbers of tokens and of active
+        entries. Of sparse vectors without zeros only active entries travel, 8 bytes each: fewer
+        bytes than all entries where less than half of these are active.
         """
         if self.size == 1:
             return reps
-        sparse = None if reps.sparse is None else self.gather_rows(reps.sparse)
+        sparse = reps.sparse
+        if isinstance(sparse, SparseVectors):
+            sparse = self._gather_vectors(sparse)
+        elif sparse is not None:
+            sparse = self.gather_rows(sparse)
         losses = {name: self.gather_rows(loss) for name, loss in reps.losses.items()}
         tokens = None if reps.tokens is None else self._gather_tokens(reps.tokens)
         return Representations(sparse, tokens, losses)
@@ -49,17 +56,28 @@ class World:
         return cast(Tensor, _Gather.apply(rows, self, [rows.shape[0]] * self.size))
 
     def _gather_tokens(self, tokens: TokenVectors) -> TokenVectors:
-        own = torch.tensor([tokens.values.shape[0]])
-        counts = own.new_empty(self.size)
-        # On the CPU, where the numbers are known: no rank waits for its GPU here.
-        dist.all_gather(list(counts.split(1)), own)
-        sizes = counts.tolist()
+        sizes = self._gather_size(tokens.values.shape[0])
         lengths = self.gather_rows(tokens.cu_seqlens.diff())
         mask = tokens.mask
         if mask is not None:
             mask = cast(Tensor, _Gather.apply(mask.byte(), self, sizes)).bool()
         values = cast(Tensor, _Gather.apply(tokens.values, self, sizes))
         return TokenVectors(values, F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), mask)
+
+    def _gather_vectors(self, vectors: SparseVectors) -> SparseVectors:
+        sizes = self._gather_size(vectors.num_entries)
+        lengths = self.gather_rows(vectors.bounds.diff())
+        terms = cast(Tensor, _Gather.apply(vectors.terms, self, sizes))
+        values = cast(Tensor, _Gather.apply(vectors.values, self, sizes))
+        return SparseVectors(values, terms, bounds_of(lengths), vectors.width)
+
+    def _gather_size(self, own: int) -> list[int]:
+        """A number of every rank."""
+        number = torch.tensor([own])
+        numbers = number.new_empty(self.size)
+        # On the CPU, where the numbers are known: no rank waits for its GPU here.
+        dist.all_gather(list(numbers.split(1)), number)
+        return numbers.tolist()
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up the gradients of all ranks, in place. A parameter without one counts as zero."""
@@ -100,7 +118,8 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0].narrow(0, *ctx.own), None, None
+        # A copy: a view would keep the gradient of all ranks.
+        return gradients[0].narrow(0, *ctx.own).clone(), None, None
 
 
 def leave_world() -> None:

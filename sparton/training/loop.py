@@ -120,6 +120,7 @@ class Trainer:
                 self._finite &= norm.isfinite()
             self.meter.count(batch, waited)
             self._finish_step(step + 1, output, norm)
+            del output  # the representations of a global batch, while the next is encoded
         if self.settings.evaluate_every is None and self.world.is_main:
             self._check_finite(self.settings.steps, saving=True)
             self.save_model(self.encoder, self.folder / "model")
@@ -146,8 +147,7 @@ class Trainer:
         for side, reps in (("query", output.queries), ("document", output.documents)):
             figures = describe_representations(reps)
             record |= {f"{side}_{name}": value for name, value in figures.items()}
-            width = 0 if reps.sparse is None else reps.sparse.shape[1]
-            warning = collapse_warning(side, figures, self._figures.get(side), width)
+            warning = collapse_warning(side, figures, self._figures.get(side), reps.width)
             self._figures[side] = figures
             if warning and self.world.is_main:
                 log.warning("step %d: %s", completed, warning)

@@ -10,7 +10,9 @@ once, on the representations of all ranks and micro-batches (Gao et al., arXiv 2
 
 When one micro-batch is the whole local batch, the encoding of 1 keeps its graph and 3 disappears.
 
-What is gathered are :class:`~sparton.representations.Representations`, of whatever kind.
+What is gathered are :class:`~sparton.representations.Representations`, of whatever kind. Where
+there are several micro-batches or ranks, their sparse halves are held, sent and scored without
+their zeros; one micro-batch of one rank keeps them dense, and its host waits for nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from sparton.losses.objective import Objective
 from sparton.models.encoder import Encoder
-from sparton.representations import Representations
+from sparton.representations import Extent, Representations
 from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.types import TokenBatch, TrainBatch
@@ -73,15 +75,16 @@ class ExactStep:
             step: decides the regularizers' weights and the dropout.
         """
         micro_batches = list(self._split(batch, step))
-        direct = len(micro_batches) == 1
-        with torch.set_grad_enabled(direct):
-            encoded = [self._encode(micro_batch) for micro_batch in micro_batches]
-        sides = [Representations.concatenate(side) for side in zip(*encoded, strict=True)]
-        output, gradients = self._differentiate(sides, batch.teacher_scores, step)
-        if direct:
-            _backward(encoded[0], gradients)
+        if len(micro_batches) == 1:
+            encoded = self._encode(micro_batches[0])
+            held = [self._hold(side) for side in encoded] if self.world.size > 1 else encoded
+            output, gradients = self._differentiate(held, batch.teacher_scores, step)
+            _backward(encoded, gradients)
         else:
-            self._replay(micro_batches, encoded, gradients)
+            held, extents = self._encode_all(micro_batches)
+            output, gradients = self._differentiate(held, batch.teacher_scores, step)
+            del held
+            self._replay(micro_batches, extents, gradients)
         self.world.sum_gradients(p for p in self.encoder.parameters() if p.requires_grad)
         self.encoder.observe(output.queries, output.documents)
         return output
@@ -111,10 +114,29 @@ class ExactStep:
                 self.encoder.encode(micro_batch.documents, "document"),
             )
 
+    @torch.no_grad()
+    def _encode_all(
+        self, micro_batches: Sequence[_MicroBatch]
+    ) -> tuple[list[Representations], list[list[Extent]]]:
+        """Both sides of the local batch, and how much of each comes from each micro-batch."""
+        sides: list[list[Representations]] = [[], []]
+        for micro_batch in micro_batches:
+            for side, reps in zip(sides, self._encode(micro_batch), strict=True):
+                side.append(self._hold(reps))
+        extents = [[reps.extent for reps in side] for side in sides]
+        held = []
+        while sides:  # and the parts of one side are gone before those of the next are copied
+            held.append(Representations.concatenate(sides.pop(0)))
+        return held, extents
+
+    def _hold(self, reps: Representations) -> Representations:
+        return reps.compact() if self.encoder.zeros_are_final else reps
+
     def _differentiate(
         self, sides: Sequence[Representations], teacher_scores: Tensor | None, step: int
-    ) -> tuple[StepOutput, list[list[Tensor]]]:
-        """The objective on the global batch, and its gradients for the leaves of this rank."""
+    ) -> tuple[StepOutput, list[Representations]]:
+        """The objective on the global batch, and for both sides of this rank its gradient, in the
+        form of the representations themselves."""
         world = self.world
         if teacher_scores is not None:
             teacher_scores = world.gather_rows(teacher_scores.to(world.device, non_blocking=True))
@@ -126,20 +148,16 @@ class ExactStep:
             torch.autograd.grad(self.scale(value.loss), leaves, materialize_grads=True)
         )
         output = StepOutput(value.loss.detach(), value.parts, queries.detach(), documents.detach())
-        return output, [[next(gradients) for _ in side.leaves()] for side in own]
+        return output, [side.with_leaves([next(gradients) for _ in side.leaves()]) for side in own]
 
     def _replay(
         self,
         micro_batches: Sequence[_MicroBatch],
-        encoded: Sequence[tuple[Representations, Representations]],
-        gradients: Sequence[Sequence[Tensor]],
+        extents: Sequence[Sequence[Extent]],
+        gradients: Sequence[Representations],
     ) -> None:
         """Encode every micro-batch again, with a graph, and backpropagate its own gradients."""
-        parts: list[list[tuple[Tensor, ...]]] = []
-        for row, side in enumerate(gradients):
-            sizes = zip(*([len(leaf) for leaf in each[row].leaves()] for each in encoded))
-            leaves = (whole.split(size) for whole, size in zip(side, sizes, strict=True))
-            parts.append(list(zip(*leaves, strict=True)))
+        parts = (side.split(sizes) for side, sizes in zip(gradients, extents, strict=True))
         for micro_batch, own in zip(micro_batches, zip(*parts, strict=True), strict=True):
             _backward(self._encode(micro_batch), own)
 
@@ -149,9 +167,9 @@ def _fresh(reps: Representations) -> list[Tensor]:
     return [leaf.detach().requires_grad_() for leaf in reps.leaves()]
 
 
-def _backward(sides: Sequence[Representations], gradients: Sequence[Sequence[Tensor]]) -> None:
+def _backward(sides: Sequence[Representations], gradients: Sequence[Representations]) -> None:
     """Push the gradients of all leaves through; frozen encoders have leaves without a graph."""
     leaves = [leaf for side in sides for leaf in side.leaves()]
-    flat = [gradient for side in gradients for gradient in side]
+    flat = [leaf for side in gradients for leaf in side.dense().leaves()]
     rows = [row for row, leaf in enumerate(leaves) if leaf.requires_grad]
     torch.autograd.backward([leaves[row] for row in rows], [flat[row] for row in rows])

@@ -87,9 +87,10 @@ def _worker(rank: int, size: int, store: str, micro_batch: int | None, results) 
     dist.destroy_process_group()
 
 
-def test_processes_do_not_change_the_gradient(tmp_path):
+@pytest.mark.parametrize(("size", "micro_batch"), [(2, None), (2, 3), (4, None), (4, 1)])
+def test_processes_do_not_change_the_gradient(size, micro_batch, tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(_worker, (2, str(tmp_path / "store"), 3, results), nprocs=2)
-        for rank in range(2):
+        mp.spawn(_worker, (size, str(tmp_path / "store"), micro_batch, results), nprocs=size)
+        for rank in range(size):
             assert (results[rank] - truth()).abs().max() < 1e-6

@@ -1,0 +1,130 @@
+"""Differentiable sums and dot products of sparse vectors.
+
+Q queries, N vectors or documents over V terms, P active entries.
+
+Only some columns are dense at a time, so that memory follows the active entries. Gradients reach
+active entries alone: they are the same as of dense vectors wherever a zero passes none on.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sparton.kernels.sparse_products.columns import read_columns, spans, write_entries
+from sparton.kernels.sparse_products.precise import left_factor, multiply
+from sparton.sparse_vectors import SparseVectors
+
+
+def column_sums(vectors: SparseVectors, weights: Tensor) -> Tensor:
+    """``sum_n weights[n] * vectors[n]``.
+
+    Args:
+        weights: ``[N]``, of the dtype of the values; gets no gradient.
+
+    Returns:
+        ``[V]``; differentiable once, with respect to the values.
+    """
+    return _ColumnSums.apply(vectors.values, vectors, weights)
+
+
+def row_sums(vectors: SparseVectors) -> Tensor:
+    """The sum of each vector, ``[N]``; differentiable once, with respect to the values."""
+    return _RowSums.apply(vectors.values, vectors)
+
+
+def dot_products(queries: SparseVectors, documents: SparseVectors) -> Tensor:
+    """Every query with every document, in the accuracy of fp32; see :mod:`.precise`.
+
+    Returns:
+        ``[Q, N]``; differentiable once, with respect to the values of either side.
+
+    Raises:
+        ValueError: vectors over different numbers of terms.
+    """
+    if queries.width != documents.width:
+        raise ValueError(
+            f"queries of {queries.width} terms and documents of {documents.width} have no dot "
+            "product: both need one vocabulary"
+        )
+    return _DotProducts.apply(queries.values, documents.values, queries, documents)
+
+
+class _ColumnSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, vectors: SparseVectors, weights: Tensor) -> Tensor:
+        ctx.vectors, ctx.weights = vectors, weights
+        sums = values.new_empty(vectors.width)
+        for first, last in spans(vectors.width, vectors.num_vectors):
+            sums[first:last] = (weights @ read_columns(vectors, first, last))[: last - first]
+        return sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        vectors = ctx.vectors
+        entries = gradient.new_empty(vectors.num_entries)
+        for first, last in spans(vectors.width, vectors.num_vectors):
+            matrix = ctx.weights[:, None] * gradient[first:last]
+            write_entries(vectors, first, last, matrix, entries)
+        return entries, None, None
+
+
+class _RowSums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, vectors: SparseVectors) -> Tensor:
+        ctx.vectors = vectors
+        sums = values.new_zeros(vectors.num_vectors)
+        for first, last in spans(vectors.width, vectors.num_vectors):
+            sums += read_columns(vectors, first, last).sum(1)
+        return sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        vectors = ctx.vectors
+        entries = gradient.new_empty(vectors.num_entries)
+        for first, last in spans(vectors.width, vectors.num_vectors):
+            matrix = gradient[:, None].expand(-1, last - first)
+            write_entries(vectors, first, last, matrix, entries)
+        return entries, None
+
+
+class _DotProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_values: Tensor,
+        document_values: Tensor,
+        queries: SparseVectors,
+        documents: SparseVectors,
+    ) -> Tensor:
+        ctx.queries, ctx.documents = queries, documents
+        scores = query_values.new_zeros(queries.num_vectors, documents.num_vectors)
+        for first, last in spans(queries.width, max(scores.shape)):
+            left = left_factor(read_columns(queries, first, last))
+            scores += multiply(left, read_columns(documents, first, last).T)
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        queries, documents = ctx.queries, ctx.documents
+        need_queries, need_documents, *_ = ctx.needs_input_grad
+        return (
+            _entries_of_product(gradient, documents, queries) if need_queries else None,
+            _entries_of_product(gradient.T, queries, documents) if need_documents else None,
+            None,
+            None,
+        )
+
+
+def _entries_of_product(matrix: Tensor, right: SparseVectors, places: SparseVectors) -> Tensor:
+    """``matrix @ right`` at the active entries of ``places`` alone, ``[P]``."""
+    entries = matrix.new_empty(places.num_entries)
+    left = left_factor(matrix)
+    for first, last in spans(places.width, max(matrix.shape)):
+        product = multiply(left, read_columns(right, first, last))
+        write_entries(places, first, last, product, entries)
+    return entries

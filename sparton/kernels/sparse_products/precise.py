@@ -1,0 +1,55 @@
+"""Matrix products of fp32 accuracy on the tensor cores of a GPU.
+
+A number of fp32 is the sum of two of bf16, high and low, up to 2^-18 of itself. Of the product of
+two sums the part low * low is left out, which is as small; the other three are products of bf16,
+exact in the fp32 in which tensor cores add them up (the idea: Henry et al., arXiv 1904.06376).
+They are one product of factors with high and low side by side. A tensor core truncates when it
+adds: small products go first, and no sum runs over more than :data:`LONGEST` large ones.
+
+Elsewhere, and in fp64, products are those of PyTorch.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+LONGEST = 4096
+
+
+def in_pieces(x: Tensor) -> bool:
+    """Whether a factor is cut into high and low."""
+    return x.is_cuda and x.dtype == torch.float32
+
+
+def left_factor(x: Tensor) -> list[Tensor]:
+    """``x [M, K]`` made ready for :func:`multiply`, in parts of at most :data:`LONGEST` columns."""
+    return [_side_by_side(part, 1, left=True) for part in x.split(LONGEST, 1)]
+
+
+def multiply(left: Sequence[Tensor], right: Tensor) -> Tensor:
+    """``x @ right``, ``[M, N]`` of the dtype of ``right [K, N]``, with ``left_factor(x)``."""
+    parts = zip(left, right.split(LONGEST), strict=True)
+    total, *others = (_product(each, _side_by_side(rows, 0, left=False)) for each, rows in parts)
+    for other in others:
+        total += other
+    return total
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    if left.dtype != torch.bfloat16:
+        return left @ right
+    if not left.is_cuda:
+        return left.float() @ right.float()
+    return torch.mm(left, right, out_dtype=torch.float32)
+
+
+def _side_by_side(x: Tensor, dim: int, *, left: bool) -> Tensor:
+    """Low, high, high of the left factor, along ``dim``; high, low, high of the right one."""
+    if not in_pieces(x):
+        return x
+    if x.stride(0) < x.stride(1):
+        return _side_by_side(x.T, 1 - dim, left=left).T
+    high = x.bfloat16()
+    low = (x - high).bfloat16()
+    return torch.cat([low, high, high] if left else [high, low, high], dim)

@@ -1,0 +1,101 @@
+"""Sparse vectors without their zeros.
+
+N vectors over V terms, P active entries.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparton.packing import sequence_ids
+
+_ENTRIES_AT_ONCE = 2**27  # of a dense matrix that is searched for active ones
+
+
+class SparseVectors(NamedTuple):
+    """The active entries, those other than zero, of N vectors, one vector after the other.
+
+    Attributes:
+        values: fp32 ``[P]``; what gradients follow.
+        terms: int32 ``[P]``, ascending and unique within a vector.
+        bounds: int64 ``[N + 1]``, vector n owns the entries ``bounds[n] : bounds[n + 1]``.
+        width: V.
+    """
+
+    values: Tensor
+    terms: Tensor
+    bounds: Tensor
+    width: int
+
+    @property
+    def num_vectors(self) -> int:
+        return self.bounds.shape[0] - 1
+
+    @property
+    def num_entries(self) -> int:
+        """P."""
+        return self.terms.shape[0]
+
+    @classmethod
+    def from_dense(cls, matrix: Tensor) -> "SparseVectors":
+        """The active entries, NaN among them, of ``matrix [N, V]``, without its graph. The host
+        waits for their number."""
+        rows = max(_ENTRIES_AT_ONCE // max(matrix.shape[1], 1), 1)
+        return cls.concatenate([_active_entries(part) for part in matrix.detach().split(rows)])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["SparseVectors"]) -> "SparseVectors":
+        """The vectors of all parts, in order. At least one part; all of the same width."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            torch.cat([part.values for part in parts]),
+            torch.cat([part.terms for part in parts]),
+            bounds_of(torch.cat([part.bounds.diff() for part in parts])),
+            parts[0].width,
+        )
+
+    def split(self, vectors: Sequence[int], entries: Sequence[int]) -> list["SparseVectors"]:
+        """The inverse of :meth:`concatenate`, for parts of so many vectors and entries each;
+        entries are not copied."""
+        pieces = zip(
+            self.values.split(list(entries)),
+            self.terms.split(list(entries)),
+            self.bounds.diff().split(list(vectors)),
+            strict=True,
+        )
+        return [
+            SparseVectors(values, terms, bounds_of(lengths), self.width)
+            for values, terms, lengths in pieces
+        ]
+
+    def dense(self) -> Tensor:
+        """All entries, ``[N, V]``; differentiable."""
+        shape = self.num_vectors, self.width
+        places = sequence_ids(self.bounds, self.num_entries) * self.width + self.terms
+        flat = self.values.new_zeros(shape[0] * shape[1])
+        return flat.index_copy(0, places, self.values).view(shape)
+
+
+def bounds_of(lengths: Tensor) -> Tensor:
+    """Boundaries, int64 ``[N + 1]``, of vectors with ``lengths [N]`` entries."""
+    return F.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
+
+
+def used_terms(rows: Tensor | SparseVectors, above: float = 0.0) -> Tensor:
+    """Which terms are above a bound, 0 or more, in some vector of ``rows [N, V]``; bool ``[V]``."""
+    if isinstance(rows, Tensor):
+        return (rows > above).any(0)
+    terms = rows.terms[rows.values > above] if above else rows.terms
+    return torch.bincount(terms, minlength=rows.width) > 0
+
+
+def _active_entries(matrix: Tensor) -> SparseVectors:
+    width, flat = matrix.shape[1], matrix.flatten()
+    active = flat != 0
+    bounds = bounds_of(active.view(matrix.shape).sum(1))
+    places = active.nonzero().squeeze(1)
+    return SparseVectors(flat[places], (places % max(width, 1)).int(), bounds, width)
