@@ -80,7 +80,7 @@ def _difference(signature: Record, expected: Record, whose: str) -> str | None:
 
 def same_losses(cell: Cell, other: Cell) -> bool:
     """Whether two cells see the same batches and compute the same of them."""
-    keys = ("system", "model", "batch", "local_batch", "vocabulary", "lengths")
+    keys = ("system", "model", "batch", "local_batch", "vocabulary", "lengths", "activity")
     return all(getattr(cell, key) == getattr(other, key) for key in keys)
 
 

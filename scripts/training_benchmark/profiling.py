@@ -27,7 +27,8 @@ GEMM_FLOPS = 790e12
 def profile_cell(cell: Cell, settings: Settings) -> Record:
     """The record of a cell's profile, but for what concerns the whole run."""
     found = plan(cell, settings.seconds, settings.miniature)
-    model, pairs = prepare(settings.folder, found.vocabulary, found.lengths, settings.miniature)
+    kinds = found.vocabulary, cell.activity, found.lengths
+    model, pairs = prepare(settings.folder, *kinds, settings.miniature)
     run = settings.folder / "profile"
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir()

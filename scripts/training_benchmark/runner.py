@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from head_benchmark.timing import CONDITIONS
 from training_benchmark import figures
 from training_benchmark.commands import PYTHON, Place, command, environment, shown
-from training_benchmark.suites import OURS, Cell, plan
+from training_benchmark.suites import OURS, WARM_UP_WINDOWS, Cell, plan
 from training_benchmark.workload import prepare
 
 Record = dict[str, Any]
@@ -35,28 +36,45 @@ class Settings(NamedTuple):
     limit: float = CELL_LIMIT_SECONDS
 
 
-class Watched(NamedTuple):
-    """What was seen of a process.
+class Watched:
+    """What was seen of a process while it ran, in the order of the lines of its log.
 
     Attributes:
         code: its exit code, None if it was given up.
         seconds: it took.
-        arrivals: seconds after its start at which each line of its log was seen.
-        recompiled: how often torch.compile had compiled anew when each of them was.
-        errors: all that it wrote to standard error.
+        arrivals: seconds after its start at which each line was seen.
+        recompiled: how often torch.compile had compiled anew by then.
+        conditions: of the GPU, in the first window after the warm-up.
     """
 
-    code: int | None
-    seconds: float
-    arrivals: list[float]
-    recompiled: list[int]
-    errors: str
+    def __init__(self, run: Path) -> None:
+        self.metrics, self.errors = run / "metrics.jsonl", run / "errors.txt"
+        self.code: int | None = None
+        self.seconds = 0.0
+        self.arrivals: list[float] = []
+        self.recompiled: list[int] = []
+        self.conditions: Record = {}
+
+    def look(self, seconds: float) -> None:
+        """Once more, ``seconds`` after the start."""
+        new = len(figures.read_lines(self.metrics)) - len(self.arrivals)
+        if not new:
+            return
+        self.arrivals += [seconds] * new
+        self.recompiled += [self.said().count("Recompiling function")] * new
+        if len(self.arrivals) > WARM_UP_WINDOWS and not self.conditions:
+            self.conditions = gpu_conditions()
+
+    def said(self) -> str:
+        """All of its standard error."""
+        return self.errors.read_text(errors="replace")
 
 
 def run_cell(cell: Cell, settings: Settings) -> Record:
     """The record of a cell, but for what concerns the whole run."""
     found = plan(cell, settings.seconds, settings.miniature)
-    model, pairs = prepare(settings.folder, found.vocabulary, found.lengths, settings.miniature)
+    kinds = found.vocabulary, cell.activity, found.lengths
+    model, pairs = prepare(settings.folder, *kinds, settings.miniature)
     run = settings.folder / "run"
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir()
@@ -64,7 +82,7 @@ def run_cell(cell: Cell, settings: Settings) -> Record:
     watched = watch([PYTHON, *words], settings.folder, run, settings.limit)
     record: Record = {"cell_command": shown(words), "log_every": found.log_every}
     lines = figures.read_lines(run / "metrics.jsonl")
-    record |= outcome_of(watched, settings.limit)
+    record |= {**outcome_of(watched, settings.limit), **watched.conditions}
     if record["status"] == "ok":
         record |= figures.summary(lines, watched.arrivals, watched.recompiled, found.log_every)
     if cell.system == OURS and (run / "manifest.json").exists():
@@ -74,35 +92,39 @@ def run_cell(cell: Cell, settings: Settings) -> Record:
 
 def watch(words: list[str], folder: Path, run: Path, limit: float) -> Watched:
     """Run a command in ``folder`` until it ends or ``limit`` seconds have passed."""
-    metrics, errors = run / "metrics.jsonl", run / "errors.txt"
-    arrivals: list[float] = []
-    recompiled: list[int] = []
+    watched = Watched(run)
     begin = time.perf_counter()
-    with errors.open("w") as err, (run / "output.txt").open("w") as out:
+    with watched.errors.open("w") as errors, (run / "output.txt").open("w") as output:
         process = subprocess.Popen(
             words,
             cwd=folder,
             env=environment(folder),
-            stdout=out,
-            stderr=err,
+            stdout=output,
+            stderr=errors,
             start_new_session=True,
         )
         try:
             while (code := process.poll()) is None and time.perf_counter() - begin < limit:
-                new = len(figures.read_lines(metrics)) - len(arrivals)
-                if new:
-                    arrivals += [time.perf_counter() - begin] * new
-                    recompiled += [_count_recompilations(errors)] * new
+                watched.look(time.perf_counter() - begin)
                 time.sleep(POLL_SECONDS)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    new = len(figures.read_lines(metrics)) - len(arrivals)
-    arrivals += [time.perf_counter() - begin] * new
-    recompiled += [_count_recompilations(errors)] * new
-    seconds = time.perf_counter() - begin
-    return Watched(code, seconds, arrivals, recompiled, errors.read_text(errors="replace"))
+    watched.code, watched.seconds = code, time.perf_counter() - begin
+    watched.look(watched.seconds)
+    return watched
+
+
+def gpu_conditions() -> Record:
+    """Clock, power and temperature of the first GPU now; nothing where nvidia-smi cannot tell."""
+    query = f"--query-gpu={','.join(CONDITIONS.values())}"
+    words = ("nvidia-smi", query, "--format=csv,noheader,nounits", "--id=0")
+    try:
+        answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        return dict(zip(CONDITIONS, map(float, answer.split(",")), strict=True))
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return {}
 
 
 def outcome_of(watched: Watched, limit: float) -> Record:
@@ -111,7 +133,7 @@ def outcome_of(watched: Watched, limit: float) -> Record:
         return {"status": "timeout", "error": f"not done after {limit:.0f} s"}
     if watched.code == 0:
         return {"status": "ok"}
-    said = [line.strip() for line in watched.errors.splitlines() if line.strip()]
+    said = [line.strip() for line in watched.said().splitlines() if line.strip()]
     exhausted = [line for line in said if "OutOfMemoryError" in line]
     if exhausted:
         return {"status": "oom", "error": exhausted[-1][:400]}
@@ -119,7 +141,3 @@ def outcome_of(watched: Watched, limit: float) -> Record:
         (line for line in reversed(said) if "Error" in line), (said or ["no message"])[-1]
     )
     return {"status": "failed", "error": f"exit code {watched.code}: {reason[:400]}"}
-
-
-def _count_recompilations(errors: Path) -> int:
-    return errors.read_text(errors="replace").count("Recompiling function")

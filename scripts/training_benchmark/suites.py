@@ -1,10 +1,11 @@
 """What is measured, as data: lengths of texts, cells, suites of cells, and how long each runs."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 OURS, THEIRS = SYSTEMS = "sparton", "sentence_transformers"
 SPLADE, COLBERT, JOINT = "splade", "colbert", "joint"
 BERT, XLM_ROBERTA = 30_522, 250_002  # terms
+OWN_WORDS, ALL_TERMS = "words", "all"  # active in the untrained representation of a text
 WARM_UP_WINDOWS = 2
 FEWEST_WINDOWS, MOST_WINDOWS = 3, 20
 WINDOW_PAIRS = 4096  # of one GPU
@@ -35,6 +36,7 @@ class Cell(NamedTuple):
         gpus: processes, one on each.
         vocabulary: terms.
         lengths: of the texts, a key of :data:`LENGTHS`.
+        activity: which terms of a text are active at the start.
     """
 
     system: str
@@ -46,6 +48,7 @@ class Cell(NamedTuple):
     gpus: int = 1
     vocabulary: int = BERT
     lengths: str = SPLADE
+    activity: str = OWN_WORDS
 
     @property
     def label(self) -> str:
@@ -55,6 +58,7 @@ class Cell(NamedTuple):
         parts += [f"{self.gpus} GPUs"] if self.gpus > 1 else []
         parts += [f"{self.vocabulary} terms"] if self.vocabulary != BERT else []
         parts += [f"{self.lengths} lengths"] if self.lengths != SPLADE else []
+        parts += ["all terms active"] if self.activity == ALL_TERMS else []
         return " ".join(part for part in parts if part)
 
     @property
@@ -124,11 +128,11 @@ def expected_seconds(cell: Cell, seconds: float) -> float:
     return overhead + found.steps * cell.batch / expected_rate(cell)
 
 
-def _splade(head: str, batch: int, **others: int) -> Cell:
+def _splade(head: str, batch: int, **others: Any) -> Cell:
     return Cell(OURS, SPLADE, head, batch, **others)
 
 
-def _late(system: str, model: str, head: str, **others: int) -> Cell:
+def _late(system: str, model: str, head: str, **others: Any) -> Cell:
     return Cell(system, model, head, 384, lengths=COLBERT, **others)
 
 
@@ -151,6 +155,7 @@ SUITES: dict[str, list[Cell]] = {
         _splade("compiled", 384, compiled=True),
         _splade("sparton_hybrid", 384),
         _splade("sparton", 384, micro_batch=64),
+        _splade("sparton", 384, compiled=True, activity=ALL_TERMS),
     ],
     # Late interaction; the joint model beside each of its halves, on the same texts.
     "colbert": [

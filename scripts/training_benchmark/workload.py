@@ -12,15 +12,17 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
-from sparton.models.backbones import SPECIAL_TOKENS
-from training_benchmark.suites import Lengths
+from sparton.models.backbone import Backbone
+from sparton.models.backbones import SPECIAL_TOKENS, rescale_logits, start_near_identity
+from training_benchmark.suites import OWN_WORDS, Lengths
 
 POSITIONS = 512
 PAIRS, MINIATURE_PAIRS = 32_768, 400
 _SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
 _AROUND = 2  # [CLS] and [SEP]
 _ZIPF_SHIFT = 2.7  # Mandelbrot's, of English
-LOGIT_SCALE = 1 / 16  # random terms at their own scale would give losses of several hundred
+# Of all logits: of BERT-base it leaves about 60 terms of a query active, and 200 of a document.
+_BIAS, _MINIATURE_BIAS = -2.3, -0.2
 _SHARED = 0.5  # of a query's words come from its document
 
 
@@ -30,10 +32,11 @@ def words(vocabulary: int) -> list[str]:
     return list(islice(chain.from_iterable(by_length), vocabulary - len(SPECIAL_TOKENS)))
 
 
-def write_model(folder: Path, vocabulary: int, miniature: bool) -> None:
-    """BERT-base with a masked-language-modelling head and random weights, and its tokenizer.
+def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -> None:
+    """BERT-base with random weights, a masked-language-modelling head, and its tokenizer.
 
-    Nearly every term of a text is active, which is the most work that a sparse model can make.
+    Of a text its own words are active and some that lie near, as many as trained models have; or
+    nearly all terms are, the most work that a sparse model can make.
     """
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = BertConfig(
@@ -43,11 +46,14 @@ def write_model(folder: Path, vocabulary: int, miniature: bool) -> None:
         **(sizes | {"intermediate_size": 64} if miniature else {}),
     )
     torch.manual_seed(0)
-    model = BertForMaskedLM(config)
-    with torch.no_grad():
-        model.cls.predictions.transform.LayerNorm.weight.mul_(LOGIT_SCALE)
-    model.save_pretrained(folder)
-    _tokenizer(vocabulary).save_pretrained(folder)
+    backbone = Backbone(BertForMaskedLM(config), _tokenizer(vocabulary))
+    if activity == OWN_WORDS:
+        start_near_identity(backbone, bias=_MINIATURE_BIAS if miniature else _BIAS)
+    else:  # at their own scale random terms would give losses of several hundred
+        rescale_logits(backbone, 1 / 16)
+    with backbone.decoder_in_place() as model:
+        model.save_pretrained(folder)
+    backbone.tokenizer.save_pretrained(folder)
 
 
 def write_pairs(path: Path, vocabulary: int, lengths: Lengths, pairs: int) -> None:
@@ -91,19 +97,21 @@ def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=POSITIONS, **names)
 
 
-def prepare(folder: Path, vocabulary: int, lengths: Lengths, miniature: bool) -> tuple[str, str]:
+def prepare(
+    folder: Path, vocabulary: int, activity: str, lengths: Lengths, miniature: bool
+) -> tuple[str, str]:
     """Write what is not there yet.
 
     Returns:
         The model folder and the file of pairs, relative to ``folder``.
     """
-    model = f"bert-{vocabulary}"
+    model = f"bert-{vocabulary}-{activity}"
     pairs = (
         "pairs-" + "-".join(map(str, (vocabulary, *lengths.query, *lengths.document))) + ".jsonl"
     )
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / model).exists():
-        write_model(folder / f"{model}.part", vocabulary, miniature)
+        write_model(folder / f"{model}.part", vocabulary, activity, miniature)
         (folder / f"{model}.part").rename(folder / model)
     if not (folder / pairs).exists():
         count = MINIATURE_PAIRS if miniature else PAIRS
