@@ -33,6 +33,11 @@ SUITES ?= bars heads patterns table2 figure2 table1
 bench: $(READY)  ## Measure the heads on this machine's GPU; SUITES="bars heads" for some
 	$(BIN)/python scripts/benchmark_head.py --suite $(SUITES)
 
+OVERRIDES ?=
+
+table3: $(READY)  ## Train Table 3 of the paper, about 12 hours a row on an H200; OVERRIDES="steps=100 ..."
+	$(BIN)/python train.py experiment=table3 $(OVERRIDES)
+
 tables: $(READY)  ## Write the tables and figures of README.md and docs/ from the records in results/
 	$(BIN)/python scripts/plot_benchmarks.py
 	$(BIN)/python scripts/make_tables.py
@@ -55,4 +60,4 @@ $(READY): requirements.txt pyproject.toml
 clean:  ## Remove the environment and caches; runs/ stays
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 
-.PHONY: help quickstart test test-slow test-gpu check static bench tables format environment clean
+.PHONY: help quickstart test test-slow test-gpu check static bench table3 tables format environment clean

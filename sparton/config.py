@@ -6,6 +6,7 @@ that ``batch=lots`` and ``bacth=512`` stop before any work.
 """
 
 import hashlib
+import json
 import re
 import sys
 from dataclasses import dataclass, field, fields
@@ -20,11 +21,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.evaluation.settings import check_search
-from sparton.sweeps.report import write_report
+from sparton.sweeps.report import Published, write_report
 from sparton.training.loop import SELECT_BY
 from sparton.training.precision import PRECISIONS
 
 _LONGEST_NAME = 120
+_PAPER = Path(__file__).resolve().parents[1] / "results" / "paper.json"
 # What may differ between the parts of one run: it changes neither the model nor its selection.
 _INCIDENTAL = {
     "study", "gpus", "micro_batch", "log_every", "checkpoint_every", "num_workers", "logger",
@@ -131,10 +133,24 @@ def cell_command(program: Path, hydra_config: HydraConf, folder: Path) -> list[s
 
 
 class SweepReport(Callback):
-    """Reports on a sweep when its last cell has ended."""
+    """Reports on a sweep when its last cell has ended.
+
+    Args:
+        examples: of a whole training, for which the report gives each cell's hours.
+        published: a table of ``results/paper.json`` to compare with.
+    """
+
+    def __init__(self, examples: int | None = None, published: str | None = None):
+        self._examples = examples
+        self._published = published
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        if write_report(Path(config.hydra.sweep.dir)):
+        paper = None
+        if self._published:
+            tables = json.loads(_PAPER.read_text())
+            table = tables[self._published]
+            paper = Published(f"{table['conditions']} ({tables['source']})", table["rows"])
+        if write_report(Path(config.hydra.sweep.dir), self._examples, paper):
             sys.exit(1)  # cells without a result, each named by the report
 
 

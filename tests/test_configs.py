@@ -1,6 +1,7 @@
 """Every configuration composes, names only what exists, and refuses what could not train."""
 
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hydra.errors import (
     InstantiationException,
     MissingConfigException,
 )
+from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -209,6 +211,32 @@ def test_the_defaults_are_the_recipe_of_the_paper():
     assert (cfg.batch, config.total_steps(cfg)) == (512, 50646)
     assert config.total_steps(train_config("batch=384")) == 67528
     assert (cfg.query_length, cfg.document_length, cfg.optimizer.lr) == (64, 256, 2e-5)
+
+
+def test_table_3_has_the_rows_of_the_paper_and_the_other_heads():
+    rows = sorted(path.stem for path in (CONFIGS / "experiment/table3").glob("*.yaml"))
+    cells = []
+    for row in rows:
+        cfg = train_config("experiment=table3", f"+experiment/table3={row}")
+        config.check(cfg, world_size=1)
+        same = train_config(f"head={row.rsplit('_', 1)[0]}", f"batch={cfg.batch}")
+        assert cfg.head == same.head
+        assert config.identity(cfg) == config.identity(same)
+        cells.append((row.rsplit("_", 1)[0], cfg.batch))
+    others = [(head, 384) for head in ("eager", "tiled", "sparton_hybrid")]
+    assert set(cells) == {("compiled", 384), ("sparton", 384), ("sparton", 512), *others}
+
+
+@pytest.mark.parametrize("name", ["table3", "table3_multilingual"])
+def test_a_table_of_the_paper_is_a_sweep_that_one_command_starts(name):
+    cfg = compose("train", [f"experiment={name}"], return_hydra_config=True)
+    assert cfg.hydra.mode == RunMode.MULTIRUN
+    report = instantiate(cfg.hydra.callbacks.sweep_report, _recursive_=False)
+    assert isinstance(report, config.SweepReport)
+    published = json.loads((CONFIGS.parent / "results/paper.json").read_text())
+    for row in published[cfg.hydra.callbacks.sweep_report.published]["rows"]:
+        for head in row["heads"]:
+            assert (CONFIGS / "head" / f"{head}.yaml").exists()
 
 
 @pytest.mark.parametrize(

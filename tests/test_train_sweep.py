@@ -69,6 +69,46 @@ def test_a_sweep_over_the_number_of_processes(tmp_path):
     assert two[-1]["loss"] == pytest.approx(one[-1]["loss"], rel=1e-3)
 
 
+PAPER = (
+    "backbone=tiny", "backbone.hidden_size=32", "data=quickstart", "precision=fp32", "debug=tiny",
+    "query_length=24", "document_length=64", "evaluation=none", "steps=2",
+)  # fmt: skip
+
+
+def run_experiment(folder: Path, name: str, *overrides: str) -> list[list[str]]:
+    """The rows of the report of a table's miniature: one command, no -m."""
+    command = [sys.executable, ROOT / "train.py", f"experiment={name}", *PAPER, *overrides]
+    command.append(f"hydra.sweep.dir={folder}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
+    assert process.returncode == 0, process.stderr
+    lines = [line for line in (folder / "sweep.md").read_text().splitlines() if line[:1] == "|"]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_table_3_in_miniature_stands_beside_the_papers_figures(tmp_path):
+    rows = "+experiment/table3=sparton_384,compiled_384"
+    header, _, *body = run_experiment(tmp_path, "table3", rows, "head=sparton", "steps=1")
+    assert "hours for 25,930,752 examples" in header
+    assert [row[:3] for row in body] == [["sparton", "384", "ok"]] * 2
+    assert all(row[header.index("examples/s")].endswith("(582)") for row in body)
+    assert all(row[header.index("NDCG@10")] == "(0.416)" for row in body)
+
+
+@pytest.mark.slow
+def test_every_row_of_table_3_runs(tmp_path):
+    _, _, *body = run_experiment(tmp_path, "table3", "batch=8")
+    heads = ["compiled", "eager", "sparton", "sparton", "sparton_hybrid", "tiled"]
+    assert [row[:3] for row in body] == [[head, "8", "ok"] for head in heads]
+
+
+@pytest.mark.slow
+def test_the_multilingual_table_in_miniature(tmp_path):
+    settings = ("head=sparton", "batch=8,420")
+    header, _, *body = run_experiment(tmp_path, "table3_multilingual", *settings)
+    assert [row[:3] for row in body] == [["sparton", "8", "ok"], ["sparton", "420", "ok"]]
+    assert body[1][header.index("hours for 25,930,752 examples")].endswith("(25)")
+
+
 def test_torchrun_does_not_sweep(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
     command = [*torchrun, str(ROOT / "train.py"), "-m", *SMALL, f"hydra.sweep.dir={tmp_path}"]

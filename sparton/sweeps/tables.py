@@ -76,7 +76,8 @@ def line_names(records: Sequence[Record]) -> list[str]:
 
 
 def largest_batches(records: Sequence[Record]) -> dict[str, int]:
-    """The largest batch that fit into memory, by line; empty where everything did."""
+    """The largest batch that fit into memory, by line; 0 where none did. Empty where memory never
+    ran out."""
     if all(record["status"] != OOM for record in records):
         return {}
     largest: dict[str, int] = {}

@@ -14,7 +14,7 @@ def training_figures(path: Path) -> dict[str, Any]:
     """Medians over the log lines without the first, which holds compilation and warm-up; the
     highest peak of memory of all lines. Empty where there is no line yet.
 
-    ``hours`` is the time of all steps, without evaluations and checkpoints between log lines.
+    ``hours`` is the time of all steps, evaluations left out.
     """
     lines = [json.loads(line) for line in whole_lines(path)]
     timed = [line for line in lines if "step_ms" in line]
