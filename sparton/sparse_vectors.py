@@ -85,12 +85,21 @@ def bounds_of(lengths: Tensor) -> Tensor:
     return F.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
 
 
+def term_counts(vectors: SparseVectors) -> Tensor:
+    """How many vectors have each term, int64 ``[V]``."""
+    counts = torch.zeros(vectors.width, dtype=torch.int64, device=vectors.terms.device)
+    for part in vectors.terms.split(2**30):  # histograms of a GPU count in 32 bit
+        counts += torch.bincount(part, minlength=vectors.width)
+    return counts
+
+
 def used_terms(rows: Tensor | SparseVectors, above: float = 0.0) -> Tensor:
     """Which terms are above a bound, 0 or more, in some vector of ``rows [N, V]``; bool ``[V]``."""
     if isinstance(rows, Tensor):
         return (rows > above).any(0)
-    terms = rows.terms[rows.values > above] if above else rows.terms
-    return torch.bincount(terms, minlength=rows.width) > 0
+    if above:
+        rows = rows._replace(terms=rows.terms[rows.values > above])
+    return term_counts(rows) > 0
 
 
 def _active_entries(matrix: Tensor) -> SparseVectors:

@@ -5,11 +5,10 @@ B texts (Q queries, N documents), V terms. Results and gradients of the two form
 except that entries of zero have a gradient in the first: none that ever passes the ReLU.
 """
 
-import torch
 from torch import Tensor
 
 from sparton.kernels.sparse_products import column_sums, dot_products, row_sums
-from sparton.sparse_vectors import SparseVectors
+from sparton.sparse_vectors import SparseVectors, term_counts
 
 Rows = Tensor | SparseVectors  # fp32 [B, V], not negative
 
@@ -37,7 +36,7 @@ def document_frequency(reps: Rows) -> Tensor:
     """The share of texts that have each term, fp32 ``[V]``."""
     if isinstance(reps, Tensor):
         return (reps.detach() > 0).float().mean(0)
-    return torch.bincount(reps.terms, minlength=reps.width).float() / reps.num_vectors
+    return term_counts(reps).float() / reps.num_vectors
 
 
 def dot_scores(queries: Rows, documents: Rows) -> Tensor:

@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparton.kernels.sparse_products import column_sums, columns, dot_products, precise, row_sums
+from sparton.kernels.sparse_products import (
+    column_sums,
+    columns,
+    dot_products,
+    function,
+    kernels,
+    precise,
+    row_sums,
+)
+from sparton.kernels.sparse_products.columns import read_columns
 from sparton.sparse_vectors import SparseVectors
 from tests.test_sparse_vectors import random_rows
 
@@ -45,6 +54,57 @@ def test_dot_products(density, cut):
     queries, documents = pair(density)
     expected = queries.dense() @ documents.dense().T
     compare(dot_products(queries, documents), expected, queries, documents)
+
+
+def test_terms_of_one_side_alone_are_left_out(cut, monkeypatch):
+    """They change nothing, and cost nothing: of 50 terms 11 are columns."""
+    sides = random_rows(Q, V, 0.5, 1), random_rows(N, V, 0.5, 2)
+    sides[0][:, 31:] = 0
+    sides[1][:, :20] = 0
+    queries, documents = map(leaf, sides)
+    widths = []
+    monkeypatch.setattr(
+        function, "read_columns", lambda v, span: widths.append(span.width) or read_columns(v, span)
+    )
+    expected = queries.dense() @ documents.dense().T
+    compare(dot_products(queries, documents), expected, queries, documents)
+    assert sum(widths) == 4 * 11
+
+
+@pytest.mark.parametrize("to_matrix", [True, False])
+@pytest.mark.parametrize("some", [True, False])
+@pytest.mark.parametrize("block", [8, 1024])
+def test_the_kernel_copies_what_the_cpu_copies(to_matrix, some, block, cut, device, monkeypatch):
+    monkeypatch.setattr(kernels, "BLOCK", block)
+    vectors = SparseVectors.from_dense(random_rows(N, V, 0.4).to(device))
+    used = torch.arange(V) % 3 > 0 if some else None
+    parts = columns.spans(V, N, None if used is None else used.to(device))
+    assert sum(span.width for span in parts) == (33 if some else V)
+    for span in parts:
+        wanted = vectors.dense()[:, span.first : span.last]
+        if used is not None:
+            wanted = wanted[:, used[span.first : span.last].to(device)]
+        matrix = torch.zeros(N, span.aligned_width, device=device)
+        if to_matrix:
+            copy = kernels.copy_entries
+            copy(vectors.values, vectors, span, matrix, to_matrix=True)
+            assert torch.equal(matrix[:, : span.width], wanted)
+            assert not matrix[:, span.width :].any()
+            continue
+        entries = torch.full_like(vectors.values, -1)
+        for strided in (wanted, wanted.T.contiguous().T):
+            kernels.copy_entries(entries, vectors, span, strided, to_matrix=False)
+            kept = (entries == vectors.values) | (entries == -1)
+            assert kept.all() and (entries > 0).sum() == (wanted > 0).sum()
+
+
+def test_the_kernel_refuses_what_does_not_fit(device):
+    vectors = SparseVectors.from_dense(random_rows(N, V, 0.4).to(device))
+    (span,) = columns.spans(V, N)
+    for shape in ((N, V - 1), (N + 1, V)):
+        with pytest.raises(ValueError, match="12 vectors in 50 columns cannot be copied"):
+            matrix = torch.zeros(shape, device=device)
+            kernels.copy_entries(vectors.values, vectors, span, matrix, to_matrix=True)
 
 
 @pytest.mark.parametrize("density", [0.0, 0.1, 1.0])

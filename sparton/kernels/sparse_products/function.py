@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparton.kernels.sparse_products.columns import read_columns, spans, write_entries
+from sparton.kernels.sparse_products.columns import Span, read_columns, spans, write_entries
 from sparton.kernels.sparse_products.precise import left_factor, multiply
-from sparton.sparse_vectors import SparseVectors
+from sparton.sparse_vectors import SparseVectors, used_terms
 
 
 def column_sums(vectors: SparseVectors, weights: Tensor) -> Tensor:
@@ -55,19 +55,18 @@ class _ColumnSums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, vectors: SparseVectors, weights: Tensor) -> Tensor:
         ctx.vectors, ctx.weights = vectors, weights
-        sums = values.new_empty(vectors.width)
-        for first, last in spans(vectors.width, vectors.num_vectors):
-            sums[first:last] = (weights @ read_columns(vectors, first, last))[: last - first]
-        return sums
+        parts = [
+            (weights @ read_columns(vectors, span))[: span.width] for span in _all_spans(vectors)
+        ]
+        return torch.cat(parts) if parts else values.new_zeros(0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        vectors = ctx.vectors
-        entries = gradient.new_empty(vectors.num_entries)
-        for first, last in spans(vectors.width, vectors.num_vectors):
-            matrix = ctx.weights[:, None] * gradient[first:last]
-            write_entries(vectors, first, last, matrix, entries)
+        entries = torch.empty_like(ctx.vectors.values)
+        for span in _all_spans(ctx.vectors):
+            matrix = ctx.weights[:, None] * gradient[span.first : span.last]
+            write_entries(ctx.vectors, span, matrix, entries)
         return entries, None, None
 
 
@@ -76,18 +75,17 @@ class _RowSums(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, vectors: SparseVectors) -> Tensor:
         ctx.vectors = vectors
         sums = values.new_zeros(vectors.num_vectors)
-        for first, last in spans(vectors.width, vectors.num_vectors):
-            sums += read_columns(vectors, first, last).sum(1)
+        for span in _all_spans(vectors):
+            sums += read_columns(vectors, span).sum(1)
         return sums
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        vectors = ctx.vectors
-        entries = gradient.new_empty(vectors.num_entries)
-        for first, last in spans(vectors.width, vectors.num_vectors):
-            matrix = gradient[:, None].expand(-1, last - first)
-            write_entries(vectors, first, last, matrix, entries)
+        entries = torch.empty_like(ctx.vectors.values)
+        for span in _all_spans(ctx.vectors):
+            matrix = gradient[:, None].expand(-1, span.width)
+            write_entries(ctx.vectors, span, matrix, entries)
         return entries, None
 
 
@@ -100,31 +98,39 @@ class _DotProducts(torch.autograd.Function):
         queries: SparseVectors,
         documents: SparseVectors,
     ) -> Tensor:
-        ctx.queries, ctx.documents = queries, documents
         scores = query_values.new_zeros(queries.num_vectors, documents.num_vectors)
-        for first, last in spans(queries.width, max(scores.shape)):
-            left = left_factor(read_columns(queries, first, last))
-            scores += multiply(left, read_columns(documents, first, last).T)
+        # A term that only one side has adds nothing to a score, nor to a gradient.
+        used = used_terms(queries) & used_terms(documents)
+        ctx.queries, ctx.documents = queries, documents
+        ctx.spans = spans(queries.width, max(scores.shape), used)
+        for span in ctx.spans:
+            left = left_factor(read_columns(queries, span))
+            scores += multiply(left, read_columns(documents, span).T)
         return scores
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        queries, documents = ctx.queries, ctx.documents
+        sides = ctx.queries, ctx.documents
         need_queries, need_documents, *_ = ctx.needs_input_grad
         return (
-            _entries_of_product(gradient, documents, queries) if need_queries else None,
-            _entries_of_product(gradient.T, queries, documents) if need_documents else None,
+            _entries_of_product(gradient, *sides[::-1], ctx.spans) if need_queries else None,
+            _entries_of_product(gradient.T, *sides, ctx.spans) if need_documents else None,
             None,
             None,
         )
 
 
-def _entries_of_product(matrix: Tensor, right: SparseVectors, places: SparseVectors) -> Tensor:
+def _all_spans(vectors: SparseVectors) -> list[Span]:
+    return spans(vectors.width, vectors.num_vectors)
+
+
+def _entries_of_product(
+    matrix: Tensor, right: SparseVectors, places: SparseVectors, parts: list[Span]
+) -> Tensor:
     """``matrix @ right`` at the active entries of ``places`` alone, ``[P]``."""
-    entries = matrix.new_empty(places.num_entries)
+    entries = torch.zeros_like(places.values)
     left = left_factor(matrix)
-    for first, last in spans(places.width, max(matrix.shape)):
-        product = multiply(left, read_columns(right, first, last))
-        write_entries(places, first, last, product, entries)
+    for span in parts:
+        write_entries(places, span, multiply(left, read_columns(right, span)), entries)
     return entries
