@@ -16,6 +16,7 @@ from tables.in_domain import in_domain_table, models_table
 from tables.maxsim import backward_table, forward_table, targets_table
 from tables.paper import figure2, table1, table2
 from tables.profile import profile_table
+from tables.training import any_batch_table, gpus_table, late_table, splade_table, steps_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/benchmarks.md")
@@ -33,6 +34,11 @@ TABLES = {
     "maxsim_forward": forward_table,
     "maxsim_backward": backward_table,
     "maxsim_targets": targets_table,
+    "training_splade": splade_table,
+    "training_colbert": late_table,
+    "training_gpus": gpus_table,
+    "training_any_batch": any_batch_table,
+    "training_steps": steps_table,
 }
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 

@@ -44,16 +44,23 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def by_device(study: str, build: Callable[[list[Record]], str]) -> str:
-    """The table of every device that has records of the study, each under its caption."""
+def by_device(
+    study: str,
+    build: Callable[[list[Record]], str],
+    suite: str | None = None,
+    missing: str = NOT_MEASURED,
+) -> str:
+    """The table of every device that has records of the study, each under its caption; ``missing``
+    where no device has. With a suite: of the records of that suite, which is a run of its own."""
     tables = []
     for folder in device_folders(study):
         records = read_file(folder / f"{study}.jsonl")
+        records = [r for r in records if suite is None or r["suite"] == suite]
         if runs := {record["run"] for record in records}:
             if len(runs) > 1:
                 raise ValueError(f"{folder}/{study}.jsonl mixes the runs {sorted(runs)}")
             tables.append(f"{build(records)}\n{caption(records)}\n")
-    return "\n".join(tables) or NOT_MEASURED
+    return "\n".join(tables) or missing
 
 
 def caption(records: Sequence[Record]) -> str:
@@ -61,6 +68,8 @@ def caption(records: Sequence[Record]) -> str:
     first = records[0]
     commit = f"commit {first['git_sha'][:9]}" if first["git_sha"] else "no commit known"
     parts = [first["gpu"], f"driver {first['driver']}", f"torch {first['torch']}"]
+    rivals = first.get("versions", {}).get("sentence-transformers")
+    parts += [f"sentence-transformers {rivals}"] if rivals else []
     parts += [f"triton {first['triton']}", commit + (", modified" if first["dirty"] else "")]
     parts.append(first["run"][:10])
     for key, form in (("sm_mhz", "{:,.0f} MHz"), ("power_w", "{:.0f} W")):

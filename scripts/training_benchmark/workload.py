@@ -23,6 +23,13 @@ _AROUND = 2  # [CLS] and [SEP]
 _ZIPF_SHIFT = 2.7  # Mandelbrot's, of English
 # Of all logits: of BERT-base it leaves about 60 terms of a query active, and 200 of a document.
 _BIAS, _MINIATURE_BIAS = -2.3, -0.2
+_MINIATURE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.0,
+}
 _SHARED = 0.5  # of a query's words come from its document
 
 
@@ -38,15 +45,14 @@ def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -
     Of a text its own words are active and some that lie near, as many as trained models have; or
     nearly all terms are, the most work that a sparse model can make.
     """
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = BertConfig(
         vocab_size=vocabulary,
         max_position_embeddings=POSITIONS,
         attention_probs_dropout_prob=0.0,
-        **(sizes | {"intermediate_size": 64} if miniature else {}),
+        **(_MINIATURE if miniature else {}),
     )
     torch.manual_seed(0)
-    backbone = Backbone(BertForMaskedLM(config), _tokenizer(vocabulary))
+    backbone = Backbone(BertForMaskedLM(config), word_tokenizer(vocabulary))
     if activity == OWN_WORDS:
         start_near_identity(backbone, bias=_MINIATURE_BIAS if miniature else _BIAS)
     else:  # at their own scale random terms would give losses of several hundred
@@ -82,7 +88,8 @@ def _pairs(vocabulary: int, lengths: Lengths, pairs: int) -> Iterator[tuple[str,
         yield " ".join(query), " ".join(document)
 
 
-def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+def word_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """BERT's tokenizer, of a vocabulary of whole words."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     rows = {word: row for row, word in enumerate((*SPECIAL_TOKENS, *words(vocabulary)))}

@@ -1,0 +1,115 @@
+"""Records of the benchmark of trainings become tables."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from make_tables import TABLES
+from tables import records, training
+from training_benchmark.suites import OURS, SUITES, THEIRS, Cell
+from training_benchmark.trace import FAMILIES
+
+NAMES = {f"training_{suite}": suite for suite in SUITES}
+RATES = {OURS: 3000.0, THEIRS: 750.0}
+
+
+def record(suite: str, cell: Cell, **changes) -> dict:
+    context = {"suite": suite, "run": f"2030-01-02-{suite}", "gpu": "Test GPU", "driver": "1.2"}
+    context |= {"torch": "2.x", "triton": "3.x", "git_sha": "0123456789abcdef", "dirty": False}
+    context |= {"versions": {"sentence-transformers": "6.x"}, "sm_mhz": 1500.0}
+    rate = RATES[cell.system] * (0.5 if cell.model == "joint" else 1.0) * cell.gpus**0.5
+    figures = {"examples_per_second_p50": rate, "step_ms_p50": 1e3 * cell.batch / rate}
+    figures |= {"peak_allocated_gib": 25.0, "seconds_to_first_step": 12.0, "status": "ok"}
+    return context | cell._asdict() | figures | changes
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch) -> Path:
+    """A folder with every suite of one card, the last cell first."""
+    (tmp_path / "test-gpu").mkdir()
+    found = [record(suite, cell) for suite, cells in SUITES.items() for cell in reversed(cells)]
+    write(tmp_path / "test-gpu/training.jsonl", found)
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    return tmp_path / "test-gpu"
+
+
+def write(path: Path, found: list[dict]) -> None:
+    path.write_text("".join(json.dumps(each) + "\n" for each in found))
+
+
+def rows(table: str) -> list[list[str]]:
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("|")
+    ]
+
+
+@pytest.mark.parametrize(("name", "suite"), NAMES.items())
+def test_tables_have_a_row_for_every_cell_in_order(results, name, suite):
+    table = TABLES[name]()
+    found = rows(table)
+    assert {len(row) for row in found} == {len(found[0])}
+    batches = [row[found[0].index("batch")].split()[0].replace(",", "") for row in found[2:]]
+    assert batches == [str(cell.batch) for cell in SUITES[suite]]
+    caption = "<sub>Test GPU; driver 1.2; torch 2.x; sentence-transformers 6.x; triton 3.x"
+    assert f"{caption}; commit 012345678; 2030-01-02; median of the cells 1,500 MHz" in table
+
+
+def test_ratios_are_to_the_fastest_of_the_others_on_the_same_texts(results):
+    first, *others = rows(TABLES["training_splade"]())[2:]
+    assert first[-1] == "4.00"
+    assert {row[-1] for row in others} == {"4.00", ""}
+    assert [row[-1] for row in others if row[0].startswith("sentence")] == [""] * 5
+    by_name = {(row[0], row[-1]) for row in rows(TABLES["training_colbert"]())}
+    assert {("colbert", "4.00"), ("sparton", ""), ("sparton_colbert", "")} <= by_name
+
+
+def test_a_joint_step_is_compared_with_its_slower_half(results):
+    table = TABLES["training_colbert"]()
+    assert "A step of the joint model takes 2.00 times that of its slower half." in table
+    assert "joint model, compiled, takes 2.00" in table
+
+
+def test_several_gpus_are_compared_with_one(results):
+    found = {(row[0], row[1]): row[-2:] for row in rows(TABLES["training_gpus"]())}
+    assert found["4", "1,536"] == found["4", "1,536 in 96s"] == ["2.00", "50%"]
+
+
+def test_what_was_not_measured_is_said_and_compared_with_nothing(results):
+    found = [
+        record("splade", cell, status="oom" if cell.system == THEIRS else "red_gate")
+        for cell in SUITES["splade"]
+    ]
+    write(results / "training.jsonl", found)
+    for row in rows(TABLES["training_splade"]())[2:]:
+        assert row[2] in ("OOM", "red_gate")
+        assert not any(row[3:])
+    gpus = TABLES["training_gpus"]()
+    assert gpus == "Not measured yet: `python scripts/benchmark_training.py --suite gpus`.\n"
+
+
+def test_a_suite_of_two_runs_is_no_table(results):
+    first, second = SUITES["splade"][:2]
+    write(results / "training.jsonl", [record("splade", first), record("splade", second, run="2")])
+    with pytest.raises(ValueError, match="mixes the runs"):
+        TABLES["training_splade"]()
+
+
+def test_a_step_by_families(results):
+    assert "splade --profile" in TABLES["training_steps"]()
+    figures = {"step_ms": 110.0, "busy_share": 0.95, "host_waits": 1.0}
+    figures |= {"matrix_ceiling_share": 0.4, "families_ms": dict.fromkeys(FAMILIES, 2.0)}
+    found = [record("splade", cell, **figures) for cell in SUITES["splade"] if cell.system == OURS]
+    write(results / "training_profile.jsonl", found)
+    header, _, first, *_ = rows(TABLES["training_steps"]())
+    assert first[:6] == ["eager", "384", "110.0", "95.0%", "1.0", "40.0%"]
+    assert first[6:] == ["2.0"] * (len(header) - 6)
+
+
+def test_names_tell_cells_apart():
+    for suite, cells in SUITES.items():
+        named = [(training.name(r), r["batch"], r["micro_batch"], r["gpus"], r["vocabulary"])
+                 for r in (record(suite, cell) for cell in cells)]  # fmt: skip
+        assert len(set(named)) == len(named)
