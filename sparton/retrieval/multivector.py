@@ -3,8 +3,6 @@
 N documents, Q queries, C candidates of a query, T tokens, E width of a vector, K results per query.
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,7 +14,7 @@ from sparton.retrieval.sparse import boundaries_of, check_request, chunk_bounds
 from sparton.retrieval.tokens import TokenRows
 
 _DOCUMENTS_AT_ONCE = 65_536
-_CANDIDATES_AT_ONCE = 1024
+_PAIRS_AT_ONCE = 65_536
 
 
 class MultiVectorIndex:
@@ -169,8 +167,8 @@ def maxsim_scores(
         queries, documents: stored in the same dtype.
         candidates: int64 ``[Q, C]``, document rows; -1, and a text without tokens, scores 0.
         device: where to score.
-        chunk_tokens: most document tokens scored at once, unless 1,024 candidates of one query
-            have more.
+        chunk_tokens: most document tokens that are on the device, and most that are scored at once,
+            unless a single document has more.
         progress: label of a progress bar on standard error; None for no bar.
 
     Raises:
@@ -188,30 +186,35 @@ def maxsim_scores(
             f"rows 0 to {documents.num_rows - 1}, and -1 stands for none"
         )
     device = torch.device(device)
-    scores = np.zeros(candidates.shape, np.float32)
+    scores = np.zeros(candidates.size, np.float32)
+    flat, lengths = candidates.ravel(), documents.row_lengths
+    asked = queries.to(device)
     with progress_bar(progress, candidates.size) as advance:
-        for rows, columns in _tiles(documents, candidates, chunk_tokens):
-            chosen = candidates[rows, columns]
-            vectors, query_bounds = queries.slice(rows.start, rows.stop).to(device)
-            tokens, bounds = documents.take(chosen.ravel()).to(device)
-            found = maxsim_varlen(vectors, tokens, query_bounds, bounds, pairing=chosen.shape[1])
-            scores[rows, columns] = found.cpu().numpy()
-            advance(chosen.size)
-    return scores
+        advance(int((flat < 0).sum()))
+        for first, last in chunk_bounds(documents.boundaries, _DOCUMENTS_AT_ONCE, chunk_tokens):
+            chunk = documents.slice(first, last).to(device)
+            slots = np.flatnonzero((flat >= first) & (flat < last))
+            tokens = boundaries_of(lengths[flat[slots]])
+            for start, stop in chunk_bounds(tokens, _PAIRS_AT_ONCE, chunk_tokens):
+                slot = slots[start:stop]
+                (vectors, query_bounds), (own, bounds) = (
+                    _take(*asked, slot // candidates.shape[1]),
+                    _take(*chunk, flat[slot] - first),
+                )
+                found = maxsim_varlen(vectors, own, query_bounds, bounds, pairing="pairs")
+                scores[slot] = found.cpu().numpy()
+                advance(len(slot))
+    return scores.reshape(candidates.shape)
 
 
-def _tiles(
-    documents: TokenRows, candidates: NDArray[np.int64], chunk_tokens: int
-) -> Iterator[tuple[slice, slice]]:
-    """Queries and candidates that are scored together."""
-    if not documents.num_rows:
-        return
-    for first in range(0, candidates.shape[1], _CANDIDATES_AT_ONCE):
-        columns = slice(first, min(first + _CANDIDATES_AT_ONCE, candidates.shape[1]))
-        chosen = candidates[:, columns]
-        tokens = np.where(chosen < 0, 0, documents.row_lengths[chosen]).sum(axis=1)
-        for start, stop in chunk_bounds(boundaries_of(tokens), len(candidates), chunk_tokens):
-            yield slice(start, stop), columns
+def _take(values: Tensor, bounds: Tensor, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """The given texts end to end, gathered where they are and not on the host."""
+    chosen = torch.from_numpy(rows).to(values.device)
+    lengths = bounds.diff()[chosen]
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    moves = torch.repeat_interleave(bounds[chosen] - ends[:-1], lengths)
+    places = moves + torch.arange(len(moves), device=values.device)
+    return values.index_select(0, places), ends.int()
 
 
 def _merge(

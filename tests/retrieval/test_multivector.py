@@ -139,10 +139,10 @@ def test_index_without_tokens_and_search_without_queries():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("columns", [1024, 4])
+@pytest.mark.parametrize("pairs", [2**16, 4])
 @LIMITS
-def test_rerank_equals_search_among_the_candidates(device, columns, limits, monkeypatch):
-    monkeypatch.setattr(multivector, "_CANDIDATES_AT_ONCE", columns)
+def test_rerank_equals_search_among_the_candidates(device, pairs, limits, monkeypatch):
+    monkeypatch.setattr(multivector, "_PAIRS_AT_ONCE", pairs)
     documents, queries = random_vectors(57, seed=7), random_vectors(30, seed=8)
     rng = np.random.default_rng(0)
     candidates = np.array([rng.permutation(57)[:21] for _ in range(30)])
