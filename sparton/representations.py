@@ -132,7 +132,7 @@ class Representations(NamedTuple):
         rest = list(leaves)
         sparse: Tensor | SparseVectors | None = None
         if isinstance(self.sparse, SparseVectors):
-            sparse = self.sparse._replace(values=rest.pop(0))
+            sparse = self.sparse._replace(values=rest.pop(0), own=None)
         elif self.sparse is not None:
             sparse = rest.pop(0)
         tokens = None if self.tokens is None else self.tokens._replace(values=rest.pop(0))

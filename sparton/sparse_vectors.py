@@ -19,16 +19,23 @@ class SparseVectors(NamedTuple):
     """The active entries, those other than zero, of N vectors, one vector after the other.
 
     Attributes:
-        values: fp32 ``[P]``; what gradients follow.
+        values: fp32 ``[P]``; what gradients follow, unless there is ``own``.
         terms: int32 ``[P]``, ascending and unique within a vector.
         bounds: int64 ``[N + 1]``, vector n owns the entries ``bounds[n] : bounds[n + 1]``.
         width: V.
+        own: the vectors whose values gradients follow, where those of others were gathered too.
     """
 
     values: Tensor
     terms: Tensor
     bounds: Tensor
     width: int
+    own: "OwnVectors | None" = None
+
+    @property
+    def learning(self) -> "OwnVectors":
+        """The vectors whose values gradients follow: ``own``, or all."""
+        return self.own or OwnVectors(self, 0)
 
     @property
     def num_vectors(self) -> int:
@@ -78,6 +85,22 @@ class SparseVectors(NamedTuple):
         places = sequence_ids(self.bounds, self.num_entries) * self.width + self.terms
         flat = self.values.new_zeros(shape[0] * shape[1])
         return flat.index_copy(0, places, self.values).view(shape)
+
+
+class OwnVectors(NamedTuple):
+    """Some neighbours among sparse vectors, which hold them too.
+
+    Attributes:
+        vectors: these alone.
+        first: number of the first one among all.
+    """
+
+    vectors: SparseVectors
+    first: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first, self.first + self.vectors.num_vectors)
 
 
 def bounds_of(lengths: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparton.representations import Representations, TokenVectors
-from sparton.sparse_vectors import SparseVectors, bounds_of
+from sparton.sparse_vectors import OwnVectors, SparseVectors, bounds_of
 
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: torchrun ends all.
 _PATIENCE = timedelta(hours=2)
@@ -68,8 +68,9 @@ class World:
         sizes = self._gather_size(vectors.num_entries)
         lengths = self.gather_rows(vectors.bounds.diff())
         terms = cast(Tensor, _Gather.apply(vectors.terms, self, sizes))
-        values = cast(Tensor, _Gather.apply(vectors.values, self, sizes))
-        return SparseVectors(values, terms, bounds_of(lengths), vectors.width)
+        values = cast(Tensor, _Gather.apply(vectors.values.detach(), self, sizes))
+        own = OwnVectors(vectors, self.rank * vectors.num_vectors)
+        return SparseVectors(values, terms, bounds_of(lengths), vectors.width, own)
 
     def _gather_size(self, own: int) -> list[int]:
         """A number of every rank."""

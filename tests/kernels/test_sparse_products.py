@@ -14,7 +14,7 @@ from sparton.kernels.sparse_products import (
     row_sums,
 )
 from sparton.kernels.sparse_products.columns import read_columns
-from sparton.sparse_vectors import SparseVectors
+from sparton.sparse_vectors import OwnVectors, SparseVectors
 from tests.test_sparse_vectors import random_rows
 
 Q, N, V = 7, 12, 50
@@ -134,6 +134,23 @@ def test_one_side_may_be_constant():
     (gradient,) = torch.autograd.grad(dot_products(queries, documents).sum(), queries.values)
     expected = queries.dense() @ documents.dense().T
     torch.testing.assert_close(gradient, *torch.autograd.grad(expected.sum(), queries.values))
+
+
+def test_of_gathered_vectors_only_the_own_ones_learn(cut):
+    whole, own = [], []
+    for side, rows in zip(pair(0.4), (slice(2, 5), slice(0, 7)), strict=True):
+        dense = side.dense().detach()
+        own.append(leaf(dense[rows]))
+        gathered = SparseVectors.from_dense(dense)
+        whole.append(gathered._replace(own=OwnVectors(own[-1], rows.start)))
+
+    def dense(side: SparseVectors) -> Tensor:
+        return side.dense().index_copy(0, torch.arange(N)[side.own.rows], side.own.vectors.dense())
+
+    weights = torch.rand(N).double()
+    compare(dot_products(*whole), dense(whole[0]) @ dense(whole[1]).T, *own)
+    compare(row_sums(whole[0]), dense(whole[0]).sum(1), own[0])
+    compare(column_sums(whole[1], weights), weights @ dense(whole[1]), own[1])
 
 
 def test_vocabularies_must_agree():

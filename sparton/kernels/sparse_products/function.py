@@ -3,7 +3,8 @@
 Q queries, N vectors or documents over V terms, P active entries.
 
 Only some columns are dense at a time, so that memory follows the active entries. Gradients reach
-active entries alone: they are the same as of dense vectors wherever a zero passes none on.
+active entries alone: they are the same as of dense vectors wherever a zero passes none on. Of
+vectors that were gathered, only the gradients of the own ones are computed.
 """
 
 from typing import Any
@@ -26,12 +27,12 @@ def column_sums(vectors: SparseVectors, weights: Tensor) -> Tensor:
     Returns:
         ``[V]``; differentiable once, with respect to the values.
     """
-    return _ColumnSums.apply(vectors.values, vectors, weights)
+    return _ColumnSums.apply(vectors.learning.vectors.values, vectors, weights)
 
 
 def row_sums(vectors: SparseVectors) -> Tensor:
     """The sum of each vector, ``[N]``; differentiable once, with respect to the values."""
-    return _RowSums.apply(vectors.values, vectors)
+    return _RowSums.apply(vectors.learning.vectors.values, vectors)
 
 
 def dot_products(queries: SparseVectors, documents: SparseVectors) -> Tensor:
@@ -48,7 +49,8 @@ def dot_products(queries: SparseVectors, documents: SparseVectors) -> Tensor:
             f"queries of {queries.width} terms and documents of {documents.width} have no dot "
             "product: both need one vocabulary"
         )
-    return _DotProducts.apply(queries.values, documents.values, queries, documents)
+    learning = (side.learning.vectors.values for side in (queries, documents))
+    return _DotProducts.apply(*learning, queries, documents)
 
 
 class _ColumnSums(torch.autograd.Function):
@@ -63,10 +65,11 @@ class _ColumnSums(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        entries = torch.empty_like(ctx.vectors.values)
-        for span in _all_spans(ctx.vectors):
-            matrix = ctx.weights[:, None] * gradient[span.first : span.last]
-            write_entries(ctx.vectors, span, matrix, entries)
+        own = ctx.vectors.learning
+        entries = torch.empty_like(own.vectors.values)
+        for span in _all_spans(own.vectors):
+            matrix = ctx.weights[own.rows, None] * gradient[span.first : span.last]
+            write_entries(own.vectors, span, matrix, entries)
         return entries, None, None
 
 
@@ -82,10 +85,11 @@ class _RowSums(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        entries = torch.empty_like(ctx.vectors.values)
-        for span in _all_spans(ctx.vectors):
-            matrix = gradient[:, None].expand(-1, span.width)
-            write_entries(ctx.vectors, span, matrix, entries)
+        own = ctx.vectors.learning
+        entries = torch.empty_like(own.vectors.values)
+        for span in _all_spans(own.vectors):
+            matrix = gradient[own.rows, None].expand(-1, span.width)
+            write_entries(own.vectors, span, matrix, entries)
         return entries, None
 
 
@@ -98,7 +102,7 @@ class _DotProducts(torch.autograd.Function):
         queries: SparseVectors,
         documents: SparseVectors,
     ) -> Tensor:
-        scores = query_values.new_zeros(queries.num_vectors, documents.num_vectors)
+        scores = queries.values.new_zeros(queries.num_vectors, documents.num_vectors)
         # A term that only one side has adds nothing to a score, nor to a gradient.
         used = used_terms(queries) & used_terms(documents)
         ctx.queries, ctx.documents = queries, documents
@@ -128,9 +132,10 @@ def _all_spans(vectors: SparseVectors) -> list[Span]:
 def _entries_of_product(
     matrix: Tensor, right: SparseVectors, places: SparseVectors, parts: list[Span]
 ) -> Tensor:
-    """``matrix @ right`` at the active entries of ``places`` alone, ``[P]``."""
-    entries = torch.zeros_like(places.values)
-    left = left_factor(matrix)
+    """``matrix @ right`` at the active entries of the own vectors of ``places`` alone, ``[P]``."""
+    own = places.learning
+    entries = torch.zeros_like(own.vectors.values)
+    left = left_factor(matrix[own.rows])
     for span in parts:
-        write_entries(places, span, multiply(left, read_columns(right, span)), entries)
+        write_entries(own.vectors, span, multiply(left, read_columns(right, span)), entries)
     return entries

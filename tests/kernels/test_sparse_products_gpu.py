@@ -1,0 +1,59 @@
+"""Dot products of sparse vectors on a GPU: the accuracy of fp32, and the same bits every time."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparton.kernels.sparse_products import column_sums, columns, dot_products, row_sums
+from sparton.sparse_vectors import SparseVectors
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def random_side(rows: int, width: int, density: float, seed: int) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    weights = torch.randn(rows, width, device="cuda", generator=generator).abs().log1p()
+    return weights * (torch.rand(rows, width, device="cuda", generator=generator) < density)
+
+
+def results(sides: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    """Scores, and the gradients of their weighted sum and of sums at the active entries."""
+    vectors = [SparseVectors.from_dense(side) for side in sides]
+    leaves = [each.values.requires_grad_() for each in vectors]
+    scores = dot_products(*vectors)
+    totals = row_sums(vectors[0]), column_sums(vectors[1], torch.ones_like(upstream[0]))
+    loss = (upstream * scores).sum() + totals[0].square().sum() + totals[1].square().sum()
+    return [scores.detach(), *totals, *torch.autograd.grad(loss, leaves)]
+
+
+def truth(sides: list[Tensor], upstream: Tensor) -> list[Tensor]:
+    leaves = [side.double().requires_grad_() for side in sides]
+    scores = leaves[0] @ leaves[1].T
+    totals = leaves[0].sum(1), leaves[1].sum(0)
+    loss = (upstream * scores).sum() + totals[0].square().sum() + totals[1].square().sum()
+    gradients = torch.autograd.grad(loss, leaves)
+    return [scores, *totals, *(g[s > 0] for g, s in zip(gradients, sides, strict=True))]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return ((actual.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.parametrize("density", [0.01, 0.5])
+@pytest.mark.parametrize("least_columns", [1024, 2**20])
+def test_scores_and_gradients_have_the_accuracy_of_fp32(density, least_columns, monkeypatch):
+    monkeypatch.setattr(columns, "ENTRIES", 1)
+    monkeypatch.setattr(columns, "COLUMNS", least_columns)
+    sides = [random_side(300, 9001, density, 1), random_side(517, 9001, density, 2)]
+    generator = torch.Generator("cuda").manual_seed(3)
+    upstream = torch.randn(300, 517, device="cuda", generator=generator)
+    given, expected = results(sides, upstream), truth(sides, upstream.double())
+    for actual, wanted in zip(given, expected, strict=True):
+        assert relative_error(actual, wanted) < 1e-5
+    rounded = [side.bfloat16().double() for side in sides]
+    assert relative_error(rounded[0] @ rounded[1].T, expected[0]) > 5e-5
+    again = results(sides, upstream)
+    assert all(torch.equal(a, b) for a, b in zip(again, given, strict=True))
