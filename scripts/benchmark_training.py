@@ -28,22 +28,21 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from head_benchmark.environment import folder_of, record_environment
-from head_benchmark.runner import append_record, outcome, read_records, write_records
+from head_benchmark.runner import append_record, read_records, write_records
 from training_benchmark.commands import SEED
 from training_benchmark.figures import objection
 from training_benchmark.profiling import profile_cell
 from training_benchmark.runner import Record, Settings, run_cell
-from training_benchmark.suites import OURS, SUITES, Cell, expected_seconds
+from training_benchmark.screen import cell_of, describe, list_cells, result_table
+from training_benchmark.suites import OURS, SUITES, Cell
 
 ROOT = Path(__file__).resolve().parents[1]
 # What must not change between the first and the last cell of a file.
 SAME_RUN = ("git_sha", "gpu", "driver", "torch", "triton", "seconds", "miniature")
 RETRIED = ("failed", "timeout")
 PACKAGES = ("transformers", "sentence-transformers", "datasets", "accelerate")
-PROFILE_SECONDS = 60.0
 
 
 def main() -> None:
@@ -52,7 +51,8 @@ def main() -> None:
     for suite in arguments.suite:
         cells = select(suite, arguments)
         if arguments.list:
-            list_cells(suite, cells, arguments, console)
+            seconds = None if arguments.profile else arguments.seconds
+            list_cells(suite, cells, seconds, console)
         else:
             run_suite(suite, cells, arguments, console)
 
@@ -212,51 +212,6 @@ def default_folder(arguments: argparse.Namespace) -> Path:
     workload = ROOT / "scripts/training_benchmark/workload.py"
     digest = hashlib.sha256(workload.read_bytes() + str(arguments.miniature).encode())
     return Path(tempfile.gettempdir()) / f"sparton-training-{digest.hexdigest()[:12]}"
-
-
-def cell_of(record: Record) -> Cell:
-    return Cell(**{field: record[field] for field in Cell._fields})
-
-
-def describe(cell: Cell, record: Record) -> str:
-    found = record["status"]
-    if "examples_per_second_p50" in record and found == "ok":
-        low, middle, high = (record[f"examples_per_second_p{q}"] for q in (20, 50, 80))
-        found = f"{middle:,.0f} pairs/s ({low:,.0f} to {high:,.0f})"
-    if "peak_allocated_gib" in record:
-        found += f", {record['peak_allocated_gib']:.1f} GiB"
-    if "busy_share" in record:
-        found = f"{record['step_ms']:.1f} ms, GPU busy {record['busy_share']:.1%}"
-    said = {key: record[key] for key in ("error", "cell_seconds") if key in record}
-    return outcome(cell.label, found, {"status": "", **said})
-
-
-def result_table(suite: str, records: list[Record]) -> Table:
-    columns = ("cell", "pairs/s", "step ms", "wait ms", "GiB", "MFU", "start s", "loss", "status")
-    table = Table(*columns, title=suite)
-    for r in records:
-        figures = ["-"] * (len(columns) - 2)
-        if "examples_per_second_p50" in r:
-            figures = [f"{r['examples_per_second_p50']:,.0f}", f"{r['step_ms_p50']:.1f}"]
-            figures.append(f"{r['data_wait_ms']:.1f}" if "data_wait_ms" in r else "")
-            figures.append(f"{r['peak_allocated_gib']:.1f}" if "peak_allocated_gib" in r else "")
-            figures.append(f"{r['mfu']:.1%}" if "mfu" in r else "")
-            figures.append(f"{r['seconds_to_first_step']:.0f}")
-            figures.append(f"{r['loss_first']:.2f} to {r['loss_last']:.2f}")
-        table.add_row(cell_of(r).label, *figures, r["status"])
-    return table
-
-
-def list_cells(
-    suite: str, cells: Sequence[Cell], arguments: argparse.Namespace, console: Console
-) -> None:
-    seconds = [
-        PROFILE_SECONDS if arguments.profile else expected_seconds(cell, arguments.seconds)
-        for cell in cells
-    ]
-    for cell, each in zip(cells, seconds, strict=True):
-        console.print(f"  {cell.label}, about {each:.0f} s", highlight=False)
-    console.print(f"{suite}: {len(cells)} cells, about {sum(seconds):.0f} s")
 
 
 if __name__ == "__main__":

@@ -4,17 +4,27 @@ is made of."""
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tables.records import Record, by_device, find, markdown
-from training_benchmark.suites import ALL_TERMS, COLBERT, JOINT, OURS, SPLADE, SUITES, THEIRS
+from tables.records import Record, by_device, find, markdown, paper
+from training_benchmark.suites import (
+    ALL_TERMS,
+    COLBERT,
+    JOINT,
+    OURS,
+    OWN_WORDS,
+    SPLADE,
+    SUITES,
+    THEIRS,
+)
 from training_benchmark.trace import FAMILIES
 
 FIGURES = ("pairs/s", "ms/step", "peak GiB", "MFU", "waits for data ms", "first step after s")
+DIRECT = {"micro_batch": 0, "compiled": True, "activity": OWN_WORDS, "model": SPLADE}
 COMMAND = "python scripts/benchmark_training.py --suite"
 
 
 def splade_table() -> str:
     """SPLADE, every head, beside sentence-transformers."""
-    return _suite("splade", _side_by_side)
+    return _suite("splade", _splade)
 
 
 def late_table() -> str:
@@ -57,6 +67,33 @@ def _side_by_side(records: list[Record]) -> str:
         ratio = f"{own / best:.2f}" if own and best else ""
         rows.append([name(record), _batch(record), *figures(record), ratio])
     return markdown(header, rows)
+
+
+def _splade(records: list[Record]) -> str:
+    gains = [
+        f"{batch}: {gain:.2f} ({printed:.2f})" for batch, gain, printed in paper_gains(records)
+    ]
+    words = (
+        "Pairs per second of head=sparton over those of head=compiled at batch 384, backbones "
+        "compiled, by batch, and the paper's in brackets: "
+    )
+    return _side_by_side(records) + (f"\n{words}{', '.join(gains)}.\n" if gains else "")
+
+
+def paper_gains(records: Sequence[Record]) -> list[tuple[int, float, float]]:
+    """Batch, our gain over the compiled head, and the paper's, of the rows of its Table 3."""
+
+    def own(head: str, batch: int) -> float | None:
+        return rate(find(records, head=head, batch=batch, **DIRECT))
+
+    printed = paper("table3")["rows"]
+    (base,) = (row for row in printed if "compiled" in row["heads"])
+    baseline = own("compiled", base["batch"])
+    return [
+        (row["batch"], rated / baseline, row["examples_per_second"] / base["examples_per_second"])
+        for row in printed
+        if "sparton" in row["heads"] and baseline and (rated := own("sparton", row["batch"]))
+    ]
 
 
 def _late(records: list[Record]) -> str:

@@ -23,7 +23,7 @@ FAMILIES = {
         r"hybrid_head|_rescore|_count_kernel|_quantize"
     ),
     "optimizer": r"adam|multi_tensor|lpnorm|foreach",
-    "loss": r"softmax|nll_loss|sgemm|s1688gemm|f32f32_f32f32",
+    "loss": r"copy_entries|softmax|nll_loss|sgemm|s1688gemm|f32f32_f32f32",
     "GEMM": r"gemm|cutlass|nvjet|xmma|cublas|splitk|gemv",
     "norms and elementwise": r"",
 }
