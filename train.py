@@ -5,8 +5,6 @@ import os
 # OpenMP threads that spin while they wait would starve the processes that tokenise ahead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-import json
-import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -21,7 +19,6 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from sparton import config
 from sparton.datasets.loader import train_loader
@@ -31,35 +28,21 @@ from sparton.evaluation import (
     mean_metrics,
     packed_tokenizer,
     plan_search,
-    results_table,
-    write_results,
-    write_task_run,
+    run_tests,
+    training_tokenizer,
 )
-from sparton.losses.joint import KINDS, Joint
-from sparton.losses.objective import Objective
 from sparton.models.assembly import build_encoder
-from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.sweeps.cells import run_cell
+from sparton.training.assembly import build_objective
 from sparton.training.distributed import World, join_world, leave_world
-from sparton.training.loggers import JsonlLogger, Logger, ScreenLogger
+from sparton.training.loggers import open_loggers
 from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
 from sparton.training.manifest import describe_environment
 from sparton.training.optimization import build_optimizer
+from sparton.training.outcome import run_here, run_on_gpus
 from sparton.training.precision import Precision
-from sparton.training.processes import run_ranks
 from sparton.training.state import CheckpointError
-from sparton.training.status import (
-    FAILED,
-    KILLED,
-    OK,
-    OOM,
-    RUNNING,
-    Status,
-    describe_failure,
-    end_run,
-    write_status,
-)
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import RetrievalTask, Tokenizer, TrainBatch
@@ -72,9 +55,7 @@ EXPECTED_ERRORS = (
     NonFiniteLossError,
     CheckpointError,
 )
-WIDE = 120  # columns of a table where no terminal has a width
 PROGRAM = Path(__file__).resolve()
-log = logging.getLogger(__name__)
 TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 
 config.register()
@@ -83,6 +64,7 @@ transformers.utils.logging.disable_progress_bar()
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
+    """A cell of a sweep, the starter of several processes, or a training."""
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN:
@@ -90,42 +72,15 @@ def main(cfg: DictConfig) -> None:
             sys.exit("train.py: a sweep starts its processes itself: python train.py -m gpus=2 ...")
         command = config.cell_command(PROGRAM, hydra_config, folder)
         run_cell(command, folder, config.cell_settings(cfg, hydra_config))
-    elif cfg.gpus > 1 and "RANK" not in os.environ:
-        run_on_gpus(cfg.gpus, folder)
-    else:
-        run_here(cfg, folder)
-
-
-def run_on_gpus(gpus: int, folder: Path) -> None:
-    """This very command once more for each GPU."""
-    write_status(folder, Status(RUNNING))
-    ended = run_ranks([sys.executable, *sys.argv], gpus)
-    if ended.code == 0:
         return
-    if ended.code < 0:  # other ends are explained by the rank itself
-        print(f"train.py: rank {ended.rank} {ended}; the others were stopped", file=sys.stderr)
-    end_run(folder, Status(KILLED if ended.code < 0 else FAILED, f"rank {ended.rank} {ended}"))
-    sys.exit(1)
-
-
-def run_here(cfg: DictConfig, folder: Path) -> None:
-    """Train in this process, and leave in ``status.json`` how that ended."""
-    rank = os.environ.get("RANK")
-    if rank in (None, "0"):
-        write_status(folder, Status(RUNNING))
-    try:
-        run(cfg, join_world(), folder)
-    except Exception as error:
-        status = describe_failure(error, config.explain(error))
-        end_run(folder, status)
-        expected = isinstance(error, EXPECTED_ERRORS) or status.state == OOM
-        if not expected or os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        speaker = f"train.py (rank {rank})" if rank else "train.py"
-        print(f"{speaker}: {status.message}", file=sys.stderr)
-        sys.exit(1)
-    if rank in (None, "0"):
-        write_status(folder, Status(OK))
+    if cfg.gpus > 1 and "RANK" not in os.environ:
+        message = run_on_gpus([sys.executable, *sys.argv], cfg.gpus, folder)
+    else:
+        message = run_here(
+            lambda: run(cfg, join_world(), folder), folder, EXPECTED_ERRORS, config.explain
+        )
+    if message:
+        sys.exit(f"train.py: {message}")
 
 
 def run(cfg: DictConfig, world: World, folder: Path) -> None:
@@ -136,7 +91,9 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
     needs_teacher = trainer.step.objective.ranking.needs_teacher
     batches = build_loader(cfg, world, tokenizer, trainer.resume(), needs_teacher)
     if world.is_main:
-        trainer.loggers = build_loggers(cfg, folder, trainer)
+        others = instantiate(cfg.logger, _convert_="partial").values()
+        steps, start = trainer.settings.steps, trainer.start_step
+        trainer.loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
     try:
         trainer.run(batches)
         if tests:
@@ -171,8 +128,12 @@ def build_trainer(
     encoder.to(world.device, precision.parameter_dtype)
     world.broadcast(encoder)
     lengths = {"query_length": cfg.query_length, "document_length": cfg.document_length}
-    tokenizer = build_tokenizer(encoder, dev_tasks, **lengths)
-    objective = build_objective(cfg, encoder)
+    tokenizer = training_tokenizer(encoder, dev_tasks, **lengths)
+    regularizers = {
+        side: instantiate(cfg[f"{side}_regularizer"], _convert_="partial")
+        for side in ("query", "document")
+    }
+    objective = build_objective(encoder, instantiate(cfg.loss), regularizers)
     plan_search(encoder, **search_settings(cfg))
     evaluate = partial(build_evaluation(cfg, precision), tokenizer=tokenizer)
     trainer = Trainer(
@@ -197,18 +158,6 @@ def build_trainer(
     return trainer, tokenizer
 
 
-def build_tokenizer(encoder: Encoder, dev_tasks: list[RetrievalTask], **lengths: int) -> Tokenizer:
-    """Texts to token batches, or to the rows of embeddings that were made before."""
-    rows = encoder.text_rows
-    if rows is None:
-        return packed_tokenizer(encoder, **lengths)
-    rows.check_lengths(**lengths)
-    for task in dev_tasks:  # what the cache lacks shows before the training
-        rows.queries(task.queries.texts)
-        rows.documents(task.documents.texts)
-    return rows
-
-
 def search_settings(cfg: DictConfig) -> dict[str, Any]:
     return {"metrics": list(cfg.metrics), "search": cfg.search, "rerank_depth": cfg.rerank_depth}
 
@@ -216,28 +165,6 @@ def search_settings(cfg: DictConfig) -> dict[str, Any]:
 def build_evaluation(cfg: DictConfig, precision: Precision) -> Callable[..., TaskResult]:
     """What is still to be given an encoder, its tokenizer and a task."""
     return partial(evaluate_encoder, bf16=precision.is_half, **search_settings(cfg))
-
-
-def build_objective(cfg: DictConfig, encoder: Encoder) -> Objective:
-    """The loss, and the regularizers of the sides that have something to regularize."""
-    regularizers = {}
-    for side in ("query", "document"):
-        regularizers[side] = instantiate(cfg[f"{side}_regularizer"], _convert_="partial")
-        if regularizers[side] and side not in encoder.regularized:
-            log.info(
-                "no %s_regularizer: training cannot make this encoder's %s representations sparser",
-                side,
-                side,
-            )
-            regularizers[side] = {}
-    loss = instantiate(cfg.loss)
-    if isinstance(loss, Joint) and encoder.kinds != KINDS:
-        raise ValueError(
-            f"the loss {type(loss).__name__} is of a sparse half and of one with vectors of "
-            f"tokens, but this encoder has {' and '.join(encoder.kinds)} alone: set "
-            "head=sparton_colbert, or loss=infonce"
-        )
-    return Objective(loss, *regularizers.values(), encoder.loss_weights)
 
 
 def build_loader(
@@ -264,45 +191,13 @@ def build_loader(
     )
 
 
-def build_loggers(cfg: DictConfig, folder: Path, trainer: Trainer) -> list[Logger]:
-    """Screen, metrics.jsonl, and what ``logger`` asks for. A part that trains leaves a manifest."""
-    manifest = describe_run(cfg)
-    steps, start = trainer.settings.steps, trainer.start_step
-    if start < steps:
-        name = f"manifest-from-step-{start}.json" if start else "manifest.json"
-        (folder / name).write_text(json.dumps(manifest, indent=2) + "\n")
-    console = Console()
-    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
-    loggers: list[Logger] = [
-        ScreenLogger(console, steps),
-        JsonlLogger(folder / "metrics.jsonl", start),
-        *instantiate(cfg.logger, _convert_="partial").values(),
-    ]
-    for logger in loggers:
-        logger.describe(manifest)
-    return loggers
-
-
 def describe_run(cfg: DictConfig) -> dict[str, Any]:
     return describe_environment() | {"config": OmegaConf.to_container(cfg, resolve=True)}
 
 
-def run_tests(
-    evaluate: Callable[..., TaskResult],
-    tasks: TaskBuilders,
-    folder: Path,
-    description: Mapping[str, Any],
-) -> None:
-    """One task after the other; ``results.json`` and the runs grow with each, a table ends it."""
-    results: list[TaskResult] = []
-    for name, build in tasks.items():
-        results.append(evaluate(build()._replace(name=name)))
-        write_results(results, folder, {"model": str(folder / "model"), **description})
-        write_task_run(results[-1], folder)
-    width = None if sys.stdout.isatty() else WIDE
-    Console(width=width).print(results_table(results, title="test tasks"))
-
-
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("train.py: stopped; the same command goes on from the last checkpoint")
     leave_world()

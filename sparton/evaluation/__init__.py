@@ -1,7 +1,12 @@
 """Encode, index, search, measure, write."""
 
 from sparton.evaluation.explanation import TokenMatch, explain, explain_match
-from sparton.evaluation.models import choose_device, load_retriever, packed_tokenizer
+from sparton.evaluation.models import (
+    choose_device,
+    load_retriever,
+    packed_tokenizer,
+    training_tokenizer,
+)
 from sparton.evaluation.results import (
     TaskResult,
     mean_metrics,
@@ -11,6 +16,7 @@ from sparton.evaluation.results import (
 )
 from sparton.evaluation.settings import check_search, check_term_bounds, plan_search
 from sparton.evaluation.tasks import evaluate_bm25, evaluate_encoder
+from sparton.evaluation.testing import run_tests
 
 __all__ = [
     "TaskResult",
@@ -27,6 +33,8 @@ __all__ = [
     "packed_tokenizer",
     "plan_search",
     "results_table",
+    "run_tests",
+    "training_tokenizer",
     "write_results",
     "write_task_run",
 ]

@@ -1,6 +1,7 @@
 """Trained models as users name them: a folder or a hub name, and a device."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import torch
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
+    from sparton.types import RetrievalTask, Tokenizer
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
@@ -80,3 +82,21 @@ def packed_tokenizer(
         markup=encoder.markup,
         query_tokenizer=encoder.query_tokenizer,
     )
+
+
+def training_tokenizer(
+    encoder: "Encoder", dev_tasks: "Sequence[RetrievalTask]", **lengths: int
+) -> "Tokenizer":
+    """Texts to token batches, or to the rows of embeddings that were made before.
+
+    Raises:
+        ValueError: embeddings made at other lengths, or that lack a text of a dev task.
+    """
+    rows = encoder.text_rows
+    if rows is None:
+        return packed_tokenizer(encoder, **lengths)
+    rows.check_lengths(**lengths)
+    for task in dev_tasks:  # what the cache lacks shows before the training
+        rows.queries(task.queries.texts)
+        rows.documents(task.documents.texts)
+    return rows

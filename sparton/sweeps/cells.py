@@ -11,11 +11,10 @@ from sparton.training.status import (
     FAILED,
     KILLED,
     RESULTS,
-    RUNNING,
     Status,
+    begin_run,
     end_run,
     read_status,
-    write_status,
 )
 
 CELL_FILE = "cell.json"
@@ -38,9 +37,8 @@ def run_cell(command: Sequence[str], folder: Path, settings: Settings) -> Status
     if before and before.state in RESULTS and _read_settings(folder) == settings:
         log.info("done already (%s): %s", before.state, folder)
         return before
-    folder.mkdir(parents=True, exist_ok=True)
+    begin_run(folder)
     (folder / CELL_FILE).write_text(json.dumps(settings) + "\n")
-    write_status(folder, Status(RUNNING))
     ended = run_alone(command)
     end_run(folder, Status(KILLED if ended.code < 0 else FAILED, f"the process {ended}"))
     status = read_status(folder) or Status(FAILED, f"{folder} has no status that can be read")

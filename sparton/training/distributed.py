@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from sparton.representations import Representations, TokenVectors
 from sparton.sparse_vectors import OwnVectors, SparseVectors, bounds_of
 
-# The others wait while rank 0 evaluates. A rank that dies does not keep them: torchrun ends all.
+# The others wait while rank 0 evaluates. A rank that dies does not keep them: who started it ends
+# all.
 _PATIENCE = timedelta(hours=2)
 
 

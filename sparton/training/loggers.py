@@ -1,6 +1,7 @@
 """Where the figures of a run go beside the screen."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -132,3 +133,20 @@ class TensorBoardLogger:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def open_loggers(
+    folder: Path, manifest: Record, steps: int, start: int, others: Iterable[Logger] = ()
+) -> list[Logger]:
+    """Screen, ``metrics.jsonl`` and ``others``, each told the manifest of a run in ``folder``; a
+    part of a run that trains, from step ``start`` on, leaves the manifest there too."""
+    if start < steps:
+        name = f"manifest-from-step-{start}.json" if start else "manifest.json"
+        (folder / name).write_text(json.dumps(manifest, indent=2) + "\n")
+    console = Console()
+    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
+    metrics = JsonlLogger(folder / "metrics.jsonl", start)
+    loggers: list[Logger] = [ScreenLogger(console, steps), metrics, *others]
+    for logger in loggers:
+        logger.describe(manifest)
+    return loggers

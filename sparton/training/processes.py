@@ -1,4 +1,7 @@
-"""Other processes of this program: one that is waited for, or the ranks of one machine."""
+"""Other processes of this program: one that is waited for, or the ranks of one machine.
+
+They do not outlive this one, however it ends. Ctrl-C reaches this one alone, which ends them.
+"""
 
 import ctypes
 import os
@@ -24,19 +27,13 @@ class Ended(NamedTuple):
         if self.code >= 0:
             return f"ended with exit status {self.code}"
         name = signal.Signals(-self.code).name
-        memory = "; out of the machine's own memory, perhaps" if name == "SIGKILL" else ""
+        memory = " (out of the machine's own memory, perhaps)" if name == "SIGKILL" else ""
         return f"was ended by {name}{memory}"
 
 
-def start(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen:
-    """Start a process that does not outlive this one, however this one ends."""
-    variables = {**os.environ, **(environment or {})}
-    return subprocess.Popen(command, env=variables, preexec_fn=_end_with_parent)
-
-
 def run_alone(command: Sequence[str]) -> Ended:
-    """Wait for one process."""
-    return Ended(start(command).wait())
+    """Start one process, and wait for it."""
+    return _wait([_start(command, {})])
 
 
 def run_ranks(command: Sequence[str], count: int) -> Ended:
@@ -52,24 +49,31 @@ def run_ranks(command: Sequence[str], count: int) -> Ended:
         ),
     }
     ranks = [
-        start(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        _start(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(count)
     ]
+    return _wait(ranks)
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen:
+    return subprocess.Popen(
+        command, env={**os.environ, **environment}, process_group=0, preexec_fn=_end_with_parent
+    )
+
+
+def _wait(processes: Sequence[subprocess.Popen]) -> Ended:
+    """Until all have ended well, or one has not; nothing is left running."""
     try:
-        return _wait(ranks)
+        while True:
+            codes = [process.poll() for process in processes]
+            for rank, code in enumerate(codes):
+                if code:
+                    return Ended(code, rank)
+            if None not in codes:
+                return Ended(0)
+            time.sleep(0.1)
     finally:
-        _end(ranks)
-
-
-def _wait(ranks: Sequence[subprocess.Popen]) -> Ended:
-    while True:
-        codes = [process.poll() for process in ranks]
-        for rank, code in enumerate(codes):
-            if code:
-                return Ended(code, rank)
-        if None not in codes:
-            return Ended(0)
-        time.sleep(0.1)
+        _end(processes)
 
 
 def _end(processes: Sequence[subprocess.Popen]) -> None:

@@ -1,6 +1,7 @@
 """How a run stands: ``status.json`` of its folder, which sweeps and their reports go by."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,7 @@ import torch
 
 RUNNING, OK, OOM, FAILED, KILLED = "running", "ok", "oom", "failed", "killed"
 RESULTS = (OK, OOM)  # with which a run is done; any other state is worth another try
-_FILE = "status.json"
+_FILE, _ENDED = "status.json", ".ended"
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
@@ -28,18 +29,27 @@ def read_status(folder: Path) -> Status | None:
         return None
 
 
-def write_status(folder: Path, status: Status) -> None:
+def begin_run(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    staged = folder / f"{_FILE}.tmp"
+    (folder / _ENDED).unlink(missing_ok=True)
+    _write(folder, Status(RUNNING))
+
+
+def end_run(folder: Path, status: Status) -> bool:
+    """Write how a run ended, unless that is written already: of the processes of one run the first
+    knows why, the others end because it did. Returns whether this was the first."""
+    try:
+        (folder / _ENDED).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    _write(folder, status)
+    return True
+
+
+def _write(folder: Path, status: Status) -> None:
+    staged = folder / f".{_FILE}.{os.getpid()}"
     staged.write_text(json.dumps(status._asdict()) + "\n")
     staged.replace(folder / _FILE)
-
-
-def end_run(folder: Path, status: Status) -> None:
-    """Write how a run ended, unless that is written already: of the processes of one run the first
-    knows why, the others end because it did."""
-    if read_status(folder) in (None, Status(RUNNING)):
-        write_status(folder, status)
 
 
 def describe_failure(error: Exception, message: str) -> Status:

@@ -1,6 +1,5 @@
 """A cell runs in a process of its own; what it left decides whether it runs again."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparton.sweeps.cells import find_cells, run_cell
-from sparton.training.status import Status, read_status, write_status
+from sparton.training.status import Status, end_run, read_status
 
 SETTINGS = {"head": "eager", "batch": 8, "gpus": 1, "seed": 0, "overrides": ["batch=8"]}
 
@@ -26,8 +25,8 @@ def runs(folder: Path) -> int:
 
 
 def leaves(folder: Path, state: str) -> str:
-    text = json.dumps({"state": state, "message": "as it said"})
-    return f"open({str(folder / 'status.json')!r}, 'w').write({text!r})"
+    say = "from sparton.training.status import Status, end_run; from pathlib import Path\n"
+    return f"{say}end_run(Path({str(folder)!r}), Status({state!r}, 'as it said'))"
 
 
 @pytest.mark.parametrize(("state", "again"), [("ok", 1), ("oom", 1), ("failed", 2)])
@@ -55,7 +54,7 @@ def test_other_settings_in_the_same_folder_are_another_cell(tmp_path):
     ],
 )
 def test_a_process_that_ends_without_a_word_has_a_status_too(tmp_path, code, state, message):
-    write_status(tmp_path, Status("failed", "of an earlier try"))
+    end_run(tmp_path, Status("failed", "of an earlier try"))
     status = run_cell(script(tmp_path, code), tmp_path, SETTINGS)
     assert status.state == state and status.message.startswith(message)
     assert find_cells(tmp_path) == [(tmp_path, SETTINGS, status)]

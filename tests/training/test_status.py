@@ -5,10 +5,10 @@ import torch
 
 from sparton.training.status import (
     Status,
+    begin_run,
     describe_failure,
     end_run,
     read_status,
-    write_status,
 )
 
 
@@ -51,7 +51,9 @@ def test_words_do_not_make_it_one(error):
 
 
 def test_the_first_to_say_how_a_run_ended_is_heard(tmp_path):
-    write_status(tmp_path, Status("running"))
-    end_run(tmp_path, Status("oom", "here"))
-    end_run(tmp_path, Status("failed", "the other processes are gone"))
-    assert read_status(tmp_path) == Status("oom", "here")
+    for state in ("oom", "ok"):
+        begin_run(tmp_path)
+        assert read_status(tmp_path) == Status("running")
+        assert end_run(tmp_path, Status(state, "here"))
+        assert not end_run(tmp_path, Status("failed", "the other processes are gone"))
+        assert read_status(tmp_path) == Status(state, "here")

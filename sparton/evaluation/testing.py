@@ -1,0 +1,30 @@
+"""All test tasks with one model, one after the other."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from sparton.evaluation.results import TaskResult, results_table, write_results, write_task_run
+from sparton.types import RetrievalTask
+
+_WIDE = 120  # columns of a table where no terminal has a width
+
+
+def run_tests(
+    evaluate: Callable[[RetrievalTask], TaskResult],
+    tasks: Mapping[str, Callable[[], RetrievalTask]],
+    folder: Path,
+    description: Mapping[str, Any],
+) -> None:
+    """``results.json`` and the runs in ``folder`` grow with each task, a table ends it."""
+    results: list[TaskResult] = []
+    for name, build in tasks.items():
+        results.append(evaluate(build()._replace(name=name)))
+        write_results(results, folder, {"model": str(folder / "model"), **description})
+        write_task_run(results[-1], folder)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDE)
+    console.print(results_table(results, title="test tasks"))

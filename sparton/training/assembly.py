@@ -1,0 +1,41 @@
+"""An objective that fits its encoder."""
+
+import logging
+from collections.abc import Mapping
+
+from sparton.losses.joint import KINDS, Joint
+from sparton.losses.objective import Objective
+from sparton.losses.ranking import RankingLoss
+from sparton.losses.regularizers import Regularizer
+from sparton.models.encoder import Encoder
+
+log = logging.getLogger(__name__)
+
+
+def build_objective(
+    encoder: Encoder,
+    loss: RankingLoss | Joint,
+    regularizers: Mapping[str, Mapping[str, Regularizer]],
+) -> Objective:
+    """The loss, and the regularizers of the sides, ``query`` and ``document``, that have something
+    to regularize.
+
+    Raises:
+        ValueError: a loss of two kinds of representations, and an encoder with one.
+    """
+    if isinstance(loss, Joint) and encoder.kinds != KINDS:
+        raise ValueError(
+            f"the loss {type(loss).__name__} is of a sparse half and of one with vectors of "
+            f"tokens, but this encoder has {' and '.join(encoder.kinds)} alone: set "
+            "head=sparton_colbert, or loss=infonce"
+        )
+    kept = dict(regularizers)
+    for side in kept:
+        if kept[side] and side not in encoder.regularized:
+            log.info(
+                "no %s_regularizer: training cannot make this encoder's %s representations sparser",
+                side,
+                side,
+            )
+            kept[side] = {}
+    return Objective(loss, kept["query"], kept["document"], encoder.loss_weights)

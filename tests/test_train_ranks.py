@@ -1,0 +1,72 @@
+"""Several processes of one run: one dies, and the run goes on with any number of them."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparton.training.status import Status, read_status
+from tests.test_train import read_records, run_command, run_here
+
+# A small rate: Adam makes large updates of the rounding errors of tiny gradients.
+MORTAL = ("optimizer._target_=tests.sweeps.broken.Mortal", "optimizer.lr=1e-4", "evaluation=none")
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory) -> list[float]:
+    """Of a run in one piece and one process."""
+    records = run_here(tmp_path_factory.mktemp("whole"), *MORTAL)
+    return [record["loss"] for record in records]
+
+
+def start(folder: Path, gpus: int, end: str = "- -") -> subprocess.CompletedProcess:
+    command = run_command(folder, *MORTAL, f"gpus={gpus}")
+    environment = os.environ | {"END": end}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=240, env=environment
+    )
+
+
+def goes_on(folder: Path, gpus: int, losses: list[float]) -> None:
+    """From the checkpoint of step 2 to the end, as if nothing had happened."""
+    process = start(folder, gpus)
+    assert process.returncode == 0, process.stderr
+    assert read_status(folder) == Status("ok")
+    assert (folder / "manifest-from-step-2.json").exists()
+    found = [record["loss"] for record in read_records(folder)]
+    assert found == pytest.approx(losses, rel=1e-4)
+
+
+def test_a_killed_rank_ends_the_others_and_one_process_goes_on(tmp_path, losses):
+    process = start(tmp_path, gpus=2, end="1 killed")
+    assert process.returncode == 1
+    said = [line for line in process.stderr.splitlines() if line]
+    assert len(said) == 1 and said[0].startswith("train.py: rank 1 was ended by SIGKILL"), said
+    assert read_status(tmp_path).state == "killed"
+    goes_on(tmp_path, 1, losses)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_two_processes_go_on(tmp_path, losses, gpus):
+    assert start(tmp_path, gpus, end="0 killed").returncode != 0
+    goes_on(tmp_path, 2, losses)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_refused_speaks_alone(tmp_path):
+    process = start(tmp_path, gpus=2, end="1 refused")
+    assert process.returncode == 1
+    said = [line for line in process.stderr.splitlines() if line]
+    assert said == ["train.py: rank 1: refused on rank 1"]
+    assert read_status(tmp_path) == Status("failed", "refused on rank 1")
+
+
+@pytest.mark.slow
+def test_a_bug_on_a_rank_is_shown_with_its_place_and_alone(tmp_path):
+    process = start(tmp_path, gpus=2, end="1 bug")
+    assert process.returncode == 1
+    assert process.stderr.count("bug on rank 1") == 1
+    assert "Connection closed" not in process.stderr
+    assert read_status(tmp_path) == Status("failed", "bug on rank 1")
