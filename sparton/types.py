@@ -10,6 +10,7 @@ from sparton import packing
 
 Side = Literal["query", "document"]
 Kind = Literal["sparse", "tokens"]
+SIDES: tuple[Side, Side] = ("query", "document")
 
 
 class KeyTokens(NamedTuple):
@@ -57,6 +58,26 @@ class TokenBatch(NamedTuple):
         starts = torch.repeat_interleave(cu_seqlens[:-1].long(), lengths)
         position_ids = torch.arange(input_ids.numel()) - starts
         return cls(input_ids, position_ids, cu_seqlens, max((*lengths.tolist(), 1)))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["TokenBatch"]) -> "TokenBatch":
+        """The sequences of all parts, in order; every sequence attends to all of its own tokens.
+
+        Raises:
+            ValueError: a part has keys.
+        """
+        if any(part.keys for part in parts):
+            raise ValueError("batches with keys cannot be concatenated")
+        bounds, total = [parts[0].cu_seqlens[:1]], 0
+        for part in parts:
+            bounds.append(part.cu_seqlens[1:] + total)
+            total += part.num_tokens
+        return cls(
+            torch.cat([part.input_ids for part in parts]),
+            torch.cat([part.position_ids for part in parts]),
+            torch.cat(bounds),
+            max(part.max_seqlen for part in parts),
+        )
 
     @property
     def num_sequences(self) -> int:

@@ -9,10 +9,9 @@ from hard_negatives.miners import Encoding
 from sparton.evaluation import load_retriever
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.index import score_pairs
-from sparton.types import Side
+from sparton.types import SIDES
 
 CLASSIFIER = "ForSequenceClassification"
-SIDES: tuple[Side, Side] = ("query", "document")
 Pairs = Sequence[tuple[str, str]]
 Teacher = Callable[[Pairs], NDArray[np.float32]]
 

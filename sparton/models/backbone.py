@@ -28,8 +28,8 @@ class Backbone(EncoderBody):
             (:func:`~sparton.models.body.without_attention_dropout` before it is built), hidden
             dropout may stay.
         tokenizer: its fast tokenizer.
-        compile, gradient_checkpointing: see :class:`EncoderBody`. Compiled, :meth:`forward`,
-            :meth:`hidden_states` and :meth:`transform` are one graph each.
+        compile, half_residual, gradient_checkpointing: see :class:`EncoderBody`. Compiled,
+            :meth:`transform` is one graph.
 
     Raises:
         ValueError: the model's attention cannot be packed, or model and tokenizer do not fit.
@@ -43,13 +43,18 @@ class Backbone(EncoderBody):
         tokenizer: PreTrainedTokenizerFast,
         *,
         compile: bool = False,
+        half_residual: bool = False,
         gradient_checkpointing: bool = False,
     ) -> None:
         decoder = mlm.get_output_embeddings()
         if not isinstance(decoder, nn.Linear):
             raise ValueError(f"{type(mlm).__name__} has no linear decoder; use a masked-LM model")
         super().__init__(
-            mlm, tokenizer, compile=compile, gradient_checkpointing=gradient_checkpointing
+            mlm,
+            tokenizer,
+            compile=compile,
+            half_residual=half_residual,
+            gradient_checkpointing=gradient_checkpointing,
         )
         self.decoder = decoder
         self._decoder_place = _place_of(decoder, mlm)
@@ -57,7 +62,6 @@ class Backbone(EncoderBody):
         # In a tuple, lest its parameters be registered a second time.
         self._head = (_without_body(mlm),)
         if compile:
-            mlm.compile(dynamic=True)
             self._head[0].compile(dynamic=True)
 
     def forward(self, tokens: TokenBatch) -> Tensor:
@@ -66,9 +70,7 @@ class Backbone(EncoderBody):
         Raises:
             ValueError: ``tokens.max_seqlen`` exceeds :attr:`max_length`.
         """
-        if tokens.num_tokens == 0:
-            return self._no_states()
-        return self._run(self.model, tokens).logits[0]
+        return self.transform(self.hidden_states(tokens))
 
     def transform(self, hidden: Tensor) -> Tensor:
         """What the masked-LM head makes of last states ``[T, D]``, as :meth:`forward` gives it."""

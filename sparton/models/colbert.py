@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from sparton.models.body import EncoderBody
+from sparton.models.body import EncoderBody, hidden_of_both
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
-from sparton.types import Markup, Side, TokenBatch
+from sparton.types import SIDES, Markup, Side, TokenBatch
 
 
 class ColbertHead(nn.Module):
@@ -166,13 +166,24 @@ class ColbertEncoder(Encoder):
 
     def forward(self, tokens: TokenBatch, side: Side) -> TokenVectors:
         """The vectors of N queries or N documents; of a query all tokens count."""
-        counted = self.counted if side == "document" else None
-        hidden = self.backbone.hidden_states(tokens)
-        return self.head(hidden, self.projection.weight, tokens, counted)
+        return self._represent(self.backbone.hidden_states(tokens), tokens, side)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """:meth:`forward` as representations."""
         return Representations(tokens=self(tokens, side))
+
+    def encode_both(
+        self, queries: TokenBatch, documents: TokenBatch
+    ) -> tuple[Representations, Representations]:
+        """See :func:`~sparton.models.body.hidden_of_both`."""
+        sides = queries, documents
+        hidden = hidden_of_both(self.backbone.hidden_states, *sides)
+        of_queries, of_documents = map(self._represent, hidden, sides, SIDES)
+        return Representations(tokens=of_queries), Representations(tokens=of_documents)
+
+    def _represent(self, hidden: Tensor, tokens: TokenBatch, side: Side) -> TokenVectors:
+        counted = self.counted if side == "document" else None
+        return self.head(hidden, self.projection.weight, tokens, counted)
 
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """Of the body and the projection; MaxSim depends on what is compared with what."""

@@ -50,6 +50,13 @@ class Encoder(nn.Module):
         """The representations of N queries or N documents."""
         raise NotImplementedError
 
+    def encode_both(
+        self, queries: TokenBatch, documents: TokenBatch
+    ) -> tuple[Representations, Representations]:
+        """:meth:`encode` of either side; encoders of which both run through one body may make one
+        pass of them."""
+        return self.encode(queries, "query"), self.encode(documents, "document")
+
     def complete(self, representations: Representations) -> Representations:
         """Called in every training step with one side of the global batch, before the objective
         and within its graph: fills in what no part of a batch can know."""

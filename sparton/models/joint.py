@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from sparton.kernels.splade_head import TopK
 from sparton.models.backbone import Backbone
+from sparton.models.body import hidden_of_both
 from sparton.models.colbert import ColbertHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
 from sparton.representations import Representations
-from sparton.types import Side, TokenBatch
+from sparton.types import SIDES, Side, TokenBatch
 
 
 class JointHead(nn.Module):
@@ -64,17 +65,20 @@ class JointEncoder(Encoder):
 
     def forward(self, tokens: TokenBatch, side: Side) -> Representations:
         """Both halves of N queries or N documents."""
-        hidden = self.backbone.hidden_states(tokens)
-        counted = self.counted if side == "document" else None
-        vectors = self.head.tokens(hidden, self.projection.weight, tokens, counted)
-        transformed, decoder, own = self._sparse_inputs(hidden, tokens)
-        return Representations(
-            self.head.sparse(transformed, decoder.weight, decoder.bias, own), vectors
-        )
+        return self._represent(self.backbone.hidden_states(tokens), tokens, side)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """:meth:`forward`."""
         return self(tokens, side)
+
+    def encode_both(
+        self, queries: TokenBatch, documents: TokenBatch
+    ) -> tuple[Representations, Representations]:
+        """See :func:`~sparton.models.body.hidden_of_both`."""
+        sides = queries, documents
+        hidden = hidden_of_both(self.backbone.hidden_states, *sides)
+        of_queries, of_documents = map(self._represent, hidden, sides, SIDES)
+        return of_queries, of_documents
 
     @torch.no_grad()
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
@@ -94,6 +98,14 @@ class JointEncoder(Encoder):
     def vocabulary_size(self) -> int:
         """V; it may exceed the tokenizer's size where a model pads its vocabulary."""
         return self.backbone.decoder.out_features
+
+    def _represent(self, hidden: Tensor, tokens: TokenBatch, side: Side) -> Representations:
+        counted = self.counted if side == "document" else None
+        vectors = self.head.tokens(hidden, self.projection.weight, tokens, counted)
+        transformed, decoder, own = self._sparse_inputs(hidden, tokens)
+        return Representations(
+            self.head.sparse(transformed, decoder.weight, decoder.bias, own), vectors
+        )
 
     def _sparse_inputs(
         self, hidden: Tensor, tokens: TokenBatch

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparton.kernels.splade_head import TopK
 from sparton.models.backbone import Backbone
+from sparton.models.body import hidden_of_both
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
 from sparton.representations import Representations
@@ -32,13 +33,20 @@ class SpladeEncoder(Encoder):
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Representations fp32 ``[N, V]``, by default log1p(relu(maximum over the tokens))."""
-        hidden = self.backbone(tokens)
-        decoder = self.backbone.decoder
-        return self.head(hidden, decoder.weight, decoder.bias, tokens)
+        return self._represent(self.backbone(tokens), tokens)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """:meth:`forward` of either side."""
         return Representations(self(tokens))
+
+    def encode_both(
+        self, queries: TokenBatch, documents: TokenBatch
+    ) -> tuple[Representations, Representations]:
+        """See :func:`~sparton.models.body.hidden_of_both`."""
+        sides = queries, documents
+        hidden = hidden_of_both(self.backbone, *sides)
+        of_queries, of_documents = map(self._represent, hidden, sides)
+        return Representations(of_queries), Representations(of_documents)
 
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """See :meth:`Backbone.flops_per_token`."""
@@ -52,6 +60,10 @@ class SpladeEncoder(Encoder):
         decoder = self.backbone.decoder
         most = min(k, self.vocabulary_size)
         return self.head.topk(hidden, decoder.weight, decoder.bias, tokens, most)
+
+    def _represent(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:
+        decoder = self.backbone.decoder
+        return self.head(hidden, decoder.weight, decoder.bias, tokens)
 
     @property
     def vocabulary_size(self) -> int:

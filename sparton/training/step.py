@@ -109,10 +109,7 @@ class ExactStep:
     def _encode(self, micro_batch: _MicroBatch) -> tuple[Representations, Representations]:
         torch.manual_seed(micro_batch.seed)
         with self.precision.autocast():
-            return (
-                self.encoder.encode(micro_batch.queries, "query"),
-                self.encoder.encode(micro_batch.documents, "document"),
-            )
+            return self.encoder.encode_both(micro_batch.queries, micro_batch.documents)
 
     @torch.no_grad()
     def _encode_all(

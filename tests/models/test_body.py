@@ -17,9 +17,14 @@ from sparton import packing
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import word_tokenizer
 from sparton.models.body import EncoderBody
+from sparton.models.heads import SpartonHead
+from sparton.models.splade import SpladeEncoder
 from sparton.types import KeyTokens, TokenBatch
 
 TOLERANCE = 1e-5
+# Embeddings, masked-LM head and one for all layers; ModernBERT's also has layers with a window, a
+# first layer without a norm, and a norm at the end.
+GRAPHS = {"bert": 3, "distilbert": 3, "xlm_roberta": 3, "modernbert": 5}
 
 
 def batch(lengths=(3, 1, 0, 30, 2, 17), seed=0) -> TokenBatch:
@@ -119,32 +124,73 @@ def test_a_batch_without_tokens(family, build_mlm, tokenizer):
     assert hidden.shape == backbone.transform(hidden).shape == (0, 32)
 
 
-def test_each_part_is_one_graph_for_all_lengths(build_mlm, tokenizer):
-    """A break would be an error, by fullgraph=True."""
-    backbone = Backbone(build_mlm("bert"), tokenizer).eval()
-    eager = copy.deepcopy(backbone)
-    counters = {name: CompileCounter() for name in ("whole", "body", "head")}
+@pytest.fixture
+def counter(monkeypatch) -> CompileCounter:
+    """Counts what torch.compile would compile; a graph break would be an error."""
+    counter = CompileCounter()
+    compile = nn.Module.compile
+
+    def counted(module, **options):
+        compile(module, backend=counter, fullgraph=True, **options)
+
+    monkeypatch.setattr(nn.Module, "compile", counted)
     torch._dynamo.reset()
-    parts = (backbone.model, backbone.model.base_model, backbone._head[0])
-    for part, counter in zip(parts, counters.values()):
-        part.compile(backend=counter, dynamic=True, fullgraph=True)
+    return counter
+
+
+def test_layers_share_one_graph_for_all_lengths(family, build_mlm, tokenizer, counter):
+    eager = Backbone(build_mlm(family), tokenizer).eval()
+    backbone = Backbone(build_mlm(family), tokenizer, compile=True).eval()
+    backbone.bare()  # checks a body that is compiled, without compiling anything
+    assert counter.frame_count == 0
     for lengths in ((3, 5, 7), (10, 20), (1, 1, 1, 9), (2, 0, 4, 5, 30, 12)):
         tokens = batch(lengths)
         torch.testing.assert_close(backbone(tokens), eager(tokens))
-        hidden = backbone.hidden_states(tokens)
-        torch.testing.assert_close(backbone.transform(hidden), eager(tokens))
-    assert {name: counter.frame_count for name, counter in counters.items()} == {
-        "whole": 1,
-        "body": 1,
-        "head": 1,
-    }
+    assert counter.frame_count == GRAPHS[family]
 
 
-def test_compile_covers_each_part(build_mlm, tokenizer):
-    backbone = Backbone(build_mlm("bert"), tokenizer, compile=True)
-    bare = backbone.bare()  # without compiling anything: its check runs eagerly
-    parts = (backbone.model, bare.model, backbone._head[0])
-    assert all(part._compiled_call_impl is not None for part in parts)
+@pytest.mark.slow
+def test_training_and_evaluation_compile_once_each(build_mlm, tokenizer, counter):
+    backbone = Backbone(build_mlm("bert"), tokenizer, compile=True, half_residual=True)
+    found = []
+    for training, grad in ((True, True), (True, False), (False, False)):
+        backbone.train(training)
+        for lengths in ((3, 5), (4, 9, 2)):
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+                backbone(batch(lengths))
+        found.append(counter.frame_count)
+    # The masked-LM head has no dropout, hence one graph without gradients.
+    assert found == [3, 6, 8]
+
+
+def test_both_sides_in_one_pass(family, build_mlm, tokenizer):
+    backbone = Backbone(build_mlm(family), tokenizer).eval()
+    sides = batch((3, 1, 9)), batch((0, 30, 2, 17), seed=1)
+    together = backbone(TokenBatch.concatenate(sides))
+    apart = torch.cat([backbone(side) for side in sides])
+    torch.testing.assert_close(together, apart, rtol=0, atol=TOLERANCE)
+    with pytest.raises(ValueError, match="with keys"):
+        TokenBatch.concatenate([batch(), with_onlookers()])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_both_sides_in_one_pass_on_a_gpu(compiled, build_mlm, tokenizer):
+    backbone = Backbone(build_mlm("bert"), tokenizer, compile=compiled, half_residual=True)
+    encoder = SpladeEncoder(backbone, SpartonHead()).eval().cuda()
+    sides = batch((3, 1, 9)).to("cuda"), batch((30, 2, 17), seed=1).to("cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        together = encoder.encode_both(*sides)
+        apart = [encoder.encode(side, "query") for side in sides]
+    for one, other in zip(together, apart, strict=True):
+        torch.testing.assert_close(one.sparse, other.sparse, rtol=0.05, atol=0.05)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(
+            together[0].sparse, apart[0].sparse.roll(1, 0), rtol=0.05, atol=0.05
+        )
+    sum(reps.sparse.sum() for reps in together).backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters() if p.grad is not None)
 
 
 def test_a_bare_body_leaves_the_head_behind(family, build_mlm, tokenizer):
