@@ -18,7 +18,13 @@ from training_benchmark.suites import (
 from training_benchmark.trace import FAMILIES
 
 FIGURES = ("pairs/s", "ms/step", "peak GiB", "MFU", "waits for data ms", "first step after s")
-DIRECT = {"micro_batch": 0, "compiled": True, "activity": OWN_WORDS, "model": SPLADE}
+DIRECT = {
+    "micro_batch": 0,
+    "compiled": True,
+    "half_residual": False,
+    "activity": OWN_WORDS,
+    "model": SPLADE,
+}
 COMMAND = "python scripts/benchmark_training.py --suite"
 
 
@@ -109,7 +115,9 @@ def _late(records: list[Record]) -> str:
 
 def joint_ratio(records: Sequence[Record], compiled: bool) -> float | None:
     """The time of a joint step over that of the slower of its halves; None if one is missing."""
-    find_model = partial(find, records, system=OURS, micro_batch=0, compiled=compiled)
+    find_model = partial(
+        find, records, system=OURS, micro_batch=0, compiled=compiled, half_residual=False
+    )
     joint, *halves = (rate(find_model(model=model)) for model in (JOINT, SPLADE, COLBERT))
     return min(halves) / joint if joint and all(halves) else None
 
@@ -153,6 +161,8 @@ def name(record: Record) -> str:
     words = [record["head"] if ours else "sentence-transformers"]
     if record["compiled"]:
         words.append("compiled backbone" if ours else "compiled")
+    if record["half_residual"]:
+        words.append("16 bits between layers")
     if record["activity"] == ALL_TERMS:
         words.append("all terms active")
     return ", ".join(words)

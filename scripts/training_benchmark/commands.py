@@ -36,6 +36,7 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
         "backbone": "bert_base",
         "backbone.name": place.model,
         "backbone.compile": str(cell.compiled).lower(),
+        "backbone.half_residual": str(cell.half_residual).lower(),
         "data": "text_files",
         "data_dir": ".",
         "data.files": f"{{pairs:{place.pairs}}}",

@@ -33,6 +33,7 @@ class Cell(NamedTuple):
         batch: pairs of an optimizer step, over all GPUs.
         micro_batch: pairs encoded at once on each GPU; 0 for all. What others call cached.
         compiled: the backbone, or all of sentence-transformers' model, through torch.compile.
+        half_residual: ours, with bfloat16 between the layers too.
         gpus: processes, one on each.
         vocabulary: terms.
         lengths: of the texts, a key of :data:`LENGTHS`.
@@ -45,6 +46,7 @@ class Cell(NamedTuple):
     batch: int
     micro_batch: int = 0
     compiled: bool = False
+    half_residual: bool = False
     gpus: int = 1
     vocabulary: int = BERT
     lengths: str = SPLADE
@@ -55,6 +57,7 @@ class Cell(NamedTuple):
         parts = [self.system, self.model, self.head, str(self.batch)]
         parts += [f"in {self.micro_batch}s"] if self.micro_batch else []
         parts += ["compiled"] if self.compiled else []
+        parts += ["half residual"] if self.half_residual else []
         parts += [f"{self.gpus} GPUs"] if self.gpus > 1 else []
         parts += [f"{self.vocabulary} terms"] if self.vocabulary != BERT else []
         parts += [f"{self.lengths} lengths"] if self.lengths != _usual_lengths(self.model) else []
@@ -148,9 +151,11 @@ SUITES: dict[str, list[Cell]] = {
         _splade("eager", 384),
         _splade("sparton", 384),
         _splade("sparton", 384, compiled=True),
+        _splade("sparton", 384, compiled=True, half_residual=True),
         Cell(THEIRS, SPLADE, "", 384),
         _splade("sparton", 512),
         _splade("sparton", 512, compiled=True),
+        _splade("sparton", 512, compiled=True, half_residual=True),
         Cell(THEIRS, SPLADE, "", 384, micro_batch=64),
         Cell(THEIRS, SPLADE, "", 256),
         Cell(THEIRS, SPLADE, "", 128),
@@ -166,11 +171,14 @@ SUITES: dict[str, list[Cell]] = {
     "colbert": [
         _late(OURS, COLBERT, "colbert"),
         _late(OURS, COLBERT, "colbert", compiled=True),
+        _late(OURS, COLBERT, "colbert", compiled=True, half_residual=True),
         _late(THEIRS, COLBERT, ""),
         _late(OURS, SPLADE, "sparton"),
         _late(OURS, SPLADE, "sparton", compiled=True),
+        _late(OURS, SPLADE, "sparton", compiled=True, half_residual=True),
         _late(OURS, JOINT, "sparton_colbert"),
         _late(OURS, JOINT, "sparton_colbert", compiled=True),
+        _late(OURS, JOINT, "sparton_colbert", compiled=True, half_residual=True),
         _late(THEIRS, COLBERT, "", micro_batch=64),
         _late(OURS, COLBERT, "colbert", micro_batch=64),
         _late(THEIRS, COLBERT, "", compiled=True),
