@@ -34,6 +34,7 @@ from sparton.evaluation import (
 from sparton.models.assembly import build_encoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.sweeps.cells import run_cell
+from sparton.sweeps.jobs import join_job
 from sparton.training.assembly import build_objective
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.loggers import open_loggers
@@ -68,10 +69,12 @@ def main(cfg: DictConfig) -> None:
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     if hydra_config.mode == RunMode.MULTIRUN:
-        if torch.distributed.is_torchelastic_launched():
-            sys.exit("train.py: a sweep starts its processes itself: python train.py -m gpus=2 ...")
+        try:
+            rank = join_job()
+        except ValueError as error:
+            sys.exit(f"train.py: {error}")
         command = config.cell_command(PROGRAM, hydra_config, folder)
-        run_cell(command, folder, config.cell_settings(cfg, hydra_config))
+        run_cell(command, folder, config.cell_settings(cfg, hydra_config), rank)
         return
     if cfg.gpus > 1 and "RANK" not in os.environ:
         message = run_on_gpus([sys.executable, *sys.argv], cfg.gpus, folder)

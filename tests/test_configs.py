@@ -239,6 +239,13 @@ def test_a_table_of_the_paper_is_a_sweep_that_one_command_starts(name):
             assert (CONFIGS / "head" / f"{head}.yaml").exists()
 
 
+def test_jobs_of_slurm_have_a_task_for_each_gpu():
+    overrides = ["hydra/launcher=slurm", "gpus=4", "hydra.launcher.partition=large"]
+    launcher = compose("train", overrides, return_hydra_config=True).hydra.launcher
+    assert launcher._target_.endswith("submitit_launcher.SlurmLauncher")
+    assert (launcher.tasks_per_node, launcher.gpus_per_node, launcher.nodes) == (4, 4, 1)
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [

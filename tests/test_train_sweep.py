@@ -1,6 +1,7 @@
 """Sweeps of train.py as their users run them: each cell on its own, a report of all."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,36 @@ def test_the_multilingual_table_in_miniature(tmp_path):
     header, _, *body = run_experiment(tmp_path, "table3_multilingual", *settings)
     assert [row[:3] for row in body] == [["sparton", "8", "ok"], ["sparton", "420", "ok"]]
     assert body[1][header.index("hours for 25,930,752 examples")].endswith("(25)")
+
+
+@pytest.mark.slow
+def test_the_tasks_of_a_job_are_the_ranks_of_a_cell(tmp_path):
+    """As on Slurm, but on this machine; the sweep's folder is that of its own overrides."""
+    job = ["hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=${gpus}"]
+    command = [
+        sys.executable,
+        ROOT / "train.py",
+        "-m",
+        *job,
+        *SMALL,
+        "gpus=2",
+        "head=sparton,eager",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        command, capture_output=True, text=True, timeout=900, cwd=tmp_path, env=environment
+    )
+    assert process.returncode == 0, process.stderr
+    [report] = tmp_path.rglob("sweep.jsonl")
+    assert "head-sparton_eager" in report.parent.name
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert [(line["head"], line["status"]) for line in lines] == [
+        ("eager", "ok"),
+        ("sparton", "ok"),
+    ]
+    eager, sparton = (read_records(report.parent / line["cell"]) for line in lines)
+    assert sparton[-1]["loss"] == pytest.approx(eager[-1]["loss"], rel=1e-3)
+    assert not list(report.parent.rglob("manifest-from-*"))
 
 
 def test_torchrun_does_not_sweep(tmp_path):

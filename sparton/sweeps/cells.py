@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,25 @@ from sparton.training.processes import run_alone
 from sparton.training.status import (
     FAILED,
     KILLED,
+    OK,
     RESULTS,
+    RUNNING,
     Status,
     begin_run,
     end_run,
     read_status,
+    status_stamp,
 )
 
 CELL_FILE = "cell.json"
+_GRACE = 15.0  # seconds
 Settings = dict[str, Any]
 log = logging.getLogger(__name__)
 
 
-def run_cell(command: Sequence[str], folder: Path, settings: Settings) -> Status:
+def run_cell(
+    command: Sequence[str], folder: Path, settings: Settings, rank: int | None = None
+) -> Status | None:
     """Run ``command`` and leave ``cell.json`` and ``status.json`` in ``folder``.
 
     A cell that is done with a result, running out of memory included, is not run again; one that
@@ -32,18 +39,43 @@ def run_cell(command: Sequence[str], folder: Path, settings: Settings) -> Status
         command: trains in ``folder``.
         settings: of the cell, as the report shows them. Other ones than those that ``folder`` was
             left with make it another cell.
+        rank: of this process, where several start the ranks of one cell.
+
+    Returns:
+        How the cell ended, None where that is for another rank to say.
     """
     before = read_status(folder)
     if before and before.state in RESULTS and _read_settings(folder) == settings:
         log.info("done already (%s): %s", before.state, folder)
         return before
-    begin_run(folder)
-    (folder / CELL_FILE).write_text(json.dumps(settings) + "\n")
-    ended = run_alone(command)
+    if not rank:
+        begin_run(folder)
+        (folder / CELL_FILE).write_text(json.dumps(settings) + "\n")
+    ended = run_alone(command, None if rank is None else _failure_elsewhere(folder))
+    if rank and ended.code == 0:
+        return None
     end_run(folder, Status(KILLED if ended.code < 0 else FAILED, f"the process {ended}"))
     status = read_status(folder) or Status(FAILED, f"{folder} has no status that can be read")
     log.info("%s: %s", status.state, folder)
     return status
+
+
+def _failure_elsewhere(folder: Path) -> Callable[[], bool]:
+    """Says whether a rank of the cell has failed, after a while in which all may end themselves.
+    What an earlier try has left there does not count."""
+    before = status_stamp(folder)
+    since: float | None = None
+
+    def stop() -> bool:
+        nonlocal since
+        status = read_status(folder)
+        if status_stamp(folder) == before or status is None or status.state in (RUNNING, OK):
+            since = None
+            return False
+        since = since or time.monotonic()
+        return time.monotonic() - since > _GRACE
+
+    return stop
 
 
 def find_cells(folder: Path) -> list[tuple[Path, Settings, Status]]:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 _LIBC = ctypes.CDLL(None)
@@ -31,9 +31,9 @@ class Ended(NamedTuple):
         return f"was ended by {name}{memory}"
 
 
-def run_alone(command: Sequence[str]) -> Ended:
-    """Start one process, and wait for it."""
-    return _wait([_start(command, {})])
+def run_alone(command: Sequence[str], stop: Callable[[], bool] | None = None) -> Ended:
+    """Start one process, and wait until it ends, or until ``stop`` says that it must."""
+    return _wait([_start(command, {})], stop)
 
 
 def run_ranks(command: Sequence[str], count: int) -> Ended:
@@ -61,8 +61,8 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
     )
 
 
-def _wait(processes: Sequence[subprocess.Popen]) -> Ended:
-    """Until all have ended well, or one has not; nothing is left running."""
+def _wait(processes: Sequence[subprocess.Popen], stop: Callable[[], bool] | None = None) -> Ended:
+    """Until all have ended well, one has not, or they are to stop; nothing is left running."""
     try:
         while True:
             codes = [process.poll() for process in processes]
@@ -71,6 +71,8 @@ def _wait(processes: Sequence[subprocess.Popen]) -> Ended:
                     return Ended(code, rank)
             if None not in codes:
                 return Ended(0)
+            if stop and stop():
+                return Ended(-signal.SIGTERM)
             time.sleep(0.1)
     finally:
         _end(processes)

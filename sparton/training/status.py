@@ -46,6 +46,15 @@ def end_run(folder: Path, status: Status) -> bool:
     return True
 
 
+def status_stamp(folder: Path) -> tuple[int, int] | None:
+    """What changes with every status that is written."""
+    try:
+        stat = (folder / _FILE).stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns
+
+
 def _write(folder: Path, status: Status) -> None:
     staged = folder / f".{_FILE}.{os.getpid()}"
     staged.write_text(json.dumps(status._asdict()) + "\n")

@@ -1,15 +1,19 @@
 """A cell runs in a process of its own; what it left decides whether it runs again."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from sparton.sweeps import cells
 from sparton.sweeps.cells import find_cells, run_cell
-from sparton.training.status import Status, end_run, read_status
+from sparton.sweeps.jobs import join_job
+from sparton.training.status import Status, begin_run, end_run, read_status
 
 SETTINGS = {"head": "eager", "batch": 8, "gpus": 1, "seed": 0, "overrides": ["batch=8"]}
 
@@ -88,3 +92,48 @@ def test_what_cannot_be_read_is_no_result(tmp_path):
     assert read_status(tmp_path) is None
     run_cell(command, tmp_path, SETTINGS)
     assert runs(tmp_path) == 2
+
+
+def test_a_rank_beside_the_first_leaves_the_telling_to_it(tmp_path):
+    begin_run(tmp_path)
+    assert run_cell(script(tmp_path, "pass"), tmp_path, SETTINGS, rank=1) is None
+    assert read_status(tmp_path) == Status("running")
+    status = run_cell(script(tmp_path, "os._exit(3)"), tmp_path, SETTINGS, rank=1)
+    assert status == Status("failed", "the process ended with exit status 3")
+    assert not (tmp_path / "cell.json").exists()
+
+
+def test_a_rank_ends_when_another_has_failed_but_not_for_an_earlier_try(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "_GRACE", 0.5)
+    end_run(tmp_path, Status("failed", "of an earlier try"))
+    wait = script(tmp_path, "import time; time.sleep(60)")
+
+    def first_rank() -> None:
+        time.sleep(2.0)
+        begin_run(tmp_path)
+        end_run(tmp_path, Status("oom", "on rank 0"))
+
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(first_rank)
+        began = time.monotonic()
+        status = run_cell(wait, tmp_path, SETTINGS, rank=1)
+        other.result()
+    assert status == Status("oom", "on rank 0")
+    assert 2.0 < time.monotonic() - began < 30
+
+
+def test_tasks_of_a_job_are_described_as_torchrun_does(monkeypatch):
+    assert join_job() is None
+    names = ("NTASKS", "GLOBALID", "LOCALID", "JOB_ID", "NODEID", "JOB_NUM_NODES")
+    for name, value in zip(names, ("2", "1", "1", "7", "0", "1"), strict=True):
+        monkeypatch.setenv(f"SUBMITIT_LOCAL_{name}", value)
+    monkeypatch.setenv("SUBMITIT_EXECUTOR", "local")
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "wrong")
+    monkeypatch.delenv("MASTER_PORT")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "wrong")
+    assert join_job() == 1
+    found = [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
+    assert found == ["1", "2", "1"] and int(os.environ["MASTER_PORT"]) > 1023
+    monkeypatch.setenv("SUBMITIT_LOCAL_NTASKS", "1")
+    assert join_job() is None
