@@ -25,6 +25,8 @@ MINIATURE = [
     "debug=tiny",
     "backbone.hidden_size=32",
 ]
+# Adam makes full updates of gradients that are rounding errors: a small rate keeps them small.
+GENTLE = ["optimizer.lr=1e-4", "evaluation=none"]
 
 
 def run_here(folder: Path, *overrides: str, miniature: Sequence[str] = MINIATURE) -> list[dict]:
@@ -107,19 +109,25 @@ def test_a_run_killed_by_the_system_ends_bit_identical(tmp_path, reference):
     assert steps == [1, 2, 3, 4]
 
 
-def test_two_processes_train_as_one(tmp_path, reference):
+@pytest.fixture(scope="module")
+def gentle(tmp_path_factory) -> list[dict]:
+    return run_here(tmp_path_factory.mktemp("gentle"), *GENTLE)
+
+
+def test_two_processes_train_as_one(tmp_path, gentle):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
-    subprocess.run(run_command(tmp_path, launcher=torchrun), check=True, capture_output=True)
-    for one, two in zip(read_records(reference), read_records(tmp_path), strict=True):
+    command = run_command(tmp_path, *GENTLE, launcher=torchrun)
+    subprocess.run(command, check=True, capture_output=True)
+    for one, two in zip(gentle, read_records(tmp_path), strict=True):
         for key in ("loss", "gradient_norm", "query_active_terms"):
             assert two[key] == pytest.approx(one[key], rel=1e-4), (one["step"], key)
 
 
-def test_micro_batches_train_as_one_batch(tmp_path, reference):
-    records = run_here(tmp_path, "micro_batch=3")
-    for one, many in zip(read_records(reference), records, strict=True):
+def test_micro_batches_train_as_one_batch(tmp_path, gentle):
+    records = run_here(tmp_path, *GENTLE, "micro_batch=3")
+    for one, many in zip(gentle, records, strict=True):
         assert many["loss"] == pytest.approx(one["loss"], rel=1e-5)
-    assert records[0]["loss"] != run_here(tmp_path / "other", "seed=1")[0]["loss"]
+    assert records[0]["loss"] != run_here(tmp_path / "other", *GENTLE, "seed=1")[0]["loss"]
 
 
 def test_a_run_in_fp8_learns(tmp_path):
