@@ -14,9 +14,13 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from sparton import packing
+from sparton.kernels.varlen_attention import DTYPES, WIDTHS, varlen_attention
 from sparton.types import KeyTokens
 
 PACKED_ATTENTION = "sparton_packed"
+# Sequences of up to so many tokens go to our own kernels, longer ones to FlashAttention. A guess,
+# to be measured with scripts/benchmark_attention.py.
+SHORT = 512
 
 
 def register_packed_attention() -> None:
@@ -78,17 +82,42 @@ def packed_attention(
     window = -1 if sliding_window is None else sliding_window - 1
     if keys is not None and window >= max_length_q - 1:
         window = -1
-    # The fused kernel takes keys for the last tokens of a sequence, so windows would slip.
-    fused = _has_varlen_kernel(query) and (keys is None or window < 0)
-    attend = _varlen if fused else _padded
+    attend = _padded
+    if window < 0 and _has_short_kernel(query) and max_length_q <= SHORT:
+        attend = _short
+    # FlashAttention takes keys for the last tokens of a sequence, so windows would slip.
+    elif _has_varlen_kernel(query) and (keys is None or window < 0):
+        attend = _varlen
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     return attend(q, k, v, cu_seq_lens_q, max_length_q, keys, scaling, window).unsqueeze(0), None
+
+
+def _has_short_kernel(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in DTYPES and query.shape[-1] in WIDTHS
 
 
 def _has_varlen_kernel(query: Tensor) -> bool:
     head_width = query.shape[-1]
     half = query.dtype in (torch.float16, torch.bfloat16)
     return query.is_cuda and half and head_width % 8 == 0 and head_width <= 256
+
+
+def _short(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    keys: KeyTokens | None,
+    scale: float | None,
+    window: int,
+) -> Tensor:
+    """``[T, H, d]`` each; our kernels, half precision on CUDA, without a window."""
+    assert window < 0
+    key, value, key_bounds, max_keys = _attended(key, value, cu_seqlens, max_seqlen, keys)
+    return varlen_attention(
+        query, key, value, cu_seqlens, key_bounds, max_seqlen, max_keys, scale=scale
+    )
 
 
 def _varlen(
@@ -101,11 +130,8 @@ def _varlen(
     scale: float | None,
     window: int,
 ) -> Tensor:
-    """``[T, H, d]`` each; the fused kernel, half precision on CUDA."""
-    key_bounds, max_keys = cu_seqlens, max_seqlen
-    if keys is not None:
-        key, value = key.index_select(0, keys.rows), value.index_select(0, keys.rows)
-        key_bounds, max_keys = keys.cu_seqlens, keys.max_seqlen
+    """``[T, H, d]`` each; FlashAttention, half precision on CUDA."""
+    key, value, key_bounds, max_keys = _attended(key, value, cu_seqlens, max_seqlen, keys)
     output = varlen_attn(
         query,
         key,
@@ -119,6 +145,16 @@ def _varlen(
     )
     assert isinstance(output, Tensor)
     return output
+
+
+def _attended(
+    key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: KeyTokens | None
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Key and value of the tokens attended to, their boundaries and the most of a sequence."""
+    if keys is None:
+        return key, value, cu_seqlens, max_seqlen
+    rows = keys.rows
+    return key.index_select(0, rows), value.index_select(0, rows), keys.cu_seqlens, keys.max_seqlen
 
 
 def _padded(

@@ -1,0 +1,252 @@
+"""Backward from the log-sum-exp of the forward; the same bits every time, nothing is added in
+memory.
+
+Tq and Tk packed tokens of queries and keys, N sequences, H heads, d the width of a head.
+
+With p the weights and delta the products <dout, out> of each query, ds = p * (dout v^T - delta),
+dquery = scale * ds key, dkey = scale * ds^T query and dvalue = p^T dout. A program that holds all
+keys of a sequence does all of that at once: it walks over the queries, stores their gradients as it
+goes and those of the keys at the end. Where the keys are too many for that, two kernels compute the
+weights each for themselves: one holds a block of queries, the other one of keys.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparton.kernels.launch import launch
+from sparton.kernels.segment_max.operands import on_its_device
+from sparton.kernels.varlen_attention.operands import AttentionOperands, strides, unit_stride
+from sparton.kernels.varlen_attention.tiles import (
+    LOG2_E,
+    Tiling,
+    constants,
+    locate,
+    metadata,
+    rows_at,
+)
+
+
+class BackwardTiling(NamedTuple):
+    """How the work is cut; the order of summation, hence the last bits, depend on it.
+
+    Attributes:
+        whole: for sequences whose keys fit one tile. Each sequence is done by the first of these
+            that holds it, in ascending order of ``block_k``.
+        queries, keys: for the others, the kernels of dquery and of dkey and dvalue.
+    """
+
+    whole: tuple[Tiling, ...]
+    queries: Tiling
+    keys: Tiling
+
+
+NARROW = BackwardTiling(
+    whole=(Tiling(64, 64, num_warps=4, num_stages=2), Tiling(32, 128, num_warps=4, num_stages=1)),
+    queries=Tiling(64, 64, num_warps=4, num_stages=2),
+    keys=Tiling(64, 64, num_warps=4, num_stages=2),
+)
+MEDIUM = BackwardTiling(
+    whole=(
+        Tiling(32, 64, num_warps=4, num_stages=2),
+        Tiling(32, 128, num_warps=8, num_stages=1, max_registers=128),
+    ),
+    queries=Tiling(64, 64, num_warps=4, num_stages=2),
+    keys=Tiling(32, 64, num_warps=4, num_stages=2),
+)
+WIDE = BackwardTiling(
+    whole=(Tiling(32, 64, num_warps=4, num_stages=1),),
+    queries=Tiling(64, 32, num_warps=4, num_stages=2),
+    keys=Tiling(32, 64, num_warps=4, num_stages=2),
+)
+
+
+def backward_tiling(d: int) -> BackwardTiling:
+    """How to launch for heads of width ``d``."""
+    return NARROW if d < 64 else MEDIUM if d == 64 else WIDE
+
+
+@triton.jit(do_not_specialize=["num_blocks", "Tq", "fewest"], launch_metadata=metadata(3, 6))
+def _varlen_attention_dquery_kernel(
+    query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr, grad_ptr,
+    delta_ptr, dquery_ptr,
+    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
+    num_blocks, Tq, fewest,
+    SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_Q queries of a sequence of at least ``fewest`` keys; also stores their delta."""
+    block, head, first_q, num_q, first_k, num_k = locate(query_cu_ptr, key_cu_ptr, num_blocks, H)
+    first = block * BLOCK_Q
+    if (first >= num_q) | (num_k < fewest):
+        return
+    offs_q = first + tl.arange(0, BLOCK_Q)
+    offs_k = tl.arange(0, BLOCK_K)
+    real_q = offs_q < num_q
+    row = head.to(tl.int64) * Tq + first_q + offs_q
+    start = first_q + first
+    q_ptrs = rows_at(query_ptr, start, head, stride_qt, stride_qh, BLOCK_Q, D)
+    g_ptrs = rows_at(grad_ptr, start, head, stride_gt, stride_gh, BLOCK_Q, D)
+    o_ptrs = rows_at(out_ptr, start, head, H * D, D, BLOCK_Q, D)
+    k_ptrs = rows_at(key_ptr, first_k, head, stride_kt, stride_kh, BLOCK_K, D)
+    v_ptrs = rows_at(value_ptr, first_k, head, stride_vt, stride_vh, BLOCK_K, D)
+    q = tl.load(q_ptrs, real_q[:, None], 0.0)
+    g = tl.load(g_ptrs, real_q[:, None], 0.0)
+    out = tl.load(o_ptrs, real_q[:, None], 0.0)
+    lse = tl.load(lse_ptr + row, real_q, 0.0)
+    delta = tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)
+    tl.store(delta_ptr + row, delta, real_q)
+    dq = tl.zeros((BLOCK_Q, D), tl.float32)
+    for lo in range(0, num_k, BLOCK_K):
+        real_k = lo + offs_k < num_k
+        k = tl.load(k_ptrs, real_k[:, None], 0.0)
+        v = tl.load(v_ptrs, real_k[:, None], 0.0)
+        p = tl.exp2(tl.dot(q, k.T) * (SCALE * LOG2_E) - lse[:, None])
+        p = tl.where(real_k[None, :], p, 0.0)
+        ds = p * (tl.dot(g, v.T) - delta[:, None])
+        dq = tl.dot(ds.to(k.dtype), k, dq)
+        k_ptrs += BLOCK_K * stride_kt
+        v_ptrs += BLOCK_K * stride_vt
+    dq_ptrs = rows_at(dquery_ptr, start, head, H * D, D, BLOCK_Q, D)
+    tl.store(dq_ptrs, (dq * SCALE).to(dquery_ptr.dtype.element_ty), real_q[:, None])
+
+
+@triton.jit(do_not_specialize=["num_blocks", "Tq", "fewest"], launch_metadata=metadata(5, 8))
+def _varlen_attention_dkey_kernel(
+    query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr, grad_ptr,
+    delta_ptr, dquery_ptr, dkey_ptr, dvalue_ptr,
+    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
+    num_blocks, Tq, fewest,
+    SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_K keys of a sequence of at least ``fewest`` keys; if WHOLE, all keys of one that has no
+    more than that, and the gradients of its queries."""
+    block, head, first_q, num_q, first_k, num_k = locate(query_cu_ptr, key_cu_ptr, num_blocks, H)
+    first = block * BLOCK_K
+    if num_k < fewest:
+        return
+    if WHOLE:
+        if num_k > BLOCK_K:
+            return
+    elif first >= num_k:
+        return
+    offs_q = tl.arange(0, BLOCK_Q)
+    real_k = first + tl.arange(0, BLOCK_K) < num_k
+    row = head.to(tl.int64) * Tq + first_q + offs_q
+    start = first_k + first
+    k_ptrs = rows_at(key_ptr, start, head, stride_kt, stride_kh, BLOCK_K, D)
+    v_ptrs = rows_at(value_ptr, start, head, stride_vt, stride_vh, BLOCK_K, D)
+    q_ptrs = rows_at(query_ptr, first_q, head, stride_qt, stride_qh, BLOCK_Q, D)
+    g_ptrs = rows_at(grad_ptr, first_q, head, stride_gt, stride_gh, BLOCK_Q, D)
+    if WHOLE:
+        o_ptrs = rows_at(out_ptr, first_q, head, H * D, D, BLOCK_Q, D)
+        dq_ptrs = rows_at(dquery_ptr, first_q, head, H * D, D, BLOCK_Q, D)
+    k = tl.load(k_ptrs, real_k[:, None], 0.0)
+    v = tl.load(v_ptrs, real_k[:, None], 0.0)
+    dk = tl.zeros((BLOCK_K, D), tl.float32)
+    dv = tl.zeros((BLOCK_K, D), tl.float32)
+    for lo in range(0, num_q, BLOCK_Q):
+        real_q = lo + offs_q < num_q
+        q = tl.load(q_ptrs, real_q[:, None], 0.0)
+        g = tl.load(g_ptrs, real_q[:, None], 0.0)
+        lse = tl.load(lse_ptr + row + lo, real_q, float("inf"))  # no weight
+        if WHOLE:
+            out = tl.load(o_ptrs, real_q[:, None], 0.0)
+            delta = tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)
+        else:
+            delta = tl.load(delta_ptr + row + lo, real_q, 0.0)
+        p = tl.exp2(tl.dot(k, q.T) * (SCALE * LOG2_E) - lse[None, :])
+        if WHOLE:
+            p = tl.where(real_k[:, None], p, 0.0)
+        dv = tl.dot(p.to(g.dtype), g, dv)
+        ds = (p * (tl.dot(v, g.T) - delta[None, :])).to(q.dtype)
+        dk = tl.dot(ds, q, dk)
+        if WHOLE:
+            # The tensor cores' fastest products have 64 rows.
+            dq = (tl.dot(k.T, ds).T if BLOCK_Q < 64 else tl.dot(ds.T, k)) * SCALE
+            tl.store(dq_ptrs, dq.to(dquery_ptr.dtype.element_ty), real_q[:, None])
+            o_ptrs += BLOCK_Q * H * D
+            dq_ptrs += BLOCK_Q * H * D
+        q_ptrs += BLOCK_Q * stride_qt
+        g_ptrs += BLOCK_Q * stride_gt
+    dk_ptrs = rows_at(dkey_ptr, start, head, H * D, D, BLOCK_K, D)
+    dv_ptrs = rows_at(dvalue_ptr, start, head, H * D, D, BLOCK_K, D)
+    tl.store(dk_ptrs, (dk * SCALE).to(dkey_ptr.dtype.element_ty), real_k[:, None])
+    tl.store(dv_ptrs, dv.to(dvalue_ptr.dtype.element_ty), real_k[:, None])
+
+
+@on_its_device
+def varlen_attention_backward(
+    grad: Tensor,
+    operands: AttentionOperands,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    tiling: BackwardTiling | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of ``sum(grad * out)``.
+
+    Args:
+        grad: upstream gradient ``[Tq, H, d]``, read in place where its last stride is 1.
+        operands: as for the forward.
+        out, lse: what the forward returned.
+        tiling: how the work is cut; see :func:`backward_tiling` for the default.
+
+    Returns:
+        dquery ``[Tq, H, d]``, dkey and dvalue ``[Tk, H, d]``, contiguous. Sums run in fp32 in a
+        fixed order; the results are in the dtype of the operands.
+
+    Raises:
+        ValueError: shapes that the forward did not return.
+    """
+    query, key = operands.query, operands.key
+    Tq, H, d = query.shape
+    if not grad.shape == out.shape == query.shape or lse.shape != (H, Tq):
+        raise ValueError(
+            f"grad and out must be [Tq, H, d] = {tuple(query.shape)} and lse [H, Tq], got "
+            f"{tuple(grad.shape)}, {tuple(out.shape)} and {tuple(lse.shape)}"
+        )
+    tiling = tiling or backward_tiling(d)
+    grad, out = unit_stride(grad), out.contiguous()
+    allocate = torch.zeros if query.numel() == 0 or key.numel() == 0 else torch.empty
+    dquery, dkey, dvalue = (
+        allocate(shape, dtype=query.dtype, device=query.device)
+        for shape in (query.shape, key.shape, key.shape)
+    )
+    if allocate is torch.empty:
+        _launch_all(operands, (out, lse, grad), (dquery, dkey, dvalue), tiling)
+    return dquery, dkey, dvalue
+
+
+def _launch_all(
+    operands: AttentionOperands,
+    given: tuple[Tensor, Tensor, Tensor],
+    gradients: tuple[Tensor, Tensor, Tensor],
+    tiling: BackwardTiling,
+) -> None:
+    Tq, max_key, lse, grad = operands.query.shape[0], operands.max_key, given[1], given[2]
+    problems, layout = operands.num_problems, strides(*operands[:3], grad)
+    fewest = 0
+    for tile in tiling.whole:
+        launch(
+            _varlen_attention_dkey_kernel, (problems,), *operands[:5], *given, None, *gradients,
+            *layout, 1, Tq, fewest, WHOLE=True, **constants(operands, tile),
+        )  # fmt: skip
+        fewest = tile.block_k + 1
+        if max_key < fewest:
+            return
+    delta = torch.empty_like(lse)
+    blocks = triton.cdiv(operands.max_query, tiling.queries.block_q)
+    launch(
+        _varlen_attention_dquery_kernel, (problems * blocks,), *operands[:5], *given, delta,
+        gradients[0], *layout, blocks, Tq, fewest, **constants(operands, tiling.queries),
+    )  # fmt: skip
+    blocks = triton.cdiv(max_key, tiling.keys.block_k)
+    launch(
+        _varlen_attention_dkey_kernel, (problems * blocks,), *operands[:5], *given, delta,
+        *gradients, *layout, blocks, Tq, fewest, WHOLE=False, **constants(operands, tiling.keys),
+    )  # fmt: skip

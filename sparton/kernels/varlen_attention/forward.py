@@ -1,0 +1,125 @@
+"""Forward: a program owns a block of one sequence's queries in one head, and walks over the keys.
+
+Tq and Tk packed tokens of queries and keys, N sequences, H heads, d the width of a head.
+
+Blocks are small: sequences of some hundred tokens, of which retrievers train on thousands at a
+time, fill them better than the blocks of 128 that suit long texts, and there are programs enough.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.runtime import JITFunction
+
+from sparton.kernels.launch import launch
+from sparton.kernels.segment_max.operands import on_its_device
+from sparton.kernels.varlen_attention.operands import AttentionOperands, strides
+from sparton.kernels.varlen_attention.tiles import (
+    LOG2_E,
+    Tiling,
+    constants,
+    locate,
+    metadata,
+    rows_at,
+)
+
+
+def forward_tiling(d: int, max_key: int) -> Tiling:
+    """How to launch for heads of width ``d`` and sequences of at most ``max_key`` keys."""
+    if max_key <= 32:
+        return Tiling(32, 32, num_warps=2, num_stages=1)
+    if max_key <= 64:
+        return Tiling(64, 64, num_warps=4, num_stages=1)
+    return Tiling(64, 64, num_warps=4, num_stages=2 if d > 64 else 3)
+
+
+@triton.jit(do_not_specialize=["num_blocks", "Tq"], launch_metadata=metadata(2, 4))
+def _varlen_attention_fwd_kernel(
+    query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr,
+    stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, num_blocks, Tq,
+    SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ONE_TILE: tl.constexpr,
+):  # fmt: skip
+    """ONE_TILE: no sequence has more than BLOCK_K keys, so that no maximum changes."""
+    block, head, first_q, num_q, first_k, num_k = locate(query_cu_ptr, key_cu_ptr, num_blocks, H)
+    first = block * BLOCK_Q
+    if first >= num_q:
+        return
+    scale: tl.constexpr = SCALE * LOG2_E
+    offs_q = first + tl.arange(0, BLOCK_Q)
+    offs_k = tl.arange(0, BLOCK_K)
+    real_q = (offs_q < num_q)[:, None]
+    q_ptrs = rows_at(query_ptr, first_q + first, head, stride_qt, stride_qh, BLOCK_Q, D)
+    k_ptrs = rows_at(key_ptr, first_k, head, stride_kt, stride_kh, BLOCK_K, D)
+    v_ptrs = rows_at(value_ptr, first_k, head, stride_vt, stride_vh, BLOCK_K, D)
+    q = tl.load(q_ptrs, real_q, 0.0)
+    best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_Q,), tl.float32)
+    acc = tl.zeros((BLOCK_Q, D), tl.float32)
+    for lo in range(0, num_k, BLOCK_K):
+        real_k = lo + offs_k < num_k
+        k = tl.load(k_ptrs, real_k[:, None], 0.0)
+        v = tl.load(v_ptrs, real_k[:, None], 0.0)
+        scores = tl.where(real_k[None, :], tl.dot(q, k.T), float("-inf"))
+        new = tl.max(scores, 1) * scale
+        if not ONE_TILE:
+            new = tl.maximum(best, new)
+            shrink = tl.exp2(best - new)
+            total *= shrink
+            acc *= shrink[:, None]
+        best = new
+        p = tl.exp2(scores * scale - best[:, None])
+        total += tl.sum(p, 1)
+        acc = tl.dot(p.to(v.dtype), v, acc)
+        k_ptrs += BLOCK_K * stride_kt
+        v_ptrs += BLOCK_K * stride_vt
+    if num_k == 0:
+        best = tl.zeros((BLOCK_Q,), tl.float32)
+        total = tl.full((BLOCK_Q,), 1.0, tl.float32)
+    acc = acc / total[:, None]
+    out_ptrs = rows_at(out_ptr, first_q + first, head, H * D, D, BLOCK_Q, D)
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), real_q)
+    if lse_ptr is not None:
+        lse_ptrs = lse_ptr + head.to(tl.int64) * Tq + first_q + offs_q
+        tl.store(lse_ptrs, best + tl.log2(total), offs_q < num_q)
+
+
+@on_its_device
+def varlen_attention_forward(
+    operands: AttentionOperands, *, lse: bool = True, tiling: Tiling | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Launch the forward.
+
+    Args:
+        operands: of :func:`~sparton.kernels.varlen_attention.operands.attention_operands`.
+        lse: also return what the backward needs.
+        tiling: how to launch; see :func:`forward_tiling` for the default.
+
+    Returns:
+        The mixed values ``[Tq, H, d]``, contiguous, in the dtype of the operands; and if wanted the
+        logarithm to base 2 of the sums of exponentials, fp32 ``[H, Tq]``, 0 where there are no
+        keys.
+
+    Raises:
+        ValueError: tensors that are not on a GPU.
+    """
+    if not operands.query.is_cuda and isinstance(_varlen_attention_fwd_kernel, JITFunction):
+        raise ValueError(
+            f"the kernels need a GPU, got {operands.query.device}; varlen_attention_reference "
+            "does without"
+        )
+    query, max_key = operands.query, operands.max_key
+    Tq, H, d = query.shape
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    sums = torch.empty((H, Tq), dtype=torch.float32, device=query.device) if lse else None
+    if out.numel() == 0:
+        return out, sums
+    tiling = tiling or forward_tiling(d, max_key)
+    num_blocks = triton.cdiv(operands.max_query, tiling.block_q)
+    launch(
+        _varlen_attention_fwd_kernel, (num_blocks * operands.num_problems,),
+        *operands[:5], out, sums, *strides(*operands[:3]), num_blocks, Tq,
+        ONE_TILE=max_key <= tiling.block_k, **constants(operands, tiling),
+    )  # fmt: skip
+    return out, sums

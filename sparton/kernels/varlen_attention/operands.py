@@ -1,0 +1,89 @@
+"""What the operands must look like, for forward and backward.
+
+Tq and Tk packed tokens of queries and keys, N sequences, H heads, d the width of a head.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float16, torch.bfloat16)
+WIDTHS = (16, 32, 64, 128)
+
+
+class AttentionOperands(NamedTuple):
+    """Operands as the kernels read them.
+
+    Attributes:
+        query: ``[Tq, H, d]``, unit stride along d.
+        key, value: ``[Tk, H, d]``, unit stride along d.
+        query_cu_seqlens, key_cu_seqlens: int32 ``[N + 1]``, contiguous.
+        max_query, max_key: upper bounds of the tokens of a sequence.
+        scale: factor of the scores.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_cu_seqlens: Tensor
+    key_cu_seqlens: Tensor
+    max_query: int
+    max_key: int
+    scale: float
+
+    @property
+    def num_problems(self) -> int:
+        """H times N: heads of sequences have nothing to do with each other."""
+        return self.query.shape[1] * (self.query_cu_seqlens.shape[0] - 1)
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """``x`` itself, if only its last stride is 1."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def strides(*tensors: Tensor) -> tuple[int, ...]:
+    """Of tokens and heads, for each of ``[T, H, d]``."""
+    return tuple(stride for x in tensors for stride in x.stride()[:2])
+
+
+def attention_operands(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_cu_seqlens: Tensor,
+    key_cu_seqlens: Tensor,
+    max_query: int,
+    max_key: int,
+    scale: float,
+) -> AttentionOperands:
+    """Raise ValueError unless the operands fit together; reads no values."""
+    if query.dim() != 3 or key.shape != value.shape or query.shape[1:] != key.shape[1:]:
+        raise ValueError(
+            "query [Tq, H, d], key and value [Tk, H, d] must agree, got "
+            f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+        )
+    if query.shape[2] not in WIDTHS:
+        raise ValueError(f"heads must have a width d of {WIDTHS}, got {query.shape[2]}")
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        raise ValueError(
+            "query, key and value must all be float16 or all bfloat16, got "
+            f"{query.dtype}, {key.dtype} and {value.dtype}"
+        )
+    bounds = (query_cu_seqlens, key_cu_seqlens)
+    if any(cu.dim() != 1 or cu.dtype != torch.int32 or cu.numel() < 1 for cu in bounds) or (
+        query_cu_seqlens.shape != key_cu_seqlens.shape
+    ):
+        raise ValueError(
+            "query_cu_seqlens and key_cu_seqlens must be int32 [N + 1], got "
+            + " and ".join(f"{cu.dtype} {tuple(cu.shape)}" for cu in bounds)
+        )
+    if len(devices := {x.device for x in (query, key, value, *bounds)}) > 1:
+        raise ValueError(f"operands must be on one device, got {sorted(map(str, devices))}")
+    if not scale > 0:
+        raise ValueError(f"scale must be positive, got {scale}")
+    query, key, value = (unit_stride(x) for x in (query, key, value))
+    query_cu_seqlens, key_cu_seqlens = (cu.contiguous() for cu in bounds)
+    bounds = (query_cu_seqlens, key_cu_seqlens)
+    return AttentionOperands(query, key, value, *bounds, max_query, max_key, scale)
