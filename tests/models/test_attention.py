@@ -4,11 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sparton.models import attention
 from sparton.models.attention import packed_attention
 from sparton.types import KeyTokens, TokenBatch
 
 LENGTHS = (5, 0, 1, 150, 64, 33)
 WIDTH = 32
+on_gpu = torch.cuda.is_available()
+DEVICE, HALF = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float16)
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -121,8 +124,49 @@ def test_dropout_masks_and_causality_are_refused():
         packed_attention(layer, *states, None, **boundaries)
 
 
+@pytest.fixture(params=["ours", "FlashAttention"])
+def kernels(request, monkeypatch):
+    """Which of the two serves short sequences."""
+    if request.param != "ours":
+        monkeypatch.setattr(attention, "SHORT", 0)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+def test_our_kernels_serve_short_sequences(halves, monkeypatch):
+    """On the GPU or, chosen there as if it were one, in Triton's interpreter."""
+    states, tokens = inputs(HALF, DEVICE)
+    upstream = torch.randn(1, tokens.num_tokens, 2, WIDTH, device=DEVICE).to(HALF)
+    for state in states:
+        state.requires_grad_()
+    keys = first_halves(tokens) if halves else None
+    expected = torch.autograd.grad(reference(states, None, halves), states, upstream.double())
+    calls = []
+
+    def spy(*args, **kwargs):
+        calls.append(args)
+        return original(*args, **kwargs)
+
+    original = attention.varlen_attention
+    monkeypatch.setattr(attention, "varlen_attention", spy)
+    if not on_gpu:
+        assert packed(states, tokens, None, keys).dtype == HALF
+        assert not calls, "the padded view"
+        monkeypatch.setattr(attention, "_has_short_kernel", lambda query: True)
+    output = packed(states, tokens, None, keys)
+    assert len(calls) == 1
+    assert error(output, reference(states, None, halves)) < 0.05
+    for left, right in zip(torch.autograd.grad(output, states, upstream), expected):
+        assert error(left, right.double()) < 0.02 * float(right.abs().max())
+        assert error(left * 1.05, right.double()) > 0.02 * float(right.abs().max())
+    monkeypatch.setattr(attention, "SHORT", 149)
+    packed(states, tokens, 9, keys)
+    packed(states, tokens, None, keys)
+    assert len(calls) == 1, "too long, or with a window"
+
+
 @pytest.mark.gpu
 @cuda
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 9, 65])
 def test_the_fused_kernel_is_as_exact_as_the_padded_view(dtype, window):
@@ -140,6 +184,7 @@ def test_the_fused_kernel_is_as_exact_as_the_padded_view(dtype, window):
 
 @pytest.mark.gpu
 @cuda
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("window", [None, 9])
 def test_gradients_of_the_fused_kernel(window):
     states, tokens = inputs(torch.bfloat16, "cuda")
@@ -164,6 +209,7 @@ def test_head_widths_without_a_fused_kernel_take_the_padded_view():
 
 @pytest.mark.gpu
 @cuda
+@pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("window", [None, 9, 200])
 def test_tokens_that_nobody_attends_to_in_the_fused_kernel(window):
     states, tokens = inputs(torch.bfloat16, "cuda")

@@ -47,7 +47,7 @@ class BackwardTiling(NamedTuple):
 NARROW = BackwardTiling(
     whole=(Tiling(64, 64, num_warps=4, num_stages=2), Tiling(32, 128, num_warps=4, num_stages=1)),
     queries=Tiling(64, 64, num_warps=4, num_stages=2),
-    keys=Tiling(64, 64, num_warps=4, num_stages=2),
+    keys=Tiling(32, 64, num_warps=4, num_stages=2),
 )
 MEDIUM = BackwardTiling(
     whole=(

@@ -1,0 +1,1 @@
+"""Benchmarks of attention; ``scripts/benchmark_attention.py`` is the program."""

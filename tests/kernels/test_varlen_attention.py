@@ -1,0 +1,403 @@
+"""Attention within packed sequences against float64, on the GPU or in Triton's interpreter.
+
+Tq and Tk packed tokens of queries and keys, H heads, d the width of a head. The judge of rounding
+is the reference in the same 16 bits, which also rounds scores and weights.
+"""
+
+from itertools import accumulate
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from sparton.kernels.varlen_attention import (
+    function,
+    operands,
+    varlen_attention,
+    varlen_attention_reference,
+)
+from sparton.kernels.varlen_attention.backward import (
+    BackwardTiling,
+    backward_tiling,
+    varlen_attention_backward,
+)
+from sparton.kernels.varlen_attention.forward import forward_tiling, varlen_attention_forward
+from sparton.kernels.varlen_attention.tiles import Tiling
+
+on_gpu = torch.cuda.is_available()
+# The interpreter computes bfloat16 products wrongly.
+DTYPES = [torch.float16, torch.bfloat16] if on_gpu else [torch.float16]
+LENGTHS = (5, 0, 1, 33, 16)
+SMALL = Tiling(16, 16, num_warps=4, num_stages=1)
+# Whole sequences up to 16 keys, up to 32, and the others by two kernels; then by two kernels all.
+TILED = BackwardTiling((SMALL, Tiling(16, 32, 4, 1)), SMALL, Tiling(32, 16, 4, 1))
+SPLIT = BackwardTiling((), SMALL, SMALL)
+
+
+class Problem(NamedTuple):
+    """Operands of varlen_attention, and the upstream gradient."""
+
+    states: tuple[Tensor, Tensor, Tensor]
+    bounds: tuple[Tensor, Tensor]
+    longest: tuple[int, int]
+    grad: Tensor
+
+    def given(self) -> tuple:
+        return *self.states, *self.bounds, *self.longest
+
+    def with_states(self, *states: Tensor) -> "Problem":
+        return self._replace(states=states)
+
+
+def make_problem(
+    lengths: tuple[int, ...] = LENGTHS,
+    key_lengths: tuple[int, ...] | None = None,
+    *,
+    H: int = 2,
+    d: int = 32,
+    dtype: torch.dtype = torch.float16,
+    sharpness: float = 2.0,
+    device: torch.device | str = "cuda" if on_gpu else "cpu",
+) -> Problem:
+    """Uneven attention, so that every key counts."""
+    key_lengths = lengths if key_lengths is None else key_lengths
+    generator = torch.Generator().manual_seed(H + d + sum(lengths))
+
+    def rows(counts: tuple[int, ...]) -> Tensor:
+        return torch.randn(sum(counts), H, d, generator=generator)
+
+    states = sharpness * rows(lengths), rows(key_lengths), rows(key_lengths), rows(lengths)
+    query, key, value, grad = (x.to(device, dtype) for x in states)
+    bounds = [
+        torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
+        for counts in (lengths, key_lengths)
+    ]
+    longest = max(lengths, default=0), max(key_lengths, default=0)
+    return Problem((query, key, value), (bounds[0], bounds[1]), longest, grad)
+
+
+def results(problem: Problem, dtype: torch.dtype, scale: float | None = None) -> list[Tensor]:
+    """Output and gradients of the reference at some precision."""
+    leaves = [x.detach().to(dtype).requires_grad_() for x in problem.states]
+    out = varlen_attention_reference(*leaves, *problem.bounds, scale=scale)
+    return [out.detach(), *torch.autograd.grad(out, leaves, problem.grad.to(dtype))]
+
+
+def from_kernels(
+    problem: Problem,
+    forward: Tiling | None = SMALL,
+    backward: BackwardTiling | None = TILED,
+    scale: float | None = None,
+) -> list[Tensor]:
+    scale = problem.states[0].shape[-1] ** -0.5 if scale is None else scale
+    packed = operands.attention_operands(*problem.given(), scale)
+    out, lse = varlen_attention_forward(packed, tiling=forward)
+    assert lse is not None
+    return [out, *varlen_attention_backward(problem.grad, packed, out, lse, tiling=backward)]
+
+
+def errors(actual: list[Tensor], truth: list[Tensor]) -> list[float]:
+    """Norms of the differences over those of the truth."""
+    return [
+        float((x.double() - y).norm() / y.norm().clamp_min(1e-30)) for x, y in zip(actual, truth)
+    ]
+
+
+def assert_as_exact_as_eager(actual: list[Tensor], problem: Problem, noticed: float = 0.01) -> None:
+    """And any of the four, too large by so much, would not be."""
+    truth = results(problem, torch.float64)
+    found, allowed = (errors(x, truth) for x in (actual, results(problem, problem.grad.dtype)))
+    allowed = [x + torch.finfo(problem.grad.dtype).eps / 4 for x in allowed]
+    assert all(x <= y for x, y in zip(found, allowed)), (found, allowed)
+    for x, y, limit in zip(actual, truth, allowed):
+        if y.any():
+            assert errors([(1 + noticed) * x.double()], [y])[0] > limit
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backward", [TILED, SPLIT])
+@pytest.mark.parametrize(
+    ("lengths", "key_lengths"),
+    [
+        (LENGTHS, None),
+        ((7, 3, 1, 40, 0, 9), (2, 0, 1, 35, 4, 17)),
+        ((17,), (50,)),
+        ((3, 2), (0, 0)),
+        ((0, 4), (4, 0)),
+    ],
+)
+def test_outputs_and_gradients(lengths, key_lengths, backward, dtype):
+    problem = make_problem(lengths, key_lengths, dtype=dtype)
+    assert_as_exact_as_eager(from_kernels(problem, backward=backward), problem)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("H", "d"), [(1, 16), (12, 32), (1, 64), (2, 128)])
+def test_head_widths_and_default_tilings(H, d, dtype):
+    lengths = (70, 3, 150, 64) if on_gpu else (70, 3)
+    problem = make_problem(lengths, H=H, d=d, dtype=dtype)
+    assert_as_exact_as_eager(from_kernels(problem, None, None), problem)
+
+
+def test_sequences_that_fill_one_tile_or_several():
+    """Whatever the tiles, the same values; of the kernels of whole sequences, too."""
+    problem = make_problem((33, 20, 1), H=1)
+    wide = Tiling(32, 64, num_warps=4, num_stages=1)
+    one, several = (from_kernels(problem, tiling, SPLIT) for tiling in (wide, SMALL))
+    whole = from_kernels(problem, wide, BackwardTiling((wide,), SMALL, SMALL))
+    for other in (several, whole):
+        assert all(x < 5e-4 for x in errors(other, [x.double() for x in one]))
+    assert_as_exact_as_eager(whole, problem)
+
+
+def test_a_wrong_boundary_or_scale_is_no_rounding_error():
+    problem = make_problem((16, 16, 16))
+    truth = results(problem, torch.float64)
+    allowed = errors(results(problem, torch.float16), truth)
+    moved = problem.bounds[0].clone()
+    moved[1] += 1
+    unlike = [
+        from_kernels(problem._replace(bounds=(moved, moved), longest=(17, 17))),
+        from_kernels(problem._replace(bounds=(problem.bounds[0], moved), longest=(16, 17))),
+        from_kernels(problem, scale=1.01 * 32**-0.5),
+    ]
+    for wrong in unlike:
+        assert all(x > 2 * y for x, y in zip(errors(wrong, truth), allowed))
+    assert_as_exact_as_eager(from_kernels(problem, scale=32**-0.5), problem)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backward", [TILED, SPLIT])
+def test_large_logits(dtype, backward):
+    """Scores of several hundred, of either sign, and in some sequences all of one sign."""
+    problem = make_problem((20, 33, 7), dtype=dtype, sharpness=40.0)
+    query, key, value = problem.states
+    query[20:] = query[20:].abs()
+    key[20:53], key[53:] = key[20:53].abs(), -key[53:].abs()
+    problem = problem.with_states(query, key, value)
+    actual = from_kernels(problem, backward=backward)
+    assert all(x.isfinite().all() for x in actual)
+    # Weights of nearly 0 and 1 leave eager's scores few digits.
+    assert_as_exact_as_eager(actual, problem, noticed=0.05 if dtype == torch.float16 else 0.2)
+
+
+def test_what_other_sequences_hold_does_not_matter():
+    problem = make_problem((9, 20, 18))
+    dirty = [x.clone() for x in (*problem.states, problem.grad)]
+    for x in dirty:
+        x[9:29] = float("nan")
+    for backward in (TILED, SPLIT):
+        expected = from_kernels(problem, backward=backward)
+        changed = problem.with_states(*dirty[:3])._replace(grad=dirty[3])
+        for x, y in zip(from_kernels(changed, backward=backward), expected):
+            assert torch.equal(x[:9], y[:9])
+            assert torch.equal(x[29:], y[29:])
+            assert x[9:29].isnan().any()
+
+
+def test_the_same_bits_every_time():
+    problem = make_problem((33, 7, 18))
+    for backward in (TILED, SPLIT):
+        first, again = (from_kernels(problem, backward=backward) for _ in range(2))
+        assert all(torch.equal(x, y) for x, y in zip(first, again))
+
+
+def strided(x: Tensor, layout: str) -> Tensor:
+    """The same values in another memory layout."""
+    if layout == "heads first":
+        return x.transpose(0, 1).contiguous().transpose(0, 1)
+    if layout == "part of a wider row":
+        return torch.cat((x, x + 1), dim=1)[:, : x.shape[1]]
+    if layout == "strided last":
+        return x.repeat_interleave(2, dim=2)[:, :, ::2]
+    return x[:1, :1, :1].expand(x.shape)
+
+
+@pytest.mark.parametrize("layout", ["heads first", "part of a wider row", "strided last"])
+def test_operands_and_upstream_gradients_are_read_where_they_are(layout):
+    problem = make_problem((5, 0, 18))
+    expected = from_kernels(problem)
+    states = [strided(x, layout) for x in problem.states]
+    grad = strided(problem.grad, layout)
+    changed = problem.with_states(*states)._replace(grad=grad)
+    read = operands.attention_operands(*changed.given(), 0.5)[:3]
+    in_place = [x.data_ptr() == y.data_ptr() for x, y in zip(read, states)]
+    assert in_place == [layout != "strided last"] * 3
+    actual = from_kernels(changed)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected))
+    assert all(x.is_contiguous() for x in actual)
+    same = problem._replace(grad=strided(problem.grad, "expanded"))
+    dense = problem._replace(grad=same.grad.contiguous())
+    assert all(torch.equal(x, y) for x, y in zip(from_kernels(same), from_kernels(dense)))
+
+
+def with_gradients(problem: Problem, attend=varlen_attention) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in problem.states]
+    out = attend(*problem.with_states(*leaves).given())
+    return [out.detach(), *torch.autograd.grad(out, leaves, problem.grad)]
+
+
+def test_autograd():
+    problem = make_problem()
+    eager = with_gradients(problem)
+    assert_as_exact_as_eager(eager, problem)
+    compiled = torch.compile(varlen_attention, backend="aot_eager", fullgraph=True)
+    assert all(torch.equal(x, y) for x, y in zip(with_gradients(problem, compiled), eager))
+    some = [x.detach().requires_grad_(i == 1) for i, x in enumerate(problem.states)]
+    varlen_attention(*problem.with_states(*some).given()).backward(problem.grad)
+    assert torch.equal(some[1].grad, eager[2])
+    with torch.no_grad():
+        assert torch.equal(varlen_attention(*problem.given()), eager[0])
+    halved = varlen_attention(*problem.given(), scale=0.5 * 32**-0.5)
+    expected = varlen_attention_reference(
+        problem.states[0].double() / 2, *(x.double() for x in problem.states[1:]), *problem.bounds
+    )
+    assert errors([halved], [expected])[0] < 1e-3 < errors([eager[0]], [expected])[0]
+
+
+def test_sums_only_when_a_gradient_can_follow(monkeypatch):
+    asked = []
+
+    def spy(given, lse):
+        asked.append(lse)
+        return original(given, lse)
+
+    original = function._forward
+    monkeypatch.setattr(function, "_forward", spy)
+    problem = make_problem((3, 4))
+    with_gradients(problem)
+    varlen_attention(*problem.given())
+    with torch.no_grad():
+        torch.compile(varlen_attention, backend="aot_eager")(*problem.given())
+    assert asked == [True, False, False]
+
+
+def test_registration():
+    problem = make_problem((3, 0, 18), (3, 1, 17))
+    leaves = [x.requires_grad_() for x in problem.states]
+    given = problem.with_states(*leaves).given()
+    torch.library.opcheck(function._forward_op, (*given, 0.2, True))
+    with torch.no_grad():
+        torch.library.opcheck(function._forward_op, (*given, 0.2, False))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_second_derivatives_are_refused(compiled):
+    problem = make_problem((3, 4))
+    leaves = [x.requires_grad_() for x in problem.states]
+    attend = varlen_attention
+    if compiled:
+        attend = torch.compile(attend, backend="aot_eager")
+    out = attend(*problem.with_states(*leaves).given())
+    with pytest.raises(RuntimeError):
+        (first,) = torch.autograd.grad(out.sum(), leaves[:1], create_graph=True)
+        first.sum().backward()
+
+
+def test_one_graph_for_all_lengths():
+    """A break would be an error, by fullgraph=True."""
+    H, d = 2, 16
+    counter = CompileCounterWithBackend("aot_eager")
+    device = "cuda" if on_gpu else "cpu"
+    projection = torch.nn.Linear(H * d, 3 * H * d, device=device).half()
+
+    def layer(hidden: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
+        query, key, value = projection(hidden).unflatten(1, (3, H, d)).unbind(1)
+        bounds = (cu_seqlens, cu_seqlens)
+        return varlen_attention(query, key, value, *bounds, longest, longest).flatten(1) + hidden
+
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
+    for lengths in ((3, 5, 7), (10, 20), (2, 0, 4, 5, 33)):
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+        hidden = torch.randn(sum(lengths), H * d, device=device).half()
+        gradients = []
+        for run in (layer, compiled):
+            projection.zero_grad()
+            out = run(hidden, bounds, max(lengths))
+            out.float().square().sum().backward()
+            gradients.append((out.detach(), projection.weight.grad.clone()))
+        for x, y in zip(*gradients):
+            torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-2)
+    assert counter.frame_count == 1
+
+
+def test_sequences_without_tokens():
+    for lengths in ((), (0, 0)):
+        problem = make_problem(lengths)
+        assert [x.shape for x in from_kernels(problem)] == [(0, 2, 32)] * 4
+
+
+@pytest.mark.parametrize(
+    ("index", "replacement", "message"),
+    [
+        (0, torch.zeros(3, 2, 2, 32), r"\[Tq, H, d\].*\(3, 2, 2, 32\)"),
+        (1, torch.zeros(55, 3, 32), r"\(55, 3, 32\)"),
+        (2, torch.zeros(54, 2, 32), r"\(54, 2, 32\)"),
+        (2, torch.zeros(55, 2, 32), "float16, torch.float16 and torch.float32"),
+        (3, torch.zeros(6), r"query_cu_seqlens .* torch.float32 \(6,\)"),
+        (4, torch.zeros(5, dtype=torch.int32), r"\(6,\) and torch.int32 \(5,\)"),
+        (4, torch.zeros(6, dtype=torch.int32, device="meta"), "meta"),
+    ],
+)
+def test_operands_that_do_not_fit(index, replacement, message):
+    problem = make_problem()
+    wrong = list(problem.given())
+    if replacement.device.type != "meta":
+        replacement = replacement.to(problem.grad.device)
+    wrong[index] = replacement
+    with pytest.raises(ValueError, match=message):
+        varlen_attention(*wrong)
+
+
+def test_more_that_does_not_fit():
+    problem = make_problem()
+    with pytest.raises(ValueError, match=r"\(16, 32, 64, 128\), got 24"):
+        varlen_attention(*make_problem(d=24).given())
+    with pytest.raises(ValueError, match=r"positive, got -1\.0"):
+        varlen_attention(*problem.given(), scale=-1.0)
+    packed = operands.attention_operands(*problem.given(), 0.2)
+    out, lse = varlen_attention_forward(packed)
+    with pytest.raises(ValueError, match=r"lse \[H, Tq\], got .*\(2, 54\)"):
+        varlen_attention_backward(problem.grad, packed, out, lse[:, 1:])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_gpu, reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("d", "longest"), [(16, 64), (32, 256), (64, 300), (64, 1000), (128, 512)])
+def test_real_sizes(d, longest, dtype):
+    generator = torch.Generator().manual_seed(longest)
+    lengths = tuple(torch.randint(0, longest + 1, (40,), generator=generator).tolist())
+    shorter = tuple(max(length - 40, 0) for length in lengths)
+    for key_lengths in (None, shorter):
+        problem = make_problem(lengths, key_lengths, H=12, d=d, dtype=dtype)
+        actual = with_gradients(problem)
+        assert_as_exact_as_eager(actual, problem, noticed=0.02)
+        assert all(torch.equal(x, y) for x, y in zip(with_gradients(problem), actual))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_gpu, reason="needs a CUDA device")
+def test_more_than_two_billion_elements():
+    """The last sequence lies beyond what 32 bits address."""
+    H, d, length = 16, 128, 64
+    sequences = 2**31 // (H * d * length) + 2
+    bounds = torch.arange(0, sequences + 1, dtype=torch.int32, device="cuda") * length
+    one = torch.randn(length, H, d, device="cuda").bfloat16()
+    states = [one.repeat(sequences, 1, 1).requires_grad_() for _ in range(3)]
+    out = varlen_attention(*states, bounds, bounds, length, length)
+    gradients = torch.autograd.grad(out, states, torch.ones_like(out))
+    for x in (out, *gradients):
+        assert torch.equal(x[-length:], x[:length])
+        assert x[-length:].isfinite().all()
+
+
+def test_tilings_serve_every_width_and_length():
+    for d in (16, 32, 64, 128):
+        tiling = backward_tiling(d)
+        widths = [tile.block_k for tile in tiling.whole]
+        assert widths == sorted(set(widths))
+        assert all(forward_tiling(d, longest).block_q >= 16 for longest in (1, 64, 65, 8192))
