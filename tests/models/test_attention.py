@@ -127,13 +127,13 @@ def test_dropout_masks_and_causality_are_refused():
 @pytest.fixture(params=["ours", "FlashAttention"])
 def kernels(request, monkeypatch):
     """Which of the two serves short sequences."""
-    if request.param != "ours":
-        monkeypatch.setattr(attention, "SHORT", 0)
+    monkeypatch.setattr(attention, "SHORT", 512 if request.param == "ours" else 0)
 
 
 @pytest.mark.parametrize("halves", [False, True])
 def test_our_kernels_serve_short_sequences(halves, monkeypatch):
     """On the GPU or, chosen there as if it were one, in Triton's interpreter."""
+    monkeypatch.setattr(attention, "SHORT", 512)
     states, tokens = inputs(HALF, DEVICE)
     upstream = torch.randn(1, tokens.num_tokens, 2, WIDTH, device=DEVICE).to(HALF)
     for state in states:
