@@ -2,8 +2,7 @@
 
 import json
 import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,15 @@ from sparton.training.processes import run_alone
 from sparton.training.status import (
     FAILED,
     KILLED,
-    OK,
     RESULTS,
-    RUNNING,
     Status,
     begin_run,
     end_run,
+    failure_watch,
     read_status,
-    status_stamp,
 )
 
 CELL_FILE = "cell.json"
-_GRACE = 15.0  # seconds
 Settings = dict[str, Any]
 log = logging.getLogger(__name__)
 
@@ -51,31 +47,13 @@ def run_cell(
     if not rank:
         begin_run(folder)
         (folder / CELL_FILE).write_text(json.dumps(settings) + "\n")
-    ended = run_alone(command, None if rank is None else _failure_elsewhere(folder))
+    ended = run_alone(command, failure_watch(folder))
     if rank and ended.code == 0:
         return None
     end_run(folder, Status(KILLED if ended.code < 0 else FAILED, f"the process {ended}"))
     status = read_status(folder) or Status(FAILED, f"{folder} has no status that can be read")
     log.info("%s: %s", status.state, folder)
     return status
-
-
-def _failure_elsewhere(folder: Path) -> Callable[[], bool]:
-    """Says whether a rank of the cell has failed, after a while in which all may end themselves.
-    What an earlier try has left there does not count."""
-    before = status_stamp(folder)
-    since: float | None = None
-
-    def stop() -> bool:
-        nonlocal since
-        status = read_status(folder)
-        if status_stamp(folder) == before or status is None or status.state in (RUNNING, OK):
-            since = None
-            return False
-        since = since or time.monotonic()
-        return time.monotonic() - since > _GRACE
-
-    return stop
 
 
 def find_cells(folder: Path) -> list[tuple[Path, Settings, Status]]:

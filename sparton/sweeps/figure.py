@@ -19,8 +19,8 @@ _PANELS = (
 
 
 def draw(records: Sequence[Record], path: Path) -> Path | None:
-    """Write the figure, if a cell has something to draw. Seeds are averaged; a cross at the bottom
-    marks a batch that did not fit into memory."""
+    """Write the figure, if a cell has something to draw. Seeds are averaged; crosses below, a row
+    for each line, mark batches that did not fit into memory."""
     records = [record for record in records if record["batch"] > 0]
     panels = [panel for panel in _PANELS if any(panel[1] in record for record in records)]
     if not panels:
@@ -37,14 +37,15 @@ def draw(records: Sequence[Record], path: Path) -> Path | None:
         axis.minorticks_off()
         axis.grid(axis="y", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center", fontsize=8)
     figure.savefig(path)
     return path
 
 
 def _lines(axis: Axes, records: Sequence[Record], key: str, scale: float) -> None:
     names = line_names(records)
-    for name in dict.fromkeys(names):
+    for place, name in enumerate(dict.fromkeys(names)):
         own = [record for each, record in zip(names, records, strict=True) if each == name]
         points: dict[int, list[float]] = {}
         for record in own:
@@ -56,7 +57,7 @@ def _lines(axis: Axes, records: Sequence[Record], key: str, scale: float) -> Non
         for record in own:
             if record["status"] == OOM:
                 axis.plot(
-                    record["batch"], 0.02, "x",
+                    record["batch"], 0.02 + 0.03 * place, "x", markersize=5,
                     color=line.get_color(), transform=axis.get_xaxis_transform(),
                 )  # fmt: skip
     if key != "ndcg@10":

@@ -47,7 +47,7 @@ def write_report(
     lines = [json.dumps(record, sort_keys=True) + "\n" for record in records]
     (folder / "sweep.jsonl").write_text("".join(lines))
     table = grid(records, examples, published.rows if published else ())
-    notes = _notes(records, table, published)
+    notes = _notes(records, table, examples, published)
     from sparton.sweeps.figure import draw  # matplotlib, which no other command needs
 
     figure = draw(records, folder / "sweep.svg")
@@ -86,16 +86,17 @@ def _quality(path: Path) -> Record:
     return {"ndcg@10": results["mean"]["ndcg@10"], "tasks": tasks}
 
 
-def _notes(records: Sequence[Record], table: Grid, published: Published | None) -> list[str]:
+def _notes(
+    records: Sequence[Record], table: Grid, examples: int | None, published: Published | None
+) -> list[str]:
     """What the table leaves open: how to read it, the largest batches, why cells have no result."""
     notes = []
     if table.projected:
         notes.append("~ projected from the measured rate.")
     if published:
         notes.append(f"In brackets: {published.source}.")
-    if largest := largest_batches(records):
-        shown = ", ".join(f"{line} {batch:,}" for line, batch in largest.items())
-        notes.append(f"Largest batch that fit: {shown}.")
+    if largest := largest_batches(records, examples):
+        notes.append(f"Largest batch that fit: {', '.join(largest)}.")
     for name, record in zip(line_names(records), records, strict=True):
         if record["status"] in _UNFINISHED:
             cell = f"{name}, batch {record['batch']:,}"

@@ -75,16 +75,22 @@ def line_names(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def largest_batches(records: Sequence[Record]) -> dict[str, int]:
-    """The largest batch that fit into memory, by line; 0 where none did. Empty where memory never
-    ran out."""
+def largest_batches(records: Sequence[Record], examples: int | None) -> list[str]:
+    """The largest batch that fit into memory, in words for each line, with the hours of a training
+    of so many examples; empty where memory never ran out."""
     if all(record["status"] != OOM for record in records):
-        return {}
-    largest: dict[str, int] = {}
+        return []
+    largest: dict[str, Record | None] = {}
     for name, record in zip(line_names(records), records, strict=True):
-        fits = record["batch"] if record["status"] == OK else 0
-        largest[name] = max(largest.get(name, 0), fits)
-    return largest
+        best = largest.setdefault(name, None)
+        if record["status"] == OK and (best is None or record["batch"] >= best["batch"]):
+            largest[name] = record
+    texts = []
+    for name, best in largest.items():
+        hours = ({} if best is None else _hours(best, examples)).get("hours")
+        time = "" if hours is None else f" ({hours:.3g} hours)"
+        texts.append(f"{name} {'none' if best is None else format(best['batch'], ',')}{time}")
+    return texts
 
 
 def markdown(table: Grid) -> str:

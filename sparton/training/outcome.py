@@ -19,6 +19,7 @@ from sparton.training.status import (
     begin_run,
     describe_failure,
     end_run,
+    failure_watch,
 )
 
 # When a process dies, the collectives of the others fail. Whoever started them ends them within
@@ -72,7 +73,7 @@ def run_on_gpus(command: Sequence[str], gpus: int, folder: Path) -> str | None:
         where a rank has told why.
     """
     begin_run(folder)
-    ended = run_ranks(command, gpus)
+    ended = run_ranks(command, gpus, failure_watch(folder))
     if ended.code == 0:
         return None
     message = f"rank {ended.rank} {ended}"

@@ -31,14 +31,14 @@ class Ended(NamedTuple):
         return f"was ended by {name}{memory}"
 
 
-def run_alone(command: Sequence[str], stop: Callable[[], bool] | None = None) -> Ended:
+def run_alone(command: Sequence[str], stop: Callable[[], bool]) -> Ended:
     """Start one process, and wait until it ends, or until ``stop`` says that it must."""
     return _wait([_start(command, {})], stop)
 
 
-def run_ranks(command: Sequence[str], count: int) -> Ended:
+def run_ranks(command: Sequence[str], count: int, stop: Callable[[], bool]) -> Ended:
     """Start ``count`` ranks of one process group on this machine, and wait for all of them. When
-    one fails the others are ended, for they would wait for it."""
+    one fails the others are ended, for they would wait for it; all are when ``stop`` says so."""
     shared = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
@@ -52,7 +52,7 @@ def run_ranks(command: Sequence[str], count: int) -> Ended:
         _start(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(count)
     ]
-    return _wait(ranks)
+    return _wait(ranks, stop)
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen:
@@ -61,7 +61,7 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
     )
 
 
-def _wait(processes: Sequence[subprocess.Popen], stop: Callable[[], bool] | None = None) -> Ended:
+def _wait(processes: Sequence[subprocess.Popen], stop: Callable[[], bool]) -> Ended:
     """Until all have ended well, one has not, or they are to stop; nothing is left running."""
     try:
         while True:
@@ -71,7 +71,7 @@ def _wait(processes: Sequence[subprocess.Popen], stop: Callable[[], bool] | None
                     return Ended(code, rank)
             if None not in codes:
                 return Ended(0)
-            if stop and stop():
+            if stop():
                 return Ended(-signal.SIGTERM)
             time.sleep(0.1)
     finally:

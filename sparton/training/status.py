@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ import torch
 RUNNING, OK, OOM, FAILED, KILLED = "running", "ok", "oom", "failed", "killed"
 RESULTS = (OK, OOM)  # with which a run is done; any other state is worth another try
 _FILE, _ENDED = "status.json", ".ended"
+_GRACE = 15.0  # seconds
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
 
@@ -46,7 +48,25 @@ def end_run(folder: Path, status: Status) -> bool:
     return True
 
 
-def status_stamp(folder: Path) -> tuple[int, int] | None:
+def failure_watch(folder: Path) -> Callable[[], bool]:
+    """Says whether a process of a run has failed from now on, once all have had the time to end
+    themselves: one that has not by then waits for something that will not come."""
+    before = _stamp(folder)
+    since: float | None = None
+
+    def stop() -> bool:
+        nonlocal since
+        status = read_status(folder)
+        if _stamp(folder) == before or status is None or status.state in (RUNNING, OK):
+            since = None
+            return False
+        since = since or time.monotonic()
+        return time.monotonic() - since > _GRACE
+
+    return stop
+
+
+def _stamp(folder: Path) -> tuple[int, int] | None:
     """What changes with every status that is written."""
     try:
         stat = (folder / _FILE).stat()

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sparton.sweeps import cells
 from sparton.sweeps.cells import find_cells, run_cell
 from sparton.sweeps.jobs import join_job
+from sparton.training import status
 from sparton.training.status import Status, begin_run, end_run, read_status
 
 SETTINGS = {"head": "eager", "batch": 8, "gpus": 1, "seed": 0, "overrides": ["batch=8"]}
@@ -59,20 +59,21 @@ def test_other_settings_in_the_same_folder_are_another_cell(tmp_path):
 )
 def test_a_process_that_ends_without_a_word_has_a_status_too(tmp_path, code, state, message):
     end_run(tmp_path, Status("failed", "of an earlier try"))
-    status = run_cell(script(tmp_path, code), tmp_path, SETTINGS)
-    assert status.state == state and status.message.startswith(message)
-    assert find_cells(tmp_path) == [(tmp_path, SETTINGS, status)]
+    ended = run_cell(script(tmp_path, code), tmp_path, SETTINGS)
+    assert ended.state == state and ended.message.startswith(message)
+    assert find_cells(tmp_path) == [(tmp_path, SETTINGS, ended)]
 
 
-def test_a_cell_does_not_outlive_its_sweep(tmp_path):
-    """SIGKILL to the sweep: nobody is left to tell the cell, but the system does."""
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_cell_does_not_outlive_its_sweep(tmp_path, how):
+    """Killed, the sweep cannot tell its cell, but the system does."""
     wait = script(tmp_path, f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))")
     wait[-1] += "\nimport time; time.sleep(60)"
     sweep = "from pathlib import Path; from sparton.sweeps.cells import run_cell\n"
     sweep += f"run_cell({wait!r}, Path({str(tmp_path)!r}), {SETTINGS!r})"
     with subprocess.Popen([sys.executable, "-c", sweep]) as process:
         _wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(how)
     cell = Path("/proc", (tmp_path / "pid").read_text())
     _wait_for(lambda: not cell.exists() or "(zombie)" in (cell / "status").read_text())
     assert read_status(tmp_path) == Status("running")
@@ -98,13 +99,13 @@ def test_a_rank_beside_the_first_leaves_the_telling_to_it(tmp_path):
     begin_run(tmp_path)
     assert run_cell(script(tmp_path, "pass"), tmp_path, SETTINGS, rank=1) is None
     assert read_status(tmp_path) == Status("running")
-    status = run_cell(script(tmp_path, "os._exit(3)"), tmp_path, SETTINGS, rank=1)
-    assert status == Status("failed", "the process ended with exit status 3")
+    ended = run_cell(script(tmp_path, "os._exit(3)"), tmp_path, SETTINGS, rank=1)
+    assert ended == Status("failed", "the process ended with exit status 3")
     assert not (tmp_path / "cell.json").exists()
 
 
 def test_a_rank_ends_when_another_has_failed_but_not_for_an_earlier_try(tmp_path, monkeypatch):
-    monkeypatch.setattr(cells, "_GRACE", 0.5)
+    monkeypatch.setattr(status, "_GRACE", 0.5)
     end_run(tmp_path, Status("failed", "of an earlier try"))
     wait = script(tmp_path, "import time; time.sleep(60)")
 
@@ -116,9 +117,9 @@ def test_a_rank_ends_when_another_has_failed_but_not_for_an_earlier_try(tmp_path
     with ThreadPoolExecutor() as pool:
         other = pool.submit(first_rank)
         began = time.monotonic()
-        status = run_cell(wait, tmp_path, SETTINGS, rank=1)
+        ended = run_cell(wait, tmp_path, SETTINGS, rank=1)
         other.result()
-    assert status == Status("oom", "on rank 0")
+    assert ended == Status("oom", "on rank 0")
     assert 2.0 < time.monotonic() - began < 30
 
 

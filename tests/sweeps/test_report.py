@@ -81,7 +81,7 @@ def test_every_cell_is_a_row_and_those_without_a_result_are_counted_and_explaine
     assert body[1][3:] == [""] * (len(header) - 3)
     shown = capsys.readouterr().out
     assert "tiled, batch 16: killed: killed, why" in shown
-    assert "Largest batch that fit: eager 16, sparton 64, tiled 0." in shown
+    assert "Largest batch that fit: eager 16, sparton 64, tiled none." in shown
     lines = (sweep / "sweep.jsonl").read_text().splitlines()
     assert [json.loads(line)["status"] for line in lines] == [row[2] for row in body]
 
@@ -96,7 +96,9 @@ def test_hours_of_a_whole_training_and_published_figures_in_brackets(sweep):
     assert table["eager", "16"]["NDCG@10"] == "0.500 (0.421)"
     assert table["sparton", "32"][hours].endswith("(25)")
     assert table["sparton", "64"][hours] == f"~{1e6 / 2001 / 3600:.3g}"
-    assert "a paper, on a card" in (sweep / "sweep.md").read_text()
+    text = (sweep / "sweep.md").read_text()
+    assert "a paper, on a card" in text
+    assert f"sparton 64 ({1e6 / 2001 / 3600:.3g} hours), tiled none." in text
 
 
 def test_the_hours_of_a_whole_training_are_those_that_it_took(tmp_path):
