@@ -16,6 +16,7 @@ from tables.in_domain import in_domain_table, models_table
 from tables.maxsim import backward_table, forward_table, targets_table
 from tables.paper import figure2, table1, table2
 from tables.profile import profile_table
+from tables.sweeps import multilingual, table3
 from tables.training import any_batch_table, gpus_table, late_table, splade_table, steps_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +32,8 @@ TABLES = {
     "table1": table1,
     "table2": table2,
     "figure2": figure2,
+    "table3": table3,
+    "table3_multilingual": multilingual,
     "maxsim_forward": forward_table,
     "maxsim_backward": backward_table,
     "maxsim_targets": targets_table,

@@ -6,7 +6,6 @@ that ``batch=lots`` and ``bacth=512`` stop before any work.
 """
 
 import hashlib
-import json
 import re
 import sys
 from dataclasses import dataclass, field, fields
@@ -21,7 +20,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.evaluation.settings import check_search
-from sparton.sweeps.report import Published, write_report
+from sparton.sweeps.report import read_published, write_report
 from sparton.training.loop import SELECT_BY
 from sparton.training.precision import PRECISIONS
 
@@ -145,11 +144,7 @@ class SweepReport(Callback):
         self._published = published
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        paper = None
-        if self._published:
-            tables = json.loads(_PAPER.read_text())
-            table = tables[self._published]
-            paper = Published(f"{table['conditions']} ({tables['source']})", table["rows"])
+        paper = read_published(_PAPER, self._published) if self._published else None
         if write_report(Path(config.hydra.sweep.dir), self._examples, paper):
             sys.exit(1)  # cells without a result, each named by the report
 

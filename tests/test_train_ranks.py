@@ -48,19 +48,9 @@ def test_a_killed_rank_ends_the_others_and_one_process_goes_on(tmp_path, losses)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_two_processes_go_on(tmp_path, losses, gpus):
-    assert start(tmp_path, gpus, end="0 killed").returncode != 0
+def test_after_one_process_two_go_on(tmp_path, losses):
+    assert start(tmp_path, gpus=1, end="0 killed").returncode < 0
     goes_on(tmp_path, 2, losses)
-
-
-@pytest.mark.slow
-def test_a_rank_that_is_refused_speaks_alone(tmp_path):
-    process = start(tmp_path, gpus=2, end="1 refused")
-    assert process.returncode == 1
-    said = [line for line in process.stderr.splitlines() if line]
-    assert said == ["train.py: rank 1: refused on rank 1"]
-    assert read_status(tmp_path) == Status("failed", "refused on rank 1")
 
 
 @pytest.mark.slow

@@ -46,14 +46,13 @@ def write_report(
         return 0
     lines = [json.dumps(record, sort_keys=True) + "\n" for record in records]
     (folder / "sweep.jsonl").write_text("".join(lines))
-    table = grid(records, examples, published.rows if published else ())
-    notes = _notes(records, table, examples, published)
+    table, notes = tabulate(records, examples, published)
     from sparton.sweeps.figure import draw  # matplotlib, which no other command needs
 
     figure = draw(records, folder / "sweep.svg")
     picture = f"![throughput, memory and NDCG@10 over batch]({figure.name})\n" if figure else ""
-    text = [f"# Sweep\n\n`{folder}`\n", markdown(table), *(f"{note}\n" for note in notes), picture]
-    (folder / "sweep.md").write_text("\n".join(text))
+    text = f"# Sweep\n\n`{folder}`\n\n{in_markdown(table, notes)}\n{picture}"
+    (folder / "sweep.md").write_text(text)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDE)
@@ -61,6 +60,25 @@ def write_report(
     for line in (*notes, f"report: {folder / 'sweep.md'}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return sum(record["status"] in _UNFINISHED for record in records)
+
+
+def tabulate(
+    records: Sequence[Record], examples: int | None = None, published: Published | None = None
+) -> tuple[Grid, list[str]]:
+    """The table of a report, and what it leaves open in one note after the other."""
+    table = grid(records, examples, published.rows if published else ())
+    return table, _notes(records, table, examples, published)
+
+
+def in_markdown(table: Grid, notes: Sequence[str]) -> str:
+    return "\n".join([markdown(table), *(f"{note}\n" for note in notes)])
+
+
+def read_published(paper: Path, table: str) -> Published:
+    """A table of ``results/paper.json``."""
+    printed = json.loads(paper.read_text())
+    rows = printed[table]["rows"]
+    return Published(f"{printed[table]['conditions']} ({printed['source']})", rows)
 
 
 def read_records(folder: Path) -> list[Record]:

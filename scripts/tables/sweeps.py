@@ -1,0 +1,38 @@
+"""Whole trainings, from the reports of their sweeps: the paper's Table 3, and its large vocabulary.
+
+A study's records are the ``sweep.jsonl`` of its report."""
+
+from sparton.sweeps.report import in_markdown, read_published, tabulate
+from tables.records import RESULTS, Record, device_folders, read_file
+
+NOT_TRAINED = "Not measured yet: `python train.py experiment={}`.\n"
+
+
+def table3() -> str:
+    return _reports("table3", "table3")
+
+
+def multilingual() -> str:
+    return _reports("table3_multilingual", "multilingual")
+
+
+def _reports(study: str, printed: str) -> str:
+    """The report of every device, each under its caption."""
+    published = read_published(RESULTS / "paper.json", printed)
+    texts = []
+    for folder in device_folders(study):
+        records = read_file(folder / f"{study}.jsonl")
+        described = next(record["environment"] for record in records if record["environment"])
+        table, notes = tabulate(records, described["config"]["examples"], published)
+        texts.append(f"{in_markdown(table, notes)}\n{_caption(described)}\n")
+    return "\n".join(texts) or NOT_TRAINED.format(study)
+
+
+def _caption(environment: Record) -> str:
+    hardware, packages, git = (environment[key] for key in ("hardware", "packages", "git"))
+    parts = [hardware.get("gpu", hardware["cpu"])]
+    parts += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
+    parts += [f"{name} {packages[name]}" for name in ("torch", "triton")]
+    changed = ", modified" if git and git["dirty"] else ""
+    parts.append(f"commit {git['sha'][:9]}{changed}" if git else "no commit known")
+    return f"<sub>{'; '.join(parts)}</sub>\n"
