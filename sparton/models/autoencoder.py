@@ -95,8 +95,8 @@ class SparseAutoencoder(nn.Module):
         Returns:
             The latents fp32 ``[N, H]``, and by name:
 
-            - ``reconstruction_k``, ``reconstruction_4k`` fp32 ``[N]``: mean squared error of the
-              reconstruction from the k and from the 4 k largest latents;
+            - ``reconstruction_k``, ``reconstruction_4k`` fp32 ``[N]``: the :func:`relative_error` of
+              reconstructions from the k and from the 4 k largest latents;
             - with ``k_aux``: ``auxiliary`` fp32 ``[N]``, the mean squared error with which the
               ``k_aux`` largest dead latents predict what the living left over, and this
               ``residual`` itself, fp32 ``[N, D]``, whose variance over the batch scales the loss:
@@ -111,8 +111,10 @@ class SparseAutoencoder(nn.Module):
             bias = self.pre_bias.float()
             more = self._decode(_positive_topk(latents, 4 * self.k))
             losses = {
-                "reconstruction_k": _error(self._restore(explained + bias, prepared), inputs),
-                "reconstruction_4k": _error(self._restore(more + bias, prepared), inputs),
+                "reconstruction_k": relative_error(
+                    self._restore(explained + bias, prepared), inputs
+                ),
+                "reconstruction_4k": relative_error(self._restore(more + bias, prepared), inputs),
             }
             if self.k_aux:
                 residual = inputs - self._restore(explained, prepared).detach()
@@ -151,6 +153,16 @@ class SparseAutoencoder(nn.Module):
 
     def _decode(self, latents: Tensor) -> Tensor:
         return latents @ self.encoder.weight.float()
+
+
+def relative_error(reconstruction: Tensor, embeddings: Tensor) -> Tensor:
+    """``|x' - x|^2 / |x|^2`` of each row, fp32 ``[N]``: the share of an embedding that its
+    reconstruction misses, 1 for one of zeros. The normalised mean squared error of Gao et al.,
+    arXiv 2406.04093, so that a weight means the same at every width and length of embeddings: the
+    mean squared error of the numbers of a vector of length 1 is at most 1 / D, nothing beside a
+    ranking loss. Of an embedding of zeros it is the mean squared error."""
+    energy = embeddings.square().mean(-1)
+    return _error(reconstruction, embeddings) / torch.where(energy > 0, energy, 1.0)
 
 
 def residual_variance(residual: Tensor) -> Tensor:

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from sparton.models.autoencoder import SparseAutoencoder, residual_variance
+from sparton.models.autoencoder import SparseAutoencoder, relative_error, residual_variance
 
 csr = pytest.importorskip("sentence_transformers.sparse_encoder.losses.csr")
 modules = pytest.importorskip("sentence_transformers.sparse_encoder.modules")
@@ -47,6 +48,7 @@ def own_losses(autoencoder: SparseAutoencoder, inputs: Tensor) -> dict[str, Tens
 
 
 def reference_losses(other: torch.nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+    """The reconstructions' are mean squared errors there, of embeddings whatever their length."""
     features = other({"sentence_embedding": inputs})
     criterion = csr.CSRReconstructionLoss(model=None, beta=1.0)
     values = criterion.compute_loss_from_embeddings([features])
@@ -67,10 +69,13 @@ def test_latents_are_those_of_sentence_transformers(normalize):
 @pytest.mark.parametrize("k_aux", [0, K_AUX, H])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_losses_and_gradients_are_those_of_sentence_transformers(normalize, k_aux):
-    """Gradients of the parameters, and of the embeddings where a backbone learns."""
+    """Gradients of the parameters, and of the embeddings where a backbone learns. Of embeddings of
+    length 1, the reconstructions' are D times theirs."""
     own, other = pair(normalize, k_aux)
     inputs = [embeddings().requires_grad_() for _ in range(2)]
-    values, expected = own_losses(own, inputs[0]), reference_losses(other, inputs[1])
+    units = [F.normalize(each, dim=1) for each in inputs]
+    values, expected = own_losses(own, units[0]), reference_losses(other, units[1])
+    expected |= {name: D * expected[name] for name in LOSSES[:2]}
     assert ("auxiliary" in values) == bool(k_aux)
     for name, value in values.items():
         torch.testing.assert_close(value, expected[name])
@@ -87,6 +92,37 @@ def test_losses_and_gradients_are_those_of_sentence_transformers(normalize, k_au
     for actual, target in pairs:
         torch.testing.assert_close(actual, target)
         assert not torch.allclose(actual, 1.01 * target)
+
+
+@pytest.mark.parametrize("width", [D, 8 * D])
+def test_reconstruction_losses_mean_the_same_at_every_length_and_width_of_embeddings(width):
+    """sentence-transformers' mean squared error, the negative control, does not."""
+    torch.manual_seed(0)
+    sizes = (width, 4 * width, width // 3, 0, True, 30)
+    own = SparseAutoencoder(*sizes[:3], k_aux=0, normalize=True)
+    other = modules.SparseAutoEncoder(*sizes).eval()
+    other.encoder.weight.data.copy_(own.encoder.weight)
+    inputs = torch.randn(400, width)
+    ours, theirs = (
+        [losses(model, scale * inputs)["reconstruction_k"].item() for scale in (1.0, 10.0)]
+        for losses, model in ((own_losses, own), (reference_losses, other))
+    )
+    assert ours[1] == pytest.approx(ours[0], rel=1e-3)
+    assert theirs[1] == pytest.approx(100 * theirs[0], rel=1e-3)
+    assert 0.4 < ours[0] < 0.6
+
+
+def test_the_relative_error_of_zeros_is_one_and_that_of_an_embedding_of_zeros_is_finite():
+    inputs = embeddings()
+    zeros = torch.zeros_like(inputs)
+    torch.testing.assert_close(relative_error(zeros, inputs), torch.ones(len(inputs)))
+    torch.testing.assert_close(relative_error(0.9 * inputs, inputs), torch.full((9,), 0.01))
+    assert not relative_error(inputs, inputs).any()
+    empty = zeros.requires_grad_()
+    errors = relative_error(inputs, empty)
+    torch.testing.assert_close(errors, inputs.square().mean(1))
+    errors.sum().backward()
+    assert empty.grad.isfinite().all()
 
 
 def test_the_auxiliary_loss_divides_by_the_variance_of_the_whole_batch():
@@ -157,7 +193,8 @@ def test_a_number_above_that_of_all_latents_stands_for_all():
     assert (latents > 0).sum(1).max() == 3
     everything = torch.relu(wide.encoder(embeddings())) @ wide.encoder.weight
     error = (everything - embeddings()).square().mean(1)
-    torch.testing.assert_close(losses["reconstruction_4k"], error)
+    energy = embeddings().square().mean(1)
+    torch.testing.assert_close(losses["reconstruction_4k"], error / energy)
     assert all(loss.isfinite().all() for loss in losses.values())
 
 
