@@ -95,7 +95,7 @@ class SparseAutoencoder(nn.Module):
         Returns:
             The latents fp32 ``[N, H]``, and by name:
 
-            - ``reconstruction_k``, ``reconstruction_4k`` fp32 ``[N]``: the :func:`relative_error` of
+            - ``reconstruction_k``, ``reconstruction_4k`` fp32 ``[N]``: the relative error of
               reconstructions from the k and from the 4 k largest latents;
             - with ``k_aux``: ``auxiliary`` fp32 ``[N]``, the mean squared error with which the
               ``k_aux`` largest dead latents predict what the living left over, and this
