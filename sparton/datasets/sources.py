@@ -55,11 +55,9 @@ class Records:
         record has enough; otherwise each is taken once before any is taken again. Of a set it
         chooses the query and the positive.
         """
-        row = self.table.rows[index]
-        query = row["query"][0].as_py()
-        positives, negatives, scores = (
-            row[name][0].values for name in ("positives", "negatives", "scores")
-        )
+        cell, *lists = self.table.row[index]
+        query = cell.as_py()
+        positives, negatives, scores = (each.values for each in lists)
         if num_negatives and not len(negatives):
             raise ValueError(f"{self.name}: example {index} has no negatives")
         generator = random.Random(draw)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 ROWS_PER_BATCH = 1000
+ID, TEXT = range(2)  # columns
 HASHES, ORDER, EMPTY = "hashes.npy", "order.npy", "empty.npy"
 
 
@@ -39,7 +40,7 @@ class TextTable:
 
     def text(self, row: int) -> str:
         """The text of one row."""
-        return self.table.rows[row]["text"][0].as_py()
+        return self.table.row[row][TEXT].as_py()
 
     def find(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Row of every id, -1 where there is none; int64 ``[len(ids)]``.

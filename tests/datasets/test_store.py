@@ -1,6 +1,7 @@
 """Tables are built once, whole or not at all."""
 
 import errno
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -55,6 +56,28 @@ def test_what_a_killed_build_left_is_not_taken_for_a_table(tmp_path: Path) -> No
     left.mkdir(parents=True)
     (left / TABLE).write_bytes(b"half a table")
     assert len(stored_table("mine", "key", write_numbers, str(tmp_path)).rows) == 3
+
+
+def test_single_rows_are_those_of_the_table_in_every_process(tmp_path: Path) -> None:
+    lengths = [3, 1, 4, 2]
+    rows = [{"text": f"text {row}", "list": [row] * (row % 3)} for row in range(sum(lengths))]
+    schema = pa.schema([("text", pa.string()), ("list", pa.list_(pa.int64()))])
+
+    def build(folder: Path) -> Facts:
+        starts = [sum(lengths[:number]) for number in range(len(lengths))]
+        parts = [rows[start : start + length] for start, length in zip(starts, lengths)]
+        batches = [pa.RecordBatch.from_pylist(part, schema) for part in parts]
+        write_table(folder / TABLE, schema, batches)
+        return {}
+
+    table = stored_table("mine", "key", build, str(tmp_path))
+    sent = pickle.dumps(table.row)
+    assert len(sent) < 5000, "the path and not the table is sent"
+    for lookup in (table.row, pickle.loads(sent)):
+        found = [[cell.as_py() for cell in lookup[row]] for row in range(len(rows))]
+        assert found == [list(row.values()) for row in rows]
+    with pytest.raises(IndexError):
+        table.row[len(rows)]
 
 
 def test_fingerprints_follow_files_and_settings(tmp_path: Path) -> None:
