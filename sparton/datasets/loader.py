@@ -3,15 +3,15 @@
 Q queries of one rank, K explicit negatives of each.
 """
 
-import os
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sparton.datasets.mixture import Mixture
+from sparton.datasets.parcels import pack
+from sparton.datasets.workers import Batches, prepare_worker
 from sparton.types import Example, Tokenizer, TrainBatch
 
 SUBSTITUTION_ATTEMPTS = 100
@@ -110,7 +110,7 @@ def train_loader(
     world_size: int = 1,
     num_workers: int = 0,
     unique_positives: bool = False,
-) -> "DataLoader[TrainBatch]":
+) -> Batches:
     """This rank's batches of steps ``start_step`` to ``steps - 1``, in order.
 
     The batches do not depend on ``num_workers`` nor on where the run was resumed, and those of all
@@ -150,15 +150,17 @@ def train_loader(
     )
     if start_step < steps:  # what is wrong with the data appears here and not inside a worker
         stream[start_step]
-    return DataLoader(
-        stream,
-        batch_size=None,
-        sampler=range(start_step, steps),
-        num_workers=num_workers,
-        collate_fn=_as_is,
-        worker_init_fn=_single_threaded_tokenizer,
-        prefetch_factor=4 if num_workers else None,
-        pin_memory=torch.cuda.is_available(),
+    return Batches(
+        DataLoader(
+            stream,
+            batch_size=None,
+            sampler=range(start_step, steps),
+            num_workers=num_workers,
+            collate_fn=pack,
+            worker_init_fn=prepare_worker,
+            prefetch_factor=4 if num_workers else None,
+            pin_memory=torch.cuda.is_available(),
+        )
     )
 
 
@@ -191,12 +193,3 @@ def _stack_scores(examples: Sequence[Example]) -> Tensor | None:
             f"(none for the query {bare.query[:80]!r}): mix only sources that all have scores"
         )
     return torch.tensor([example.teacher_scores for example in examples], dtype=torch.float32)
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
-
-
-def _single_threaded_tokenizer(worker: int) -> None:
-    """Each of several workers would otherwise start as many threads as there are cores."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
