@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from tables.bars import bars_table
+from tables.data import data_table
 from tables.heads import captured_table, heads_table, patterns_table
 from tables.in_domain import in_domain_table, models_table
 from tables.maxsim import backward_table, forward_table, targets_table
@@ -42,6 +43,7 @@ TABLES = {
     "training_gpus": gpus_table,
     "training_any_batch": any_batch_table,
     "training_steps": steps_table,
+    "data": data_table,
 }
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 

@@ -1,0 +1,1 @@
+"""What benchmark_data.py measures, and how."""
