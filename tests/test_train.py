@@ -172,6 +172,7 @@ def test_another_configuration_does_not_resume_this_one(tmp_path):
     assert [record["step"] for record in records] == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("logger", ["wandb", "tensorboard"])
 def test_other_loggers_write_beside_the_screen(tmp_path, logger):
     pytest.importorskip(logger)

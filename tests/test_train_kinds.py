@@ -21,16 +21,19 @@ from tests.test_train import MINIATURE, run_here
 JOINT = ["head=sparton_colbert", "head.tokens.width=16"]
 ONCE = ["evaluation.every=4", "query_length=12"]
 CSR = ["head=csr", "head.hidden_dim=64", "head.k=8"]
+SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("overrides", "search"),
     [
         (["head=colbert", "head.width=16"], "maxsim"),
-        (["head=colbert", "head.width=16", "search=rerank"], "bm25 + maxsim"),
+        pytest.param(
+            ["head=colbert", "head.width=16", "search=rerank"], "bm25 + maxsim", marks=SLOW
+        ),
         (["head=dense", "loss.temperature=0.05"], "maxsim"),
         ([*JOINT, "loss=joint", "loss.lessons.sparse=0.5"], "sparse + maxsim"),
-        ([*JOINT, "search=sparse"], "sparse"),
+        pytest.param([*JOINT, "search=sparse"], "sparse", marks=SLOW),
         ([*CSR, "head.freeze_backbone=false", "precision=bf16", "micro_batch=3"], "sparse"),
     ],
 )

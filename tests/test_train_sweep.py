@@ -36,6 +36,7 @@ def ended(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
     return folder, sweep(folder, f"optimizer._target_={','.join(ENDS)}")
 
 
+@pytest.mark.slow
 def test_cells_that_end_badly_are_rows_and_the_sweep_goes_on(ended):
     folder, process = ended
     assert process.returncode == 1, process.stderr
@@ -86,6 +87,7 @@ def run_experiment(folder: Path, name: str, *overrides: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+@pytest.mark.slow
 def test_table_3_in_miniature_stands_beside_the_papers_figures(tmp_path):
     rows = "+experiment/table3=sparton_384,compiled_384"
     header, _, *body = run_experiment(tmp_path, "table3", rows, "head=sparton", "steps=1")

@@ -18,15 +18,8 @@ from sparton.kernels.varlen_attention.operands import AttentionOperands
 from sparton.kernels.varlen_attention.tiles import Tiling
 
 Record = dict[str, Any]
-_64 = (
-    Tiling(32, 64, 4, 1), Tiling(32, 64, 4, 2), Tiling(32, 64, 4, 2, 168),
-    Tiling(32, 64, 4, 1, 128), Tiling(64, 64, 4, 1), Tiling(64, 64, 4, 2), Tiling(32, 64, 2, 1),
-)  # fmt: skip
-_128 = (
-    Tiling(32, 128, 8, 1, 128), Tiling(32, 128, 8, 1), Tiling(32, 128, 8, 2),
-    Tiling(64, 128, 8, 1), Tiling(64, 128, 8, 2), Tiling(32, 128, 4, 1),
-)  # fmt: skip
-_256 = (Tiling(32, 256, 8, 1), Tiling(32, 256, 8, 2), Tiling(64, 256, 8, 1))
+_64 = (Tiling(64, 64, 4, 1), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2, 168))
+_128 = (Tiling(64, 128, 8, 1), Tiling(64, 128, 8, 2))
 FORWARDS = tuple(
     Tiling(*blocks, warps, stages)
     for (*blocks, warps), stages in product(
@@ -36,14 +29,7 @@ FORWARDS = tuple(
     )
 )  # fmt: skip
 CHOICES: dict[str, Sequence[Any]] = {
-    "whole": (
-        (),
-        *((a,) for a in _64),
-        *((a,) for a in _128),
-        *(pair for pair in product(_64[1:3], _128)),
-        *((_64[1], _128[0], c) for c in _256),
-        *((_64[1], c) for c in _256),
-    ),
+    "whole": ((), *((a,) for a in _64), *((b,) for b in _128), *product(_64[1:2], _128)),
     "queries": tuple(
         Tiling(*blocks, warps, stages)
         for (*blocks, warps), stages in product(

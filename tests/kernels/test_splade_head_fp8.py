@@ -147,7 +147,7 @@ def forwards(device):
         ([1], 1, 1, 3.0, 0),
         ([0, 1, 0], 17, 7, 1.0, 0),
         ([13] * 7, 61, 31, 0.0, 4),
-        ([40, 9] * 18, 35, 300, 0.0, 0),
+        pytest.param([40, 9] * 18, 35, 300, 0.0, 0, marks=pytest.mark.slow),
     ],
 )
 def test_values_are_exact_at_the_winners(lengths, V, D, bias, spread, dtype, device):
@@ -206,6 +206,7 @@ def one_bit(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes.view(torch.float8_e4m3fn).to(x.device), scale.to(x.device)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spread", "worse"), [(0, one_bit), (24, one_bit), (24, one_scale)])
 def test_winners_agree_with_the_exact_ones(spread, worse, device, monkeypatch):
     """Random logits, the hardest case: among 48 of them the first two are often close.

@@ -192,11 +192,10 @@ def test_compiled_on_a_gpu_without_recompilation(family, build_mlm, tokenizer):
     eager = Backbone(build_mlm(family), tokenizer).eval().cuda()
     compiled = Backbone(build_mlm(family), tokenizer, compile=True).eval().cuda()
     torch._dynamo.reset()
-    with (
-        torch._dynamo.config.patch(error_on_recompile=True),
-        torch.autocast("cuda", torch.bfloat16),
-    ):
-        for lengths in ((3, 5, 7), (10, 20), (1, 1, 1, 9), (2, 4, 5, 90, 12), (64,) * 40):
+    for lengths in ((3, 5, 7), (10, 20), (1, 1, 1, 9), (2, 4, 5, 90, 12), (64,) * 40):
+        # The first batch compiles a graph for each kind of layer; ModernBERT has two.
+        steady = torch._dynamo.config.patch(error_on_recompile=lengths != (3, 5, 7))
+        with steady, torch.autocast("cuda", torch.bfloat16):
             tokens = batch(lengths).to("cuda")
             actual, expected = packed_logits(compiled, tokens), packed_logits(eager, tokens)
             scale = float(expected.detach().abs().max())

@@ -42,6 +42,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_few_steps_teach_the_pairs_and_the_result_loads(folders, tmp_path):
     corpus, start = folders
     output = tmp_path / "adapted"

@@ -43,6 +43,7 @@ def captured(tmp_path_factory):
     return encoder, folder / "captured.pt"
 
 
+@pytest.mark.slow
 def test_it_holds_the_gradient_of_a_training_step(captured):
     encoder, path = captured
     problem = problems.captured_problem(path, "cpu")
@@ -67,6 +68,7 @@ def test_it_holds_the_gradient_of_a_training_step(captured):
     assert (dhidden - expected).norm() < 0.02 * expected.norm()
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_it(captured, tmp_path):
     settings = cells.Settings("cpu", str(tmp_path), 0.01, miniature=True, captured=str(captured[1]))
     cell = Cell(suites.CAPTURED, "sparton", suites.FORWARD_BACKWARD, suites.CAPTURED)

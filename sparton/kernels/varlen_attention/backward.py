@@ -45,20 +45,17 @@ class BackwardTiling(NamedTuple):
 
 
 NARROW = BackwardTiling(
-    whole=(Tiling(64, 64, num_warps=4, num_stages=2), Tiling(32, 128, num_warps=4, num_stages=1)),
+    whole=(Tiling(64, 64, num_warps=4, num_stages=2),),
     queries=Tiling(64, 64, num_warps=4, num_stages=2),
     keys=Tiling(32, 64, num_warps=4, num_stages=2),
 )
 MEDIUM = BackwardTiling(
-    whole=(
-        Tiling(32, 64, num_warps=4, num_stages=2),
-        Tiling(32, 128, num_warps=8, num_stages=1, max_registers=128),
-    ),
+    whole=(Tiling(64, 64, num_warps=4, num_stages=2),),
     queries=Tiling(64, 64, num_warps=4, num_stages=2),
     keys=Tiling(32, 64, num_warps=4, num_stages=2),
 )
 WIDE = BackwardTiling(
-    whole=(Tiling(32, 64, num_warps=4, num_stages=1),),
+    whole=(Tiling(64, 64, num_warps=4, num_stages=1),),
     queries=Tiling(64, 32, num_warps=4, num_stages=2),
     keys=Tiling(32, 64, num_warps=4, num_stages=2),
 )
@@ -166,8 +163,7 @@ def _varlen_attention_dkey_kernel(
         ds = (p * (tl.dot(v, g.T) - delta[None, :])).to(q.dtype)
         dk = tl.dot(ds, q, dk)
         if WHOLE:
-            # The tensor cores' fastest products have 64 rows.
-            dq = (tl.dot(k.T, ds).T if BLOCK_Q < 64 else tl.dot(ds.T, k)) * SCALE
+            dq = tl.dot(ds.T, k) * SCALE
             tl.store(dq_ptrs, dq.to(dquery_ptr.dtype.element_ty), real_q[:, None])
             o_ptrs += BLOCK_Q * H * D
             dq_ptrs += BLOCK_Q * H * D
