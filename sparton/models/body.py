@@ -213,7 +213,7 @@ def _compile_parts(model: PreTrainedModel) -> None:
 
 def compile_part(part: nn.Module) -> None:
     """``part.compile``, for sequences of any length."""
-    # Row and column sums of a LayerNorm's gradient in one kernel need more registers than there are:
+    # Row and column sums of LayerNorm's gradient in one kernel need more registers than there are:
     # on an H200 that kernel takes nine times as long as two do.
     part.compile(dynamic=True, options={"triton.mix_order_reduction": False})
 
