@@ -45,9 +45,9 @@ def cut_columns(num_terms: int, num_rows: int, used: Tensor | None = None) -> li
     size = max(ENTRIES // max(num_rows, 1), COLUMNS)
     size += -size % _ALIGNMENT
     numbers, firsts, total = None, list(range(0, num_terms, size)), num_terms
-    if used is not None and (total := int(used.sum())) < num_terms:
+    if used is not None and len(places := used.nonzero().squeeze(1)) < num_terms:
         numbers = torch.where(used, used.cumsum(0) - 1, -1).int()
-        firsts = used.nonzero().squeeze(1)[::size].tolist()
+        firsts, total = places[::size].tolist(), len(places)
     bounds = pairwise([*firsts, num_terms])
     return [
         Span(first, last, row * size, min(size, total - row * size), numbers)
