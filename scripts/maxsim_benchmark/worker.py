@@ -17,6 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from head_benchmark.cells import is_out_of_memory
+from head_benchmark.gate import passes
 from head_benchmark.timing import measure
 from maxsim_benchmark import gate, problems
 from maxsim_benchmark.providers import FP8_PROVIDERS, PROVIDERS, Cell
@@ -53,7 +54,7 @@ def measure_cell(
         ties = max(provider.ties, gate.ROUNDED) if rounded else provider.ties
         allowed = gate.allowance(errors, ties=ties, scores=provider.scores)
         record |= {"errors": errors, "allowed": allowed}
-        if not gate.passes(errors, allowed):
+        if not passes(errors, allowed):
             return {**record, "status": "red_gate"}
         del outcome
         call = partial(problems.run, problem, score, gradients)
