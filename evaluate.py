@@ -26,6 +26,8 @@ def run(cfg: DictConfig) -> None:
     asked, bounds = cfg.encoder, ("max_query_terms", "max_document_terms")
     evaluation.check_term_bounds(**{f"encoder.{name}": asked[name] for name in bounds})
     evaluation.check_search(asked.search, asked.rerank_depth, asked.vector_dtype)
+    for name in ("metrics", "encoder.metrics", "bm25.metrics"):
+        evaluation.check_metrics(OmegaConf.select(cfg, name), setting=name)
     for task in tasks.values():
         instantiate(task)  # Every task is downloaded and checked before the first is encoded.
     device = evaluation.choose_device(cfg.device)

@@ -24,7 +24,6 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sparton.datasets.collection import beir_file, read_texts
 from sparton.datasets.tokenization import PackedTokenizer
@@ -33,6 +32,7 @@ from sparton.models.backbones import minilm_folder
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.folders.files import writing_folder
+from sparton.retrieval.progress import progress_bar
 from sparton.types import TokenBatch
 
 CHUNK = 1024  # texts between two notes of how far it is
@@ -93,8 +93,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     done = prepare(arguments.output, facts, texts, encoder, arguments.dtype)
     encoder.body.to(device).eval()
     table = np.load(arguments.output / EMBEDDINGS, mmap_mode="r+")
-    with progress_bar(console) as bar:
-        task = bar.add_task("embedding", total=len(table), completed=done)
+    with progress_bar("embedding", len(table), done) as advance:
         for start, part, tokenize in chunks(texts, tokenizer, done):
             order = np.argsort([-len(text) for text in part], kind="stable")
             tokens = tokenize([part[row] for row in order])
@@ -102,7 +101,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 with torch.autocast(device.type, torch.bfloat16, enabled=arguments.bf16):
                     rows = embed(encoder, tokens.select(low, high).to(device))
                 table[start + order[low:high]] = rows.cpu().numpy()
-                bar.advance(task, high - low)
+                advance(high - low)
             table.flush()
             note_progress(arguments.output, start + len(part))
     console.print(
@@ -207,16 +206,6 @@ def note_progress(folder: Path, rows: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(folder / PROGRESS)
-
-
-def progress_bar(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=console)
 
 
 if __name__ == "__main__":

@@ -17,15 +17,16 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from plot_style import BLUE, GREEN, GREY, ORANGE, STYLE
+from sparton.training.loggers import whole_lines
 
 Records = list[dict[str, Any]]
 
 
 def read_records(folder: Path) -> Records:
     path = folder / "metrics.jsonl"
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    records = [json.loads(line) for line in whole_lines(path)]
     if not records:
-        raise ValueError(f"{path} is empty: the run has logged nothing yet")
+        raise ValueError(f"{path} has no line: the run has logged nothing yet")
     return records
 
 

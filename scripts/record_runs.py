@@ -7,10 +7,10 @@ Appends to ``results/<gpu>/<study>.jsonl``, replacing earlier records of the sam
 
 import argparse
 import json
-import re
 from pathlib import Path
 from typing import Any
 
+from head_benchmark.environment import folder_of
 from sparton.training.figures import training_figures
 
 FIGURES = (
@@ -76,8 +76,7 @@ def system_name(config: dict[str, Any]) -> str:
 
 
 def device_name(record: dict[str, Any]) -> str:
-    hardware = record["environment"]["hardware"]
-    return re.sub(r"[^a-z0-9]+", "-", hardware.get("gpu", "cpu").lower()).strip("-")
+    return folder_of(record["environment"]["hardware"].get("gpu", "cpu"))
 
 
 def append(path: Path, record: dict[str, Any]) -> None:

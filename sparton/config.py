@@ -19,7 +19,7 @@ from hydra.experimental.callback import Callback
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from sparton.evaluation.settings import check_search
+from sparton.evaluation.settings import check_metrics, check_search
 from sparton.sweeps.report import read_published, write_report
 from sparton.training.loop import SELECT_BY
 from sparton.training.precision import PRECISIONS
@@ -168,6 +168,7 @@ def check(cfg: DictConfig, world_size: int) -> None:
                 f"{name}=false"
             )
     check_search(cfg.search, cfg.rerank_depth)
+    check_metrics(cfg.metrics)
     if SELECT_BY not in cfg.metrics:
         raise ValueError(
             f"metrics={list(cfg.metrics)} lack {SELECT_BY}, by which the best model is chosen: "

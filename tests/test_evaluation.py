@@ -125,6 +125,23 @@ def test_depth_and_metrics_are_chosen_together(tokenizer):
     for evaluate in (evaluate_bm25, lambda task, **k: evaluate_encoder(None, None, task, **k)):
         with pytest.raises(ValueError, match="recall@100 looks deeper than the k=10 "):
             evaluate(make_task(), k=10)
+        with pytest.raises(ValueError, match="recall@100-l2 looks deeper than the k=10 "):
+            evaluate(make_task(), k=10, metrics=["rbp.95", "recall@100-l2"])
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (["mrr@10", "ndgc@10"], r"metrics=\['mrr@10', 'ndgc@10'\]: ndgc@10 is no metric: choose"),
+        ([10], r"metrics=\[10\]: 10 is no metric"),
+        ("ndcg@10", r"metrics=ndcg@10: must be a list of metrics"),
+        ([], r"metrics=\[\]: must be a list of metrics"),
+    ],
+)
+def test_metrics_that_do_not_exist_are_refused_before_anything_is_encoded(metrics, message):
+    for evaluate in (evaluate_bm25, lambda task, **k: evaluate_encoder(None, None, task, **k)):
+        with pytest.raises(ValueError, match=message):
+            evaluate(make_task(), metrics=metrics)
 
 
 @pytest.mark.parametrize("side", ["documents", "queries"])
@@ -281,6 +298,14 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
             ("model=./nowhere", "evaluation=in_domain", "encoder.max_document_terms=many"),
             "encoder.max_document_terms=many: must be a whole number",
         ),
+        (
+            ("model=bm25", "evaluation=in_domain", "metrics=[ndgc@10]"),
+            "evaluate.py: metrics=['ndgc@10']: ndgc@10 is no metric: choose from hits,",
+        ),
+        (
+            ("model=./nowhere", "evaluation=in_domain", "encoder.metrics=ndcg@10"),
+            "encoder.metrics=ndcg@10: must be a list of metrics",
+        ),
         (("model=bm25", "evaluation=quickstart", "device=gpu"), "device=gpu cannot be used"),
         (("model=bm25", "evaluation=quickstart", "device=cuda:99"), "): try device=cpu"),
     ],
@@ -296,6 +321,8 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
         "no_tasks",
         "no_query_terms",
         "document_terms",
+        "metric",
+        "metrics",
         "device",
         "no_gpu",
     ],

@@ -56,8 +56,9 @@ def test_it_ends_with_a_table_a_decoded_document_and_what_to_try_next(quickstart
     assert "python train.py experiment=quickstart head=eager" in last
 
 
-def test_a_picture_needs_records_and_says_so(tmp_path):
-    (tmp_path / "metrics.jsonl").touch()
+@pytest.mark.parametrize("content", ["", '{"step": 5, "lo'], ids=["empty", "half_a_line"])
+def test_a_picture_needs_records_and_says_so(tmp_path, content):
+    (tmp_path / "metrics.jsonl").write_text(content)
     command = [sys.executable, "scripts/plot_run.py", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0

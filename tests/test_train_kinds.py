@@ -115,6 +115,7 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
         (["search=bm25"], "search=bm25: must be sparse, maxsim, rerank, or null"),
         ([*JOINT, "rerank_depth=100"], "recall@1000 looks deeper than the rerank_depth=100"),
         (["rerank_depth=0"], "rerank_depth=0: must be a whole number from 1 on"),
+        (["metrics=[ndcg@10,mrr@1O]"], "metrics=['ndcg@10', 'mrr@1O']: mrr@1O is no metric"),
         (["metrics=[mrr@10]"], "lack ndcg@10, by which the best model is chosen"),
         ([*JOINT, "head.sparse.fp8=true"], "head.sparse.fp8=True needs products in 16 bit"),
         (["head=colbert", "query_length=3"], "query_length=3 leaves no room for text beside 3"),

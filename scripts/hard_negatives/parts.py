@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from filelock import FileLock, Timeout
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sparton.retrieval.output import replacing
+from sparton.retrieval.progress import progress_bar
 
 PART = 1024
 COMPRESSION = 6
@@ -93,14 +92,7 @@ def mine_parts(output: Path, examples: int, mine: MinePart) -> Counter[str]:
     """Write the parts that are missing; the counts of all."""
     folder = working_folder(output)
     total: Counter[str] = Counter()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("examples", total=examples)
+    with progress_bar("examples", examples) as advance:
         for start in range(0, examples, PART):
             stop = min(start + PART, examples)
             part, counted = _part_files(folder, start)
@@ -111,7 +103,7 @@ def mine_parts(output: Path, examples: int, mine: MinePart) -> Counter[str]:
                 with replacing(part) as fresh:
                     fresh.write_text("".join(lines), encoding="utf-8", newline="\n")
             total.update(json.loads(counted.read_text(encoding="utf-8")))
-            bar.update(task, completed=stop)
+            advance(stop - start)
     return total
 
 

@@ -88,14 +88,19 @@ def results(problem: Problem, reps: Tensor, *grads: Tensor) -> Results:
 
 
 def errors(actual: Results, truth: Results) -> Errors:
-    """Norms of the differences relative to the truth's, and the largest difference of a rep."""
-    found = {
-        name: float((x - truth[name]).norm() / truth[name].norm().clamp_min(1e-30))
-        for name, x in actual.items()
-    }
+    """:func:`relative_errors`, and the largest difference of a representation."""
+    found = relative_errors(actual, truth)
     if "reps" in actual:
         found[WORST] = float((actual["reps"] - truth["reps"]).abs().max())
     return found
+
+
+def relative_errors(actual: Results, truth: Results) -> Errors:
+    """Norms of the differences relative to the truth's."""
+    return {
+        name: float((x - truth[name]).norm() / truth[name].norm().clamp_min(1e-30))
+        for name, x in actual.items()
+    }
 
 
 def allowance(

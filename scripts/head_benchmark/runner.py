@@ -13,6 +13,7 @@ from pathlib import Path
 
 from head_benchmark.cells import Record, Settings
 from head_benchmark.suites import GEMMS, TRUTH, Cell
+from sparton.training.loggers import whole_lines
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 CELL_LIMIT_SECONDS = 240.0
@@ -105,10 +106,7 @@ def run_cells(
 
 def read_records(path: Path) -> list[Record]:
     """Records of a file; a last line that a kill cut off is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in whole_lines(path)]
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:

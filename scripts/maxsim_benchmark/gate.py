@@ -1,8 +1,8 @@
 """The gate before every time: results against fp32 truth."""
 
+from head_benchmark.gate import Errors, relative_errors
 from maxsim_benchmark.problems import Results
 
-Errors = dict[str, float]
 # Of the norm of the truth; those of a query's or a document's gradient that near-ties leave alone.
 SCORES, UNTIED = 5e-3, 1e-2
 # Of the largest score.
@@ -14,10 +14,7 @@ EXACT, ROUNDED = 0.1, 0.4
 
 def errors(actual: Results, truth: Results) -> Errors:
     """Norms of the differences relative to the truth's, and the largest difference of a score."""
-    found = {
-        name: float((x - truth[name]).norm() / truth[name].norm().clamp_min(1e-30))
-        for name, x in actual.items()
-    }
+    found = relative_errors(actual, truth)
     worst = (actual["scores"] - truth["scores"]).abs().max()
     found["scores_max"] = float(worst / truth["scores"].abs().max().clamp_min(1e-30))
     return found
@@ -28,8 +25,3 @@ def allowance(found: Errors, *, ties: float = EXACT, scores: float = SCORES) -> 
     fixed = {"scores": scores, "scores_max": max(WORST, 4 * scores)}
     elements = ("queries", "documents", "projection")
     return {n: fixed.get(n, ties if n in elements else UNTIED) for n in found}
-
-
-def passes(found: Errors, allowed: Errors) -> bool:
-    """No error beyond what is allowed; NaN is."""
-    return all(error <= allowed[name] for name, error in found.items())

@@ -11,17 +11,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from head_benchmark.cells import is_out_of_memory
+from head_benchmark.gate import passes
 from head_benchmark.timing import measure
 from maxsim_benchmark import gate, problems
 from maxsim_benchmark.providers import FP8_PROVIDERS, PROVIDERS, Cell
 from maxsim_benchmark.shapes import BOTH, HIDDEN, SHAPES, least_work
+from sparton.training.manifest import installed_version
 
 Record = dict[str, Any]
 PROFILED_CALLS = 5
@@ -42,7 +43,8 @@ def measure_cell(
 ) -> Record:
     """The record of one cell, its results judged before its time is taken."""
     provider, gradients = PROVIDERS[cell.provider], cell.mode == BOTH
-    record: Record = {"package_version": _version(provider.package)}
+    version = installed_version(provider.package) if provider.package else None
+    record: Record = {"package_version": version}
     try:
         score = provider.build(problem)
         outcome = problems.compared(problem, *problems.run(problem, score, gradients))
@@ -52,7 +54,7 @@ def measure_cell(
         ties = max(provider.ties, gate.ROUNDED) if rounded else provider.ties
         allowed = gate.allowance(errors, ties=ties, scores=provider.scores)
         record |= {"errors": errors, "allowed": allowed}
-        if not gate.passes(errors, allowed):
+        if not passes(errors, allowed):
             return {**record, "status": "red_gate"}
         del outcome
         call = partial(problems.run, problem, score, gradients)
@@ -85,13 +87,6 @@ def _shares(cell: Cell, problem: problems.Problem, times: Record, settings: Sett
     floors = work.floors(settings.terabytes_per_s, rate)
     share = max(floors.values()) / times["p50_ms"]
     return {"bytes": work.bytes, "flop": work.flop, **floors, "share_of_floor": round(share, 4)}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package) if package else None
-    except PackageNotFoundError:
-        return None
 
 
 def prepare(

@@ -14,13 +14,19 @@ from sparton.evaluation.results import (
     write_results,
     write_task_run,
 )
-from sparton.evaluation.settings import check_search, check_term_bounds, plan_search
+from sparton.evaluation.settings import (
+    check_metrics,
+    check_search,
+    check_term_bounds,
+    plan_search,
+)
 from sparton.evaluation.tasks import evaluate_bm25, evaluate_encoder
 from sparton.evaluation.testing import run_tests
 
 __all__ = [
     "TaskResult",
     "TokenMatch",
+    "check_metrics",
     "check_search",
     "check_term_bounds",
     "choose_device",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from sparton.retrieval.encoding import KINDS
 from sparton.retrieval.index import RERANK_DEPTH, SEARCHES, Search
+from sparton.retrieval.metrics import metric_depth
 from sparton.retrieval.tokens import VECTOR_DTYPES
 from sparton.types import Kind, RetrievalTask
 
@@ -52,15 +53,27 @@ def check_texts(task: RetrievalTask) -> None:
             raise ValueError(f"task {task.name} has no {side}: check its files and the split")
 
 
-def check_metrics(metrics: Sequence[str], k: int, bound: str = "k") -> None:
-    """Refuse metrics that look deeper than the ``k`` best documents.
+def check_metrics(
+    metrics: Sequence[str], k: int | None = None, bound: str = "k", setting: str = "metrics"
+) -> None:
+    """Refuse metrics that do not exist, or that look deeper than the ``k`` best documents.
+
+    Args:
+        k: None where it is not known yet how many documents are retrieved.
+        bound: name of ``k``.
+        setting: where the metrics were given.
 
     Raises:
-        ValueError: names the metric and the ``bound``.
+        ValueError: names the ``setting`` and the metric, or the metric and the ``bound``.
     """
+    if isinstance(metrics, str) or not metrics:
+        raise ValueError(f"{setting}={metrics}: must be a list of metrics, such as [ndcg@10]")
     for metric in metrics:
-        cutoff = metric.partition("@")[2]
-        if cutoff.isdigit() and int(cutoff) > k:
+        try:
+            depth = metric_depth(str(metric))
+        except ValueError as error:
+            raise ValueError(f"{setting}={list(metrics)}: {error}") from None
+        if k is not None and depth is not None and depth > k:
             raise ValueError(
                 f"{metric} looks deeper than the {bound}={k} documents that are retrieved: "
                 f"raise {bound}, or leave {metric} out of the metrics"
@@ -78,8 +91,8 @@ def plan_search(
     """How :func:`evaluate_encoder` will search with what the encoder gives; nothing is encoded.
 
     Raises:
-        ValueError: the encoder does not give what ``search`` compares, or a metric looks deeper
-            than the rankings.
+        ValueError: the encoder does not give what ``search`` compares, or a metric does not exist
+            or looks deeper than the rankings.
     """
     check_search(search, rerank_depth)
     check_metrics(metrics, k)

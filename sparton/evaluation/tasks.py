@@ -73,9 +73,9 @@ def evaluate_encoder(
         batch_tokens, batch_sequences, bf16, vector_dtype, progress: see :func:`encode_texts`.
 
     Raises:
-        ValueError: a task without texts, a metric deeper than the rankings, a ``search`` or a bound
-            of terms that the encoder cannot serve (all before anything is encoded), or
-            representations that are not finite.
+        ValueError: a task without texts, a metric that does not exist or is deeper than the
+            rankings, a ``search`` or a bound of terms that the encoder cannot serve (all before
+            anything is encoded), or representations that are not finite.
     """
     check_texts(task)
     check_search(search, rerank_depth, vector_dtype)

@@ -38,7 +38,8 @@ class MarginMSE:
 
 @dataclass(frozen=True)
 class KLDivergence:
-    """Kullback-Leibler divergence from the teacher's distribution over a query's documents.
+    """Kullback-Leibler divergence from the teacher's distribution over a query's documents, as in
+    SPLADE-v3 (Lassance et al., arXiv 2403.06789).
 
     The student's gradient shrinks as ``1 / temperature ** 2`` where both temperatures grow; nothing
     makes up for it here. sentence-transformers multiplies by ``temperature ** 2``: to have its

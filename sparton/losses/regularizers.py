@@ -57,7 +57,7 @@ def anti_zero(reps: Rows) -> Tensor:
 
 @dataclass(frozen=True)
 class DFFlops:
-    """FLOPS with terms weighted by document frequency (DF-FLOPS, arXiv 2505.15070).
+    """FLOPS with terms weighted by document frequency (DF-FLOPS, Porco et al., arXiv 2505.15070).
 
     ``sum_v (w_v mean_b reps[b, v]) ** 2`` with ``w = 1 / (1 + (df ** log_midpoint(2) - 1) **
     steepness)``: 0 for rare terms, 1/2 where a share ``midpoint`` of the documents has the term,

@@ -83,9 +83,11 @@ class AsymmetricEncoder(Encoder):
             for name, figure in encoder.figures().items()
         }
 
-    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
-        """Of a document's token; most tokens of a step are of documents."""
-        return self.document.flops_per_token(sequence_length, training=training)
+    def flops_per_token(
+        self, sequence_length: float, side: Side = "document", *, training: bool = True
+    ) -> float:
+        """Of the side's encoder."""
+        return self.of(side).flops_per_token(sequence_length, side, training=training)
 
     @property
     def vocabulary_size(self) -> int:

@@ -185,7 +185,9 @@ class ColbertEncoder(Encoder):
         counted = self.counted if side == "document" else None
         return self.head(hidden, self.projection.weight, tokens, counted)
 
-    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+    def flops_per_token(
+        self, sequence_length: float, side: Side = "document", *, training: bool = True
+    ) -> float:
         """Of the body and the projection; MaxSim depends on what is compared with what."""
         projection = 2.0 * self.projection.weight.numel() * (3 if training else 1)
         body = self.backbone.flops_per_token(sequence_length, training=training)

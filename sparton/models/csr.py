@@ -166,7 +166,9 @@ class AutoencoderEncoder(Encoder):
         """The min(k, ``head.k``) largest latents of each text; all others are zero."""
         return self.autoencoder.topk(self.embed(tokens), k)
 
-    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+    def flops_per_token(
+        self, sequence_length: float, side: Side = "document", *, training: bool = True
+    ) -> float:
         """The backbone's body (its forward alone where it is frozen), and per text 2 D H for the
         latents and as much for each of three reconstructions, three times this in training."""
         learns = training and not self.head.freeze_backbone

@@ -49,6 +49,8 @@ class DenseEncoder(Encoder):
         each = torch.arange(len(embeddings) + 1, dtype=torch.int32, device=embeddings.device)
         return Representations(tokens=TokenVectors(embeddings, each))
 
-    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+    def flops_per_token(
+        self, sequence_length: float, side: Side = "document", *, training: bool = True
+    ) -> float:
         """See :meth:`EncoderBody.flops_per_token`."""
         return self.body.flops_per_token(sequence_length, training=training)

@@ -70,8 +70,10 @@ class Encoder(nn.Module):
         """Learning rates of parameters that have their own, by the prefix of their names."""
         return {}
 
-    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
-        """Model FLOPs per real token of sequences of that mean length."""
+    def flops_per_token(
+        self, sequence_length: float, side: Side = "document", *, training: bool = True
+    ) -> float:
+        """Model FLOPs per real token of a side's sequences of that mean length."""
         raise NotImplementedError
 
     def term_names(self, columns: Sequence[int]) -> list[str]:

@@ -88,7 +88,9 @@ class JointEncoder(Encoder):
         most = min(k, self.vocabulary_size)
         return self.head.sparse.topk(transformed, decoder.weight, decoder.bias, own, most)
 
-    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+    def flops_per_token(
+        self, sequence_length: float, side: Side = "document", *, training: bool = True
+    ) -> float:
         """Of the masked-LM model and the projection; MaxSim depends on what is compared."""
         projection = 2.0 * self.projection.weight.numel() * (3 if training else 1)
         model = self.backbone.flops_per_token(sequence_length, training=training)

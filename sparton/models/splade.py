@@ -48,7 +48,9 @@ class SpladeEncoder(Encoder):
         of_queries, of_documents = map(self._represent, hidden, sides)
         return Representations(of_queries), Representations(of_documents)
 
-    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+    def flops_per_token(
+        self, sequence_length: float, side: Side = "document", *, training: bool = True
+    ) -> float:
         """See :meth:`Backbone.flops_per_token`."""
         return self.backbone.flops_per_token(sequence_length, training=training)
 

@@ -81,7 +81,9 @@ class StaticEncoder(Encoder):
         """How many weights are positive; those that training takes to 0 stay there."""
         return {} if self.frozen else {"positive_weights": (self.weights > 0).sum()}
 
-    def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
+    def flops_per_token(
+        self, sequence_length: float, side: Side = "document", *, training: bool = True
+    ) -> float:
         """None: weights are looked up."""
         return 0.0
 

@@ -1,5 +1,6 @@
 """Ranking metrics, computed by ranx. Q judged queries, K results, J judgments of a query."""
 
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -11,6 +12,31 @@ from sparton.retrieval.run import Run
 Qrels = Mapping[str, Mapping[str, int]]
 
 METRICS = ("ndcg@10", "mrr@10", "recall@100", "recall@1000")
+# Those of ranx. "@" and a number of results may follow; rbp has a persistence in its place.
+NAMES = (
+    "hits", "hit_rate", "precision", "recall", "f1", "r-precision", "mrr", "map", "dcg",
+    "dcg_burges", "ndcg", "ndcg_burges", "bpref",
+)  # fmt: skip
+_FORM = re.compile(rf"(?:(?:{'|'.join(NAMES)})(?:@(?P<depth>[1-9]\d*))?|rbp[.@]\d+)(?:-l\d+)?")
+
+
+def metric_depth(metric: str) -> int | None:
+    """How many results of a query a metric looks at; None for all of them.
+
+    Args:
+        metric: ranx's name, such as ``ndcg@10``, ``map``, ``rbp.95`` or, with the grade from which
+            on a document is relevant, ``recall@100-l2``.
+
+    Raises:
+        ValueError: ranx has no such metric.
+    """
+    form = _FORM.fullmatch(metric)
+    if form is None:
+        raise ValueError(
+            f"{metric} is no metric: choose from {', '.join(NAMES)}, each with or without a number "
+            "of results as in ndcg@10, and rbp.95"
+        )
+    return int(form["depth"]) if form["depth"] else None
 
 
 def evaluate_queries(

@@ -48,7 +48,8 @@ def whole_lines(path: Path) -> list[str]:
     """Lines of a file that may end in half a line, where a run was killed while writing."""
     if not path.exists():
         return []
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n")]
 
 
 class ScreenLogger:

@@ -35,12 +35,13 @@ def describe_environment() -> dict[str, Any]:
         "command": shlex.join(sys.argv),
         "git": _git_state(),
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: installed_version(name) for name in _PACKAGES},
         "hardware": _hardware(),
     }
 
 
-def _version(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
+    """None where the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

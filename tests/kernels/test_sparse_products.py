@@ -6,12 +6,12 @@ from torch import Tensor
 
 from sparton.kernels.sparse_products import (
     column_sums,
-    columns,
     dot_products,
     function,
     kernels,
     precise,
     row_sums,
+    spans,
 )
 from sparton.kernels.sparse_products.columns import read_columns
 from sparton.sparse_vectors import OwnVectors, SparseVectors
@@ -24,7 +24,7 @@ CUTS = [(2**26, 1024), (1, 1), (1, 33)]  # all columns at once, 16, 48
 @pytest.fixture(params=CUTS, ids=["whole", "cut", "uneven"])
 def cut(request, monkeypatch) -> None:
     for name, size in zip(("ENTRIES", "COLUMNS"), request.param, strict=True):
-        monkeypatch.setattr(columns, name, size)
+        monkeypatch.setattr(spans, name, size)
 
 
 def leaf(dense: Tensor, dtype: torch.dtype = torch.float64) -> SparseVectors:
@@ -78,7 +78,7 @@ def test_the_kernel_copies_what_the_cpu_copies(to_matrix, some, block, cut, devi
     monkeypatch.setattr(kernels, "BLOCK", block)
     vectors = SparseVectors.from_dense(random_rows(N, V, 0.4).to(device))
     used = torch.arange(V) % 3 > 0 if some else None
-    parts = columns.spans(V, N, None if used is None else used.to(device))
+    parts = spans.cut_columns(V, N, None if used is None else used.to(device))
     assert sum(span.width for span in parts) == (33 if some else V)
     for span in parts:
         wanted = vectors.dense()[:, span.first : span.last]
@@ -100,7 +100,7 @@ def test_the_kernel_copies_what_the_cpu_copies(to_matrix, some, block, cut, devi
 
 def test_the_kernel_refuses_what_does_not_fit(device):
     vectors = SparseVectors.from_dense(random_rows(N, V, 0.4).to(device))
-    (span,) = columns.spans(V, N)
+    (span,) = spans.cut_columns(V, N)
     for shape in ((N, V - 1), (N + 1, V)):
         with pytest.raises(ValueError, match="12 vectors in 50 columns cannot be copied"):
             matrix = torch.zeros(shape, device=device)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparton.kernels.sparse_products import column_sums, columns, dot_products, row_sums
+from sparton.kernels.sparse_products import column_sums, dot_products, row_sums, spans
 from sparton.sparse_vectors import SparseVectors
 
 pytestmark = [
@@ -45,8 +45,8 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 @pytest.mark.parametrize("density", [0.01, 0.5])
 @pytest.mark.parametrize("least_columns", [1024, 2**20])
 def test_scores_and_gradients_have_the_accuracy_of_fp32(density, least_columns, monkeypatch):
-    monkeypatch.setattr(columns, "ENTRIES", 1)
-    monkeypatch.setattr(columns, "COLUMNS", least_columns)
+    monkeypatch.setattr(spans, "ENTRIES", 1)
+    monkeypatch.setattr(spans, "COLUMNS", least_columns)
     sides = [random_side(300, 9001, density, 1), random_side(517, 9001, density, 2)]
     generator = torch.Generator("cuda").manual_seed(3)
     upstream = torch.randn(300, 517, device="cuda", generator=generator)

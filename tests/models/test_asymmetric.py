@@ -72,9 +72,21 @@ def test_properties(document):
     assert encoder.tokenizer is document.tokenizer
     assert encoder.query_tokenizer is encoder.query.tokenizer is not document.tokenizer
     assert encoder.vocabulary_size == document.vocabulary_size
-    assert encoder.flops_per_token(8.0) == document.flops_per_token(8.0) > 0
     assert static_queries(document).max_length == 32
     assert shared_queries(document) is document
+
+
+def test_each_side_counts_the_arithmetic_of_its_own_encoder(document):
+    separate = separate_queries(document, backbone(), EagerHead())
+    for training in (False, True):
+        query, own = (
+            separate.flops_per_token(8.0, side, training=training) for side in ("query", "document")
+        )
+        assert query == separate.query.flops_per_token(8.0, training=training)
+        assert own == document.flops_per_token(8.0, training=training) > query > 0
+    static = static_queries(document, frozen=False)
+    assert static.flops_per_token(8.0, "query") == 0
+    assert static.flops_per_token(8.0, "document") == document.flops_per_token(8.0, "query")
 
 
 def test_both_sides_observe(document, monkeypatch):

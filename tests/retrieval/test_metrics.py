@@ -1,12 +1,20 @@
 """Metrics against definitions written out here."""
 
+import inspect
 import math
 import random
+import re
 
 import numpy as np
 import pytest
 
-from sparton.retrieval.metrics import METRICS, evaluate_queries, evaluate_run
+from sparton.retrieval.metrics import (
+    METRICS,
+    NAMES,
+    evaluate_queries,
+    evaluate_run,
+    metric_depth,
+)
 from sparton.retrieval.run import Run
 
 
@@ -113,3 +121,48 @@ def test_no_judgments_is_an_error():
 def test_unknown_metric_is_an_error():
     with pytest.raises(ValueError, match="accuracy"):
         evaluate_run({"q": {"a": 1}}, Run.from_scores({"q": {"a": 1.0}}), ["accuracy@10"])
+
+
+def test_the_known_metrics_are_those_of_ranx():
+    from ranx.metrics import metric_switch
+
+    taken = re.findall(r'metric == "([^"]+)"', inspect.getsource(metric_switch))
+    assert {*NAMES, "rbp"} == set(taken)
+
+
+@pytest.mark.parametrize(
+    ("metric", "depth", "parameters"),
+    [
+        ("ndcg@10", 10, ("ndcg", 10, 1)),
+        ("map", None, ("map", 0, 1)),
+        ("r-precision", None, ("r-precision", 0, 1)),
+        ("recall@100-l2", 100, ("recall", 100, 2)),
+        ("rbp.95", None, ("rbp", 0.95, 1)),
+        ("rbp@95-l2", None, ("rbp", 0.95, 2)),
+    ],
+)
+def test_names_are_read_as_ranx_reads_them(metric, depth, parameters):
+    from ranx.meta.evaluate import extract_metric_and_params
+
+    assert metric_depth(metric) == depth
+    assert extract_metric_and_params(metric) == parameters
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "ndgc@10",
+        "NDCG@10",
+        "ndcg@",
+        "ndcg@ten",
+        "ndcg@0",
+        "ndcg@-1",
+        "ndcg10",
+        "rbp",
+        "recall-l",
+        "",
+    ],
+)
+def test_a_misspelt_metric_has_no_depth(metric):
+    with pytest.raises(ValueError, match=r"is no metric: choose from hits, .*ndcg, .* and rbp\.95"):
+        metric_depth(metric)

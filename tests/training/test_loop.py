@@ -43,7 +43,7 @@ def make_trainer(folder: Path, schedule=SCHEDULE, evaluate=None) -> Trainer:
         schedule=schedule,
         settings=LoopSettings(STEPS, log_every=1, evaluate_every=3, checkpoint_every=2),
         folder=folder,
-        meter=ThroughputMeter(CPU, lambda length: 0.0),
+        meter=ThroughputMeter(CPU, lambda length, side: 0.0),
         evaluate=evaluate or (lambda encoder: {"ndcg@10": encoder.decoder.weight.sum().item()}),
         save_model=lambda encoder, path: torch.save(encoder.state_dict(), path.with_suffix(".pt")),
     )

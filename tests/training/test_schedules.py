@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sparton.training import manifest
+from sparton.training import manifest, throughput
 from sparton.training.precision import Precision
 from sparton.training.schedules import ConstantSchedule, CosineSchedule, LinearSchedule
 from sparton.training.throughput import ThroughputMeter
@@ -62,7 +62,7 @@ def test_unknown_precisions_and_fp16_on_a_cpu_are_refused():
 def test_the_meter_counts_what_passed_since_the_last_reading(monkeypatch):
     now = 0.0
     monkeypatch.setattr("time.perf_counter", lambda: now)
-    meter = ThroughputMeter(CPU, lambda length: 1.0, world_size=2)
+    meter = ThroughputMeter(CPU, lambda length, side: 1.0, world_size=2)
     meter.restart()
     batch = random_batch(4, 1, seed=0)
     tokens = batch.queries.num_tokens + batch.documents.num_tokens
@@ -75,6 +75,24 @@ def test_the_meter_counts_what_passed_since_the_last_reading(monkeypatch):
     assert first["tokens_per_second"] == pytest.approx(2 * 2 * tokens / 2)
     assert (first["step_ms"], first["data_wait_ms"]) == (1000, 500)
     assert meter.read()["examples_per_second"] == 0
+
+
+def test_utilization_counts_each_side_by_itself(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("time.perf_counter", lambda: now)
+    monkeypatch.setattr(throughput, "peak_flops", lambda device: 1000.0)
+    meter = ThroughputMeter(CPU, lambda length, side: length if side == "document" else 0.5)
+    meter.restart()
+    batches = [random_batch(4, 1, seed=seed) for seed in range(2)]
+    for batch in batches:
+        meter.count(batch, waited=0.0)
+    now = 2.0
+    queries = sum(batch.queries.num_tokens for batch in batches)
+    documents = sum(batch.documents.num_tokens for batch in batches)
+    flops = 0.5 * queries + documents * documents / 16
+    assert meter.read()["mfu"] == pytest.approx(flops / 2 / 1000)
+    now = 4.0
+    assert meter.read()["mfu"] == 0
 
 
 def test_the_manifest_is_json_and_survives_a_machine_without_git(monkeypatch):

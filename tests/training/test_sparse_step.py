@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparton.kernels.sparse_products import columns
+from sparton.kernels.sparse_products import spans
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer, anti_zero, flops, l1
@@ -114,8 +114,8 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("final", [True, False])
 def test_no_tensor_has_all_entries_of_the_batch(final, monkeypatch):
     """Of one side of it; with the dense form, the negative control, there are several."""
-    monkeypatch.setattr(columns, "ENTRIES", 1)
-    monkeypatch.setattr(columns, "COLUMNS", 16)
+    monkeypatch.setattr(spans, "ENTRIES", 1)
+    monkeypatch.setattr(spans, "COLUMNS", 16)
     monkeypatch.setattr(diagnostics, "_MOST_ROWS", 4)
     encoder = shifted(-0.6)
     encoder.zeros_are_final = final

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparton.kernels.sparse_products.columns import Span, read_columns, spans, write_entries
+from sparton.kernels.sparse_products.columns import read_columns, write_entries
 from sparton.kernels.sparse_products.precise import left_factor, multiply
+from sparton.kernels.sparse_products.spans import Span, cut_columns
 from sparton.sparse_vectors import SparseVectors, used_terms
 
 
@@ -106,7 +107,7 @@ class _DotProducts(torch.autograd.Function):
         # A term that only one side has adds nothing to a score, nor to a gradient.
         used = used_terms(queries) & used_terms(documents)
         ctx.queries, ctx.documents = queries, documents
-        ctx.spans = spans(queries.width, max(scores.shape), used)
+        ctx.spans = cut_columns(queries.width, max(scores.shape), used)
         for span in ctx.spans:
             left = left_factor(read_columns(queries, span))
             scores += multiply(left, read_columns(documents, span).T)
@@ -126,7 +127,7 @@ class _DotProducts(torch.autograd.Function):
 
 
 def _all_spans(vectors: SparseVectors) -> list[Span]:
-    return spans(vectors.width, vectors.num_vectors)
+    return cut_columns(vectors.width, vectors.num_vectors)
 
 
 def _entries_of_product(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparton.kernels.launch import launch
 from sparton.kernels.segment_max.operands import on_its_device
-from sparton.kernels.sparse_products.columns import Span
+from sparton.kernels.sparse_products.spans import Span
 from sparton.sparse_vectors import SparseVectors
 
 BLOCK = 1024
