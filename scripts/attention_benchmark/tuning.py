@@ -18,8 +18,6 @@ from sparton.kernels.varlen_attention.operands import AttentionOperands
 from sparton.kernels.varlen_attention.tiles import Tiling
 
 Record = dict[str, Any]
-_64 = (Tiling(64, 64, 4, 1), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2, 168))
-_128 = (Tiling(64, 128, 8, 1), Tiling(64, 128, 8, 2))
 FORWARDS = tuple(
     Tiling(*blocks, warps, stages)
     for (*blocks, warps), stages in product(
@@ -29,7 +27,6 @@ FORWARDS = tuple(
     )
 )  # fmt: skip
 CHOICES: dict[str, Sequence[Any]] = {
-    "whole": ((), *((a,) for a in _64), *((b,) for b in _128), *product(_64[1:2], _128)),
     "queries": tuple(
         Tiling(*blocks, warps, stages)
         for (*blocks, warps), stages in product(
@@ -69,8 +66,6 @@ def tune(
     out, lse = varlen_attention_forward(operands)
     best, shortest = backward_tiling(d), float("inf")
     for part, choices in CHOICES.items():
-        if part != "whole" and best.whole and best.whole[-1].block_k >= problem.longest:
-            continue  # not launched
         for choice in (getattr(best, part), *choices)[:most]:
             tiling = best._replace(**{part: choice})
             record = _record(backward, tiling, expected[1:], device, seconds)

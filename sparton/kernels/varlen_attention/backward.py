@@ -4,9 +4,7 @@ memory.
 Tq and Tk packed tokens of queries and keys, N sequences, H heads, d the width of a head.
 
 With p the weights and delta the products <dout, out> of each query, ds = p * (dout v^T - delta),
-dquery = scale * ds key, dkey = scale * ds^T query and dvalue = p^T dout. A program that holds all
-keys of a sequence does all of that at once: it walks over the queries, stores their gradients as it
-goes and those of the keys at the end. Where the keys are too many for that, two kernels compute the
+dquery = scale * ds key, dkey = scale * ds^T query and dvalue = p^T dout. Two kernels compute the
 weights each for themselves: one holds a block of queries, the other one of keys.
 """
 
@@ -34,51 +32,33 @@ class BackwardTiling(NamedTuple):
     """How the work is cut; the order of summation, hence the last bits, depend on it.
 
     Attributes:
-        whole: for sequences whose keys fit one tile. Each sequence is done by the first of these
-            that holds it, in ascending order of ``block_k``.
-        queries, keys: for the others, the kernels of dquery and of dkey and dvalue.
+        queries: the kernel of dquery.
+        keys: that of dkey and dvalue.
     """
 
-    whole: tuple[Tiling, ...]
     queries: Tiling
     keys: Tiling
 
 
-NARROW = BackwardTiling(
-    whole=(Tiling(64, 64, num_warps=4, num_stages=2),),
-    queries=Tiling(64, 64, num_warps=4, num_stages=2),
-    keys=Tiling(32, 64, num_warps=4, num_stages=2),
-)
-MEDIUM = BackwardTiling(
-    whole=(Tiling(64, 64, num_warps=4, num_stages=2),),
-    queries=Tiling(64, 64, num_warps=4, num_stages=2),
-    keys=Tiling(32, 64, num_warps=4, num_stages=2),
-)
-WIDE = BackwardTiling(
-    whole=(Tiling(64, 64, num_warps=4, num_stages=1),),
-    queries=Tiling(64, 32, num_warps=4, num_stages=2),
-    keys=Tiling(32, 64, num_warps=4, num_stages=2),
-)
-
-
 def backward_tiling(d: int) -> BackwardTiling:
     """How to launch for heads of width ``d``."""
-    return NARROW if d < 64 else MEDIUM if d == 64 else WIDE
+    queries = Tiling(64, 32, num_warps=4, num_stages=2 if d > 64 else 3)
+    return BackwardTiling(queries, keys=Tiling(32, 64, num_warps=4, num_stages=2))
 
 
-@triton.jit(do_not_specialize=["num_blocks", "Tq", "fewest"], launch_metadata=metadata(3, 6))
+@triton.jit(do_not_specialize=["num_blocks", "Tq"], launch_metadata=metadata(3, 6))
 def _varlen_attention_dquery_kernel(
     query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr, grad_ptr,
     delta_ptr, dquery_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
-    num_blocks, Tq, fewest,
+    num_blocks, Tq,
     SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_Q queries of a sequence of at least ``fewest`` keys; also stores their delta."""
+    """BLOCK_Q queries of a sequence; also stores their delta."""
     block, head, first_q, num_q, first_k, num_k = locate(query_cu_ptr, key_cu_ptr, num_blocks, H)
     first = block * BLOCK_Q
-    if (first >= num_q) | (num_k < fewest):
+    if first >= num_q:
         return
     offs_q = first + tl.arange(0, BLOCK_Q)
     offs_k = tl.arange(0, BLOCK_K)
@@ -111,25 +91,19 @@ def _varlen_attention_dquery_kernel(
     tl.store(dq_ptrs, (dq * SCALE).to(dquery_ptr.dtype.element_ty), real_q[:, None])
 
 
-@triton.jit(do_not_specialize=["num_blocks", "Tq", "fewest"], launch_metadata=metadata(5, 8))
+@triton.jit(do_not_specialize=["num_blocks", "Tq"], launch_metadata=metadata(5, 8))
 def _varlen_attention_dkey_kernel(
-    query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr, grad_ptr,
-    delta_ptr, dquery_ptr, dkey_ptr, dvalue_ptr,
+    query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, lse_ptr, grad_ptr, delta_ptr,
+    dkey_ptr, dvalue_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
-    num_blocks, Tq, fewest,
+    num_blocks, Tq,
     SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, WHOLE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_K keys of a sequence of at least ``fewest`` keys; if WHOLE, all keys of one that has no
-    more than that, and the gradients of its queries."""
+    """BLOCK_K keys of a sequence."""
     block, head, first_q, num_q, first_k, num_k = locate(query_cu_ptr, key_cu_ptr, num_blocks, H)
     first = block * BLOCK_K
-    if num_k < fewest:
-        return
-    if WHOLE:
-        if num_k > BLOCK_K:
-            return
-    elif first >= num_k:
+    if first >= num_k:
         return
     offs_q = tl.arange(0, BLOCK_Q)
     real_k = first + tl.arange(0, BLOCK_K) < num_k
@@ -139,9 +113,6 @@ def _varlen_attention_dkey_kernel(
     v_ptrs = rows_at(value_ptr, start, head, stride_vt, stride_vh, BLOCK_K, D)
     q_ptrs = rows_at(query_ptr, first_q, head, stride_qt, stride_qh, BLOCK_Q, D)
     g_ptrs = rows_at(grad_ptr, first_q, head, stride_gt, stride_gh, BLOCK_Q, D)
-    if WHOLE:
-        o_ptrs = rows_at(out_ptr, first_q, head, H * D, D, BLOCK_Q, D)
-        dq_ptrs = rows_at(dquery_ptr, first_q, head, H * D, D, BLOCK_Q, D)
     k = tl.load(k_ptrs, real_k[:, None], 0.0)
     v = tl.load(v_ptrs, real_k[:, None], 0.0)
     dk = tl.zeros((BLOCK_K, D), tl.float32)
@@ -151,22 +122,11 @@ def _varlen_attention_dkey_kernel(
         q = tl.load(q_ptrs, real_q[:, None], 0.0)
         g = tl.load(g_ptrs, real_q[:, None], 0.0)
         lse = tl.load(lse_ptr + row + lo, real_q, float("inf"))  # no weight
-        if WHOLE:
-            out = tl.load(o_ptrs, real_q[:, None], 0.0)
-            delta = tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)
-        else:
-            delta = tl.load(delta_ptr + row + lo, real_q, 0.0)
+        delta = tl.load(delta_ptr + row + lo, real_q, 0.0)
         p = tl.exp2(tl.dot(k, q.T) * (SCALE * LOG2_E) - lse[None, :])
-        if WHOLE:
-            p = tl.where(real_k[:, None], p, 0.0)
         dv = tl.dot(p.to(g.dtype), g, dv)
         ds = (p * (tl.dot(v, g.T) - delta[None, :])).to(q.dtype)
         dk = tl.dot(ds, q, dk)
-        if WHOLE:
-            dq = tl.dot(ds.T, k) * SCALE
-            tl.store(dq_ptrs, dq.to(dquery_ptr.dtype.element_ty), real_q[:, None])
-            o_ptrs += BLOCK_Q * H * D
-            dq_ptrs += BLOCK_Q * H * D
         q_ptrs += BLOCK_Q * stride_qt
         g_ptrs += BLOCK_Q * stride_gt
     dk_ptrs = rows_at(dkey_ptr, start, head, H * D, D, BLOCK_K, D)
@@ -214,35 +174,27 @@ def varlen_attention_backward(
         for shape in (query.shape, key.shape, key.shape)
     )
     if allocate is torch.empty:
-        _launch_all(operands, (out, lse, grad), (dquery, dkey, dvalue), tiling)
+        _launch_both(operands, (out, lse, grad), (dquery, dkey, dvalue), tiling)
     return dquery, dkey, dvalue
 
 
-def _launch_all(
+def _launch_both(
     operands: AttentionOperands,
     given: tuple[Tensor, Tensor, Tensor],
     gradients: tuple[Tensor, Tensor, Tensor],
     tiling: BackwardTiling,
 ) -> None:
-    Tq, max_key, lse, grad = operands.query.shape[0], operands.max_key, given[1], given[2]
-    problems, layout = operands.num_problems, strides(*operands[:3], grad)
-    fewest = 0
-    for tile in tiling.whole:
-        launch(
-            _varlen_attention_dkey_kernel, (problems,), *operands[:5], *given, None, *gradients,
-            *layout, 1, Tq, fewest, WHOLE=True, **constants(operands, tile),
-        )  # fmt: skip
-        fewest = tile.block_k + 1
-        if max_key < fewest:
-            return
-    delta = torch.empty_like(lse)
+    out, lse, grad = given
+    dquery, dkey, dvalue = gradients
+    Tq, problems = operands.query.shape[0], operands.num_problems
+    layout, delta = strides(*operands[:3], grad), torch.empty_like(lse)
     blocks = triton.cdiv(operands.max_query, tiling.queries.block_q)
     launch(
-        _varlen_attention_dquery_kernel, (problems * blocks,), *operands[:5], *given, delta,
-        gradients[0], *layout, blocks, Tq, fewest, **constants(operands, tiling.queries),
+        _varlen_attention_dquery_kernel, (problems * blocks,), *operands[:5], out, lse, grad,
+        delta, dquery, *layout, blocks, Tq, **constants(operands, tiling.queries),
     )  # fmt: skip
-    blocks = triton.cdiv(max_key, tiling.keys.block_k)
+    blocks = triton.cdiv(operands.max_key, tiling.keys.block_k)
     launch(
-        _varlen_attention_dkey_kernel, (problems * blocks,), *operands[:5], *given, delta,
-        *gradients, *layout, blocks, Tq, fewest, WHOLE=False, **constants(operands, tiling.keys),
+        _varlen_attention_dkey_kernel, (problems * blocks,), *operands[:5], lse, grad,
+        delta, dkey, dvalue, *layout, blocks, Tq, **constants(operands, tiling.keys),
     )  # fmt: skip

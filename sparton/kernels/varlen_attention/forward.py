@@ -31,7 +31,9 @@ def forward_tiling(d: int, max_key: int) -> Tiling:
         return Tiling(32, 32, num_warps=2, num_stages=1)
     if max_key <= 64:
         return Tiling(64, 64, num_warps=4, num_stages=1)
-    return Tiling(64, 64, num_warps=4, num_stages=2 if d > 64 else 3)
+    if d <= 64:
+        return Tiling(64, 32, num_warps=4, num_stages=3)
+    return Tiling(64, 64, num_warps=4, num_stages=2)
 
 
 @triton.jit(do_not_specialize=["num_blocks", "Tq"], launch_metadata=metadata(2, 4))
