@@ -7,6 +7,7 @@ Writes ``trace.json`` and ``steps.json`` into the folder RUN.
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from sparton import config
 from sparton.training.distributed import World, join_world, leave_world
-from sparton.types import TrainBatch
+from sparton.types import SIDES, Side, TrainBatch
 from train import build_loader, build_trainer
 from training_benchmark.commands import ROOT
 
@@ -35,8 +36,9 @@ class ProfiledBatches:
         self.profiler = profile(
             activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
         )
-        self.counts = {"steps": 0, "tokens": 0, "sequences": 0}
-        self.seconds = 0.0
+        self.steps, self.seconds = 0, 0.0
+        self.tokens: Counter[Side] = Counter()
+        self.sequences: Counter[Side] = Counter()
 
     def __iter__(self) -> Iterator[TrainBatch]:
         for number, batch in enumerate(self.batches):
@@ -52,10 +54,10 @@ class ProfiledBatches:
         self.profiler.stop()
 
     def _count(self, batch: TrainBatch) -> None:
-        sides = batch.queries, batch.documents
-        self.counts["steps"] += 1
-        self.counts["tokens"] += sum(side.num_tokens for side in sides)
-        self.counts["sequences"] += sum(side.num_sequences for side in sides)
+        self.steps += 1
+        for side, texts in zip(SIDES, (batch.queries, batch.documents), strict=True):
+            self.tokens[side] += texts.num_tokens
+            self.sequences[side] += texts.num_sequences
 
     def _synchronize(self) -> None:
         if self.world.device.type == "cuda":
@@ -81,10 +83,11 @@ def main(arguments: Sequence[str]) -> None:
 
 def described(batches: ProfiledBatches, trainer: Any) -> dict[str, float]:
     """Steps, their seconds on the clock, and their model FLOPs on this rank."""
-    counts = batches.counts
-    mean_length = counts["tokens"] / counts["sequences"]
-    flops = counts["tokens"] * trainer.meter.flops_per_token(mean_length)
-    return {**counts, "seconds": batches.seconds, "model_flops": flops}
+    flops = sum(
+        tokens * trainer.meter.flops_per_token(tokens / batches.sequences[side], side)
+        for side, tokens in batches.tokens.items()
+    )
+    return {"steps": batches.steps, "seconds": batches.seconds, "model_flops": flops}
 
 
 if __name__ == "__main__":
