@@ -16,17 +16,15 @@ backward_tiling.
 
 import argparse
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 
 from attention_benchmark.problems import (
     BOTH,
@@ -43,10 +41,9 @@ from attention_benchmark.tuning import Record, first_line, tune
 from head_benchmark.cells import is_out_of_memory
 from head_benchmark.environment import folder_of, record_environment
 from head_benchmark.runner import append_record, read_records, write_records
-from head_benchmark.timing import measure
+from head_benchmark.timing import device_ms, measure
 
 ROOT = Path(__file__).resolve().parents[1]
-PROFILED_CALLS = 5
 
 
 def main() -> None:
@@ -139,7 +136,7 @@ def measure_one(
         call = partial(tried.run, mode)
         times = measure(call, arguments.device, arguments.seconds)
         if arguments.device == "cuda":
-            times["device_ms"] = _device_ms(call)
+            times["device_ms"] = device_ms(call)
     except Exception as error:  # a backend that refuses a shape is a result, too
         if is_out_of_memory(error):
             return {"status": "oom"}
@@ -150,16 +147,6 @@ def measure_one(
         "flop_floor_ms": flop / arguments.tflop / 1e9,
     }
     return {"errors": found, **times, "bytes": size, "flop": flop, **floors, "status": "ok"}
-
-
-def _device_ms(call: Callable[[], Any]) -> float:
-    """Milliseconds of the device's kernels and copies per call, without the gaps between them."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(PROFILED_CALLS):
-            call()
-        torch.cuda.synchronize()
-    total = sum(event.self_device_time_total for event in profiler.key_averages())
-    return round(total / PROFILED_CALLS / 1e3, 5)
 
 
 def describe(record: Record) -> str:

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -31,6 +30,7 @@ from rich.console import Console
 
 from head_benchmark.environment import folder_of, record_environment
 from head_benchmark.runner import append_record, read_records, write_records
+from sparton.training.manifest import installed_version
 from training_benchmark.commands import SEED
 from training_benchmark.figures import objection
 from training_benchmark.profiling import profile_cell
@@ -193,18 +193,11 @@ def environment(arguments: argparse.Namespace) -> Record:
     return {
         **record_environment(on_gpu=torch.cuda.is_available()),
         "cpus": os.cpu_count(),
-        "versions": {package: installed(package) for package in PACKAGES},
+        "versions": {package: installed_version(package) for package in PACKAGES},
         "seed": SEED,
         "miniature": arguments.miniature,
         "seconds": arguments.seconds,
     }
-
-
-def installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def default_folder(arguments: argparse.Namespace) -> Path:

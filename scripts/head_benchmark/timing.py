@@ -15,9 +15,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 WARM_UP_SECONDS = 0.3
 FEWEST_REPEATS = 5
+PROFILED_CALLS = 5
 CONDITIONS = {
     "sm_mhz": "clocks.sm",
     "power_w": "power.draw",
@@ -82,6 +84,16 @@ def _quantiles(times: list[float]) -> dict[str, Any]:
     last = len(ordered) - 1
     found = {f"p{q}_ms": round(ordered[round(q / 100 * last)], 5) for q in (20, 50, 80)}
     return {**found, "repeats": len(times)}
+
+
+def device_ms(call: Callable[[], Any]) -> float:
+    """Milliseconds of the device's kernels and copies per call, without the gaps between them."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(PROFILED_CALLS):
+            call()
+        torch.cuda.synchronize()
+    total = sum(event.self_device_time_total for event in profiler.key_averages())
+    return round(total / PROFILED_CALLS / 1e3, 5)
 
 
 def device_id() -> str:

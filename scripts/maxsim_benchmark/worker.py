@@ -9,23 +9,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from head_benchmark.cells import is_out_of_memory
 from head_benchmark.gate import passes
-from head_benchmark.timing import measure
+from head_benchmark.timing import device_ms, measure
 from maxsim_benchmark import gate, problems
 from maxsim_benchmark.providers import FP8_PROVIDERS, PROVIDERS, Cell
 from maxsim_benchmark.shapes import BOTH, HIDDEN, SHAPES, least_work
 from sparton.training.manifest import installed_version
 
 Record = dict[str, Any]
-PROFILED_CALLS = 5
 
 
 class Settings(NamedTuple):
@@ -60,7 +58,7 @@ def measure_cell(
         call = partial(problems.run, problem, score, gradients)
         times = measure(call, settings.device, settings.seconds)
         if settings.device == "cuda":
-            times["device_ms"] = _device_ms(call)
+            times["device_ms"] = device_ms(call)
     except ImportError as error:
         return {**record, "status": "absent", "error": str(error)}
     except Exception as error:  # a provider that refuses a shape is a result, too
@@ -68,16 +66,6 @@ def measure_cell(
             return {**record, "status": "oom"}
         return {**record, "status": "failed", "error": f"{type(error).__name__}: {error}"[:400]}
     return {**record, **times, **_shares(cell, problem, times, settings), "status": "ok"}
-
-
-def _device_ms(call: Callable[[], Any]) -> float:
-    """Milliseconds of the device's kernels and copies per call, without the gaps between them."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(PROFILED_CALLS):
-            call()
-        torch.cuda.synchronize()
-    total = sum(event.self_device_time_total for event in profiler.key_averages())
-    return round(total / PROFILED_CALLS / 1e3, 5)
 
 
 def _shares(cell: Cell, problem: problems.Problem, times: Record, settings: Settings) -> Record:

@@ -1,10 +1,8 @@
 """Figures of a cell from the lines of its log, and whether its losses can be believed."""
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from training_benchmark.suites import OURS, WARM_UP_WINDOWS, Cell
@@ -19,14 +17,6 @@ SIGNATURE = ("loss", "loss_query_flops", "loss_document_flops")
 # other masks of dropout where one of them is compiled.
 TOLERANCE = 0.1
 LARGEST_RISE = 0.25
-
-
-def read_lines(path: Path) -> list[Record]:
-    """The whole lines of a log that may still be written."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def summary(

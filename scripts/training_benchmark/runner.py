@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from head_benchmark.runner import read_records
 from head_benchmark.timing import CONDITIONS
 from training_benchmark import figures
 from training_benchmark.commands import PYTHON, Place, command, environment, shown
@@ -57,7 +58,7 @@ class Watched:
 
     def look(self, seconds: float) -> None:
         """Once more, ``seconds`` after the start."""
-        new = len(figures.read_lines(self.metrics)) - len(self.arrivals)
+        new = len(read_records(self.metrics)) - len(self.arrivals)
         if not new:
             return
         self.arrivals += [seconds] * new
@@ -81,7 +82,7 @@ def run_cell(cell: Cell, settings: Settings) -> Record:
     words = command(cell, found, Place(model, pairs, "run"), settings.miniature)
     watched = watch([PYTHON, *words], settings.folder, run, settings.limit)
     record: Record = {"cell_command": shown(words), "log_every": found.log_every}
-    lines = figures.read_lines(run / "metrics.jsonl")
+    lines = read_records(run / "metrics.jsonl")
     record |= {**outcome_of(watched, settings.limit), **watched.conditions}
     if record["status"] == "ok":
         record |= figures.summary(lines, watched.arrivals, watched.recompiled, found.log_every)
