@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+from tables.attention import attention_table
 from tables.bars import bars_table
 from tables.data import data_table
 from tables.heads import captured_table, heads_table, patterns_table
@@ -44,6 +45,7 @@ TABLES = {
     "training_any_batch": any_batch_table,
     "training_steps": steps_table,
     "data": data_table,
+    "attention": attention_table,
 }
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
