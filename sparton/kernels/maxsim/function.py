@@ -198,7 +198,7 @@ class MaxSimFunction(torch.autograd.Function):
             operands = MaxSimOperands(*tensors, *sizes)
             gradients = _gradients(grad, argmax, operands, normalize, backward, *needs)
         dqueries, ddocuments = (
-            x.view(given.shape) if x is not None and need else None
+            x.view_as(given) if x is not None and need else None
             for x, given, need in zip(gradients, (queries, documents), needs, strict=True)
         )
         return dqueries, ddocuments, None, None, None, None
