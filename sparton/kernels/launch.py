@@ -1,4 +1,4 @@
-"""Launches of Triton kernels with little time of the host.
+"""Launches of Triton kernels, and sums for them, with little time of the host.
 
 ``kernel[grid](...)`` binds its arguments by name, works out what to specialise for and asks the
 driver about every pointer, at every launch. Here only what code is specialised for is looked at:
@@ -64,6 +64,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any)
         *(*grid, 1, 1)[:3], active.get_current_stream(device),
         compiled.function, compiled.packed_metadata, None, None, None, *arguments,
     )  # fmt: skip
+
+
+def cdiv(size: int, part: int) -> int:
+    """``size / part`` rounded up. (``triton.cdiv`` is also meant for kernels: to call it from the
+    host takes as long as a launch, and so does ``triton.next_power_of_2``.)"""
+    return -(-size // part)
+
+
+def next_power_of_2(size: int) -> int:
+    """The smallest power of 2, from 1 on, that is at least ``size``."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def _check(kernel: JITFunction, num_operands: int) -> None:

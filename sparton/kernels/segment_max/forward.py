@@ -12,9 +12,9 @@ import os
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from sparton.kernels.launch import cdiv
 from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
 from sparton.kernels.segment_max.operands import check_operands, on_its_device
 from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
@@ -72,15 +72,15 @@ def balanced_groups(total: int, blocks: int, processors: int, most: int) -> int:
         processors: multiprocessors, each of which runs one program at a time.
         most: tokens of a group where there are many waves anyway.
     """
-    if triton.cdiv(total, most) * blocks >= MANY_WAVES * processors:
+    if cdiv(total, most) * blocks >= MANY_WAVES * processors:
         return most
 
     def cost(groups: int) -> int:
-        waves = triton.cdiv(groups * blocks, processors)
-        return waves * (triton.cdiv(total, groups) + START_TOKENS)
+        waves = cdiv(groups * blocks, processors)
+        return waves * (cdiv(total, groups) + START_TOKENS)
 
     candidates = {max(waves * processors // blocks, 1) for waves in range(1, MANY_WAVES + 1)}
-    return triton.cdiv(total, min(sorted(candidates), key=cost))
+    return cdiv(total, min(sorted(candidates), key=cost))
 
 
 def _aligned(x: Tensor) -> bool:
