@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides, unit_stride
 from sparton.kernels.varlen_attention.tiles import (
@@ -240,12 +240,12 @@ def _launch_all(
         if max_key < fewest:
             return
     delta = torch.empty_like(lse)
-    blocks = triton.cdiv(operands.max_query, tiling.queries.block_q)
+    blocks = cdiv(operands.max_query, tiling.queries.block_q)
     launch(
         _varlen_attention_dquery_kernel, (problems * blocks,), *operands[:5], *given, delta,
         gradients[0], *layout, blocks, Tq, fewest, **constants(operands, tiling.queries),
     )  # fmt: skip
-    blocks = triton.cdiv(max_key, tiling.keys.block_k)
+    blocks = cdiv(max_key, tiling.keys.block_k)
     launch(
         _varlen_attention_dkey_kernel, (problems * blocks,), *operands[:5], *given, delta,
         *gradients, *layout, blocks, Tq, fewest, WHOLE=False, **constants(operands, tiling.keys),
