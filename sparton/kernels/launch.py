@@ -1,4 +1,4 @@
-"""Launches of Triton kernels with little time of the host.
+"""Launches of Triton kernels, and sums for them, with little time of the host.
 
 ``kernel[grid](...)`` binds its arguments by name, works out what to specialise for and asks the
 driver about every pointer, at every launch. Here only what code is specialised for is looked at:
@@ -33,36 +33,48 @@ def launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any)
     if not isinstance(kernel, JITFunction) or knobs.runtime.launch_enter_hook.calls:
         kernel[grid](*operands, **constants)
         return
-    device = driver.active.get_current_device()
+    active = driver.active
+    device = active.get_current_device()
     key: list[Any] = [id(kernel), device, *constants.values()]
     arguments: list[Any] = []
     for operand in operands:
-        if isinstance(operand, Tensor):
-            address = operand.data_ptr()
-            # A tensor of the CPU is told apart too: Triton has a message for it.
-            key.append((operand.dtype, address % 16 == 0, operand.is_cuda))
-            arguments.append(address)
-            continue
-        arguments.append(operand)
+        argument = operand
         if operand is None:
             key.append(None)
         elif isinstance(operand, int):
-            key.append((operand == 1, operand % 16 == 0, -(2**31) <= operand < 2**31))
+            kind = (operand % 16 == 0, -(2**31) <= operand < 2**31)
+            key.append(1 if operand == 1 else kind)
+        elif isinstance(operand, Tensor):
+            argument = operand.data_ptr()
+            # A tensor of the CPU is told apart too: Triton has a message for it.
+            key.append((operand.dtype, argument % 16 == 0, operand.is_cuda))
         else:
             layout = getattr(operand, "layout", None)
             key.append((operand.base.dtype, *operand.block_shape, operand.padding, layout))
-    compiled = _compiled.get(tuple(key))
+        arguments.append(argument)
+    kept = tuple(key)
+    compiled = _compiled.get(kept)
     if compiled is None:
         _check(kernel, len(operands))
-        _compiled[tuple(key)] = kernel[grid](*operands, **constants)
+        _compiled[kept] = kernel[grid](*operands, **constants)
         return
     # Constants have a place among the arguments, but nobody reads it.
-    places = [None] * (len(kernel.arg_names) - len(arguments))
-    no_hooks = (None, None, None)
+    arguments += [None] * (len(kernel.arg_names) - len(arguments))
     compiled.run(
-        *(*grid, 1, 1)[:3], driver.active.get_current_stream(device),
-        compiled.function, compiled.packed_metadata, *no_hooks, *arguments, *places,
+        *(*grid, 1, 1)[:3], active.get_current_stream(device),
+        compiled.function, compiled.packed_metadata, None, None, None, *arguments,
     )  # fmt: skip
+
+
+def cdiv(size: int, part: int) -> int:
+    """``size / part`` rounded up. (``triton.cdiv`` is also meant for kernels: to call it from the
+    host takes as long as a launch, and so does ``triton.next_power_of_2``.)"""
+    return -(-size // part)
+
+
+def next_power_of_2(size: int) -> int:
+    """The smallest power of 2, from 1 on, that is at least ``size``."""
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def _check(kernel: JITFunction, num_operands: int) -> None:

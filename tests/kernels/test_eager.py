@@ -1,6 +1,7 @@
 """When kernels run inside registered operators, and on which device."""
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,6 +41,16 @@ def test_launches_go_to_the_device_of_the_operands(monkeypatch):
     assert launch(first, second, wanted=first) == [True]
     assert launch((second, first), first, wanted=second) == [True]
     assert not current
+
+
+def test_the_current_device_is_not_set_again(monkeypatch):
+    entered = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda x: nullcontext(entered.append(x)))
+    operands = [(SimpleNamespace(is_cuda=True, get_device=lambda i=i: i),) for i in range(3)]
+    launch = on_its_device(lambda operands, *, twice: 2 * twice)
+    assert [launch(x, twice=21) for x in operands] == [42] * 3
+    assert entered == [operands[0][0], operands[2][0]]
 
 
 @pytest.mark.parametrize(

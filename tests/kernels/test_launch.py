@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.runtime import JITFunction
 
 from sparton.kernels import launch as module
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 
 
 class Compiled:
@@ -138,3 +138,11 @@ def test_real_launches(device):
                         actual = x.clone() if start == 0 else base.to(dtype).clone()[start:]
                         launch(_add_kernel, (7,), actual, y, other, len(x), BLOCK=32)
                         assert torch.equal(actual, expected)
+
+
+def test_sizes_are_those_of_triton():
+    for size in (*range(1, 70), 2**31 - 1, 2**31, 2**31 + 1):
+        assert next_power_of_2(size) == triton.next_power_of_2(size)
+        assert [cdiv(size, part) for part in (1, 3, 64)] == [
+            triton.cdiv(size, part) for part in (1, 3, 64)
+        ]

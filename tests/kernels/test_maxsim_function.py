@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from sparton.kernels.maxsim import (
-    function,
     maxsim,
     maxsim_pairs,
     maxsim_reference,
     maxsim_varlen,
+    operators,
 )
 from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
@@ -239,10 +239,10 @@ def test_registration(per_query, normalize, device):
     leaves = [x.requires_grad_() for x in problem[:2]]
     for masks in (problem[4:6], (None, None)):
         arguments = (*leaves, *problem[2:4], *masks, *problem[6:], normalize, "auto", True)
-        torch.library.opcheck(function._forward_op, arguments)
+        torch.library.opcheck(operators._forward_op, arguments)
     arguments = (*leaves, *problem[2:], normalize, "auto", False)
     with torch.no_grad():
-        torch.library.opcheck(function._forward_op, arguments)
+        torch.library.opcheck(operators._forward_op, arguments)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -296,7 +296,7 @@ def test_eager_calls_and_operators_agree(batch, normalize, needed, monkeypatch, 
 
     eager = list(results())
     calls = []
-    monkeypatch.setattr(function, "needs_operators", lambda: calls.append(0) or True)
+    monkeypatch.setattr(operators, "needs_operators", lambda: calls.append(0) or True)
     compared = list(zip(eager, results(), strict=True))
     assert calls
     for ours, theirs in compared:
@@ -378,8 +378,8 @@ def test_winners_only_when_a_gradient_can_follow(batch, monkeypatch):
         asked.append(args[-1])
         return original(*args)
 
-    original = function._forward
-    monkeypatch.setattr(function, "_forward", spy)
+    original = operators._forward
+    monkeypatch.setattr(operators, "_forward", spy)
     maxsim(*batch)
     with torch.no_grad():
         maxsim(*batch)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from sparton.kernels.maxsim import function, maxsim, maxsim_pairs, maxsim_varlen, paths
+from sparton.kernels.maxsim import maxsim, maxsim_pairs, maxsim_varlen, operators, paths
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.maxsim.streaming import streaming_forward
 from sparton.kernels.maxsim.streaming_backward import (
@@ -103,8 +103,8 @@ def test_public_functions_on_the_kernels(normalize, few, device, monkeypatch):
         monkeypatch.setattr(paths, "cross_forward", partial(cross_forward, config=TILES))
         monkeypatch.setattr(paths, "cross_backward", partial(cross_backward, config=CUT))
         backward = partial(paths.maxsim_backward_cuda, backward="auto")
-        monkeypatch.setattr(function, "maxsim_forward_cpu", paths.maxsim_forward_cuda)
-        monkeypatch.setattr(function, "maxsim_backward_cpu", backward)
+        monkeypatch.setattr(operators, "maxsim_forward_cpu", paths.maxsim_forward_cuda)
+        monkeypatch.setattr(operators, "maxsim_backward_cpu", backward)
     actual = every_pairing(normalize, device)
     for got, right in zip(actual, expected, strict=True):
         assert error(got.cpu(), right.double()) < 1e-5 < error(got.cpu() * 1.001, right.double())

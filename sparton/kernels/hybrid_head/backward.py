@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.operands import on_its_device
 
 
@@ -114,7 +114,7 @@ def hybrid_head_backward(
     dweight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
     dbias = weight.new_zeros(V, dtype=torch.float32) if bias_dtype is not None else None
     if reps.numel() and S:
-        grid = tuple(map(triton.cdiv, (V, B, D), config[:3]))
+        grid = tuple(map(cdiv, (V, B, D), config[:3]))
         launch(
             _hybrid_head_bwd_kernel, grid,
             grad, reps, argmax, hidden, weight, dhidden, dweight, dbias, B, S, V,

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.hybrid_head.logits import check_padded_operands, logit_tiles
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.segment_max.reduction import _log1p
 
@@ -102,7 +102,7 @@ def hybrid_head_forward(
     for first_v, logits in logit_tiles(hidden, weight, bias, tile):
         C = logits.shape[2]
         launch(
-            _masked_max_kernel, (triton.cdiv(C, config.block_v), B),
+            _masked_max_kernel, (cdiv(C, config.block_v), B),
             logits, mask, reps, winners, S, C, V, first_v,
             BLOCK_S=config.block_s, BLOCK_V=config.block_v, STAGES=config.num_stages,
             ARGMAX=argmax, num_warps=config.num_warps,

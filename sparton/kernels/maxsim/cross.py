@@ -10,6 +10,8 @@ be cut. Masked document tokens are left out before the product. Masked query tok
 then left out of the sums; their winner is -1.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -121,10 +123,9 @@ def cross_forward(
     """
     (Q, N), Tq = operands.scores_shape, operands.queries.shape[0]
     device = operands.queries.device
-    scores = torch.empty(Q, N, dtype=torch.float32, device=device)
     if not (Tq and N and operands.documents.shape[0]):
         nothing = torch.full((N, Tq), -1, dtype=torch.int32, device=device) if argmax else None
-        return scores.zero_(), nothing
+        return torch.zeros(Q, N, dtype=torch.float32, device=device), nothing
     queries = normalize_tokens(operands.queries) if normalize else operands.queries.contiguous()
     documents, cu_seqlens, rows = _document_side(operands, normalize)
     step = max(MAXIMA_AT_ONCE // N // ROWS_APART, 1) * ROWS_APART
@@ -134,15 +135,15 @@ def cross_forward(
     winners = None
     if argmax and not final:
         winners = torch.empty((N, Tq), dtype=torch.int32, device=device)
+    options: Any = {"activation": "none", "argmax": argmax, "config": config}
+    if winners is None and whole and unmasked and operands.query_length:
+        maxima, found = segment_max_forward(documents, queries, None, cu_seqlens, **options)
+        return maxima.view(N, Q, -1).transpose(0, 1).sum(2), found if argmax else None
+    scores = torch.empty(Q, N, dtype=torch.float32, device=device)
     for first in range(0, Tq, step):
         part = queries if whole else queries[first : first + step]
-        maxima, found = segment_max_forward(
-            documents, part, None, cu_seqlens, activation="none", argmax=argmax, config=config
-        )
-        if winners is None and whole and unmasked and operands.query_length:
-            torch.sum(maxima.view(N, Q, operands.query_length), 2, out=scores.T)
-        else:
-            _add_up(maxima, found, operands, rows, scores, winners, first)
+        maxima, found = segment_max_forward(documents, part, None, cu_seqlens, **options)
+        _add_up(maxima, found, operands, rows, scores, winners, first)
     return scores, found if argmax and final else winners
 
 

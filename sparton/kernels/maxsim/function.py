@@ -1,228 +1,15 @@
-"""MaxSim as PyTorch operators: autograd, torch.compile, autocast.
+"""MaxSim of padded batches and of packed ones.
 
 Q queries, N documents, K documents per query, P pairs, L tokens, E embedding, T packed tokens.
 
 One operator serves every pairing, padded batches and packed ones: the public functions check their
-operands and flatten them (see operands.py). CPU tensors run PyTorch, CUDA tensors Triton kernels,
-which are imported when the first CUDA tensor arrives. Which forward ran makes no difference to the
-backward: all of them save the same winners.
-
-torch.compile, torch.export and dispatch modes see registered operators. Eager calls run the same
-functions from an autograd function, or directly where no gradient can follow: the dispatcher of
-operators written in Python would take more time than the kernels.
+operands and flatten them (see operands.py), and operators.py scores them.
 """
 
-import functools
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
-from sparton.kernels.maxsim.operands import (
-    Backward,
-    MaxSimOperands,
-    check_backward,
-    packed_operands,
-    padded_operands,
-)
-from sparton.kernels.segment_max.operands import cast_for_autocast, needs_operators
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from sparton.kernels.maxsim import paths
-
-    return paths
-
-
-def _forward(
-    operands: MaxSimOperands, normalize: bool, argmax: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Scores and, if wanted, winners; otherwise None or an empty tensor."""
-    forward = maxsim_forward_cpu
-    if operands.queries.is_cuda:
-        forward = _kernels().maxsim_forward_cuda
-    return forward(operands, normalize=normalize, argmax=argmax)
-
-
-def _gradients(
-    grad: Tensor,
-    argmax: Tensor,
-    operands: MaxSimOperands,
-    normalize: bool,
-    backward: str,
-    need_queries: bool,
-    need_documents: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    options: dict[str, Any] = {
-        "normalize": normalize,
-        "need_queries": need_queries,
-        "need_documents": need_documents,
-    }
-    if operands.queries.is_cuda:
-        return _kernels().maxsim_backward_cuda(grad, argmax, operands, backward=backward, **options)
-    return maxsim_backward_cpu(grad, argmax, operands, **options)
-
-
-@torch.library.custom_op("sparton::maxsim", mutates_args=())
-def _forward_op(
-    queries: Tensor,
-    documents: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    per_query: int | None,
-    query_length: int | None,
-    document_length: int | None,
-    normalize: bool,
-    backward: str,
-    argmax: bool,
-) -> tuple[Tensor, Tensor]:
-    operands = MaxSimOperands(
-        queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
-        per_query, query_length, document_length,
-    )  # fmt: skip
-    scores, winners = _forward(operands, normalize, argmax)
-    return scores, scores.new_empty(0, dtype=torch.int32) if winners is None else winners
-
-
-@_forward_op.register_fake
-def _(
-    queries: Tensor,
-    documents: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    per_query: int | None,
-    *options: Any,
-) -> tuple[Tensor, Tensor]:
-    columns = document_cu_seqlens.shape[0] - 1 if per_query is None else per_query
-    scores = queries.new_empty((query_cu_seqlens.shape[0] - 1, columns), dtype=torch.float32)
-    shape = (columns, queries.shape[0]) if options[-1] else (0,)
-    return scores, queries.new_empty(shape, dtype=torch.int32)
-
-
-@torch.library.custom_op("sparton::maxsim_backward", mutates_args=())
-def _backward_op(
-    grad: Tensor,
-    argmax: Tensor,
-    queries: Tensor,
-    documents: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    per_query: int | None,
-    query_length: int | None,
-    document_length: int | None,
-    normalize: bool,
-    backward: str,
-    need_queries: bool,
-    need_documents: bool,
-) -> tuple[Tensor, Tensor]:
-    operands = MaxSimOperands(
-        queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
-        per_query, query_length, document_length,
-    )  # fmt: skip
-    gradients = _gradients(
-        grad, argmax, operands, normalize, backward, need_queries, need_documents
-    )
-    # An operator's schema knows no optional results: an unwanted one is an empty tensor.
-    dqueries, ddocuments = (queries.new_empty(0) if x is None else x for x in gradients)
-    return dqueries, ddocuments
-
-
-@_backward_op.register_fake
-def _(
-    grad: Tensor, argmax: Tensor, queries: Tensor, documents: Tensor, *options: Any
-) -> tuple[Tensor, Tensor]:
-    *_, need_queries, need_documents = options
-    return (
-        queries.new_empty(queries.shape if need_queries else (0,)),
-        documents.new_empty(documents.shape if need_documents else (0,)),
-    )
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    # The winners have no gradient: it need not be made of zeros.
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1], *inputs[:6])
-    ctx.options = inputs[6:-1]
-
-
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    needs = ctx.needs_input_grad[:2]
-    gradients = _backward_op(grad, *ctx.saved_tensors, *ctx.options, *needs)
-    wanted = (x if need else None for x, need in zip(gradients, needs, strict=True))
-    return *wanted, *[None] * 10
-
-
-_forward_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-class MaxSimFunction(torch.autograd.Function):
-    """The operators for eager mode; operands are made inside, so that autograd sees no views."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        queries: Tensor,
-        documents: Tensor,
-        make_operands: Callable[..., MaxSimOperands],
-        arguments: tuple,
-        normalize: bool,
-        backward: str,
-    ) -> Tensor:
-        operands = make_operands(queries, documents, *arguments)
-        scores, winners = _forward(operands, normalize, True)
-        ctx.save_for_backward(winners, queries, documents, *operands[2:6])
-        ctx.options = (*operands[6:], normalize, backward)
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        argmax, queries, documents, *others = ctx.saved_tensors
-        needs, E = ctx.needs_input_grad[:2], queries.shape[-1]
-        tensors = (queries.reshape(-1, E), documents.reshape(-1, E), *others)
-        gradients: tuple[Tensor | None, ...]
-        # The operator refuses second derivatives where someone asks for them.
-        if torch.is_grad_enabled() or needs_operators():
-            gradients = _backward_op(grad, argmax, *tensors, *ctx.options, *needs)
-        else:
-            *sizes, normalize, backward = ctx.options
-            operands = MaxSimOperands(*tensors, *sizes)
-            gradients = _gradients(grad, argmax, operands, normalize, backward, *needs)
-        dqueries, ddocuments = (
-            x.view(given.shape) if x is not None and need else None
-            for x, given, need in zip(gradients, (queries, documents), needs, strict=True)
-        )
-        return dqueries, ddocuments, None, None, None, None
-
-
-def _scores(
-    make_operands: Callable[..., MaxSimOperands],
-    queries: Tensor,
-    documents: Tensor,
-    arguments: tuple,
-    normalize: bool,
-    backward: str,
-) -> Tensor:
-    check_backward(backward)
-    queries, documents = cast_for_autocast(queries, documents)
-    differentiate = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
-    if needs_operators():
-        operands = make_operands(queries, documents, *arguments)
-        return _forward_op(*operands, normalize, backward, differentiate)[0]
-    if differentiate:
-        return MaxSimFunction.apply(
-            queries, documents, make_operands, arguments, normalize, backward
-        )
-    return _forward(make_operands(queries, documents, *arguments), normalize, False)[0]
+from sparton.kernels.maxsim.operands import Backward, packed_operands, padded_operands
+from sparton.kernels.maxsim.operators import maxsim_scores
 
 
 def maxsim(
@@ -264,7 +51,7 @@ def maxsim(
         ValueError: shapes, dtypes or devices that do not fit together, an unknown backward.
     """
     arguments = (query_mask, document_mask)
-    return _scores(padded_operands, queries, documents, arguments, normalize, backward)
+    return maxsim_scores(padded_operands, queries, documents, arguments, normalize, backward)
 
 
 def maxsim_pairs(
@@ -292,7 +79,7 @@ def maxsim_pairs(
         ValueError: as :func:`maxsim`, and for unequal numbers of queries and documents.
     """
     arguments = (query_mask, document_mask, True)
-    scores = _scores(padded_operands, queries, documents, arguments, normalize, backward)
+    scores = maxsim_scores(padded_operands, queries, documents, arguments, normalize, backward)
     return scores.squeeze(1)
 
 
@@ -330,5 +117,5 @@ def maxsim_varlen(
     """
     bounds = (query_cu_seqlens, document_cu_seqlens)
     arguments = (*bounds, query_mask, document_mask, pairing)
-    scores = _scores(packed_operands, queries, documents, arguments, normalize, backward)
+    scores = maxsim_scores(packed_operands, queries, documents, arguments, normalize, backward)
     return scores.squeeze(1) if pairing == "pairs" else scores

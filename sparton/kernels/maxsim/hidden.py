@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.boundaries import equal_owners
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.segment_max.backward import segment_max_backward
@@ -190,7 +190,7 @@ def search_hidden(
     winners = torch.empty((N, R) if argmax else 0, dtype=torch.int32, device=hidden.device)
     if N == 0 or R == 0:
         return scores.zero_(), winners
-    shares = min(triton.next_power_of_2(triton.cdiv(config.programs, N)), 64)
+    shares = min(next_power_of_2(cdiv(config.programs, N)), 64)
     maxima = torch.empty(shares, N, R, dtype=torch.float32, device=hidden.device)
     straight = (shares == 1 and query_mask is None) or not argmax
     found = winners if straight else torch.empty_like(maxima, dtype=torch.int32)
@@ -198,13 +198,13 @@ def search_hidden(
         _search_hidden_kernel, (N * shares,),
         queries, hidden, projection, cu_seqlens, mask, maxima, found, N, R,
         H=H, E=E, SHARES=shares, BLOCK_T=config.block_t, BLOCK_R=config.block_r,
-        BLOCK_E=max(triton.next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
+        BLOCK_E=max(next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
         MASK=mask is not None, ARGMAX=argmax,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    block_n = min(triton.next_power_of_2(N), 16)
+    block_n = min(next_power_of_2(N), 16)
     launch(
-        _sum_shares_kernel, (num_queries * triton.cdiv(N, block_n),),
+        _sum_shares_kernel, (num_queries * cdiv(N, block_n),),
         maxima, found, query_mask, scores, winners, N, R, R // num_queries,
         SHARES=shares, BLOCK_N=block_n, BLOCK_S=32, ARGMAX=not straight,
     )  # fmt: skip

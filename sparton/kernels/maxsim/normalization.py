@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import launch, next_power_of_2
 
 EPSILON = tl.constexpr(1e-12)
 ELEMENTS = 4096
@@ -67,7 +67,7 @@ def _normalize_backward_kernel(
 @functools.cache
 def _blocks(E: int) -> tuple[int, int]:
     """Tokens and units per program."""
-    block_e = triton.next_power_of_2(E)
+    block_e = next_power_of_2(E)
     return max(ELEMENTS // block_e, 1), block_e
 
 

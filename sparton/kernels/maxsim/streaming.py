@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 
 FEW_PROGRAMS = 256
@@ -224,14 +224,14 @@ def streaming_config(
     The tile is cut for queries of the average length; longer ones take several tiles.
     """
     full_precision = dtype == torch.float32
-    width = triton.cdiv(num_tokens, max(num_queries, 1))
-    block_q = min(max(triton.next_power_of_2(width), 16), 64 if full_precision else 128)
+    width = cdiv(num_tokens, max(num_queries, 1))
+    block_q = min(max(next_power_of_2(width), 16), 64 if full_precision else 128)
     group = 1
     while cross and group < num_queries and 2 * group * block_q <= (64 if full_precision else 128):
         group *= 2
     if full_precision:
         return StreamingConfig(32, block_q, group, 32, num_warps=4, num_stages=3)
-    block_e = min(max(triton.next_power_of_2(E), 16), 128)
+    block_e = min(max(next_power_of_2(E), 16), 128)
     while block_e > 64 and E % block_e and E > 128:
         block_e //= 2
     config = StreamingConfig(64, block_q, group, block_e, num_warps=8, num_stages=3)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import launch, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 
@@ -171,7 +171,7 @@ def check_problem(grad: Tensor, argmax: Tensor, operands: MaxSimOperands) -> Non
 @functools.lru_cache(maxsize=1024)
 def _row_constants(E: int, normalize: bool, config: StreamingBackwardConfig) -> dict[str, Any]:
     """Constants of the kernels, of one warp each, that gather or finish rows."""
-    block_e = triton.next_power_of_2(E)
+    block_e = next_power_of_2(E)
     rows = max(config.row_elements // block_e, 1)
     return {"E": E, "NORMALIZE": normalize, "BLOCK_R": rows, "BLOCK_E": block_e, "num_warps": 1}
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.operands import on_its_device
 
 BLOCK = 1024
@@ -42,6 +42,6 @@ def keys_beside(scores: Tensor, best: Tensor, first: int) -> Tensor:
     (Q, N), kept = scores.shape, best.shape[1]
     keys = torch.empty(Q, kept + N, dtype=torch.int64, device=scores.device)
     if keys.numel():
-        grid = (Q, triton.cdiv(kept + N, BLOCK))
+        grid = (Q, cdiv(kept + N, BLOCK))
         launch(_keys_kernel, grid, scores, best, keys, N, kept, first, BLOCK=BLOCK)
     return keys

@@ -15,6 +15,7 @@ The rows are gathered from the L2 cache: the hidden units are cut into slices so
 of all rows stays there while every program of the slice runs.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -72,7 +73,11 @@ DEFAULT_CONFIG = BackwardConfig()
 def _cut_units(x: Tensor, config: BackwardConfig) -> tuple[int, dict[str, int]]:
     """Slices of the hidden units of ``x``, and how a program of one warp reads them: LANES rows of
     128 to 512 bytes at once, 16 bytes for each lane."""
-    (rows, D), size = x.shape, x.element_size()
+    return _cut(*x.shape, x.element_size(), config)
+
+
+@functools.lru_cache(maxsize=4096)
+def _cut(rows: int, D: int, size: int, config: BackwardConfig) -> tuple[int, dict[str, int]]:
     width = 512 // size
     while width > 128 // size and (D % width or rows * width * size > config.slice_bytes):
         width //= 2

@@ -12,9 +12,9 @@ import os
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from sparton.kernels.launch import cdiv
 from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
 from sparton.kernels.segment_max.operands import check_operands, on_its_device
 from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
@@ -39,6 +39,7 @@ HOPPER_FP8: tuple[Config, ...] = (
 PORTABLE_FP8: tuple[Config, ...] = (PortableConfig(False, 128, 128, 64, num_warps=8, num_stages=3),)
 
 
+@functools.cache
 def forward_configs(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Config, ...]:
     """Every configuration meant for operands of ``dtype`` on a GPU of this compute capability; the
     first one that can address them is used."""
@@ -71,29 +72,32 @@ def balanced_groups(total: int, blocks: int, processors: int, most: int) -> int:
         processors: multiprocessors, each of which runs one program at a time.
         most: tokens of a group where there are many waves anyway.
     """
-    if triton.cdiv(total, most) * blocks >= MANY_WAVES * processors:
+    if cdiv(total, most) * blocks >= MANY_WAVES * processors:
         return most
 
     def cost(groups: int) -> int:
-        waves = triton.cdiv(groups * blocks, processors)
-        return waves * (triton.cdiv(total, groups) + START_TOKENS)
+        waves = cdiv(groups * blocks, processors)
+        return waves * (cdiv(total, groups) + START_TOKENS)
 
     candidates = {max(waves * processors // blocks, 1) for waves in range(1, MANY_WAVES + 1)}
-    return triton.cdiv(total, min(sorted(candidates), key=cost))
+    return cdiv(total, min(sorted(candidates), key=cost))
 
 
-def _fits_descriptors(*operands: Tensor) -> bool:
+def _aligned(x: Tensor) -> bool:
+    return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+
+
+def _fits_descriptors(hidden: Tensor, weight: Tensor) -> bool:
     """Tensor descriptors ask for 16-byte aligned rows."""
-    return all(
-        x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0 for x in operands
-    )
+    return _aligned(hidden) and _aligned(weight)
 
 
-def fitting_configs(hidden: Tensor, weight: Tensor) -> list[Config]:
+def fitting_configs(hidden: Tensor, weight: Tensor) -> tuple[Config, ...]:
     """Those of :func:`forward_configs` that can address the operands."""
     configs = forward_configs(hidden.dtype, _capability(hidden.device))
-    fits = _fits_descriptors(hidden, weight)
-    return [config for config in configs if fits or not config.descriptors]
+    if _fits_descriptors(hidden, weight):
+        return configs
+    return tuple(config for config in configs if not config.descriptors)
 
 
 @functools.cache
@@ -183,8 +187,9 @@ def segment_max_forward(
     if T == 0:
         return reps.zero_(), winners.fill_(-1)
     variant: Any = {"pooling": pooling, "activation": activation}
-    config = config or select_config(hidden, weight, N, **variant, scales=scales)
-    if config.descriptors and not _fits_descriptors(hidden, weight):
+    if config is None:
+        config = select_config(hidden, weight, N, **variant, scales=scales)
+    elif config.descriptors and not _fits_descriptors(hidden, weight):
         raise ValueError(
             f"{config} needs 16-byte aligned rows, got D = {D} of {hidden.dtype}; "
             "use a configuration without descriptors"

@@ -13,11 +13,14 @@ Launch = TypeVar("Launch", bound=Callable[..., Any])
 
 def on_its_device(launch: Launch) -> Launch:
     """Run with the device of the first argument, a tensor or a tuple that starts with one, as the
-    current one: Triton launches there."""
+    current one: Triton launches there. Where it is that already, nothing is set."""
 
     @functools.wraps(launch)
     def guarded(first: Any, *args: Any, **kwargs: Any) -> Any:
-        with torch.cuda.device_of(first if isinstance(first, Tensor) else first[0]):
+        tensor = first if isinstance(first, Tensor) else first[0]
+        if tensor.is_cuda and tensor.get_device() == torch.cuda.current_device():
+            return launch(first, *args, **kwargs)
+        with torch.cuda.device_of(tensor):
             return launch(first, *args, **kwargs)
 
     return cast(Launch, guarded)
@@ -51,9 +54,12 @@ def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqle
         raise ValueError(
             f"cu_seqlens must be int32 [N + 1], got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
         )
-    if len({x.device for x in (hidden, weight, cu_seqlens, bias) if x is not None}) > 1:
+    device = hidden.device
+    if not (
+        device == weight.device == cu_seqlens.device and (bias is None or bias.device == device)
+    ):
         raise ValueError(
-            f"operands must be on one device, got hidden on {hidden.device}, weight on "
+            f"operands must be on one device, got hidden on {device}, weight on "
             f"{weight.device}, cu_seqlens on {cu_seqlens.device}"
         )
 

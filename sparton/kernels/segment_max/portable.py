@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.reduction import (
     clean_slots,
     locate,
@@ -155,9 +155,9 @@ def launch_portable(
     here be of any float dtype and, without descriptors, of any width."""
     hidden, weight, bias, cu_seqlens = operands
     (T, D), (N, V) = hidden.shape, reps.shape
-    num_groups = triton.cdiv(T, group_tokens)
+    num_groups = cdiv(T, group_tokens)
     launch(
-        _segment_max_kernel, (triton.cdiv(V, config.block_v) * num_groups,),
+        _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
         *kernel_operands(hidden, weight, config), bias, cu_seqlens, reps, winners,
         *(scales or (None, None)),
         T, N, V, group_tokens, num_groups, hidden.stride(0), weight.stride(0),

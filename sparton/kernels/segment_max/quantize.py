@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.segment_max.quantize_cpu import LARGEST, SCALE_BOUNDS, padded_size
 
 ELEMENTS = 4096  # of a program
@@ -39,13 +39,13 @@ def _quantize_kernel(
 def _quantize(x: Tensor, amax: Tensor | None) -> tuple[Tensor, Tensor]:
     R, D = x.shape
     padded = padded_size(D)
-    block_d = triton.next_power_of_2(padded)
+    block_d = next_power_of_2(padded)
     block_r = max(ELEMENTS // block_d, 1)
     rounded = torch.empty(R, padded, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(R if amax is None else 1, dtype=torch.float32, device=x.device)
     if R:
         launch(
-            _quantize_kernel, (triton.cdiv(R, block_r),),
+            _quantize_kernel, (cdiv(R, block_r),),
             x, amax, rounded, scale, R, scale.numel(),
             D=D, PADDED=padded, BLOCK_R=block_r, BLOCK_D=block_d,
             LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.segment_max.forward import Config, segment_max_forward
 from sparton.kernels.segment_max.operands import check_fp8, check_operands, on_its_device
 from sparton.kernels.segment_max.quantize import quantize_rows
@@ -90,7 +90,7 @@ def _rescore_kernel(
 def _rescore_block(D: int) -> int:
     """Units per step: whole blocks where D allows."""
     whole = (block for block in (256, 128) if D % block == 0)
-    return next(whole, min(triton.next_power_of_2(D), 256))
+    return next(whole, min(next_power_of_2(D), 256))
 
 
 @on_its_device
@@ -119,7 +119,7 @@ def rescore(
     config = config or RescoreConfig()
     hidden, weight = hidden.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
-    grid = (triton.cdiv(V, config.block_v), triton.cdiv(N, config.block_n))
+    grid = (cdiv(V, config.block_v), cdiv(N, config.block_n))
     room = grid[0] * grid[1] * config.block_n * config.block_v
     entries = torch.empty(room, dtype=torch.int32, device=reps.device)
     launch(

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.forward import fitting_configs
 from sparton.kernels.segment_max.operands import check_operands, on_its_device, sequence_of_tokens
 from sparton.kernels.segment_max.portable import PortableConfig, kernel_operands, load_tile
@@ -136,7 +136,7 @@ def _logit_grads(problem: _Problem, t: slice, v: slice, out: Tensor, dbias: Tens
     their sums over the tokens to ``dbias``."""
     hidden, weight, config = problem.hidden, problem.weight, problem.launch
     (width, tokens), D = out.shape, weight.shape[1]
-    grid = (triton.cdiv(width, config.block_v), triton.cdiv(tokens, config.block_t))
+    grid = (cdiv(width, config.block_v), cdiv(tokens, config.block_t))
     sums = (
         None
         if dbias is None
@@ -159,8 +159,8 @@ def _logit_grads(problem: _Problem, t: slice, v: slice, out: Tensor, dbias: Tens
 
 def _tiles(total: int, most: int) -> list[slice]:
     """``total`` rows in tiles of like size, multiples of _UNIT, at most ``most`` if that is one."""
-    tiles = triton.cdiv(total, max(most // _UNIT, 1) * _UNIT)
-    size = triton.cdiv(total, tiles * _UNIT) * _UNIT
+    tiles = cdiv(total, max(most // _UNIT, 1) * _UNIT)
+    size = cdiv(total, tiles * _UNIT) * _UNIT
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
@@ -183,7 +183,7 @@ def _walk(
     hidden, weight = problem.hidden, problem.weight
     (T, D), V = hidden.shape, weight.shape[0]
     rows = _tiles(T, config.tokens)
-    stride = triton.cdiv(rows[0].stop, _UNIT) * _UNIT
+    stride = cdiv(rows[0].stop, _UNIT) * _UNIT
     columns = _tiles(V, config.logits // stride)
     buffer = torch.empty(columns[0].stop, stride, dtype=hidden.dtype, device=hidden.device)
     for t in rows:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides, unit_stride
 from sparton.kernels.varlen_attention.tiles import (
@@ -188,12 +188,12 @@ def _launch_both(
     dquery, dkey, dvalue = gradients
     Tq, problems = operands.query.shape[0], operands.num_problems
     layout, delta = strides(*operands[:3], grad), torch.empty_like(lse)
-    blocks = triton.cdiv(operands.max_query, tiling.queries.block_q)
+    blocks = cdiv(operands.max_query, tiling.queries.block_q)
     launch(
         _varlen_attention_dquery_kernel, (problems * blocks,), *operands[:5], out, lse, grad,
         delta, dquery, *layout, blocks, Tq, **constants(operands, tiling.queries),
     )  # fmt: skip
-    blocks = triton.cdiv(operands.max_key, tiling.keys.block_k)
+    blocks = cdiv(operands.max_key, tiling.keys.block_k)
     launch(
         _varlen_attention_dkey_kernel, (problems * blocks,), *operands[:5], lse, grad,
         delta, dkey, dvalue, *layout, blocks, Tq, **constants(operands, tiling.keys),

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import JITFunction
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides
 from sparton.kernels.varlen_attention.tiles import (
@@ -118,7 +118,7 @@ def varlen_attention_forward(
     if out.numel() == 0:
         return out, sums
     tiling = tiling or forward_tiling(d, max_key)
-    num_blocks = triton.cdiv(operands.max_query, tiling.block_q)
+    num_blocks = cdiv(operands.max_query, tiling.block_q)
     launch(
         _varlen_attention_fwd_kernel, (num_blocks * operands.num_problems,),
         *operands[:5], out, sums, *strides(*operands[:3]), num_blocks, Tq,

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.forward import bytes_of
 from sparton.kernels.maxsim.residual.prepare import mirrored
@@ -101,10 +101,10 @@ def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) ->
     inverse = torch.empty(T, dtype=torch.float32, device=documents.codes.device)
     if T:
         launch(
-            _inverse_norm_kernel, (triton.cdiv(T, 32),),
+            _inverse_norm_kernel, (cdiv(T, 32),),
             documents.codes, documents.residuals, codec.centroids.float(),
             _bucket_table(codec), inverse, T,
-            E=E, NBITS=codec.nbits, BLOCK_T=32, BLOCK_E=min(triton.next_power_of_2(E), 128),
+            E=E, NBITS=codec.nbits, BLOCK_T=32, BLOCK_E=min(next_power_of_2(E), 128),
             num_warps=4,
         )  # fmt: skip
     return inverse
@@ -137,14 +137,14 @@ def residual_backward(
     query = torch.searchsorted(
         query_cu_seqlens[1:], torch.arange(W, device=grad.device), right=True, out_int32=True
     )
-    block_e = min(triton.next_power_of_2(E), 128)
-    runs = min(triton.cdiv(PROGRAMS, W), triton.cdiv(N, FEWEST_DOCUMENTS))
+    block_e = min(next_power_of_2(E), 128)
+    runs = min(cdiv(PROGRAMS, W), cdiv(N, FEWEST_DOCUMENTS))
     partial = torch.empty(runs, W, E, dtype=torch.float32, device=grad.device)
     launch(
-        _maxsim_residual_bwd_kernel, (runs * W, triton.cdiv(E, block_e)),
+        _maxsim_residual_bwd_kernel, (runs * W, cdiv(E, block_e)),
         grad, argmax, query, bytes_of(query_mask), document_cu_seqlens, *documents,
         codec.centroids.float(), _bucket_table(codec), partial,
-        N, W, triton.cdiv(N, runs), *grad.stride(),
+        N, W, cdiv(N, runs), *grad.stride(),
         E=E, NBITS=codec.nbits, BLOCK_N=16, BLOCK_E=block_e,
         SCALED=documents.inverse_norms is not None, MASKED=query_mask is not None, num_warps=4,
     )  # fmt: skip

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.lookup import bucket_weights, load_table
 from sparton.kernels.maxsim.residual.prepare import prepare
@@ -170,9 +170,9 @@ def bytes_of(mask: Tensor | None) -> Tensor | None:
 
 def _blocks(queries: Tensor, dtype: torch.dtype, config: ResidualConfig, P: int) -> tuple[int, int]:
     """Blocks of W and of P."""
-    block_p = min(max(triton.next_power_of_2(P), 16), config.block_p)
-    room = QUERY_BYTES // (triton.next_power_of_2(queries.shape[1]) * dtype.itemsize)
-    return max(min(triton.next_power_of_2(queries.shape[0]), config.block_w, room), 16), block_p
+    block_p = min(max(next_power_of_2(P), 16), config.block_p)
+    room = QUERY_BYTES // (next_power_of_2(queries.shape[1]) * dtype.itemsize)
+    return max(min(next_power_of_2(queries.shape[0]), config.block_w, room), 16), block_p
 
 
 @on_its_device
@@ -246,7 +246,7 @@ def residual_forward(
                 ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
             )  # fmt: skip
             launch(
-                _sum_queries_kernel, (Q * triton.cdiv(count, 64),),
+                _sum_queries_kernel, (Q * cdiv(count, 64),),
                 maximum, query_mask, query_cu_seqlens, scores[:, n:],
                 count, width, N, first, last, ADD=first > 0,
                 BLOCK_N=64, BLOCK_W=min(block_w, 32), MASKED=query_mask is not None, num_warps=4,

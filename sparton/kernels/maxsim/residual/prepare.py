@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.codec import ResidualCodec
 
 EPSILON = tl.constexpr(1e-12)
@@ -136,19 +136,19 @@ def prepare(
     """
     E, C, nbits = queries.shape[1], codec.centroids.shape[0], codec.nbits
     P, per_byte, device = E * nbits // 8, 8 // nbits, queries.device
-    width = triton.cdiv(last - first, block_w) * block_w
-    rows = triton.cdiv(P, block_p) * block_p * per_byte
+    width = cdiv(last - first, block_w) * block_w
+    rows = cdiv(P, block_p) * block_p * per_byte
     tokens = torch.empty(rows, width, dtype=dtype, device=device)
     products = torch.empty(C, width, dtype=torch.float32, device=device)
     size = 2**nbits if unpack == "table" else max(2**nbits, 4)
     table = torch.empty(size, dtype=dtype if unpack == "table" else torch.int16, device=device)
     block_w = min(block_w, 32)
     launch(
-        _prepare_kernel, (triton.cdiv(C, BLOCK_C), width // block_w),
+        _prepare_kernel, (cdiv(C, BLOCK_C), width // block_w),
         queries, codec.centroids, codec.bucket_weights, tokens, products, table,
         C, width, first, last,
         E=E, P=P, NBITS=nbits, NORMALIZE=normalize, UNPACK=unpack, SIZE=size, ROWS=rows,
-        BLOCK_P=block_p, BLOCK_ROWS=min(triton.next_power_of_2(rows), 128), BLOCK_W=block_w,
+        BLOCK_P=block_p, BLOCK_ROWS=min(next_power_of_2(rows), 128), BLOCK_W=block_w,
         BLOCK_C=BLOCK_C, BLOCK_E=BLOCK_E, num_warps=8,
     )  # fmt: skip
     return tokens, products, table if unpack == "table" else table.view(torch.int64)
