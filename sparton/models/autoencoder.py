@@ -31,6 +31,10 @@ class SparseAutoencoder(nn.Module):
     ``z = relu(top_k(W (x - b) + c))`` and ``x' = W^T z + b``, in fp32 whatever the precision
     around. Where fewer latents exist than a number asks for, it stands for all of them.
 
+    Untrained, W stacks random rotations and their negatives. With H = 2 D that is one rotation:
+    the latents are the rotated numbers of an embedding by their sign, and dot products miss those
+    that are left out and those whose signs differ.
+
     Args:
         input_dim: D.
         hidden_dim: H.
@@ -63,6 +67,8 @@ class SparseAutoencoder(nn.Module):
         self.normalize = normalize
         self.dead_threshold = dead_threshold
         self.encoder = nn.Linear(input_dim, hidden_dim, bias=False)
+        with torch.no_grad():
+            self.encoder.weight.copy_(_signed_rotations(hidden_dim, input_dim))
         self.latent_bias = nn.Parameter(torch.zeros(hidden_dim))
         self.pre_bias = nn.Parameter(torch.zeros(input_dim))
         # 1 for the latents of the last step, as sentence-transformers counts.
@@ -188,6 +194,12 @@ def check_sizes(hidden_dim: int, k: int, k_aux: int, dead_threshold: int) -> Non
             f"k_aux={k_aux} must be 0 (no auxiliary loss) or more, and "
             f"dead_threshold={dead_threshold} at least one step"
         )
+
+
+def _signed_rotations(rows: int, columns: int) -> Tensor:
+    pairs = -(-rows // (2 * columns))
+    rotations = [nn.init.orthogonal_(torch.empty(columns, columns)) for _ in range(pairs)]
+    return torch.cat([sign * each for each in rotations for sign in (1, -1)])[:rows]
 
 
 def _positive_topk(latents: Tensor, k: int) -> Tensor:

@@ -56,6 +56,29 @@ def reference_losses(other: torch.nn.Module, inputs: Tensor) -> dict[str, Tensor
     return dict(zip(LOSSES, (k, 8 * of_4k, auxiliary), strict=True))
 
 
+def test_untrained_latents_are_rotated_numbers_by_their_sign():
+    torch.manual_seed(0)
+    own = SparseAutoencoder(D, 2 * D, K, k_aux=0)
+    matrix, inputs = own.encoder.weight.detach(), embeddings()
+    torch.testing.assert_close(matrix[:D] @ matrix[:D].T, torch.eye(D))
+    assert torch.equal(matrix[D:], -matrix[:D])
+    kept = (inputs @ matrix[:D].T).square().topk(K).values.sum(1)
+    losses = own.with_losses(inputs)[1]
+    missed = 1 - kept / inputs.square().sum(1)
+    torch.testing.assert_close(losses["reconstruction_k"], missed)
+    torch.testing.assert_close(losses["reconstruction_4k"], torch.zeros(9), atol=1e-6, rtol=0)
+    plain = torch.nn.Linear(D, 2 * D, bias=False).weight  # the negative control
+    own.encoder.weight.data.copy_(plain)
+    assert (own.with_losses(inputs)[1]["reconstruction_k"] > missed + 0.01).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("hidden_dim", [1, D - 1, 2 * D + 5, H])
+def test_any_number_of_untrained_latents_has_rows_of_length_1(hidden_dim):
+    matrix = SparseAutoencoder(D, hidden_dim, 1).encoder.weight
+    torch.testing.assert_close(matrix.norm(dim=1), torch.ones(hidden_dim))
+    assert len(matrix.unique(dim=0)) == hidden_dim
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_latents_are_those_of_sentence_transformers(normalize):
     own, other = pair(normalize)
