@@ -32,8 +32,10 @@ SLOW = pytest.mark.slow
             ["head=colbert", "head.width=16", "search=rerank"], "bm25 + maxsim", marks=SLOW
         ),
         (["head=dense", "loss.temperature=0.05"], "maxsim"),
-        ([*JOINT, "loss=joint", "loss.lessons.sparse=0.5"], "sparse + maxsim"),
-        pytest.param([*JOINT, "search=sparse"], "sparse", marks=SLOW),
+        pytest.param(
+            [*JOINT, "loss=joint", "loss.lessons.sparse=0.5"], "sparse + maxsim", marks=SLOW
+        ),
+        ([*JOINT, "search=sparse"], "sparse"),
         ([*CSR, "head.freeze_backbone=false", "precision=bf16", "micro_batch=3"], "sparse"),
     ],
 )

@@ -38,6 +38,7 @@ def goes_on(folder: Path, gpus: int, losses: list[float]) -> None:
     assert found == pytest.approx(losses, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_others_and_one_process_goes_on(tmp_path, losses):
     process = start(tmp_path, gpus=2, end="1 killed")
     assert process.returncode == 1

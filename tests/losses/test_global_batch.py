@@ -87,7 +87,15 @@ def _worker(rank: int, size: int, store: str, micro_batch: int | None, results) 
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("size", "micro_batch"), [(2, None), (2, 3), (4, None), (4, 1)])
+@pytest.mark.parametrize(
+    ("size", "micro_batch"),
+    [
+        (2, None),
+        (2, 3),
+        pytest.param(4, None, marks=pytest.mark.slow),
+        pytest.param(4, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_processes_do_not_change_the_gradient(size, micro_batch, tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()

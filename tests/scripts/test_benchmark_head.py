@@ -98,6 +98,7 @@ def test_a_suite_is_measured_killed_and_continued(tmp_path):
     assert len({record["run"] for record in continued}) == 1
 
 
+@pytest.mark.slow
 def test_records_of_other_code_are_not_continued(tmp_path):
     output = tmp_path / "head.jsonl"
     part = ("--suite", "heads", "--heads", suites.GEMM, "--output", output)

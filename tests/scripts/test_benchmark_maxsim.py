@@ -31,7 +31,9 @@ def test_every_shape_passes_its_gate_and_is_timed(cell):
     assert record["share_of_floor"] >= 0
 
 
-@pytest.mark.parametrize("kind", ["cross", "packed", "hidden"])
+@pytest.mark.parametrize(
+    "kind", ["cross", "packed", pytest.param("hidden", marks=pytest.mark.slow)]
+)
 def test_near_ties_of_full_documents_pass(monkeypatch, kind):
     shape = Shape(4, 6, 32, 300, (BOTH,), kind, H=768 if kind == "hidden" else 0)
     monkeypatch.setitem(SHAPES, "tried", shape)

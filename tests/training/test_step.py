@@ -117,7 +117,12 @@ def _worker(rank: int, size: int, store: str, micro_batch: int | None, results, 
 
 @pytest.mark.parametrize(
     ("size", "micro_batch", "kinds"),
-    [(2, 3, SPARSE), (4, 1, SPARSE), (2, None, SPARSE + TOKENS), (4, 1, SPARSE + TOKENS)],
+    [
+        (2, 3, SPARSE),
+        pytest.param(4, 1, SPARSE, marks=pytest.mark.slow),
+        (2, None, SPARSE + TOKENS),
+        pytest.param(4, 1, SPARSE + TOKENS, marks=pytest.mark.slow),
+    ],
 )
 def test_number_of_processes_does_not_change_the_gradient(size, micro_batch, kinds, tmp_path):
     with mp.Manager() as manager:
