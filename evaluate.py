@@ -54,9 +54,7 @@ def run(cfg: DictConfig) -> None:
 def main(cfg: DictConfig) -> None:
     try:
         run(cfg)
-    except MissingMandatoryValue as error:
-        sys.exit(f"set {error.full_key}=..., see configs/evaluate.yaml")
-    except (InstantiationException, ValueError, OSError) as error:
+    except (InstantiationException, MissingMandatoryValue, ValueError, OSError) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         sys.exit(f"evaluate.py: {config.explain(error)}")

@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from sparton import config
 from sparton.datasets.loader import train_loader
@@ -55,6 +55,7 @@ EXPECTED_ERRORS = (
     ValueError,
     OSError,
     InstantiationException,
+    MissingMandatoryValue,
     NonFiniteLossError,
     CheckpointError,
 )
@@ -79,7 +80,9 @@ def main(cfg: DictConfig) -> None:
         run_cell(command, folder, config.cell_settings(cfg, hydra_config), rank)
         return
     if cfg.gpus > 1 and "RANK" not in os.environ:
-        message = run_on_gpus([sys.executable, *sys.argv], cfg.gpus, folder)
+        # Where the folder's name has a time in it, every rank would have a folder of its own.
+        command = [sys.executable, *sys.argv, f"hydra.run.dir='{folder}'"]
+        message = run_on_gpus(command, cfg.gpus, folder)
     else:
         message = run_here(
             lambda: run(cfg, join_world(), folder), folder, EXPECTED_ERRORS, config.explain

@@ -6,18 +6,20 @@ that ``batch=lots`` and ``bacth=512`` stop before any work.
 """
 
 import hashlib
+import math
 import re
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.errors import InstantiationException
 from hydra.experimental.callback import Callback
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from sparton.evaluation.settings import check_metrics, check_search
 from sparton.sweeps.report import read_published, write_report
@@ -94,6 +96,15 @@ def explain(error: Exception) -> str:
     """What went wrong in the words of who noticed: Hydra wraps errors of the objects it builds."""
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         return str(error.__cause__)
+    if isinstance(error, MissingMandatoryValue):  # ??? in a configuration
+        group, in_group, _ = str(error.full_key).partition(".")
+        place = f"the files in configs/{group}" if in_group else "the first files of configs"
+        return f"{error.full_key} has no value: set {error.full_key}=..., see {place}"
+    if isinstance(error, torch.OutOfMemoryError):
+        return (
+            f"{error} Set micro_batch=N, which changes no gradient and bounds what is encoded at "
+            "once, or backbone.gradient_checkpointing=true"
+        )
     return str(error)
 
 
@@ -128,7 +139,10 @@ def cell_command(program: Path, hydra_config: HydraConf, folder: Path) -> list[s
     """The cell as a run of its own in ``folder``."""
     overrides = [*hydra_config.overrides.hydra, *hydra_config.overrides.task]
     alone = ["hydra.mode=RUN", f"hydra.run.dir='{folder}'"]
-    return [sys.executable, str(program), *overrides, *alone]
+    sources = hydra_config.runtime.config_sources
+    places = [f"--config-dir={each.path}" for each in sources if each.provider == "command-line"]
+    name = f"--config-name={hydra_config.job.config_name}"
+    return [sys.executable, str(program), name, *places, *overrides, *alone]
 
 
 class SweepReport(Callback):
@@ -211,6 +225,8 @@ def _check_numbers(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, name)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value}: must be a whole number from 1 on, or null")
+    if not 0 <= cfg.weight_decay < math.inf:
+        raise ValueError(f"weight_decay={cfg.weight_decay}: must not be negative, and finite")
     if cfg.clip_norm is not None and cfg.clip_norm <= 0:
         raise ValueError(f"clip_norm={cfg.clip_norm}: must be positive, or null for no clipping")
     for name in ("num_negatives", "num_workers"):

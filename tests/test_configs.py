@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.conf import ConfigSourceInfo
 from hydra.errors import (
     ConfigCompositionException,
     InstantiationException,
@@ -15,7 +16,7 @@ from hydra.errors import (
 )
 from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from sparton import config
 from sparton.losses.joint import KINDS, Joint
@@ -186,6 +187,7 @@ def test_misspelt_or_mistyped_scalars_stop_before_any_work(override, message):
         (["head.fp8=true", "precision=fp32"], 1, "needs products in 16 bit, got precision=fp32"),
         (["batch=6"], 4, "multiple of their number, 4; try batch=4"),
         (["batch=2"], 4, "try batch=4"),
+        (["weight_decay=-0.1"], 1, "weight_decay=-0.1: must not be negative"),
         (["examples=100"], 1, "examples=100 makes no step of batch=512"),
     ],
 )
@@ -237,6 +239,19 @@ def test_a_table_of_the_paper_is_a_sweep_that_one_command_starts(name):
     for row in published[cfg.hydra.callbacks.sweep_report.published]["rows"]:
         for head in row["heads"]:
             assert (CONFIGS / "head" / f"{head}.yaml").exists()
+
+
+def test_a_cell_is_composed_from_the_files_of_its_sweep(tmp_path):
+    cfg = compose("train", ["batch=64"], return_hydra_config=True)
+    shipped, own = (ConfigSourceInfo(str(tmp_path), "file", by) for by in ("main", "command-line"))
+    with open_dict(cfg):
+        cfg.hydra.runtime.config_sources = [shipped, own]
+        cfg.hydra.job.config_name = "train"
+    command = config.cell_command(Path("train.py"), cfg.hydra, tmp_path / "cell")
+    assert [word for word in command if word.startswith("--config")] == [
+        "--config-name=train",
+        f"--config-dir={tmp_path}",
+    ]
 
 
 def test_jobs_of_slurm_have_a_task_for_each_gpu():

@@ -281,9 +281,12 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "set model=..., see configs/evaluate.yaml"),
+        ((), "model has no value: set model=..., see the first files of configs"),
         (("model=bm25", "evaluation=big_beir"), "Available options in 'evaluation'"),
-        (("model=bm25", "evaluation=beir_folder"), "set evaluation.path=..."),
+        (
+            ("model=bm25", "evaluation=beir_folder"),
+            "set evaluation.path=..., see the files in configs/evaluation",
+        ),
         (("model=./nowhere", "evaluation=quickstart"), "model ./nowhere: no such folder"),
         (("model=bm25", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),
         (("model=./nowhere", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),

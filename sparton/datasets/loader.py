@@ -69,31 +69,37 @@ class BatchStream(Dataset[TrainBatch]):
         return self.data.examples(positions, seed=self.seed, num_negatives=self.num_negatives)
 
     def _unique_batch(self, start: int) -> list[Example]:
-        """The global batch from position ``start`` on, later duplicates of a positive replaced."""
+        """The global batch from position ``start`` on, where an example whose query or positive
+        came before is replaced."""
         examples = self._read(range(start, start + self.batch))
-        taken: set[str] = set()
+        taken: set[tuple[str, str]] = set()
         duplicates = []
         for row, example in enumerate(examples):
-            if example.positive in taken:
+            if not taken.isdisjoint(_once(example)):
                 duplicates.append(row)
-            taken.add(example.positive)
+            taken |= _once(example)
         for row in duplicates:
             examples[row] = self._substitute(start + row, taken)
-            taken.add(examples[row].positive)
+            taken |= _once(examples[row])
         return examples
 
-    def _substitute(self, position: int, taken: set[str]) -> Example:
+    def _substitute(self, position: int, taken: set[tuple[str, str]]) -> Example:
         for attempt in range(1, SUBSTITUTION_ATTEMPTS + 1):
             example = self.data.substitute(
                 position, attempt, seed=self.seed, num_negatives=self.num_negatives
             )
-            if example.positive not in taken:
+            if taken.isdisjoint(_once(example)):
                 return example
         raise ValueError(
             f"unique_positives: {SUBSTITUTION_ATTEMPTS} draws for position {position} gave only "
-            f"positives that the batch of {self.batch} already holds: make batch smaller, or set "
-            "unique_positives=false"
+            f"queries or positives that the batch of {self.batch} already holds: make batch "
+            "smaller, or set unique_positives=false"
         )
+
+
+def _once(example: Example) -> set[tuple[str, str]]:
+    """What no other example of a batch may have: it would be a negative although it is right."""
+    return {("query", example.query), ("positive", example.positive)}
 
 
 def train_loader(

@@ -175,6 +175,8 @@ def text_mixture(
         root, hub, columns, on_error, limit, require_negatives, cache_dir: as in
             :func:`sparton.datasets.sources.text_records`; ``limit`` is per source.
     """
+    if not isinstance(files, Mapping):
+        raise ValueError(f"files={files}: name each source, as in data.files={{mine: train.jsonl}}")
     for entry in files.values():  # a missing file stops the run before the others are prepared
         locate(entry, root=root, hub=hub)
     sources = {

@@ -42,6 +42,13 @@ class Batches:
         except (ConnectionError, EOFError) as error:  # in the middle of the sending of a parcel
             time.sleep(SIGNAL_SECONDS)  # the signal is on its way, and says more
             raise _death("the connection to it is lost.") from error
+        except (ValueError, OSError) as error:
+            raise type(error)(_without_traceback(error)) from error
+
+
+def _without_traceback(error: Exception) -> str:
+    """The words of an error of a worker, which torch hands on behind the worker's traceback."""
+    return str(error).rsplit(f"\n{type(error).__name__}: ", 1)[-1].rstrip()
 
 
 class _Explanation:

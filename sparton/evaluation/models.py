@@ -51,7 +51,9 @@ def load_retriever(
     """
     from sparton.models.folders import Lengths, encoder_lengths, load_encoder
 
-    if not Path(model).is_dir() and not _HUB_NAME.fullmatch(str(model)):
+    first, *rest = Path(model).parts
+    below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
+    if not Path(model).is_dir() and (below_here or not _HUB_NAME.fullmatch(str(model))):
         raise FileNotFoundError(
             f"model {model}: no such folder; give a folder of train.py, a sentence-transformers "
             "folder, or a hub name such as naver/splade-v3"

@@ -54,7 +54,7 @@ class InfoNCE:
     symmetric: bool = False
 
     def __post_init__(self) -> None:
-        if self.temperature <= 0:
+        if not 0 < self.temperature < math.inf:
             raise ValueError(f"InfoNCE temperature must be positive, got {self.temperature}")
 
     def __call__(

@@ -76,6 +76,8 @@ class DFFlops:
     def __post_init__(self) -> None:
         if not 0 < self.midpoint < 1:
             raise ValueError(f"DFFlops midpoint must lie in (0, 1), got {self.midpoint}")
+        if not 0 < self.steepness < math.inf:
+            raise ValueError(f"DFFlops steepness must be positive, got {self.steepness}")
 
     def __call__(self, reps: Rows) -> Tensor:
         frequency = document_frequency(reps)
@@ -100,7 +102,7 @@ class Regularizer:
     ramp: Callable[[int], float] = ConstantRamp()  # noqa: RUF009  frozen, so it can be shared
 
     def __post_init__(self) -> None:
-        if self.weight < 0:
+        if not 0 <= self.weight < math.inf:
             raise ValueError(f"a regularizer's weight must not be negative, got {self.weight}")
 
     def weight_at(self, step: int) -> float:

@@ -31,13 +31,14 @@ class Analyzer:
         self._stems: dict[str, str] = {}
 
     def __call__(self, text: str) -> list[str]:
-        words = (match.group().replace("\u2019", "'") for match in _WORD.finditer(text.lower()))
+        found = (match.group().replace("\u2019", "'") for match in _WORD.finditer(text.lower()))
+        words = (word.removesuffix("'s") for word in found)
         return [self._stem(word) for word in words if word not in _STOP_WORDS]
 
     def _stem(self, word: str) -> str:
         stem = self._stems.get(word)
         if stem is None:
-            stem = self._stems[word] = self._stemmer.stemWord(word.removesuffix("'s"))
+            stem = self._stems[word] = self._stemmer.stemWord(word)
         return stem
 
 

@@ -12,11 +12,13 @@ from sparton.retrieval.run import Run
 Qrels = Mapping[str, Mapping[str, int]]
 
 METRICS = ("ndcg@10", "mrr@10", "recall@100", "recall@1000")
-# Those of ranx. "@" and a number of results may follow; rbp has a persistence in its place.
+# Those of ranx but bpref, which would take what fills the arrays for judgments. "@" and a number of
+# results may follow, and must where ranx divides by it; rbp has a persistence in its place.
 NAMES = (
     "hits", "hit_rate", "precision", "recall", "f1", "r-precision", "mrr", "map", "dcg",
-    "dcg_burges", "ndcg", "ndcg_burges", "bpref",
+    "dcg_burges", "ndcg", "ndcg_burges",
 )  # fmt: skip
+CUT = ("precision", "f1")
 _FORM = re.compile(rf"(?:(?:{'|'.join(NAMES)})(?:@(?P<depth>[1-9]\d*))?|rbp[.@]\d+)(?:-l\d+)?")
 
 
@@ -36,7 +38,10 @@ def metric_depth(metric: str) -> int | None:
             f"{metric} is no metric: choose from {', '.join(NAMES)}, each with or without a number "
             "of results as in ndcg@10, and rbp.95"
         )
-    return int(form["depth"]) if form["depth"] else None
+    depth, name = form["depth"], metric.partition("-l")[0]
+    if depth is None and name in CUT:
+        raise ValueError(f"{metric} needs a number of results, as in {name}@10")
+    return int(depth) if depth else None
 
 
 def evaluate_queries(

@@ -99,7 +99,7 @@ class WandbLogger:
             import wandb
         except ImportError as error:
             raise ValueError(
-                "logger=wandb needs the package wandb: pip install 'sparton[wandb]'"
+                "logger=wandb needs the package wandb: pip install -e '.[wandb]'"
             ) from error
         self._run = wandb.init(dir=directory, project=project, mode=mode)  # type: ignore[arg-type]
 
@@ -121,7 +121,7 @@ class TensorBoardLogger:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ValueError(
-                "logger=tensorboard needs the package: pip install 'sparton[tensorboard]'"
+                "logger=tensorboard needs the package: pip install -e '.[tensorboard]'"
             ) from error
         self._writer = SummaryWriter(directory)
 

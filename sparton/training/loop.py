@@ -170,16 +170,17 @@ class Trainer:
         return {f"dev_{name}": value for name, value in metrics.items()}
 
     def _checkpoint(self, completed: int) -> None:
-        if self.world.is_main:
-            state = {
-                "encoder": self.encoder.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scaler": self.scaler.state_dict(),
-                "best": self.best,
-                "identity": dict(self.identity),
-            }
-            save_checkpoint(self.folder / "checkpoints", completed, state)
-        self.world.barrier()
+        with self.meter.paused():
+            if self.world.is_main:
+                state = {
+                    "encoder": self.encoder.state_dict(),
+                    "optimizer": self.optimizer.state_dict(),
+                    "scaler": self.scaler.state_dict(),
+                    "best": self.best,
+                    "identity": dict(self.identity),
+                }
+                save_checkpoint(self.folder / "checkpoints", completed, state)
+            self.world.barrier()
 
     def _check_finite(self, completed: int, saving: bool = False) -> None:
         """Losses and gradients since the last check; before something is saved, weights too."""

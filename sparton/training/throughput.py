@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -72,6 +73,15 @@ class ThroughputMeter:
             record["memory_reserved_mib"] = torch.cuda.max_memory_reserved(self.device) / 2**20
         self.restart()
         return record
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done within is no training step: its time does not count."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - begin
 
     def restart(self) -> None:
         """Forget what was counted; called after work that is no training step."""

@@ -156,12 +156,27 @@ def test_unique_positives(mixture: Mixture, tokenizer: PackedTokenizer) -> None:
     assert replaced > 40
 
 
+def test_a_query_with_two_positives_comes_once(
+    write_jsonl: Callable[..., str], tokenizer: PackedTokenizer
+) -> None:
+    pairs = [[f"w{number // 2}", f"w{number} w1"] for number in range(40)]
+    data = Mixture({"a": text_records(write_jsonl(pairs))})
+
+    def queries(unique: bool, step: int) -> list[str]:
+        stream = BatchStream(data, tokenizer, batch=10, unique_positives=unique)
+        return [example.query for example in stream.examples(step)]
+
+    assert any(len(set(queries(False, step))) < 10 for step in range(4))
+    assert all(len(set(queries(True, step))) == 10 for step in range(4))
+
+
 def test_too_few_different_positives(
     write_jsonl: Callable[..., str], tokenizer: PackedTokenizer
 ) -> None:
     source = text_records(write_jsonl([[f"w{number}", f"w{number % 3}"] for number in range(20)]))
     stream = BatchStream(Mixture({"a": source}), tokenizer, batch=4, unique_positives=True)
-    with pytest.raises(ValueError, match="only positives that the batch of 4 already holds"):
+    message = "only queries or positives that the batch of 4 already holds"
+    with pytest.raises(ValueError, match=message):
         stream[0]
     assert BatchStream(Mixture({"a": source}), tokenizer, batch=3, unique_positives=True)[0]
 

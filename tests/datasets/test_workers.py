@@ -18,7 +18,7 @@ from sparton.datasets.workers import Batches, prepare_worker
 from sparton.types import TokenBatch, TrainBatch
 
 ROOT = Path(__file__).resolve().parents[2]
-FAULTY = 2**40
+FAULTY, WRONG = 2**40, 2**41
 PROGRAM = """
     from multiprocessing import active_children
     from tests.datasets.test_workers import FAULTY, loader
@@ -35,6 +35,8 @@ class Numbers(Dataset[TrainBatch]):
     def __getitem__(self, number: int) -> TrainBatch:
         if number == FAULTY:
             raise RuntimeError("a fault of its own")
+        if number == WRONG:
+            raise ValueError("a text of two lines:\nValueError is a word of it")
         tokens = TokenBatch.from_lists([[number]])
         return TrainBatch(tokens, tokens)
 
@@ -76,6 +78,13 @@ def wait_for_a_death(batches) -> None:
 def test_errors_of_a_worker_stay_what_they_are():
     with pytest.raises(RuntimeError, match="a fault of its own"):
         list(loader(FAULTY + 1, start=FAULTY - 1))
+
+
+def test_what_the_user_can_mend_comes_without_the_traceback_of_the_worker():
+    with pytest.raises(ValueError) as raised:
+        list(loader(WRONG + 1, start=WRONG - 1))
+    assert str(raised.value) == "a text of two lines:\nValueError is a word of it"
+    assert "Traceback" in str(raised.value.__cause__)
 
 
 def test_an_interrupted_program_leaves_no_process():

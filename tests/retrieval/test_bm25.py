@@ -100,6 +100,10 @@ def test_analyzer_lowers_stems_and_drops_stop_words():
     ]
 
 
+def test_a_stop_word_with_a_possessive_is_one():
+    assert Analyzer()("It's that\u2019s bond's") == ["bond"]
+
+
 @pytest.mark.parametrize(("k1", "b"), [(-1, 0.4), (0.9, 1.5)])
 def test_parameters_out_of_range(k1, b):
     with pytest.raises(ValueError, match="BM25 needs"):

@@ -127,7 +127,13 @@ def test_the_known_metrics_are_those_of_ranx():
     from ranx.metrics import metric_switch
 
     taken = re.findall(r'metric == "([^"]+)"', inspect.getsource(metric_switch))
-    assert {*NAMES, "rbp"} == set(taken)
+    assert {*NAMES, "rbp", "bpref"} == set(taken)
+
+
+@pytest.mark.parametrize("metric", ["precision", "f1-l2", "bpref"])
+def test_metrics_that_would_read_what_fills_the_arrays_are_refused(metric):
+    with pytest.raises(ValueError, match=rf"{metric} (needs a number|is no metric)"):
+        metric_depth(metric)
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,11 @@ def test_the_meter_counts_what_passed_since_the_last_reading(monkeypatch):
     assert first["tokens_per_second"] == pytest.approx(2 * 2 * tokens / 2)
     assert (first["step_ms"], first["data_wait_ms"]) == (1000, 500)
     assert meter.read()["examples_per_second"] == 0
+    meter.count(batch, waited=0.0)
+    with meter.paused():
+        now = 100.0
+    now = 101.0
+    assert meter.read()["step_ms"] == 1000
 
 
 def test_utilization_counts_each_side_by_itself(monkeypatch):
