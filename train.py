@@ -141,7 +141,8 @@ def build_trainer(
         side: instantiate(cfg[f"{side}_regularizer"], _convert_="partial")
         for side in ("query", "document")
     }
-    objective = build_objective(encoder, instantiate(cfg.loss), regularizers)
+    steps = config.total_steps(cfg)
+    objective = build_objective(encoder, instantiate(cfg.loss), regularizers, steps)
     plan_search(encoder, **search_settings(cfg))
     evaluate = partial(build_evaluation(cfg, precision), tokenizer=tokenizer)
     trainer = Trainer(
@@ -151,7 +152,7 @@ def build_trainer(
         ),
         schedule=instantiate(cfg.scheduler),
         settings=LoopSettings(
-            steps=config.total_steps(cfg),
+            steps=steps,
             log_every=cfg.log_every,
             evaluate_every=cfg.evaluation.every if cfg.evaluation.dev else None,
             checkpoint_every=cfg.checkpoint_every,

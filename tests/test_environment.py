@@ -1,6 +1,8 @@
 """The lists of dependencies agree with each other."""
 
+import ast
 import re
+import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
@@ -32,10 +34,25 @@ def test_ranges_admit_the_pinned_versions_and_cover_them():
         assert requirement.specifier.contains(versions[name]), f"{name}=={versions[name]}"
 
 
+def imported(path: Path) -> set[str]:
+    """Names of the packages that a file imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [str(x.module) for x in nodes if isinstance(x, ast.ImportFrom) and not x.level]
+    return {name.partition(".")[0] for name in names}
+
+
+def test_what_is_imported_is_listed():
+    files = [*(ROOT / "sparton").rglob("*.py"), ROOT / "train.py", ROOT / "evaluate.py"]
+    packages = set().union(*map(imported, files)) - sys.stdlib_module_names - {"sparton"}
+    own = {"hydra": "hydra-core"}
+    listed = {own.get(name, name).replace("_", "-") for name in packages}
+    assert {"torch", "hydra-core", "pandas"} <= listed <= set(pinned())
+
+
 @pytest.mark.parametrize("heavy", ["transformers", "wandb", "ranx", "datasets", "torch"])
 def test_importing_the_package_is_light(heavy):
     import subprocess
-    import sys
 
     code = f"import sparton, sys; sys.exit({heavy!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,9 +16,10 @@ def build_objective(
     encoder: Encoder,
     loss: RankingLoss | Joint,
     regularizers: Mapping[str, Mapping[str, Regularizer]],
+    steps: int,
 ) -> Objective:
     """The loss, and the regularizers of the sides, ``query`` and ``document``, that have something
-    to regularize.
+    to regularize. Warns of those whose weight ``steps`` steps do not complete.
 
     Raises:
         ValueError: a loss of two kinds of representations, and an encoder with one.
@@ -38,4 +39,12 @@ def build_objective(
                 side,
             )
             kept[side] = {}
+        for name, regularizer in kept[side].items():
+            share = regularizer.ramp(steps - 1)
+            if share < 0.9:
+                log.warning(
+                    "%s_regularizer.%s reaches %.0f %% of its weight: its ramp is longer than this "
+                    "run of %d steps; make %s_regularizer.%s.ramp.steps fit",
+                    *(side, name, 100 * share, steps, side, name),
+                )
     return Objective(loss, kept["query"], kept["document"], encoder.loss_weights)
