@@ -243,6 +243,7 @@ def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_script_evaluates_bm25(tmp_path, beir):
     task = (f"evaluation.path={beir}", "evaluation=beir_folder", "evaluation.exclude_self=true")
     done = run_script(tmp_path, "model=bm25", *task)

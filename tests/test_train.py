@@ -198,6 +198,7 @@ def test_a_loss_that_its_data_cannot_serve_is_refused_before_any_step(tmp_path):
     assert run_here(tmp_path / "triplet", *bare, "loss=triplet")[0]["loss"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [

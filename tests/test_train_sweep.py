@@ -142,6 +142,7 @@ def test_the_tasks_of_a_job_are_the_ranks_of_a_cell(tmp_path):
     assert not list(report.parent.rglob("manifest-from-*"))
 
 
+@pytest.mark.slow
 def test_torchrun_does_not_sweep(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
     command = [*torchrun, str(ROOT / "train.py"), "-m", *SMALL, f"hydra.sweep.dir={tmp_path}"]

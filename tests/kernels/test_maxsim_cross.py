@@ -62,6 +62,7 @@ def test_values_and_gradients_against_float64(dtype, masked, normalize, device):
         assert error(actual, right) <= most < error(actual * 1.02, right)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query_lengths", "document_lengths", "E"),
     [((1,), (1,), 1), ((3, 31), (31,), 64), ((70,), (9, 64), 96), ((2,) * 7, (5,) * 17, 7)],
@@ -95,6 +96,7 @@ def test_the_tolerances_notice_small_faults(device):
             assert_close_to_truth(bad, problem, upstream)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_parts_do_not_change_the_result(masked, device, monkeypatch):
     """Query tokens in parts, which cut queries: the same winners, sums in another order."""
@@ -232,6 +234,7 @@ def test_agrees_with_the_cpu_version(device):
         assert error(actual.cpu() * 1.01, other) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [False, True])
 def test_lengths_that_the_host_knows_change_nothing(masked, device):
     """Equal lengths shorten the way to the same scores, winners and gradients."""

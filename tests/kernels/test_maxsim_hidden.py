@@ -150,6 +150,7 @@ def test_the_kernel(config, dtype, H, E, device):
     assert nothing.numel() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("normalize", "config", "masked"),
     [

@@ -51,6 +51,7 @@ def test_the_choice(lengths, per_query, backward, expected, monkeypatch):
     assert tuple(called) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normalize", [False, True])
 def test_either_backward_serves_either_forward(normalize, device):
     problem = make_problem((5, 0, 17), (3, 21, 0, 7), 48, device)

@@ -115,6 +115,7 @@ def test_without_queries_or_documents(query_lengths, document_lengths, per_query
         assert not any(x.any() for x in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "E", [48, 64, 96, 128, *(pytest.param(E, marks=pytest.mark.slow) for E in (320, 512, 1024))]
 )
@@ -229,6 +230,7 @@ def test_ties_go_to_the_first_token(per_query, device):
         assert torch.equal(argmax, expected)
 
 
+@pytest.mark.slow
 def test_without_argmax_the_same_scores_and_nothing_else(device):
     for normalize in (False, True):
         problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, device)
@@ -295,6 +297,7 @@ def test_gradients_in_16_bit_are_rounded_once(normalize, device):
     assert share_of_equals(twice, rounded) < 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_query", [None, 1])
 def test_tiles_of_long_queries_side_by_side_or_in_turn(per_query, device, monkeypatch):
     """The same winners, and scores in another order of summation; one query exceeds the average
@@ -312,6 +315,7 @@ def test_tiles_of_long_queries_side_by_side_or_in_turn(per_query, device, monkey
     assert splits == [3, 3, 3, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("E", [7, 48, 160])
 @pytest.mark.parametrize("per_query", [None, 1])
 def test_documents_read_through_descriptors(per_query, E, device):

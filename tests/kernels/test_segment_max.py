@@ -83,6 +83,7 @@ def test_gradients_of_maxima_of_any_sign(shift, device):
         assert error(actual, expected.double()) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "none"])
 def test_rows_that_share_a_column_of_the_upstream_gradient(activation, device):
     tokens, rows, cu_seqlens = make_operands(device)
@@ -108,6 +109,7 @@ def test_rows_that_share_a_column_of_the_upstream_gradient(activation, device):
     assert all(error(x, y) > 0.1 for x, y in zip(shifted, expected, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longest", [0, 1, 45, 10**9])
 def test_whatever_the_longest_sequence_is_said_to_be(longest, device):
     tokens, rows, cu_seqlens = make_operands(device)

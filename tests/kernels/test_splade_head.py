@@ -214,6 +214,7 @@ def test_inference_allocates_no_tokens(pooling, device):
     assert counts == [False, pooling == "max"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [(16, 1, 4), (16, 100, 16), (64, 3, 2)])
 def test_hot_tokens_split_over_programs(cut, device):
     """One token wins everything, the next ones nothing; another sequence is ordinary."""
@@ -235,6 +236,7 @@ def test_no_tokens(lengths, device):
     assert not any(x.any() for x in (dhidden, dweight, dbias))
 
 
+@pytest.mark.slow
 def test_bitwise_repeatable_and_blind_to_upstream_strides(device):
     problem = make_problem([5, 0, 21, 1], 37, 24, device, dtype=torch.float16)
     upstream = upstream_for(problem)

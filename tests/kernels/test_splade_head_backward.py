@@ -186,6 +186,7 @@ def test_peak_memory_beyond_the_results(active, device):
     assert extra - sum(x.numel() * x.element_size() for x in results) <= 2**24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("buckets", [32, 64])
 @pytest.mark.parametrize("hot", [0.0, 0.6])
 def test_long_sequences_share_buckets(hot, buckets, device):
@@ -200,6 +201,7 @@ def test_one_token_wins_everything(share, device):
     assert_close(run(case, CUT._replace(share=share)), truth(case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [16, 64, 256])
 def test_every_size_of_sort(chunk, device):
     """Chunks with many, few and no active entries, in order and in part."""
@@ -249,6 +251,7 @@ def test_bias_gradient_comes_in_its_dtype(dtype, device):
     assert error(dbias, truth(case)[2]) < torch.finfo(dtype).eps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stride", ["transposed", "expanded", "half"])
 def test_any_upstream_gradient(stride, device):
     case = make_case(LENGTHS, 83, 24, device)

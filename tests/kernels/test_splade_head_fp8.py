@@ -175,6 +175,7 @@ def test_kernels_and_emulation_agree(device):
     torch.testing.assert_close(reps.cpu()[same], expected[same], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_entries_that_are_barely_active_stay(dtype, device, monkeypatch):
     problem = make_problem([30] * 5, 400, 64, device, dtype=dtype, bias=-6.0)

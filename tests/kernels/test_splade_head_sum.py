@@ -112,6 +112,7 @@ def test_gradients_of_sums(lengths, V, D, bias, dtype, activation, device):
     assert_close_to_truth(results, problem, upstream, **variant)
 
 
+@pytest.mark.slow
 def test_gradients_of_sums_notice_small_faults(device):
     problem = make_problem(LENGTHS, 150, 12, device, dtype=torch.float16, bias=0.5)
     upstream = upstream_for(problem)

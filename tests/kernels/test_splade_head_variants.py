@@ -59,6 +59,7 @@ def test_log1p_relu_of_the_maximum(lengths, V, D, bias, dtype, device):
     assert_close_to_truth(results, problem, upstream, activation="log1p_relu")
 
 
+@pytest.mark.slow
 def test_the_activations_are_told_apart(device):
     """Negative control of every comparison with the truth in this file."""
     problem = make_problem(LENGTHS, 37, 24, device)

@@ -118,6 +118,7 @@ def launcher(wrong=None):
     return launch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "fault"),
     [

@@ -90,6 +90,7 @@ def test_every_head_trains_like_the_eager_one(name, eager, band, texts, data):
     assert distance < 0.25 * band
 
 
+@pytest.mark.slow
 def test_a_head_with_misrouted_gradients_lies_outside_the_band(eager, band, texts, data):
     distance = (loss_curve(MisroutedHead(), 0, texts, data) - eager).abs().mean().item()
     assert distance > 0.25 * band

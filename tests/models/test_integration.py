@@ -88,6 +88,7 @@ def test_a_tied_weight_collects_the_gradients_of_both_uses(head, device):
     assert (both[name] - one).abs().max() > 1e-2 * one.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_whole_encoder_is_one_graph_for_all_batches(device):
     """A break would be an error, by fullgraph=True."""

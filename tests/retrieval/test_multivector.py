@@ -174,6 +174,7 @@ def test_scores_of_candidates_keep_their_places():
     np.testing.assert_array_equal(scores, expected)
 
 
+@pytest.mark.slow
 def test_half_precision_leaves_the_quality_of_a_ranking_as_it_is():
     documents = random_vectors(400, seed=11, whole=False, width=64)
     queries = random_vectors(60, seed=12, whole=False, width=64)

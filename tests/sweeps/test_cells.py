@@ -33,6 +33,7 @@ def leaves(folder: Path, state: str) -> str:
     return f"{say}end_run(Path({str(folder)!r}), Status({state!r}, 'as it said'))"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("state", "again"), [("ok", 1), ("oom", 1), ("failed", 2)])
 def test_results_are_kept_and_failures_tried_again(tmp_path, state, again):
     command = script(tmp_path, leaves(tmp_path, state))

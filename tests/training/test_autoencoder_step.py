@@ -52,6 +52,7 @@ def random_batch(encoder: AutoencoderEncoder, seed: int) -> TrainBatch:
     return TrainBatch(sequences(6), sequences(12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", [False, True])
 def test_gradients_and_counters_do_not_depend_on_the_micro_batch(frozen):
     results = []
