@@ -4,7 +4,7 @@ import os
 
 # OpenMP threads that spin while they wait would starve the processes that tokenise ahead.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Lengths change from batch to batch: blocks that cannot grow leave gaps, half as much memory again.
+# Lengths change from batch to batch: blocks that cannot grow leave gaps.
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import sys

@@ -43,6 +43,8 @@ class Batches:
             time.sleep(SIGNAL_SECONDS)  # the signal is on its way, and says more
             raise _death("the connection to it is lost.") from error
         except (ValueError, OSError) as error:
+            if not str(error).startswith("Caught "):  # by torch, in a worker
+                raise
             raise type(error)(_without_traceback(error)) from error
 
 

@@ -87,6 +87,18 @@ def test_what_the_user_can_mend_comes_without_the_traceback_of_the_worker():
     assert "Traceback" in str(raised.value.__cause__)
 
 
+def test_errors_of_this_process_stay_what_they_are():
+    """Not every error can be made from its words alone."""
+
+    class Undecodable(Dataset[TrainBatch]):
+        def __getitem__(self, number: int) -> TrainBatch:
+            b"\xff".decode()
+            raise AssertionError
+
+    with pytest.raises(UnicodeDecodeError, match="0xff"):
+        list(Batches(DataLoader(Undecodable(), batch_size=None, sampler=[0], collate_fn=pack)))
+
+
 def test_an_interrupted_program_leaves_no_process():
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],
