@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.maxsim.boundaries import equal_owners
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.maxsim.operands import MaxSimOperands
@@ -96,7 +96,7 @@ def _add_up(
     their winners."""
     (N, num_rows), Q, mask = maxima.shape, scores.shape[0], operands.query_mask
     launch(
-        _scores_kernel, (Q * -(-N // BLOCK_N),),
+        _scores_kernel, (Q * cdiv(N, BLOCK_N),),
         maxima, found, operands.query_cu_seqlens.contiguous(),
         None if mask is None else mask.contiguous(), rows, scores, winners,
         N, operands.queries.shape[0], first, num_rows,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch, next_power_of_2
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 
 EPSILON = tl.constexpr(1e-12)
 ELEMENTS = 4096
@@ -81,7 +81,7 @@ def normalize_tokens(tokens: Tensor, rows: Tensor | None = None) -> Tensor:
         block_t, block_e = _blocks(E)
         launch(
             _normalize_kernel,
-            (-(-T // block_t),),
+            (cdiv(T, block_t),),
             tokens,
             rows,
             unit,
@@ -105,7 +105,7 @@ def normalize_tokens_backward(grad: Tensor, tokens: Tensor) -> Tensor:
         block_t, block_e = _blocks(E)
         launch(
             _normalize_backward_kernel,
-            (-(-T // block_t),),
+            (cdiv(T, block_t),),
             grad,
             tokens,
             dtokens,

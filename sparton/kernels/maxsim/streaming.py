@@ -246,9 +246,9 @@ def streaming_config(
 def _splits(num_queries: int, num_tokens: int, programs: int, config: StreamingConfig) -> int:
     """Programs that share the tiles of a query of average length, where there are fewer than
     FEW_PROGRAMS without."""
-    width = -(-num_tokens // max(num_queries, 1))
-    wanted = -(-FEW_PROGRAMS // max(programs, 1))
-    return max(min(-(-width // config.block_q), wanted), 1)
+    width = cdiv(num_tokens, max(num_queries, 1))
+    wanted = cdiv(FEW_PROGRAMS, max(programs, 1))
+    return max(min(cdiv(width, config.block_q), wanted), 1)
 
 
 def _fits_descriptor(documents: Tensor) -> bool:
@@ -282,7 +282,7 @@ def streaming_forward(
     C = N if per_query is None else per_query
     config = config or streaming_config(Q, Tq, E, queries.dtype, cross=cross)
     group = config.group if cross else 1
-    programs = -(-Q // group) * N if cross else N
+    programs = cdiv(Q, group) * N if cross else N
     splits = _splits(Q, Tq, programs, config)
     shape = (Q, C) if splits == 1 else (splits, Q, C)
     scores = torch.empty(shape, dtype=torch.float32, device=queries.device)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch, next_power_of_2
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 from sparton.kernels.maxsim.streaming_rows import (
@@ -112,8 +112,8 @@ def _ddocuments(
     (Td, E), (Q, C), N = documents.shape, grad.shape, cu_seqlens.shape[0] - 1
     block_e = max(next_power_of_2(E), 16)
     block_t = max(config.tile_elements // block_e, 16)
-    tiles = max(-(-Td // (N * block_t)), 1)
-    programs = min(tiles, -(-config.programs // N))
+    tiles = max(cdiv(Td, N * block_t), 1)
+    programs = min(tiles, cdiv(config.programs, N))
     out = torch.empty_like(documents)
     launch(
         _maxsim_streaming_ddocuments_kernel, (N * programs,),

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch, next_power_of_2
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 
@@ -184,7 +184,7 @@ def finish_rows(
     constants = _row_constants(E, normalize, config)
     launch(
         _maxsim_streaming_rows_kernel,
-        (-(-T // constants["BLOCK_R"]),),
+        (cdiv(T, constants["BLOCK_R"]),),
         partial,
         x,
         out,
@@ -210,14 +210,14 @@ def gather_winners(
     queries, documents = operands.queries.contiguous(), operands.documents.contiguous()
     (Tq, E), (Q, C) = queries.shape, grad.shape
     constants = _row_constants(E, normalize, config)
-    programs = -(-Tq // (Q * constants["BLOCK_R"]))
+    programs = cdiv(Tq, Q * constants["BLOCK_R"])
     parts = min(
-        -(-C // config.columns),
-        -(-config.programs // (Q * programs)),
+        cdiv(C, config.columns),
+        cdiv(config.programs, Q * programs),
         max(config.workspace // (4 * Tq * E), 1),
     )
-    share = -(-C // parts)
-    parts = -(-C // share)
+    share = cdiv(C, parts)
+    parts = cdiv(C, share)
     total = None
     if wanted:
         shape, dtype = ((parts, Tq, E), torch.float32) if parts > 1 else ((Tq, E), queries.dtype)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.segment_max.ordering import list_by_vocabulary, vocabulary_slab
 from sparton.kernels.segment_max.row_sums import (
@@ -82,7 +82,7 @@ def _cut(rows: int, D: int, size: int, config: BackwardConfig) -> tuple[int, dic
     while width > 128 // size and (D % width or rows * width * size > config.slice_bytes):
         width //= 2
     cut = {"BLOCK_E": config.block_e, "LANES": 512 // (width * size), "BLOCK_D": width}
-    return -(-D // width), {"D": D, **cut, "num_warps": 1}
+    return cdiv(D, width), {"D": D, **cut, "num_warps": 1}
 
 
 def _dweight(
@@ -118,9 +118,9 @@ def _dweight(
 def _num_buckets(T: int, N: int, longest: int | None, most: int) -> int:
     """A bucket for each token of the longest sequence, if it is known; else enough for sequences of
     4 times the mean length, though not above SHORT on their account."""
-    mean = -(-T // N)
+    mean = cdiv(T, N)
     tokens = max(mean, min(4 * mean, SHORT)) if longest is None else longest
-    return min(max(1 << max(tokens - 1, 0).bit_length(), 32), most)
+    return min(max(next_power_of_2(tokens), 32), most)
 
 
 def _dhidden(
@@ -135,9 +135,9 @@ def _dhidden(
         argmax, D, chunk=config.chunk, share=config.share if split else UNSPLIT,
         buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace, lent=lent,
     )  # fmt: skip
-    length = max(-(-T // N) if longest is None else min(-(-T // N), longest), 1)
+    length = max(cdiv(T, N) if longest is None else min(cdiv(T, N), longest), 1)
     block_t = min(max(slab.rows * length * slices // config.programs, 1), config.block_t)
-    programs = -(-length // block_t)
+    programs = cdiv(length, block_t)
     lists = {"BUCKETS": slab.buckets, "SHARE": slab.share, **cut}
     for first in range(0, N, slab.rows):
         last = min(first + slab.rows, N)

@@ -198,7 +198,7 @@ def segment_max_forward(
         raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     operands = (hidden, weight, bias, cu_seqlens)
     if isinstance(config, HopperConfig):
-        blocks = -(-V // (2 * config.block_v))
+        blocks = cdiv(V, 2 * config.block_v)
         processors = _multiprocessors(hidden.device)
         tokens = balanced_groups(T, blocks, processors, config.group_tokens)
         launch_hopper(config, operands, tokens, scales, reps, winners, **variant)

@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.reduction import (
     SLOTS,
     first_slots,
@@ -265,12 +265,12 @@ def launch_hopper(
     """
     hidden, weight, bias, cu_seqlens = operands
     (T, D), (N, V), size = hidden.shape, reps.shape, hidden.element_size()
-    num_groups, block_d = -(-T // group_tokens), 128 // size
-    chunks = -(-D // block_d)
+    num_groups, block_d = cdiv(T, group_tokens), 128 // size
+    chunks = cdiv(D, block_d)
     stages, resident = _stages(config, chunks)
     layout = _layout(8 * size)
     launch(
-        _segment_max_hopper_kernel, (-(-V // (2 * config.block_v)) * num_groups,),
+        _segment_max_hopper_kernel, (cdiv(V, 2 * config.block_v) * num_groups,),
         _Descriptor(hidden, (T, D), (D, 1), [config.block_t, block_d], layout),
         _Descriptor(weight, (V, D), (D, 1), [config.block_v, block_d], layout),
         bias, cu_seqlens, reps, winners, *(scales or (None, None)),

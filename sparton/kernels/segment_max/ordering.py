@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch
 
 # Sequences and vocabulary rows that a program lists at once.
 BLOCK_N, BLOCK_V = 128, 16
@@ -114,8 +114,8 @@ def _by_vocabulary_kernel(
 def slab_rows(rows: int, row_bytes: int, workspace: int) -> int:
     """How many of ``rows`` rows are listed at a time, at least one, to stay within ``workspace``
     bytes."""
-    slabs = -(-rows // max(workspace // max(row_bytes, 1), 1))
-    return -(-rows // slabs)
+    slabs = cdiv(rows, max(workspace // max(row_bytes, 1), 1))
+    return cdiv(rows, slabs)
 
 
 def vocabulary_slab(argmax: Tensor, workspace: int) -> VocabularySlab:
@@ -153,7 +153,7 @@ def list_by_vocabulary(
     N, V = argmax.shape
     entries, counts = (None, None) if slab is None else slab
     launch(
-        _by_vocabulary_kernel, (-(-(last - first) // BLOCK_V),),
+        _by_vocabulary_kernel, (cdiv(last - first, BLOCK_V),),
         grad, columns, reps, argmax, entries, counts, dbias, first, last, N, V, *grad.stride(),
         BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, ACTIVATION=activation,
         LISTS=slab is not None, DBIAS=dbias is not None, num_warps=LIST_WARPS,

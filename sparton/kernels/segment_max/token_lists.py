@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.segment_max.ordering import load_gradient, load_result, pack, slab_rows
 
 RECORD_ALIGNMENT = 128
@@ -209,10 +209,10 @@ def token_slab(
     fit than into the workspace; its dtype does not matter.
     """
     N, V = argmax.shape
-    chunk = min(chunk, max(1 << (V - 1).bit_length(), 16))
-    listing = 4 * -(-V // chunk) * buckets + 2 * V
+    chunk = min(chunk, max(next_power_of_2(V), 16))
+    listing = 4 * cdiv(V, chunk) * buckets + 2 * V
     listed = 4 * (V // share) * D
-    size = -(-(8 * buckets + max(listing, listed) + 8 * V) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+    size = cdiv(8 * buckets + max(listing, listed) + 8 * V, RECORD_ALIGNMENT) * RECORD_ALIGNMENT
     room = 0 if lent is None else lent.numel() * lent.element_size()
     R = slab_rows(N, size, max(workspace, room))
     memory = lent
@@ -245,7 +245,7 @@ def list_by_token(
         activation: of the forward.
     """
     V = argmax.shape[1]
-    C = -(-V // slab.chunk)
+    C = cdiv(V, slab.chunk)
     grid = ((last - first) * C,)
     if C > 1:
         launch(
