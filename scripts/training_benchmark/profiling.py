@@ -33,11 +33,13 @@ def profile_cell(cell: Cell, settings: Settings) -> Record:
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir()
     settings_of_run = overrides(cell, found, Place(model, pairs, "profile"), settings.miniature)
-    numbers = {"steps": WARM_UP_STEPS + STEPS, "log_every": WARM_UP_STEPS + STEPS + 1}
+    steps = WARM_UP_STEPS + STEPS + 1
+    numbers = {"steps": steps, "log_every": steps + 1}
     kept = [word for word in settings_of_run if word.split("=")[0] not in numbers]
     kept = [word for word in kept if not word.startswith("hydra.")]
     kept += [f"{key}={value}" for key, value in numbers.items()]
-    words = [*launcher(cell), "-m", STEP_PROFILE, "profile", str(WARM_UP_STEPS), *kept]
+    numbered = map(str, (WARM_UP_STEPS, STEPS))
+    words = [*launcher(cell), "-m", STEP_PROFILE, "profile", *numbered, *kept]
     watched = watch([PYTHON, *words], settings.folder, run, settings.limit)
     record = {"cell_command": shown(words), **outcome_of(watched, settings.limit)}
     if record["status"] == "ok":

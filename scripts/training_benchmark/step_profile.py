@@ -1,7 +1,8 @@
 """A few steady steps of train.py's loop under the profiler, in a process of its own:
-``python -m training_benchmark.step_profile RUN WARM_UP OVERRIDE ...``.
+``python -m training_benchmark.step_profile RUN WARM_UP STEPS OVERRIDE ...``.
 
-Writes ``trace.json`` and ``steps.json`` into the folder RUN.
+Writes ``trace.json`` and ``steps.json`` into the folder RUN. The run must have a step more than
+WARM_UP and STEPS: what it does at its end is no part of a step.
 """
 
 import json
@@ -24,13 +25,16 @@ from training_benchmark.commands import ROOT
 
 
 class ProfiledBatches:
-    """The batches of a loop, with the profiler on from the ``warm_up``-th on.
+    """The batches of a loop, with the profiler on for ``steps`` of them after ``warm_up``.
 
     The loop asks for a batch when it has launched all of the step before.
     """
 
-    def __init__(self, batches: Iterable[TrainBatch], warm_up: int, world: World) -> None:
-        self.batches, self.warm_up, self.world = batches, warm_up, world
+    def __init__(
+        self, batches: Iterable[TrainBatch], warm_up: int, steps: int, world: World
+    ) -> None:
+        self.batches, self.world = batches, world
+        self.first, self.end = warm_up, warm_up + steps
         # The host's side of the device is enough, and costs the host less than its own operators.
         on_gpu = world.device.type == "cuda"
         self.profiler = profile(
@@ -42,16 +46,17 @@ class ProfiledBatches:
 
     def __iter__(self) -> Iterator[TrainBatch]:
         for number, batch in enumerate(self.batches):
-            if number == self.warm_up:
+            if number == self.first:
                 self._synchronize()
                 self.profiler.start()
                 begin = time.perf_counter()
-            if number >= self.warm_up:
+            if number == self.end:
+                self._synchronize()
+                self.seconds = time.perf_counter() - begin
+                self.profiler.stop()
+            if self.first <= number < self.end:
                 self._count(batch)
             yield batch
-        self._synchronize()
-        self.seconds = time.perf_counter() - begin
-        self.profiler.stop()
 
     def _count(self, batch: TrainBatch) -> None:
         self.steps += 1
@@ -65,7 +70,7 @@ class ProfiledBatches:
 
 
 def main(arguments: Sequence[str]) -> None:
-    run, warm_up, *overrides = arguments
+    run, warm_up, steps, *overrides = arguments
     folder, world = Path(run), join_world()
     config.register()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
@@ -73,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
     trainer, tokenizer = build_trainer(cfg, world, folder, [])
     trainer.save_model = lambda *_: None
     loader = build_loader(cfg, world, tokenizer, 0, trainer.step.objective.ranking.needs_teacher)
-    batches = ProfiledBatches(loader, int(warm_up), world)
+    batches = ProfiledBatches(loader, int(warm_up), int(steps), world)
     trainer.run(batches)
     if world.is_main:
         batches.profiler.export_chrome_trace(str(folder / "trace.json"))

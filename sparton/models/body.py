@@ -12,7 +12,7 @@ from transformers import AddedToken, PreTrainedConfig, PreTrainedModel, PreTrain
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sparton.models.attention import PACKED_ATTENTION, register_packed_attention
-from sparton.models.elementwise import replace_dropout, replace_layer_norms
+from sparton.models.elementwise import fuse_layers, replace_dropout, replace_layer_norms
 from sparton.types import TokenBatch
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
@@ -57,6 +57,7 @@ class EncoderBody(nn.Module):
         register_packed_attention()
         model.set_attn_implementation(PACKED_ATTENTION)
         _check_packing(self)
+        fuse_layers(model)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if half_residual:

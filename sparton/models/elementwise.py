@@ -1,54 +1,34 @@
-"""Dropout and layer normalisation that cost what their traffic with memory costs.
+"""What an encoder computes between its matrix products, at the cost of its traffic with memory.
 
-In a compiled encoder these two are most of what is not a matrix product.
+On a GPU, layers of the BERT and RoBERTa kinds run our kernels, compiled or not. In other encoders
+dropout and layer normalisation are made so that torch.compile fuses them well.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import GELUActivation
 
-_MULTIPLIERS = 0x7FEB352D, 0x846CA68B - 2**32
+from sparton.kernels.encoder_layer import bias_gelu, hashed_dropout, post_norm
+
+# Classes of transformers that compute what PostNorm and BiasGelu do.
+_FAMILIES = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra")
+_POST_NORMS = {f"{family}{part}" for family in _FAMILIES for part in ("SelfOutput", "Output")}
+_INTERMEDIATES = {f"{family}Intermediate" for family in _FAMILIES}
 
 
 class FusedDropout(nn.Dropout):
-    """Dropout that leaves a compiled graph little to compute.
+    """Dropout that leaves a compiled graph little to compute: a hash, and no mask to store.
 
-    PyTorch's compiler draws ten rounds of Philox for each number, which takes longer than the
-    layer around it needs for its memory; here a number is the hash of its place and of one random
-    seed per call, and the backward computes it again where others would store a mask. In eager
-    mode it is ``nn.Dropout``.
+    In eager mode it is ``nn.Dropout``.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and 0 < self.p < 1 and torch.compiler.is_compiling():
             return hashed_dropout(x, self.p)
         return super().forward(x)
-
-
-def hashed_dropout(x: Tensor, p: float) -> Tensor:
-    """``x`` with a share ``p`` of its numbers set to 0 and the others divided by ``1 - p``.
-
-    Which ones is a function of their places and of a seed from PyTorch's global generator.
-    """
-    seed = torch.randint(-(2**31), 2**31 - 1, (), dtype=torch.int32, device=x.device)
-    places = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
-    kept = (hashed(places, seed) & 0x7FFFFFFF) >= round(p * 2**31)
-    return torch.where(kept, x * (1 / (1 - p)), 0)
-
-
-def hashed(places: Tensor, seed: Tensor) -> Tensor:
-    """Evenly distributed int32 from int32, a permutation for every int32 seed: the finaliser
-    lowbias32 (https://nullprogram.com/blog/2018/07/31/), the seed between its two rounds."""
-    first, second = _MULTIPLIERS
-    x = (places ^ _shifted(places, 16)) * first
-    x = x ^ _shifted(x, 15) ^ seed
-    x = x * second
-    return x ^ _shifted(x, 16)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """To the right, zeros from the left: int32 has a sign that PyTorch would draw along."""
-    return (x >> bits) & ((1 << (32 - bits)) - 1)
 
 
 class HalfLayerNorm(nn.LayerNorm):
@@ -61,12 +41,71 @@ class HalfLayerNorm(nn.LayerNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         result = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
-        device = x.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            if dtype == torch.bfloat16:
-                return result.to(dtype)
-        return result
+        return result.to(torch.bfloat16) if _autocast_dtype(x) == torch.bfloat16 else result
+
+
+class PostNorm(nn.Module):
+    """``LayerNorm(residual + dropout(dense(x)))``, the end of both halves of a post-norm layer.
+
+    Args:
+        dense, dropout, LayerNorm: the parts, named as in transformers.
+    """
+
+    def __init__(self, dense: nn.Linear, dropout: nn.Dropout, LayerNorm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.dense, self.dropout, self.LayerNorm = dense, dropout, LayerNorm
+
+    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
+        p, norm = self.dropout.p if self.training else 0.0, self.LayerNorm
+        if not hidden_states.is_cuda or p == 1:
+            return norm(self.dropout(self.dense(hidden_states)) + input_tensor)
+        product = F.linear(hidden_states, self.dense.weight)
+        dtype = _autocast_dtype(product)
+        if dtype is not None:  # what a normalisation gives under autocast
+            half = dtype == torch.bfloat16 and isinstance(norm, HalfLayerNorm)
+            dtype = dtype if half else torch.float32
+        return post_norm(
+            product, self.dense.bias, input_tensor, norm.weight, norm.bias,
+            eps=norm.eps, p=p, dtype=dtype,
+        )  # fmt: skip
+
+
+class BiasGelu(nn.Module):
+    """``gelu(dense(x))``, the middle of a layer."""
+
+    def __init__(self, dense: nn.Linear) -> None:
+        super().__init__()
+        self.dense = dense
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        if not hidden_states.is_cuda:
+            return F.gelu(self.dense(hidden_states))
+        return bias_gelu(F.linear(hidden_states, self.dense.weight), self.dense.bias)
+
+
+def _autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """None where autocast is off."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def fuse_layers(model: nn.Module) -> None:
+    """The ends of BERT's and RoBERTa's layers below ``model`` by :class:`PostNorm`, and their
+    activations, if these are the exact GELU, by :class:`BiasGelu`; in place, names and parameters
+    stay."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            kind, parts = type(child).__name__, dict[str, Any](child.named_children())
+            if kind in _POST_NORMS:
+                setattr(parent, name, PostNorm(**parts).train(child.training))
+            elif kind in _INTERMEDIATES and _is_gelu(parts["intermediate_act_fn"]):
+                setattr(parent, name, BiasGelu(parts["dense"]).train(child.training))
+
+
+def _is_gelu(activation: nn.Module) -> bool:
+    if isinstance(activation, nn.GELU):
+        return activation.approximate == "none"
+    return type(activation) is GELUActivation
 
 
 def replace_dropout(model: nn.Module) -> None:

@@ -1,55 +1,17 @@
-"""Dropout by hashing and layer normalisation in 16 bits; torch.compile needs a C++ compiler."""
+"""Modules between the matrix products; torch.compile needs a C++ compiler."""
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sparton.models.elementwise import (
     FusedDropout,
     HalfLayerNorm,
-    hashed,
-    hashed_dropout,
     replace_dropout,
     replace_layer_norms,
 )
 
 SIZE = 300, 768
-
-
-def correlation(x: Tensor, y: Tensor) -> float:
-    return torch.corrcoef(torch.stack([x.flatten(), y.flatten()]))[0, 1].item()
-
-
-def test_a_share_is_dropped_and_the_mean_stays():
-    torch.manual_seed(0)
-    for p in (0.1, 0.5, 0.9):
-        dropped = hashed_dropout(torch.ones(SIZE), p)
-        noise = (p * (1 - p) / dropped.numel()) ** 0.5
-        assert (dropped == 0).double().mean().item() == pytest.approx(p, abs=4 * noise)
-        assert dropped.max().item() == pytest.approx(1 / (1 - p))
-
-
-def test_neighbours_and_calls_are_independent():
-    torch.manual_seed(0)
-    first, second = ((hashed_dropout(torch.ones(SIZE), 0.1) == 0).double() for _ in range(2))
-    noise = first.numel() ** -0.5
-    assert abs(correlation(first, second)) < 4 * noise
-    for rows, columns in ((0, 1), (0, 2), (0, 32), (1, 0), (2, 0), (128, 0), (1, 1)):
-        moved = first.roll((rows, columns), dims=(0, 1))
-        assert abs(correlation(first, moved)) < 4 * noise
-    # The same seed is the same mask, which this test would see.
-    torch.manual_seed(0)
-    assert correlation(first, (hashed_dropout(torch.ones(SIZE), 0.1) == 0).double()) > 0.999
-
-
-@pytest.mark.parametrize("seed", [0, -1, 2**31 - 1, 123456789])
-def test_the_hash_is_a_permutation_with_even_bits(seed):
-    places = torch.arange(-(2**18), 2**18, dtype=torch.int32)
-    found = hashed(places, torch.tensor(seed, dtype=torch.int32))
-    assert found.dtype == torch.int32
-    assert found.unique().numel() == places.numel()
-    bits = torch.stack([(found >> bit) & 1 for bit in range(32)]).double().mean(1)
-    assert (bits - 0.5).abs().max().item() < 4 * 0.5 / places.numel() ** 0.5
 
 
 @pytest.mark.slow

@@ -1,0 +1,308 @@
+"""What an encoder layer computes between its products, as PyTorch operators: autograd,
+torch.compile.
+
+T tokens, D columns.
+
+The kernels are imported when the first call arrives. torch.compile, torch.export and dispatch modes
+see registered operators. Eager calls run the same functions from an autograd function, or directly
+where no gradient can follow: the dispatcher of operators written in Python only costs time.
+"""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.encoder_layer.dropout import draw_seed
+from sparton.kernels.segment_max.operands import needs_operators
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@functools.cache
+def _kernels() -> tuple[ModuleType, ModuleType]:
+    from sparton.kernels.encoder_layer import gelu, normalization
+
+    return gelu, normalization
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+# GELU
+
+
+def _gelu(x: Tensor, bias: Tensor) -> Tensor:
+    return _kernels()[0].gelu_forward(_rows(x), bias.contiguous()).view(x.shape)
+
+
+def _gelu_gradients(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    dx, dbias = _kernels()[0].gelu_backward(_rows(grad), _rows(x), bias.contiguous())
+    return dx.view(x.shape), dbias.to(bias.dtype)
+
+
+@torch.library.custom_op("sparton::bias_gelu", mutates_args=())
+def _gelu_op(x: Tensor, bias: Tensor) -> Tensor:
+    return _gelu(x, bias)
+
+
+@_gelu_op.register_fake
+def _(x: Tensor, bias: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("sparton::bias_gelu_backward", mutates_args=())
+def _gelu_backward_op(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return _gelu_gradients(grad, x, bias)
+
+
+@_gelu_backward_op.register_fake
+def _(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), bias.new_empty(bias.shape)
+
+
+def _gelu_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+_gelu_op.register_autograd(
+    lambda ctx, grad: _gelu_backward_op(grad, *ctx.saved_tensors), setup_context=_gelu_setup
+)
+
+
+class _BiasGelu(torch.autograd.Function):
+    """The operators for eager mode."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, bias)
+        return _gelu(x, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        # The operator refuses second derivatives where someone asks for them.
+        if torch.is_grad_enabled() or needs_operators():
+            return _gelu_backward_op(grad, *ctx.saved_tensors)
+        return _gelu_gradients(grad, *ctx.saved_tensors)
+
+
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    """``gelu(x + bias)`` with the normal distribution's function to 1e-7, computed in fp32.
+
+    Args:
+        x: ``[..., D]`` float16, bfloat16 or float32 on a GPU: a linear layer's product.
+        bias: ``[D]`` of any of these dtypes.
+
+    Returns:
+        ``[..., D]`` in the dtype of x. Differentiable once; the bias' gradient is summed in fp32 in
+        a fixed order.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together.
+    """
+    _check(x, bias)
+    if needs_operators():
+        return _gelu_op(x, bias)
+    if torch.is_grad_enabled() and (x.requires_grad or bias.requires_grad):
+        return _BiasGelu.apply(x, bias)
+    return _gelu(x, bias)
+
+
+# Dropout, residual and normalisation
+
+
+def _post_norm(
+    x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
+    p: float, eps: float, dtype: torch.dtype, save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The result, and the saved sums and moments, empty ones if not wanted."""
+    vectors = (vector.contiguous() for vector in (gain, shift))
+    out, saved = _kernels()[1].post_norm_forward(
+        _rows(x), bias.contiguous(), _rows(residual), *vectors, seed,
+        p=p, eps=eps, dtype=dtype, save=save,
+    )  # fmt: skip
+    nothing = (out.new_empty(0), out.new_empty(0, dtype=torch.float32))
+    return out.view(x.shape), *(saved or nothing)
+
+
+def _post_norm_gradients(
+    grad: Tensor, sums: Tensor, moments: Tensor, gain: Tensor, seed: Tensor | None, p: float,
+    dtypes: tuple[torch.dtype, torch.dtype],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    kernels = _kernels()[1]
+    dx, dresidual, columns = kernels.post_norm_backward(
+        _rows(grad), kernels.NormSums(sums, moments), gain.contiguous(), seed, p=p, dtypes=dtypes
+    )
+    return dx.view(grad.shape), dresidual.view(grad.shape), columns
+
+
+@torch.library.custom_op("sparton::post_norm", mutates_args=())
+def _post_norm_op(
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    seed: Tensor | None,
+    p: float,
+    eps: float,
+    dtype: torch.dtype,
+    save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _post_norm(x, bias, residual, gain, shift, seed, p, eps, dtype, save)
+
+
+@_post_norm_op.register_fake
+def _(
+    x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
+    p: float, eps: float, dtype: torch.dtype, save: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    D = x.shape[-1]
+    T = x.numel() // D
+    sum_dtype = torch.promote_types(x.dtype, residual.dtype) if save else dtype
+    return (
+        x.new_empty(x.shape, dtype=dtype),
+        x.new_empty((T, D) if save else (0,), dtype=sum_dtype),
+        x.new_empty((2, T) if save else (0,), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("sparton::post_norm_backward", mutates_args=())
+def _post_norm_backward_op(
+    grad: Tensor,
+    sums: Tensor,
+    moments: Tensor,
+    gain: Tensor,
+    seed: Tensor | None,
+    p: float,
+    dtype: torch.dtype,
+    residual_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _post_norm_gradients(grad, sums, moments, gain, seed, p, (dtype, residual_dtype))
+
+
+@_post_norm_backward_op.register_fake
+def _(
+    grad: Tensor, sums: Tensor, moments: Tensor, gain: Tensor, seed: Tensor | None, p: float,
+    dtype: torch.dtype, residual_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return (
+        grad.new_empty(grad.shape, dtype=dtype),
+        grad.new_empty(grad.shape, dtype=residual_dtype),
+        grad.new_empty((3, grad.shape[-1]), dtype=torch.float32),
+    )
+
+
+def _post_norm_setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+    x, bias, residual, gain, shift, seed, p, *_ = inputs
+    # Sums and moments have no gradient: it need not be made of zeros.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*output[1:], gain, seed)
+    ctx.p, ctx.dtypes = p, (x.dtype, residual.dtype)
+    ctx.vector_dtypes = bias.dtype, gain.dtype, shift.dtype
+
+
+def _post_norm_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    dx, dresidual, columns = _post_norm_backward_op(grad, *ctx.saved_tensors, ctx.p, *ctx.dtypes)
+    return _arranged(dx, dresidual, columns, ctx.vector_dtypes)
+
+
+def _arranged(
+    dx: Tensor, dresidual: Tensor, columns: Tensor, dtypes: tuple[torch.dtype, ...]
+) -> tuple[Tensor | None, ...]:
+    """Gradients in the order of the operator's arguments."""
+    dbias, dgain, dshift = (
+        row.to(dtype) for row, dtype in zip(columns.unbind(0), dtypes, strict=True)
+    )
+    return dx, dbias, dresidual, dgain, dshift, *[None] * 5
+
+
+_post_norm_op.register_autograd(_post_norm_backward, setup_context=_post_norm_setup)
+
+
+class _PostNorm(torch.autograd.Function):
+    """The operators for eager mode."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _post_norm(*inputs)
+        _post_norm_setup(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # The operator refuses second derivatives where someone asks for them.
+        if torch.is_grad_enabled() or needs_operators():
+            return _post_norm_backward(ctx, grad)
+        sums, moments, gain, seed = ctx.saved_tensors
+        found = _post_norm_gradients(grad, sums, moments, gain, seed, ctx.p, ctx.dtypes)
+        return _arranged(*found, ctx.vector_dtypes)
+
+
+def post_norm(
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    *,
+    eps: float,
+    p: float = 0.0,
+    seed: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """``LayerNorm(residual + dropout(x + bias))``, computed in fp32.
+
+    Args:
+        x: ``[..., D]`` float16, bfloat16 or float32 on a GPU: a linear layer's product.
+        bias: ``[D]``, of that layer.
+        residual: ``[..., D]``, the same shape, of any of these dtypes.
+        gain, shift: ``[D]``, weight and bias of the normalisation.
+        eps: added to the variance.
+        p: share of the numbers that dropout sets to 0, below 1.
+        seed: int32 ``[]`` that says which, see :func:`hashed_dropout`; None draws one from
+            PyTorch's global generator.
+        dtype: of the result; None: the wider of those of x and residual, in which they are added
+            in any case.
+
+    Returns:
+        ``[..., D]``. Differentiable once, with respect to all tensors but the seed; gradients of
+        vectors are summed in fp32 in a fixed order.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together, p outside of [0, 1).
+    """
+    _check(x, bias, gain, shift)
+    if residual.shape != x.shape or residual.dtype not in FLOATS:
+        raise ValueError(
+            f"residual must be a float tensor {tuple(x.shape)} like x, got {residual.dtype} "
+            f"{tuple(residual.shape)}"
+        )
+    if not 0 <= p < 1:
+        raise ValueError(f"p must be in [0, 1), got {p}")
+    seed = (draw_seed(x.device) if seed is None else seed) if p else None
+    dtype = torch.promote_types(x.dtype, residual.dtype) if dtype is None else dtype
+    tensors = (x, bias, residual, gain, shift)
+    differentiate = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    arguments = (*tensors, seed, p, eps, dtype, differentiate)
+    if needs_operators():
+        return _post_norm_op(*arguments)[0]
+    return _PostNorm.apply(*arguments) if differentiate else _post_norm(*arguments)[0]
+
+
+def _check(x: Tensor, *vectors: Tensor) -> None:
+    if x.dtype not in FLOATS or x.dim() < 1:
+        raise ValueError(
+            f"x must be [..., D] in float16, bfloat16 or float32, got {x.dtype} {tuple(x.shape)}"
+        )
+    for vector in vectors:
+        if vector.shape != x.shape[-1:] or vector.dtype not in FLOATS:
+            raise ValueError(
+                f"bias, gain and shift must be float tensors [D] = [{x.shape[-1]}], got "
+                f"{vector.dtype} {tuple(vector.shape)}"
+            )
+        if vector.device != x.device:
+            raise ValueError(f"operands must be on one device, got {x.device} and {vector.device}")

@@ -1,0 +1,96 @@
+"""GELU of a linear layer's product, its bias included, and the way back with the bias' gradient.
+
+T rows, D columns. With u = x + bias and F the normal distribution's function, forward u F(u),
+backward (F(u) + u F'(u)) grad. F follows from the complementary error function in Abramowitz and
+Stegun's 7.1.26 (error below 1e-7), whose one exponential is that of F' too: the error function of
+CUDA's library takes longer than the memory does.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
+from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.segment_max.operands import on_its_device
+
+ROWS, COLUMNS, WARPS = 4, 512, 4
+BACKWARD_ROWS, BACKWARD_COLUMNS, BACKWARD_WARPS = 4, 512, 4
+
+
+@triton.jit
+def _normal(u):
+    """The normal distribution's function and density at u, fp32."""
+    distance = tl.abs(u) * 0.7071067811865476
+    t = 1.0 / (1.0 + 0.3275911 * distance)
+    tail = tl.exp(-distance * distance)
+    series = 1.421413741 + t * (-1.453152027 + t * 1.061405429)
+    half = 0.5 * t * (0.254829592 + t * (-0.284496736 + t * series)) * tail
+    return tl.where(u < 0, half, 1.0 - half), 0.3989422804014327 * tail
+
+
+@triton.jit(do_not_specialize=["T"])
+def _gelu_kernel(
+    x_ptr, bias_ptr, out_ptr, T, D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
+    t = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
+    d = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (t < T)[:, None] & (d < D)[None, :]
+    bias = tl.load(bias_ptr + d, d < D, 0.0).to(tl.float32)
+    u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
+    share, _ = _normal(u)
+    store_rows(out_ptr, t, d, inside, u * share, D)
+
+
+@triton.jit(do_not_specialize=["T", "programs"])
+def _gelu_backward_kernel(
+    grad_ptr, x_ptr, bias_ptr, dx_ptr, sum_ptr, T, programs,
+    D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Every ``programs``-th tile of rows; their sum goes to ``sum [programs, D]``."""
+    blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
+    program = tl.program_id(0) // blocks
+    d = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    bias = tl.load(bias_ptr + d, d < D, 0.0).to(tl.float32)
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for lo in range(program * ROWS, T, programs * ROWS):
+        t = lo + tl.arange(0, ROWS)
+        inside = (t < T)[:, None] & (d < D)[None, :]
+        u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
+        share, density = _normal(u)
+        dx = load_rows(grad_ptr, t, d, inside, D) * (share + u * density)
+        store_rows(dx_ptr, t, d, inside, dx, D)
+        total += dx
+    tl.store(sum_ptr + program.to(tl.int64) * D + d, tl.sum(total, 0), d < D)
+
+
+@on_its_device
+def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
+    """``[T, D]`` in the dtype of ``x [T, D]``; bias ``[D]``. Both contiguous."""
+    T, D = x.shape
+    out = torch.empty_like(x)
+    if x.numel():
+        grid = (cdiv(T, ROWS) * cdiv(D, COLUMNS),)
+        launch(
+            _gelu_kernel, grid, x, bias, out, T, D=D, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS
+        )
+    return out
+
+
+@on_its_device
+def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of x, in its dtype, and of the bias, in fp32; the same bits every time."""
+    T, D = x.shape
+    dx = torch.empty_like(x)
+    if not x.numel():
+        return dx, bias.new_zeros(D, dtype=torch.float32)
+    blocks = cdiv(D, BACKWARD_COLUMNS)
+    programs = programs_over_rows(x, BACKWARD_ROWS, blocks)
+    sums = torch.empty((programs, D), dtype=torch.float32, device=x.device)
+    launch(
+        _gelu_backward_kernel, (programs * blocks,), grad, x, bias, dx, sums, T, programs,
+        D=D, ROWS=BACKWARD_ROWS, COLUMNS=BACKWARD_COLUMNS, num_warps=BACKWARD_WARPS,
+    )  # fmt: skip
+    return dx, sums.sum(0)

@@ -1,0 +1,169 @@
+"""``LayerNorm(residual + dropout(x + bias))`` as one pass, and the way back as another.
+
+T rows, D columns. The sum is kept for the backward, with mean and inverse deviation of each row;
+the mask of the dropout is computed again. Column sums (the gradients of bias, gain and shift) are
+taken while the rows are there: each program adds up its rows, and what they found is summed at the
+end, in a fixed order.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparton.kernels.encoder_layer.dropout import is_kept, threshold
+from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
+from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.segment_max.operands import on_its_device
+
+ROWS, WARPS = 2, 4
+BACKWARD_ROWS, BACKWARD_WARPS = 2, 4
+
+
+class NormSums(NamedTuple):
+    """What the backward reads.
+
+    Attributes:
+        sums: ``[T, D]``, residual and dropout's result added, in the wider dtype of both.
+        moments: fp32 ``[2, T]``, mean and inverse standard deviation of each row.
+    """
+
+    sums: Tensor
+    moments: Tensor
+
+
+@triton.jit
+def _load_vector(ptr, d, D: tl.constexpr):
+    return tl.load(ptr + d, d < D, 0.0).to(tl.float32)[None, :]
+
+
+@triton.jit(do_not_specialize=["T"])
+def _post_norm_kernel(
+    x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, sum_ptr, moments_ptr, T,
+    SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    d = tl.arange(0, BLOCK_D)
+    inside = (t < T)[:, None] & (d < D)[None, :]
+    x = load_rows(x_ptr, t, d, inside, D) + _load_vector(bias_ptr, d, D)
+    if seed_ptr is not None:
+        x = tl.where(is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), x * SCALE, 0.0)
+    total = x + load_rows(residual_ptr, t, d, inside, D)
+    # What the backward will read is what is normalised.
+    total = tl.where(inside, total.to(SUM_DTYPE).to(tl.float32), 0.0)
+    mean = tl.sum(total, 1) / D
+    centred = tl.where(inside, total - mean[:, None], 0.0)
+    inverse = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / D + EPS)
+    gain, shift = _load_vector(gain_ptr, d, D), _load_vector(shift_ptr, d, D)
+    store_rows(out_ptr, t, d, inside, centred * inverse[:, None] * gain + shift, D)
+    if sum_ptr is not None:
+        store_rows(sum_ptr, t, d, inside, total, D)
+        tl.store(moments_ptr + t, mean, t < T)
+        tl.store(moments_ptr + T + t, inverse, t < T)
+
+
+@triton.jit(do_not_specialize=["T", "programs"])
+def _post_norm_backward_kernel(
+    grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr, dresidual_ptr, columns_ptr,
+    T, programs,
+    SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """Every ``programs``-th tile of rows; column sums go to ``columns [3, programs, D]``: of the
+    gradients of bias, gain and shift."""
+    program = tl.program_id(0)
+    d = tl.arange(0, BLOCK_D)
+    gain = _load_vector(gain_ptr, d, D)
+    dbias = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    dgain = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    dshift = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    for lo in range(program * ROWS, T, programs * ROWS):
+        t = lo + tl.arange(0, ROWS)
+        inside = (t < T)[:, None] & (d < D)[None, :]
+        grad = load_rows(grad_ptr, t, d, inside, D)
+        total = load_rows(sum_ptr, t, d, inside, D)
+        mean = tl.load(moments_ptr + t, t < T, 0.0)
+        inverse = tl.load(moments_ptr + T + t, t < T, 0.0)
+        unit = tl.where(inside, (total - mean[:, None]) * inverse[:, None], 0.0)
+        dunit = grad * gain
+        along = tl.sum(dunit * unit, 1) / D
+        level = tl.sum(dunit, 1) / D
+        dtotal = (dunit - level[:, None] - unit * along[:, None]) * inverse[:, None]
+        store_rows(dresidual_ptr, t, d, inside, dtotal, D)
+        dx = dtotal
+        if seed_ptr is not None:
+            dx = tl.where(is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
+        store_rows(dx_ptr, t, d, inside, dx, D)
+        # Rows beyond T have no gradient, but their level may not be 0 in columns beyond D.
+        dbias += tl.where(inside, dx, 0.0)
+        dgain += grad * unit
+        dshift += grad
+    columns_ptr += program.to(tl.int64) * D
+    part = programs.to(tl.int64) * D
+    tl.store(columns_ptr + d, tl.sum(dbias, 0), d < D)
+    tl.store(columns_ptr + part + d, tl.sum(dgain, 0), d < D)
+    tl.store(columns_ptr + 2 * part + d, tl.sum(dshift, 0), d < D)
+
+
+def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
+    """Constants of the kernels; without a seed nothing is dropped."""
+    if seed is None:
+        return {"SCALE": 1.0, "THRESHOLD": 0}
+    return {"SCALE": 1.0 / (1.0 - p), "THRESHOLD": threshold(p)}
+
+
+@on_its_device
+def post_norm_forward(
+    x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
+    *, p: float, eps: float, dtype: torch.dtype, save: bool,
+) -> tuple[Tensor, NormSums | None]:  # fmt: skip
+    """``[T, D]`` in ``dtype``, and what the backward reads if ``save``.
+
+    Args:
+        x, residual: ``[T, D]``, contiguous.
+        bias, gain, shift: ``[D]``, contiguous.
+        seed: int32 ``[]`` of the dropout with probability ``p``; None drops nothing.
+        eps: of the normalisation.
+    """
+    T, D = x.shape
+    out = torch.empty((T, D), dtype=dtype, device=x.device)
+    sum_dtype = torch.promote_types(x.dtype, residual.dtype)
+    saved = None
+    if save:
+        sums = torch.empty((T, D), dtype=sum_dtype, device=x.device)
+        saved = NormSums(sums, torch.empty((2, T), dtype=torch.float32, device=x.device))
+    if T:
+        launch(
+            _post_norm_kernel, (cdiv(T, ROWS),),
+            x, bias, residual, gain, shift, seed, out, *(saved or (None, None)), T,
+            SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps, **_dropout(p, seed),
+            D=D, ROWS=ROWS, BLOCK_D=next_power_of_2(D), num_warps=WARPS,
+        )  # fmt: skip
+    return out, saved
+
+
+@on_its_device
+def post_norm_backward(
+    grad: Tensor, saved: NormSums, gain: Tensor, seed: Tensor | None,
+    *, p: float, dtypes: tuple[torch.dtype, torch.dtype],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[3, D]``: of bias,
+    gain and shift. The same bits every time."""
+    T, D = grad.shape
+    dx, dresidual = (torch.empty((T, D), dtype=dtype, device=grad.device) for dtype in dtypes)
+    if not T:
+        return dx, dresidual, torch.zeros((3, D), dtype=torch.float32, device=grad.device)
+    programs = programs_over_rows(grad, BACKWARD_ROWS)
+    columns = torch.empty((3, programs, D), dtype=torch.float32, device=grad.device)
+    launch(
+        _post_norm_backward_kernel, (programs,),
+        grad, *saved, gain, seed, dx, dresidual, columns, T, programs, **_dropout(p, seed),
+        D=D, ROWS=BACKWARD_ROWS, BLOCK_D=next_power_of_2(D), num_warps=BACKWARD_WARPS,
+    )  # fmt: skip
+    return dx, dresidual, columns.sum(1)
+
+
+_TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

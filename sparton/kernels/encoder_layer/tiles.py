@@ -1,0 +1,44 @@
+"""How rows are cut into tiles, and sums over rows that come out the same every time.
+
+T rows, D columns.
+"""
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparton.kernels.launch import cdiv
+
+# Programs that share the rows where each adds up columns.
+PROGRAMS_PER_PROCESSOR = 4
+PROCESSORS_WITHOUT_GPU = 2
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return PROCESSORS_WITHOUT_GPU
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def programs_over_rows(x: Tensor, rows: int, columns: int = 1) -> int:
+    """Programs for tiles of ``rows`` rows of ``x [T, D]`` where each tile has ``columns`` parts."""
+    share = cdiv(PROGRAMS_PER_PROCESSOR * _processors(x.device), columns)
+    return max(min(share, cdiv(x.shape[0], rows)), 1)
+
+
+@triton.jit
+def load_rows(ptr, rows, columns, inside, D: tl.constexpr):
+    """fp32 ``[R, C]``, 0 outside."""
+    return tl.load(ptr + rows.to(tl.int64)[:, None] * D + columns[None, :], inside, 0.0).to(
+        tl.float32
+    )
+
+
+@triton.jit
+def store_rows(ptr, rows, columns, inside, values, D: tl.constexpr):
+    ptrs = ptr + rows.to(tl.int64)[:, None] * D + columns[None, :]
+    tl.store(ptrs, values.to(ptr.dtype.element_ty), inside)

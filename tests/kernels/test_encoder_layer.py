@@ -1,0 +1,252 @@
+"""What an encoder layer computes between its products against float64, on the GPU or in Triton's
+interpreter.
+
+T tokens, D columns. The judge of rounding is the reference in the same dtypes.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from sparton.kernels.encoder_layer import (
+    bias_gelu,
+    bias_gelu_reference,
+    hashed_dropout,
+    post_norm,
+    post_norm_reference,
+)
+from sparton.kernels.encoder_layer.dropout import hashed
+from sparton.kernels.encoder_layer.gelu import gelu_backward
+from sparton.kernels.encoder_layer.normalization import post_norm_backward, post_norm_forward
+
+on_gpu = torch.cuda.is_available()
+DEVICE = "cuda" if on_gpu else "cpu"
+SIZE = 300, 768
+# The interpreter cuts what it stores in bfloat16 off, instead of rounding it.
+HALVES = [torch.float16, torch.bfloat16] if on_gpu else [torch.float16]
+# x and residual: with a half residual, with autocast's, and in full.
+DTYPES = [
+    *((dtype, residual) for dtype in HALVES for residual in (dtype, torch.float32)),
+    (torch.float32, torch.float32),
+]
+EPS = 1e-12
+# Errors may be this many times those of the reference in the same dtypes, and this much more.
+TIMES, BESIDE = 1.1, 1e-6
+
+
+def seed_of(number: int) -> Tensor:
+    return torch.tensor(number, dtype=torch.int32, device=DEVICE)
+
+
+def norm_problem(
+    T: int, D: int, dtype: torch.dtype, residual: torch.dtype
+) -> tuple[list[Tensor], Tensor]:
+    """Operands of post_norm, and an upstream gradient."""
+    generator = torch.Generator().manual_seed(T + D)
+    x, other, grad = (torch.randn(1, T, D, generator=generator).to(DEVICE) for _ in range(3))
+    bias, gain, shift = (torch.randn(D, generator=generator).to(DEVICE) for _ in range(3))
+    wider = torch.promote_types(dtype, residual)
+    return [x.to(dtype), bias, (other + 1).to(residual), gain, shift], grad.to(wider)
+
+
+def with_gradients(
+    function: Callable[..., Tensor], operands: list[Tensor], grad: Tensor, dtype: torch.dtype | None
+) -> list[Tensor]:
+    """The result and the gradient of every operand, of operands in ``dtype``, in float64."""
+    leaves = [x.detach().to(dtype or x.dtype).requires_grad_() for x in operands]
+    result = function(*leaves)
+    result.backward(grad.to(result.dtype))
+    return [x.double() for x in (result.detach(), *(leaf.grad for leaf in leaves))]
+
+
+def errors(found: list[Tensor], truth: list[Tensor]) -> list[float]:
+    return [float((x - y).norm() / y.norm()) for x, y in zip(found, truth, strict=True)]
+
+
+def check_rounding(
+    own: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    operands: list[Tensor],
+    grad: Tensor,
+) -> None:
+    """Result and gradients are at most as far from float64 as the reference in the operands' own
+    dtypes, whose vectors are rounded too."""
+    truth = with_gradients(reference, operands, grad, torch.float64)
+    narrow = min((x.dtype for x in operands), key=lambda dtype: torch.finfo(dtype).bits)
+    allowed = errors(with_gradients(reference, operands, grad, narrow), truth)
+    found = errors(with_gradients(own, operands, grad, None), truth)
+    for error, limit in zip(found, allowed, strict=True):
+        assert error <= TIMES * limit + BESIDE
+
+
+@pytest.mark.parametrize(("dtype", "residual"), DTYPES)
+@pytest.mark.parametrize(("T", "D", "p"), [(37, 96, 0.1), (5, 768, 0.0), (1, 33, 0.5)])
+def test_post_norm(T, D, p, dtype, residual):
+    operands, grad = norm_problem(T, D, dtype, residual)
+    options = {"p": p, "eps": EPS, "seed": seed_of(-(T**4)) if p else None}
+    check_rounding(
+        lambda *x: post_norm(*x, **options),
+        lambda *x: post_norm_reference(*x, **options),
+        operands,
+        grad,
+    )
+
+
+def test_another_mask_is_not_within_the_tolerance():
+    operands, grad = norm_problem(37, 96, torch.float16, torch.float32)
+
+    def masked(function: Callable[..., Tensor], number: int) -> Callable[..., Tensor]:
+        return lambda *x: function(*x, p=0.1, eps=EPS, seed=seed_of(number))
+
+    with pytest.raises(AssertionError):
+        check_rounding(masked(post_norm, 3), masked(post_norm_reference, 4), operands, grad)
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize(("T", "D"), [(37, 96), (9, 3072), (1, 33)])
+def test_bias_gelu(T, D, dtype):
+    generator = torch.Generator().manual_seed(T + D)
+    x, grad = (3 * torch.randn(T, D, generator=generator).to(DEVICE, dtype) for _ in range(2))
+    bias = torch.randn(D, generator=generator).to(DEVICE)
+    check_rounding(bias_gelu, bias_gelu_reference, [x, bias], grad)
+
+
+def test_gelu_is_the_exact_one_everywhere():
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([-1e4, 1e4, 0.0])]).to(DEVICE)
+    leaf, bias = x[None].clone().requires_grad_(), torch.zeros_like(x)
+    found = bias_gelu(leaf, bias)
+    found.sum().backward()
+    wide = x.double().requires_grad_()
+    truth = F.gelu(wide)
+    truth.sum().backward()
+    assert (found[0] - truth).abs().max().item() < 1e-6
+    assert (leaf.grad[0] - wide.grad).abs().max().item() < 1e-6
+    approximation = F.gelu(wide, approximate="tanh")
+    assert (approximation - truth).abs().max().item() > 1e-4
+
+
+def test_gradients_have_the_same_bits_every_time():
+    operands, grad = norm_problem(300, 96, torch.float16, torch.float16)
+    x, bias, residual, gain, shift = (tensor.squeeze(0) for tensor in operands)
+    options = {"p": 0.1, "eps": EPS, "dtype": torch.float16, "save": True}
+    _, saved = post_norm_forward(x, bias, residual, gain, shift, seed_of(1), **options)
+    dtypes = (torch.float16, torch.float16)
+    for gradients in (
+        lambda: post_norm_backward(grad[0], saved, gain, seed_of(1), p=0.1, dtypes=dtypes),
+        lambda: gelu_backward(grad[0], x, bias),
+    ):
+        for first, second in zip(gradients(), gradients(), strict=True):
+            assert torch.equal(first, second)
+
+
+def test_seeds_come_from_the_global_generator():
+    operands, _ = norm_problem(37, 96, torch.float32, torch.float32)
+    torch.manual_seed(0)
+    first, second = (post_norm(*operands, p=0.1, eps=EPS) for _ in range(2))
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    assert torch.equal(first, post_norm(*operands, p=0.1, eps=EPS))
+
+
+def test_nothing_is_nothing():
+    operands, grad = norm_problem(0, 8, torch.float32, torch.float32)
+    found = with_gradients(lambda *x: post_norm(*x, eps=EPS), operands, grad, None)
+    assert [x.shape for x in found] == [(1, 0, 8), (1, 0, 8), (8,), (1, 0, 8), (8,), (8,)]
+    assert all(not x.any() for x in found)
+    x, bias, *_ = operands
+    found = with_gradients(bias_gelu, [x, bias], grad, None)
+    assert found[0].shape == (1, 0, 8)
+    assert not found[2].any()
+
+
+def test_results_may_be_narrower_than_sums():
+    operands, _ = norm_problem(37, 96, torch.float16, torch.float32)
+    wide = post_norm(*operands, eps=EPS)
+    assert wide.dtype == torch.float32
+    assert torch.equal(post_norm(*operands, eps=EPS, dtype=torch.float16), wide.to(torch.float16))
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_compiled_they_are_one_graph_for_all_lengths(half):
+    """A break would be an error, by fullgraph=True."""
+    residual = torch.float16 if half else torch.float32
+
+    def layer(x: Tensor, *others: Tensor) -> Tensor:
+        return post_norm(bias_gelu(x, others[0]), *others, p=0.1, eps=EPS, seed=seed_of(5))
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
+    graphs = []
+    for T in (37, 5, 80):
+        operands, grad = norm_problem(T, 96, torch.float16, residual)
+        expected = with_gradients(layer, operands, grad, None)
+        found = with_gradients(compiled, operands, grad, None)
+        graphs.append(counter.frame_count)
+        for first, second in zip(found, expected, strict=True):
+            assert torch.equal(first, second)
+    assert graphs[0] == graphs[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({0: torch.float64}, "x must be"),
+        ({1: (5,)}, r"\[D\] = \[96\]"),
+        ({3: torch.int32}, "bias, gain and shift"),
+        ({2: (1, 36, 96)}, "residual must be"),
+    ],
+)
+def test_what_does_not_fit_is_said(change, said):
+    operands, _ = norm_problem(37, 96, torch.float32, torch.float32)
+    for place, wrong in change.items():
+        given = operands[place]
+        operands[place] = given.new_zeros(wrong) if isinstance(wrong, tuple) else given.to(wrong)
+    with pytest.raises(ValueError, match=said):
+        post_norm(*operands, eps=EPS)
+
+
+def test_a_share_of_one_is_refused():
+    operands, _ = norm_problem(3, 8, torch.float32, torch.float32)
+    with pytest.raises(ValueError, match=r"p must be in \[0, 1\), got 1"):
+        post_norm(*operands, eps=EPS, p=1.0)
+
+
+def correlation(x: Tensor, y: Tensor) -> float:
+    return torch.corrcoef(torch.stack([x.flatten(), y.flatten()]))[0, 1].item()
+
+
+def test_a_share_is_dropped_and_the_mean_stays():
+    torch.manual_seed(0)
+    for p in (0.1, 0.5, 0.9):
+        dropped = hashed_dropout(torch.ones(SIZE), p)
+        noise = (p * (1 - p) / dropped.numel()) ** 0.5
+        assert (dropped == 0).double().mean().item() == pytest.approx(p, abs=4 * noise)
+        assert dropped.max().item() == pytest.approx(1 / (1 - p))
+
+
+def test_neighbours_and_calls_are_independent():
+    torch.manual_seed(0)
+    first, second = ((hashed_dropout(torch.ones(SIZE), 0.1) == 0).double() for _ in range(2))
+    noise = first.numel() ** -0.5
+    assert abs(correlation(first, second)) < 4 * noise
+    for rows, columns in ((0, 1), (0, 2), (0, 32), (1, 0), (2, 0), (128, 0), (1, 1)):
+        moved = first.roll((rows, columns), dims=(0, 1))
+        assert abs(correlation(first, moved)) < 4 * noise
+    # The same seed is the same mask, which this test would see.
+    torch.manual_seed(0)
+    assert correlation(first, (hashed_dropout(torch.ones(SIZE), 0.1) == 0).double()) > 0.999
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**31 - 1, 123456789])
+def test_the_hash_is_a_permutation_with_even_bits(seed):
+    places = torch.arange(-(2**18), 2**18, dtype=torch.int32)
+    found = hashed(places, torch.tensor(seed, dtype=torch.int32))
+    assert found.dtype == torch.int32
+    assert found.unique().numel() == places.numel()
+    bits = torch.stack([(found >> bit) & 1 for bit in range(32)]).double().mean(1)
+    assert (bits - 0.5).abs().max().item() < 4 * 0.5 / places.numel() ** 0.5
