@@ -19,7 +19,7 @@ from training_benchmark.trace import summarize
 from training_benchmark.workload import prepare
 
 Record = dict[str, Any]
-WARM_UP_STEPS, STEPS = 12, 5
+WARM_UP_STEPS, STEPS = 12, 10
 # A product of large bf16 matrices on an H200, back to back: what no training step can exceed.
 GEMM_FLOPS = 790e12
 

@@ -150,6 +150,7 @@ SUITES: dict[str, list[Cell]] = {
     "splade": [
         _splade("eager", 384),
         _splade("sparton", 384),
+        _splade("sparton", 384, half_residual=True),
         _splade("sparton", 384, compiled=True),
         _splade("sparton", 384, compiled=True, half_residual=True),
         Cell(THEIRS, SPLADE, "", 384),

@@ -18,8 +18,10 @@ from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, s
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.segment_max.operands import on_its_device
 
-ROWS, WARPS = 2, 4
-BACKWARD_ROWS, BACKWARD_WARPS = 2, 4
+# A row for a warp: sums over it need no barrier. Measured on an H200, 74,496 rows of 768 columns.
+ROWS, WARP_COLUMNS = 1, 1024
+BACKWARD_PROGRAMS = 8  # for each multiprocessor
+_TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
 class NormSums(NamedTuple):
@@ -108,6 +110,11 @@ def _post_norm_backward_kernel(
     tl.store(columns_ptr + 2 * part + d, tl.sum(dshift, 0), d < D)
 
 
+def _tile(D: int) -> dict[str, int]:
+    block = next_power_of_2(D)
+    return {"D": D, "ROWS": ROWS, "BLOCK_D": block, "num_warps": cdiv(block, WARP_COLUMNS)}
+
+
 def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
     """Constants of the kernels; without a seed nothing is dropped."""
     if seed is None:
@@ -140,7 +147,7 @@ def post_norm_forward(
             _post_norm_kernel, (cdiv(T, ROWS),),
             x, bias, residual, gain, shift, seed, out, *(saved or (None, None)), T,
             SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps, **_dropout(p, seed),
-            D=D, ROWS=ROWS, BLOCK_D=next_power_of_2(D), num_warps=WARPS,
+            **_tile(D),
         )  # fmt: skip
     return out, saved
 
@@ -156,14 +163,11 @@ def post_norm_backward(
     dx, dresidual = (torch.empty((T, D), dtype=dtype, device=grad.device) for dtype in dtypes)
     if not T:
         return dx, dresidual, torch.zeros((3, D), dtype=torch.float32, device=grad.device)
-    programs = programs_over_rows(grad, BACKWARD_ROWS)
+    programs = programs_over_rows(grad, ROWS, BACKWARD_PROGRAMS)
     columns = torch.empty((3, programs, D), dtype=torch.float32, device=grad.device)
     launch(
         _post_norm_backward_kernel, (programs,),
         grad, *saved, gain, seed, dx, dresidual, columns, T, programs, **_dropout(p, seed),
-        D=D, ROWS=BACKWARD_ROWS, BLOCK_D=next_power_of_2(D), num_warps=BACKWARD_WARPS,
+        **_tile(D),
     )  # fmt: skip
     return dx, dresidual, columns.sum(1)
-
-
-_TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from sparton.kernels.launch import cdiv
 
-# Programs that share the rows where each adds up columns.
-PROGRAMS_PER_PROCESSOR = 4
 PROCESSORS_WITHOUT_GPU = 2
 
 
@@ -24,10 +22,10 @@ def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def programs_over_rows(x: Tensor, rows: int, columns: int = 1) -> int:
-    """Programs for tiles of ``rows`` rows of ``x [T, D]`` where each tile has ``columns`` parts."""
-    share = cdiv(PROGRAMS_PER_PROCESSOR * _processors(x.device), columns)
-    return max(min(share, cdiv(x.shape[0], rows)), 1)
+def programs_over_rows(x: Tensor, rows: int, per_processor: int) -> int:
+    """Programs that share the tiles of ``rows`` rows of ``x [T, D]``, where each adds up columns:
+    about so many for each multiprocessor."""
+    return max(min(per_processor * _processors(x.device), cdiv(x.shape[0], rows)), 1)
 
 
 @triton.jit
