@@ -34,6 +34,8 @@ from sparton.evaluation import (
     training_tokenizer,
 )
 from sparton.models.assembly import build_encoder
+from sparton.models.body import BodyOptions
+from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.sweeps.cells import run_cell
 from sparton.sweeps.jobs import join_job
@@ -130,9 +132,7 @@ def build_trainer(
     """Model, objective, optimizer and the loop around them."""
     torch.manual_seed(cfg.seed)
     precision = Precision(cfg.precision, world.device)
-    backbone = instantiate(cfg.backbone)
-    encoder = build_encoder(backbone, instantiate(cfg.head))
-    encoder = instantiate(cfg.query_encoder)(encoder)
+    encoder = build_model(cfg)
     encoder.to(world.device, precision.parameter_dtype)
     world.broadcast(encoder)
     lengths = {"query_length": cfg.query_length, "document_length": cfg.document_length}
@@ -165,6 +165,18 @@ def build_trainer(
         identity=config.identity(cfg),
     )
     return trainer, tokenizer
+
+
+def build_model(cfg: DictConfig) -> Encoder:
+    """A head on a backbone, or the model that ``init_from`` names, which runs as the backbone
+    would."""
+    head = instantiate(cfg.head)
+    if cfg.init_from is None:
+        return instantiate(cfg.query_encoder)(build_encoder(instantiate(cfg.backbone), head))
+    options: BodyOptions = {
+        key: cfg.backbone.get(key, False) for key in BodyOptions.__annotations__
+    }
+    return load_encoder(cfg.init_from, head, **options)
 
 
 def search_settings(cfg: DictConfig) -> dict[str, Any]:

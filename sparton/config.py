@@ -42,6 +42,7 @@ class TrainConfig:
     seed: int
     study: str
     data_dir: str
+    init_from: str | None
     gpus: int
     batch: int
     micro_batch: int | None
@@ -181,6 +182,11 @@ def check(cfg: DictConfig, world_size: int) -> None:
                 f"{name}=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
                 f"{name}=false"
             )
+    if cfg.init_from and not cfg.query_encoder["_target_"].endswith(".shared_queries"):
+        raise ValueError(
+            f"init_from={cfg.init_from} says itself how queries are encoded: leave "
+            "query_encoder=shared"
+        )
     check_search(cfg.search, cfg.rerank_depth)
     check_metrics(cfg.metrics)
     if SELECT_BY not in cfg.metrics:

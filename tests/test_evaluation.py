@@ -288,7 +288,7 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
             ("model=bm25", "evaluation=beir_folder"),
             "set evaluation.path=..., see the files in configs/evaluation",
         ),
-        (("model=./nowhere", "evaluation=quickstart"), "model ./nowhere: no such folder"),
+        (("model=./nowhere", "evaluation=quickstart"), "./nowhere: no such folder"),
         (("model=bm25", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),
         (("model=./nowhere", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),
         (("model=bm25", "evaluation=quickstart", "split=train"), "split=train has no tasks"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
 import train
 from sparton import config
@@ -32,11 +33,14 @@ GENTLE = ["optimizer.lr=1e-4", "evaluation=none"]
 def run_here(folder: Path, *overrides: str, miniature: Sequence[str] = MINIATURE) -> list[dict]:
     """A run in this process; gives its metric records."""
     folder.mkdir(parents=True, exist_ok=True)
+    train.run(composed(*miniature, *overrides), ALONE, folder)
+    return read_records(folder)
+
+
+def composed(*overrides: str) -> DictConfig:
     config.register()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        cfg = compose("train", [*miniature, *overrides])
-    train.run(cfg, ALONE, folder)
-    return read_records(folder)
+        return compose("train", [*overrides])
 
 
 def read_records(folder: Path) -> list[dict]:

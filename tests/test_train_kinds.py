@@ -5,18 +5,21 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from hydra.errors import InstantiationException
+from safetensors.torch import load_file
 
 import cache_embeddings
+import train
 from sparton import config
 from sparton.datasets import quickstart
 from sparton.evaluation import evaluate_encoder, load_retriever
-from sparton.models.backbones import tiny
+from sparton.models.backbones import bare, tiny
 from sparton.models.dense import DenseEncoder
-from sparton.models.folders import load_encoder
+from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
-from tests.test_train import MINIATURE, run_here
+from tests.test_train import MINIATURE, composed, run_here
 
 JOINT = ["head=sparton_colbert", "head.tokens.width=16"]
 ONCE = ["evaluation.every=4", "query_length=12"]
@@ -52,6 +55,54 @@ def test_a_short_list_of_candidates_with_metrics_that_fit(tmp_path):
     run_here(tmp_path, *overrides, *ONCE)
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["mean"]) == {"ndcg@10", "recall@20"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        [],
+        ["head=colbert", "head.width=16"],
+        ["head=dense"],
+        JOINT,
+        [*CSR, "head.freeze_backbone=false"],
+        ["query_encoder=static"],
+    ],
+)
+def test_init_from_is_all_of_a_trained_model(kind, tmp_path):
+    trained = train.build_model(composed(*MINIATURE, *kind))
+    save_encoder(trained, tmp_path / "model", query_length=12, document_length=32)
+    head = [each for each in kind if not each.startswith("query_encoder")]
+    cfg = composed(*MINIATURE, *head, f"init_from={tmp_path / 'model'}", "seed=1")
+    found = train.build_model(cfg)
+    assert type(found) is type(trained)
+    learns = [
+        {name for name, each in encoder.named_parameters() if each.requires_grad}
+        for encoder in (trained, found)
+    ]
+    assert learns[0] == learns[1]
+    expected = trained.state_dict()
+    assert found.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[key]) for key, value in found.state_dict().items())
+
+
+def test_a_run_from_a_trained_model_begins_where_that_ended(tmp_path):
+    colbert = ["head=colbert", "head.width=16", "evaluation=none", "log_every=1", "steps=3"]
+    still = ["optimizer.lr=0", "weight_decay=0"]
+    first = run_here(tmp_path / "first", *colbert)
+    second = run_here(
+        tmp_path / "second", *colbert, *still, f"init_from={tmp_path / 'first' / 'model'}"
+    )
+    assert second[0]["loss"] < first[0]["loss"]
+    paths = (tmp_path / run / "model" / "model.safetensors" for run in ("first", "second"))
+    before, after = map(load_file, paths)
+    assert all(torch.equal(after[key], before[key]) for key in before)
+
+
+def test_a_bare_backbone_says_what_it_leaves_out(tmp_path, caplog):
+    trained = train.build_model(composed(*MINIATURE, "head=colbert", "head.width=16"))
+    save_encoder(trained, tmp_path / "model", query_length=12, document_length=32)
+    bare(str(tmp_path / "model"))
+    assert f"init_from={tmp_path / 'model'} goes on from all of it" in caplog.text
 
 
 def run_cached(folder: Path, *overrides: str) -> list[dict]:
@@ -121,6 +172,8 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
         (["metrics=[mrr@10]"], "lack ndcg@10, by which the best model is chosen"),
         ([*JOINT, "head.sparse.fp8=true"], "head.sparse.fp8=True needs products in 16 bit"),
         (["head=colbert", "query_length=3"], "query_length=3 leaves no room for text beside 3"),
+        (["init_from=runs/nowhere/model"], "runs/nowhere/model: no such folder"),
+        (["init_from=x", "query_encoder=static"], "leave query_encoder=shared"),
         (["loss=joint"], "set head=sparton_colbert, or loss=infonce"),
         (["head=colbert", "query_encoder=static"], "choose a SPLADE head"),
         ([*JOINT, "query_encoder=static"], "choose a SPLADE head"),
@@ -129,7 +182,7 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
     ],
 )
 def test_what_does_not_go_together_is_refused_before_the_training(overrides, message, tmp_path):
-    with pytest.raises((ValueError, InstantiationException)) as caught:
+    with pytest.raises((ValueError, OSError, InstantiationException)) as caught:
         run_here(tmp_path, *overrides)
     assert message in config.explain(caught.value)
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -1,6 +1,5 @@
 """Trained models as users name them: a folder or a hub name, and a device."""
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,8 +10,6 @@ if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
     from sparton.types import RetrievalTask, Tokenizer
-
-_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
 def choose_device(name: str | None) -> torch.device:
@@ -46,18 +43,10 @@ def load_retriever(
         device: where to put the encoder.
 
     Raises:
-        FileNotFoundError: no such folder.
         OSError, ValueError: from :func:`sparton.models.folders.load_encoder`.
     """
     from sparton.models.folders import Lengths, encoder_lengths, load_encoder
 
-    first, *rest = Path(model).parts
-    below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
-    if not Path(model).is_dir() and (below_here or not _HUB_NAME.fullmatch(str(model))):
-        raise FileNotFoundError(
-            f"model {model}: no such folder; give a folder of train.py, a sentence-transformers "
-            "folder, or a hub name such as naver/splade-v3"
-        )
     encoder = load_encoder(model).to(device)
     lengths = encoder_lengths(model) or Lengths(query=64, document=256)
     tokenizer = packed_tokenizer(

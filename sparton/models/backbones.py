@@ -5,6 +5,7 @@ D hidden width, V vocabulary.
 """
 
 import importlib.util
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,7 +18,12 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
 from sparton.models.checkpoint import load_body, load_mlm, load_tokenizer
+from sparton.models.folders.files import module_kinds
 
+logger = logging.getLogger(__name__)
+
+# Modules of sentence-transformers that a body is, or that have nothing to learn.
+WITHOUT_WEIGHTS = ("Transformer", "Pooling", "Normalize", "MultiVectorMask")
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -78,6 +84,12 @@ def bare(
         ValueError: weights are missing or damaged, or there is no fast tokenizer.
         OSError: nothing of that name, or no connection to the hub.
     """
+    kinds = module_kinds(name, revision) or []
+    if trained := [kind for kind in kinds if kind not in WITHOUT_WEIGHTS]:
+        logger.warning(
+            f"{name} has trained weights beside its transformer ({', '.join(trained)}), which "
+            f"backbone=bare leaves out; init_from={name} goes on from all of it"
+        )
     return EncoderBody(
         load_body(name, revision=revision),
         load_tokenizer(name, revision=revision),

@@ -130,7 +130,7 @@ def test_gelu_is_the_exact_one_everywhere():
 
 
 def test_gradients_have_the_same_bits_every_time():
-    operands, grad = norm_problem(300, 96, torch.float16, torch.float16)
+    operands, grad = norm_problem(60, 96, torch.float16, torch.float16)
     x, bias, residual, gain, shift = (tensor.squeeze(0) for tensor in operands)
     options = {"p": 0.1, "eps": EPS, "dtype": torch.float16, "save": True}
     _, saved = post_norm_forward(x, bias, residual, gain, shift, seed_of(1), **options)
@@ -182,7 +182,7 @@ def test_compiled_they_are_one_graph_for_all_lengths(half):
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)
     graphs = []
-    for T in (37, 5, 80):
+    for T in (7, 5, 12):
         operands, grad = norm_problem(T, 96, torch.float16, residual)
         expected = with_gradients(layer, operands, grad, None)
         found = with_gradients(compiled, operands, grad, None)

@@ -1,10 +1,12 @@
 """Encoders as folders that Hugging Face and sentence-transformers load as they are."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Unpack
 
 from sparton.models.asymmetric import AsymmetricEncoder
+from sparton.models.body import BodyOptions
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
@@ -13,7 +15,7 @@ from sparton.models.folders import csr, files
 from sparton.models.folders.colbert import colbert_lengths, load_colbert, save_colbert
 from sparton.models.folders.csr import load_csr, save_csr
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.models.folders.files import Lengths, check_settings, module_kinds, writing_folder
+from sparton.models.folders.files import Lengths, module_kinds, writing_folder
 from sparton.models.folders.joint import is_joint, load_joint, save_joint
 from sparton.models.folders.router import load_router, router_lengths, save_router
 from sparton.models.folders.splade import load_splade, save_splade
@@ -25,8 +27,7 @@ from sparton.models.splade import SpladeEncoder
 
 __all__ = ["Lengths", "encoder_lengths", "load_encoder", "save_encoder"]
 
-Head = TypeVar("Head")
-
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 ROUTER = ["Router"]
 DENSE = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
@@ -65,41 +66,54 @@ def load_encoder(
     head: object = None,
     *,
     revision: str | None = None,
-    compile: bool = False,
-    gradient_checkpointing: bool = False,
+    **options: Unpack[BodyOptions],
 ) -> Encoder:
     """Read an encoder of any kind, as its folder says.
 
     Args:
         name: path or hub name.
         head: how representations are computed, for what the folder leaves open; None for the usual
-            way. The folders of autoencoders and dense encoders leave nothing open: theirs count.
+            way. Settings that a folder does not leave open must be the folder's.
         revision: branch, tag or commit on the hub.
-        compile, gradient_checkpointing: see :class:`~sparton.models.body.EncoderBody`.
+        options: see :class:`~sparton.models.body.BodyOptions`.
 
     Raises:
         ValueError: the folder is damaged or of a kind that is not known, or ``head`` belongs to
             another kind of encoder or has other settings.
-        OSError: files are missing.
+        OSError: there is no such folder, or files are missing.
     """
+    _check_place(name)
+    load, kind = _loader(name, revision)
+    if head is not None and not isinstance(head, kind):
+        raise ValueError(
+            f"{name} holds an encoder with a {kind.__name__}, which a {type(head).__name__} cannot "
+            "stand in for; give no head, or one of that kind"
+        )
+    return load(name, head, revision=revision, **options)
+
+
+def _check_place(name: str | Path) -> None:
+    first, *rest = Path(name).parts
+    below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
+    if not Path(name).is_dir() and (below_here or not HUB_NAME.fullmatch(str(name))):
+        raise FileNotFoundError(
+            f"{name}: no such folder; give a folder of train.py, a sentence-transformers folder, "
+            "or a hub name such as naver/splade-v3"
+        )
+
+
+def _loader(name: str | Path, revision: str | None) -> tuple[Callable[..., Encoder], type]:
+    """What reads a folder of this kind, and the kind of head it has."""
     kinds = module_kinds(str(name), revision) or [""]
-    options = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
     if kinds[-1] == csr.KIND:
-        given = _fitting(AutoencoderHead, head, name)
-        autoencoder = load_csr(name, revision=revision, **options)
-        _check_settings(name, given, autoencoder.head, csr.SETTINGS)
-        return autoencoder
+        return load_csr, AutoencoderHead
     if kinds in DENSE:
-        pooling = _fitting(Pooling, head, name)
-        dense = load_dense(name, revision=revision, **options)
-        _check_settings(name, pooling, dense.pooling, Pooling._fields)
-        return dense
+        return load_dense, Pooling
     if is_late_interaction(kinds):
-        return load_colbert(name, _fitting(ColbertHead, head, name), revision=revision, **options)
+        return load_colbert, ColbertHead
     if is_joint(name, revision):
-        return load_joint(name, _fitting(JointHead, head, name), revision=revision, **options)
-    load = load_router if kinds == ROUTER else load_splade
-    return load(name, _fitting(SpladeHead, head, name), revision=revision, **options)
+        return load_joint, JointHead
+    return load_router if kinds == ROUTER else load_splade, SpladeHead
 
 
 def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
@@ -110,18 +124,3 @@ def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | 
     if is_late_interaction(kinds):
         return colbert_lengths(name, revision)
     return files.encoder_lengths(name, revision)
-
-
-def _fitting(kind: type[Head], head: object, name: str | Path) -> Head | None:
-    if head is None or isinstance(head, kind):
-        return head
-    raise ValueError(
-        f"{name} holds an encoder with a {kind.__name__}, which a {type(head).__name__} cannot "
-        "stand in for; give no head, or one of that kind"
-    )
-
-
-def _check_settings(name: str | Path, given: object, found: object, keys: Collection[str]) -> None:
-    if given is not None:
-        ours, theirs = ({key: getattr(each, key) for key in keys} for each in (given, found))
-        check_settings(str(name), ours, theirs)

@@ -6,13 +6,13 @@ a ``MultiVectorEncoder``. D hidden width, E width of a token's vector.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sparton.models.body import EncoderBody
+from sparton.models.body import BodyOptions, EncoderBody
 from sparton.models.checkpoint import load_body, load_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.folders.files import Lengths, join, own_lengths, write_json
@@ -56,8 +56,7 @@ def load_colbert(
     head: ColbertHead | None = None,
     *,
     revision: str | None = None,
-    compile: bool = False,
-    gradient_checkpointing: bool = False,
+    **options: Unpack[BodyOptions],
 ) -> ColbertEncoder:
     """Read an encoder from a folder of :func:`save_colbert`, of PyLate or of sentence-transformers'
     ``MultiVectorEncoder``, or any of these on the Hugging Face hub.
@@ -66,7 +65,7 @@ def load_colbert(
         name: path or hub name.
         head: settings, which must be those of the folder; when None the folder's.
         revision: branch, tag or commit on the hub.
-        compile, gradient_checkpointing: see :class:`EncoderBody`.
+        options: see :class:`~sparton.models.body.BodyOptions`.
 
     Raises:
         ValueError: the folder describes another kind of model, or one that this project does not
@@ -82,8 +81,7 @@ def load_colbert(
     body = EncoderBody(
         load_body(name, revision=revision, subfolder=subfolder),
         tokenizer,
-        compile=compile,
-        gradient_checkpointing=gradient_checkpointing,
+        **options,
     )
     encoder = ColbertEncoder(body, head or found)
     with torch.no_grad():

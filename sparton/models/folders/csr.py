@@ -5,13 +5,14 @@ A dense encoder's folder (:mod:`sparton.models.folders.dense`) with one module m
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from sparton.models.autoencoder import SparseAutoencoder
+from sparton.models.body import BodyOptions
 from sparton.models.cached import CachedBackbone
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
@@ -24,7 +25,13 @@ from sparton.models.folders.dense import (
     write_dense,
     write_modules,
 )
-from sparton.models.folders.files import WEIGHTS, read_module, read_weights, write_json
+from sparton.models.folders.files import (
+    WEIGHTS,
+    check_settings,
+    read_module,
+    read_weights,
+    write_json,
+)
 
 KIND = "SparseAutoEncoder"
 # Of a head; what the others say matters in training alone.
@@ -70,21 +77,24 @@ def save_csr(
 
 def load_csr(
     name: str | Path,
+    head: AutoencoderHead | None = None,
     *,
     revision: str | None = None,
-    compile: bool = False,
-    gradient_checkpointing: bool = False,
+    **options: Unpack[BodyOptions],
 ) -> AutoencoderEncoder:
     """Read an encoder from a folder of :func:`save_csr` or of sentence-transformers, or from the
-    Hugging Face hub. Nothing of it is frozen.
+    Hugging Face hub.
 
     Args:
         name: path or hub name.
+        head: settings, which must be those of the folder but for what matters in training alone;
+            when None the folder's, and nothing is frozen.
         revision: branch, tag or commit on the hub.
-        compile, gradient_checkpointing: see :class:`~sparton.models.body.EncoderBody`.
+        options: see :class:`~sparton.models.body.BodyOptions`.
 
     Raises:
-        ValueError: the folder composes other modules, or weights are damaged or do not fit.
+        ValueError: the folder composes other modules, has other settings than ``head``, or weights
+            are damaged or do not fit.
         OSError: files are missing.
     """
     name = str(name)
@@ -92,16 +102,10 @@ def load_csr(
     if not parts or parts[-1].kind != KIND:
         kinds = " + ".join(part.kind for part in parts) or "nothing"
         raise ValueError(f"{name}/modules.json composes {kinds}; {KIND} must come last")
-    dense = read_dense(
-        name,
-        parts[:-1],
-        revision=revision,
-        compile=compile,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    dense = read_dense(name, parts[:-1], revision=revision, **options)
     folder = parts[-1].path
     sizes = read_module(name, f"{folder}/config.json", revision)
-    head = AutoencoderHead(
+    found = AutoencoderHead(
         hidden_dim=sizes.get("hidden_dim", 512),
         k=sizes.get("k", 8),
         k_aux=sizes.get("k_aux", 512),
@@ -113,7 +117,10 @@ def load_csr(
         document_prompt=dense.markup.document_prompt,
         freeze_backbone=False,
     )
-    encoder = AutoencoderEncoder(dense.body, head)
+    if head is not None:
+        given, stored = ({key: getattr(each, key) for key in SETTINGS} for each in (head, found))
+        check_settings(name, given, stored)
+    encoder = AutoencoderEncoder(dense.body, head or found)
     missing = f"with the autoencoder's weights; copy {folder}/{WEIGHTS} from the complete model"
     weights = read_weights(name, folder, revision, missing)
     _fill(encoder.autoencoder, weights, f"{name}/{folder}/{WEIGHTS}")

@@ -4,12 +4,18 @@ D hidden width.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
-from sparton.models.body import EncoderBody
+from sparton.models.body import BodyOptions, EncoderBody
 from sparton.models.checkpoint import load_body, load_tokenizer
 from sparton.models.dense import DenseEncoder
-from sparton.models.folders.files import read_json, read_module, read_prompts, write_json
+from sparton.models.folders.files import (
+    check_settings,
+    read_json,
+    read_module,
+    read_prompts,
+    write_json,
+)
 from sparton.models.pooling import Pooling, pooling_mode
 from sparton.types import Markup
 
@@ -45,16 +51,22 @@ def save_dense(
 
 def load_dense(
     name: str | Path,
+    pooling: Pooling | None = None,
     *,
     revision: str | None = None,
-    compile: bool = False,
-    gradient_checkpointing: bool = False,
+    **options: Unpack[BodyOptions],
 ) -> DenseEncoder:
     """Read a dense encoder of sentence-transformers, or of :func:`save_dense`.
 
+    Args:
+        name: path or hub name.
+        pooling: which must be that of the folder; None for whatever that is.
+        revision: branch, tag or commit on the hub.
+        options: see :class:`~sparton.models.body.BodyOptions`.
+
     Raises:
-        ValueError: the folder composes other modules, another pooling than mean and cls, or its
-            weights are damaged or incomplete.
+        ValueError: the folder composes other modules, another pooling than mean and cls or than
+            the given one, or its weights are damaged or incomplete.
         OSError: files are missing.
     """
     parts = read_parts(str(name), revision)
@@ -63,13 +75,10 @@ def load_dense(
             f"{name} has no modules.json: it is no sentence-transformers model, and nothing says "
             "how its hidden states become an embedding"
         )
-    return read_dense(
-        str(name),
-        parts,
-        revision=revision,
-        compile=compile,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    encoder = read_dense(str(name), parts, revision=revision, **options)
+    if pooling is not None:
+        check_settings(str(name), pooling._asdict(), encoder.pooling._asdict())
+    return encoder
 
 
 def write_dense(
@@ -139,8 +148,7 @@ def read_dense(
     parts: list[Part],
     *,
     revision: str | None,
-    compile: bool,
-    gradient_checkpointing: bool,
+    **options: Unpack[BodyOptions],
 ) -> DenseEncoder:
     """The dense encoder of a folder that these parts make up."""
     kinds = [part.kind for part in parts]
@@ -154,8 +162,7 @@ def read_dense(
     body = EncoderBody(
         load_body(name, revision=revision, subfolder=transformer),
         load_tokenizer(name, revision=revision, subfolder=transformer),
-        compile=compile,
-        gradient_checkpointing=gradient_checkpointing,
+        **options,
     )
     content = read_module(name, f"{pooling}/config.json", revision)
     place = f"{name}/{pooling}/config.json"

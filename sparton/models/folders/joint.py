@@ -9,9 +9,11 @@ tokenizer are the root's files under a second name, one content on the disk.
 import os
 import shutil
 from pathlib import Path
+from typing import Unpack
 
 import torch
 
+from sparton.models.body import BodyOptions
 from sparton.models.folders.colbert import write_vectors
 from sparton.models.folders.files import Lengths, read_json, write_json
 from sparton.models.folders.splade import describe_splade, load_splade, save_checkpoint
@@ -57,8 +59,7 @@ def load_joint(
     head: JointHead | None = None,
     *,
     revision: str | None = None,
-    compile: bool = False,
-    gradient_checkpointing: bool = False,
+    **options: Unpack[BodyOptions],
 ) -> JointEncoder:
     """Read an encoder from a folder of :func:`save_joint`, or from the Hugging Face hub.
 
@@ -66,20 +67,15 @@ def load_joint(
         name: path or hub name.
         head: settings, which must be those of the folder; when None the folder's.
         revision: branch, tag or commit on the hub.
-        compile, gradient_checkpointing: see :class:`~sparton.models.body.EncoderBody`.
+        options: see :class:`~sparton.models.body.BodyOptions`.
 
     Raises:
         ValueError: the settings of ``head`` are others, or weights are damaged.
         OSError: files are missing.
     """
     name = str(name)
-    sparse = load_splade(
-        name,
-        None if head is None else head.sparse,
-        revision=revision,
-        compile=compile,
-        gradient_checkpointing=gradient_checkpointing,
-    )
+    sparse_head = None if head is None else head.sparse
+    sparse = load_splade(name, sparse_head, revision=revision, **options)
     modules = read_modules(name, VECTORS_FOLDER, revision)
     found, weight = read_vectors(name, modules, sparse.tokenizer, revision)
     check_head(name, None if head is None else head.tokens, found, sparse.tokenizer)

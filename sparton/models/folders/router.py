@@ -9,13 +9,14 @@ import copy
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from sparton.models.asymmetric import AsymmetricEncoder
+from sparton.models.body import BodyOptions
 from sparton.models.checkpoint import load_tokenizer
 from sparton.models.folders.files import (
     WEIGHTS,
@@ -87,15 +88,14 @@ def load_router(
     head: SpladeHead | None = None,
     *,
     revision: str | None = None,
-    compile: bool = False,
-    gradient_checkpointing: bool = False,
+    **options: Unpack[BodyOptions],
 ) -> AsymmetricEncoder | SpladeEncoder:
     """Read an encoder from a folder of :func:`save_router`, a Router folder of
     sentence-transformers, or either on the Hugging Face hub.
 
     Args:
         head: of the documents; see :func:`~sparton.models.folders.splade.load_splade`.
-        name, revision, compile, gradient_checkpointing: see there.
+        name, revision, options: see there.
 
     Returns:
         A symmetric encoder where both routes have the same modules.
@@ -106,7 +106,6 @@ def load_router(
     """
     name = str(name)
     routes = _read_routes(name, revision)
-    options = {"compile": compile, "gradient_checkpointing": gradient_checkpointing}
 
     def load_route(side: str, parts: Parts, head: SpladeHead | None) -> SpladeEncoder:
         layout = splade_layout(name, parts, revision, described_in=f"{CONFIG}, route {side},")

@@ -7,10 +7,11 @@ of training. V vocabulary.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
+from sparton.models.body import BodyOptions
 from sparton.models.checkpoint import load_mlm, load_tokenizer
 from sparton.models.folders.files import read_json, read_module, read_prompts, write_json
 from sparton.models.heads import SpartonHead, SpladeHead
@@ -57,8 +58,7 @@ def load_splade(
     head: SpladeHead | None = None,
     *,
     revision: str | None = None,
-    compile: bool = False,
-    gradient_checkpointing: bool = False,
+    **options: Unpack[BodyOptions],
 ) -> SpladeEncoder:
     """Read an encoder from a folder of :func:`save_splade`, a sentence-transformers folder (older
     and newer layouts), a plain masked-LM checkpoint, or any of these on the Hugging Face hub.
@@ -68,7 +68,7 @@ def load_splade(
         head: how representations are computed; when None a ``SpartonHead`` with the pooling and the
             activation that the folder names (a plain checkpoint: maximum and relu).
         revision: branch, tag or commit on the hub.
-        compile, gradient_checkpointing: see :class:`Backbone`.
+        options: see :class:`~sparton.models.body.BodyOptions`.
 
     Raises:
         ValueError: the folder describes another kind of model, or another pooling or activation
@@ -86,8 +86,7 @@ def load_splade(
         layout,
         head,
         revision=revision,
-        compile=compile,
-        gradient_checkpointing=gradient_checkpointing,
+        **options,
     )
     encoder.markup = read_prompts(name, revision)
     return encoder
@@ -99,8 +98,7 @@ def load_layout(
     head: SpladeHead | None = None,
     *,
     revision: str | None = None,
-    compile: bool = False,
-    gradient_checkpointing: bool = False,
+    **options: Unpack[BodyOptions],
 ) -> SpladeEncoder:
     """:func:`load_splade` of a model whose layout is known."""
     subfolder, variant = layout
@@ -114,8 +112,7 @@ def load_layout(
     backbone = Backbone(
         load_mlm(name, revision=revision, subfolder=subfolder),
         load_tokenizer(name, revision=revision, subfolder=subfolder),
-        compile=compile,
-        gradient_checkpointing=gradient_checkpointing,
+        **options,
     )
     return SpladeEncoder(backbone, head)
 
