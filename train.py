@@ -27,6 +27,7 @@ from sparton.datasets.loader import train_loader
 from sparton.evaluation import (
     TaskResult,
     evaluate_encoder,
+    flat_metrics,
     mean_metrics,
     packed_tokenizer,
     plan_search,
@@ -101,8 +102,8 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
     needs_teacher = trainer.step.objective.ranking.needs_teacher
     batches = build_loader(cfg, world, tokenizer, trainer.resume(), needs_teacher)
     if world.is_main:
-        others = instantiate(cfg.logger, _convert_="partial").values()
         steps, start = trainer.settings.steps, trainer.start_step
+        others = [build(start_step=start) for build in instantiate(cfg.logger).values()]
         trainer.loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
     try:
         trainer.run(batches)
@@ -110,7 +111,9 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
             encoder = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
             tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
             evaluate = partial(build_evaluation(cfg, trainer.step.precision), encoder, tokenizer)
-            run_tests(evaluate, tests, folder, describe_run(cfg))
+            results = run_tests(evaluate, tests, folder, describe_run(cfg))
+            for logger in trainer.loggers:
+                logger.conclude(flat_metrics(results, "test"), trainer.settings.steps)
     finally:
         for logger in trainer.loggers:
             logger.close()
@@ -185,7 +188,7 @@ def search_settings(cfg: DictConfig) -> dict[str, Any]:
 
 def build_evaluation(cfg: DictConfig, precision: Precision) -> Callable[..., TaskResult]:
     """What is still to be given an encoder, its tokenizer and a task."""
-    return partial(evaluate_encoder, bf16=precision.is_half, **search_settings(cfg))
+    return partial(evaluate_encoder, precision=precision.autocast_name, **search_settings(cfg))
 
 
 def build_loader(

@@ -32,6 +32,7 @@ from sparton.models.backbones import minilm_folder
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.folders.files import writing_folder
+from sparton.retrieval.encoding import AUTOCAST
 from sparton.retrieval.progress import progress_bar
 from sparton.types import TokenBatch
 
@@ -55,7 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--document-length", type=int, default=256)
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
     parser.add_argument("--batch-tokens", type=int, default=16384)
-    parser.add_argument("--bf16", action="store_true", help="run the model under bfloat16 autocast")
+    parser.add_argument("--precision", choices=list(AUTOCAST), default="fp32")
     parser.add_argument("--device", help="default: cuda if there is one")
     return parser.parse_args()
 
@@ -93,12 +94,13 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     done = prepare(arguments.output, facts, texts, encoder, arguments.dtype)
     encoder.body.to(device).eval()
     table = np.load(arguments.output / EMBEDDINGS, mmap_mode="r+")
+    dtype = AUTOCAST[arguments.precision]
     with progress_bar("embedding", len(table), done) as advance:
         for start, part, tokenize in chunks(texts, tokenizer, done):
             order = np.argsort([-len(text) for text in part], kind="stable")
             tokens = tokenize([part[row] for row in order])
             for low, high in batches(tokens, arguments.batch_tokens):
-                with torch.autocast(device.type, torch.bfloat16, enabled=arguments.bf16):
+                with torch.autocast(device.type, dtype, enabled=dtype is not None):
                     rows = embed(encoder, tokens.select(low, high).to(device))
                 table[start + order[low:high]] = rows.cpu().numpy()
                 advance(high - low)

@@ -87,7 +87,7 @@ def mine(arguments: argparse.Namespace) -> None:
             arguments.query_length,
             arguments.document_length,
             arguments.max_document_terms,
-            arguments.bf16,
+            arguments.precision,
             device,
         )
         teacher = load_teacher(arguments, encoding)

@@ -1,7 +1,6 @@
 """train.py as its users run it: one process or several, killed and resumed, with every logger."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -176,16 +175,32 @@ def test_another_configuration_does_not_resume_this_one(tmp_path):
     assert [record["step"] for record in records] == [1, 2]
 
 
+def test_tensorboard_has_every_step_once_and_the_tests(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    directory = f"logger.tensorboard.directory={tmp_path / 'tensorboard'}"
+    overrides = ["logger=tensorboard", directory, "log_every=1", "steps=4", "checkpoint_every=2"]
+    run_here(tmp_path, *overrides)
+    (tmp_path / "checkpoints" / "step-00000004.pt").unlink()
+    run_here(tmp_path, *overrides)
+    written = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [each.step for each in written.Scalars("loss")] == [1, 2, 3, 4]
+    results = json.loads((tmp_path / "results.json").read_text())
+    [found] = written.Scalars("test_ndcg@10")
+    assert found.value == pytest.approx(results["mean"]["ndcg@10"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("logger", ["wandb", "tensorboard"])
-def test_other_loggers_write_beside_the_screen(tmp_path, logger):
-    pytest.importorskip(logger)
-    offline = ["logger.wandb.mode=offline"] if logger == "wandb" else []
-    overrides = [f"logger={logger}", *offline, "steps=1", "evaluation=none"]
-    environment = os.environ | {"WANDB_SILENT": "true"}
-    subprocess.run(run_command(tmp_path, *overrides), check=True, env=environment)
-    pattern = {"wandb": "wandb/offline-run-*/*.wandb", "tensorboard": "tensorboard/*tfevents*"}
-    assert list(tmp_path.glob(pattern[logger]))
+def test_the_parts_of_a_resumed_run_are_one_run_of_wandb(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    overrides = ["logger=wandb", "logger.wandb.mode=offline", "steps=4", "checkpoint_every=2"]
+    for name in ("run", "run", "another"):
+        folder = tmp_path / name
+        run_here(folder, *overrides, f"logger.wandb.directory={folder}")
+        (folder / "checkpoints" / "step-00000004.pt").unlink()
+    files = [path.stem for path in (tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb")]
+    [other] = (tmp_path / "another" / "wandb").glob("offline-run-*/*.wandb")
+    assert len(files) == 2 and len(set(files)) == 1 and other.stem not in files
 
 
 def test_a_loss_that_its_data_cannot_serve_is_refused_before_any_step(tmp_path):

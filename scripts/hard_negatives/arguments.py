@@ -6,6 +6,7 @@ from pathlib import Path
 from hard_negatives.parts import check_output
 from hard_negatives.selection import Rule
 from sparton.evaluation import check_term_bounds
+from sparton.retrieval.encoding import AUTOCAST
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -20,7 +21,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     group.add_argument("--query-length", type=int, help="default: as the model was trained")
     group.add_argument("--document-length", type=int, help="default: as the model was trained")
     group.add_argument("--max-document-terms", type=int, help="keep a document's largest weights")
-    group.add_argument("--bf16", action="store_true", help="encode under bfloat16 autocast")
+    group.add_argument("--precision", choices=list(AUTOCAST), default="fp32", help="of the model")
     group.add_argument("--device", help="default: a GPU if there is one")
     add_choice(parser.add_argument_group("choice"))
     group = parser.add_argument_group("teacher")

@@ -31,7 +31,7 @@ class Encoding(NamedTuple):
     query_length: int | None
     document_length: int | None
     max_document_terms: int | None
-    bf16: bool
+    precision: str
     device: torch.device
 
 
@@ -87,7 +87,7 @@ def model_miner(model: str, parts: Sequence[Documents], encoding: Encoding, fold
     encoder, tokenizer = load_retriever(
         model, encoding.query_length, encoding.document_length, device=encoding.device
     )
-    encode = partial(encode_texts, encoder, tokenizer, bf16=encoding.bf16)
+    encode = partial(encode_texts, encoder, tokenizer, precision=encoding.precision)
     slabs = [(part, rows) for part in parts for rows in _ranges(part, SLAB)]
     encoded = []
     for number, (part, rows) in enumerate(slabs):

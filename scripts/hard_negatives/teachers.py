@@ -92,7 +92,7 @@ def retriever(name: str, encoding: Encoding) -> Teacher:
         sides = [list(dict.fromkeys(texts)) for texts in zip(*pairs)]
         places = [{text: row for row, text in enumerate(texts)} for texts in sides]
         queries, documents = (
-            encode_texts(encoder, tokenizer, texts, side, bf16=encoding.bf16)
+            encode_texts(encoder, tokenizer, texts, side, precision=encoding.precision)
             for side, texts in zip(SIDES, sides)
         )
         rows = np.array([(places[0][query], places[1][document]) for query, document in pairs])

@@ -9,6 +9,7 @@ from sparton.evaluation.models import (
 )
 from sparton.evaluation.results import (
     TaskResult,
+    flat_metrics,
     mean_metrics,
     results_table,
     write_results,
@@ -34,6 +35,7 @@ __all__ = [
     "evaluate_encoder",
     "explain",
     "explain_match",
+    "flat_metrics",
     "load_retriever",
     "mean_metrics",
     "packed_tokenizer",

@@ -56,6 +56,16 @@ def mean_metrics(results: Sequence[TaskResult]) -> dict[str, float]:
     }
 
 
+def flat_metrics(results: Sequence[TaskResult], prefix: str) -> dict[str, float]:
+    """``prefix_metric``, the mean over tasks, and ``prefix_task_metric`` of each."""
+    flat = {f"{prefix}_{metric}": value for metric, value in mean_metrics(results).items()}
+    return flat | {
+        f"{prefix}_{result.name}_{metric}": value
+        for result in results
+        for metric, value in result.metrics.items()
+    }
+
+
 def results_table(results: Sequence[TaskResult], title: str | None = None) -> Table:
     """One row per task, and below them the mean row.
 

@@ -21,7 +21,7 @@ from sparton.evaluation.settings import (
     plan_search,
 )
 from sparton.retrieval.bm25 import BM25
-from sparton.retrieval.encoding import EncodedTexts, device_of, encode_texts
+from sparton.retrieval.encoding import EncodedTexts, autocast_dtype, device_of, encode_texts
 from sparton.retrieval.index import RERANK_DEPTH, Search, TextIndex
 from sparton.retrieval.metrics import METRICS, evaluate_run
 from sparton.retrieval.run import Run
@@ -47,7 +47,7 @@ def evaluate_encoder(
     rerank_depth: int = RERANK_DEPTH,
     batch_tokens: int = 16_384,
     batch_sequences: int = 256,
-    bf16: bool = False,
+    precision: str = "fp32",
     max_query_terms: int | None = None,
     max_document_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
@@ -70,7 +70,7 @@ def evaluate_encoder(
         rerank_depth: candidates of a query in "rerank". Rankings are no deeper than that.
         max_query_terms, max_document_terms: keep this many of a text's largest weights; None, or
             more than there are, for all.
-        batch_tokens, batch_sequences, bf16, vector_dtype, progress: see :func:`encode_texts`.
+        batch_tokens, batch_sequences, precision, vector_dtype, progress: see :func:`encode_texts`.
 
     Raises:
         ValueError: a task without texts, a metric that does not exist or is deeper than the
@@ -79,6 +79,7 @@ def evaluate_encoder(
     """
     check_texts(task)
     check_search(search, rerank_depth, vector_dtype)
+    autocast_dtype(precision)
     bounds = {"max_query_terms": max_query_terms, "max_document_terms": max_document_terms}
     check_term_bounds(**bounds)
     chosen = plan_search(encoder, metrics=metrics, k=k, search=search, rerank_depth=rerank_depth)
@@ -87,7 +88,7 @@ def evaluate_encoder(
 
     def encode(texts: Sequence[str], side: Side, max_terms: int | None) -> EncodedTexts:
         return encode_texts(
-            encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, bf16=bf16,
+            encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
             batch_tokens=batch_tokens, batch_sequences=batch_sequences, vector_dtype=vector_dtype,
             progress=f"{task.name}: {_PLURAL[side]}" if progress else None,
         )  # fmt: skip

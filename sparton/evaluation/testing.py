@@ -17,7 +17,7 @@ def run_tests(
     tasks: Mapping[str, Callable[[], RetrievalTask]],
     folder: Path,
     description: Mapping[str, Any],
-) -> None:
+) -> list[TaskResult]:
     """``results.json`` and the runs in ``folder`` grow with each task, a table ends it."""
     results: list[TaskResult] = []
     for name, build in tasks.items():
@@ -28,3 +28,4 @@ def run_tests(
     if not console.is_terminal:
         console = Console(width=_WIDE)
     console.print(results_table(results, title="test tasks"))
+    return results

@@ -19,6 +19,7 @@ from sparton.types import Kind, Side, TokenBatch, Tokenizer
 
 KINDS: dict[Kind, str] = {"sparse": "sparse vectors", "tokens": "token vectors"}
 
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _TEXTS_TOKENIZED_AT_ONCE = 2048
 
 
@@ -67,7 +68,7 @@ def encode_texts(
     *,
     batch_tokens: int = 16_384,
     batch_sequences: int = 256,
-    bf16: bool = False,
+    precision: str = "fp32",
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
@@ -88,15 +89,16 @@ def encode_texts(
         batch_tokens: bound of sequences times longest sequence in a batch; a single sequence may
             exceed it.
         batch_sequences: bound of the sequences in a batch, and so of the dense ``[N, V]``.
-        bf16: encode under bfloat16 autocast.
+        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
         kinds: what to keep; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
         vector_dtype: in which token vectors are stored; see :class:`TokenRows`.
         progress: label of a progress bar on standard error; None for no bar.
 
     Raises:
-        ValueError: no texts, an encoder that does not give one of the ``kinds``, ``max_terms``
-            without sparse vectors, or representations that are not finite.
+        ValueError: no texts, a precision that does not exist, an encoder that does not give one of
+            the ``kinds``, ``max_terms`` without sparse vectors, or representations that are not
+            finite.
     """
     if not texts:
         raise ValueError("there are no texts to encode")
@@ -106,7 +108,7 @@ def encode_texts(
     groups = [order[start : start + _TEXTS_TOKENIZED_AT_ONCE] for start in starts]
     tokenize = tokenizer.queries if side == "query" else tokenizer.documents
     parts: list[EncodedTexts] = []
-    with evaluating(encoder, bf16) as device, progress_bar(progress, len(texts)) as advance:
+    with evaluating(encoder, precision) as device, progress_bar(progress, len(texts)) as advance:
         for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows]), groups):
             for first, last in _batches(tokens.cu_seqlens, batch_tokens, batch_sequences):
                 batch = tokens.select(first, last).to(device, non_blocking=True)
@@ -117,16 +119,27 @@ def encode_texts(
     return encoded.take(np.argsort(order))
 
 
+def autocast_dtype(precision: object) -> torch.dtype | None:
+    """The dtype of autocast; None for fp32, without.
+
+    Raises:
+        ValueError: a precision that does not exist.
+    """
+    if precision not in AUTOCAST:
+        raise ValueError(f"precision={precision}: must be {', '.join(AUTOCAST)}")
+    return AUTOCAST[str(precision)]
+
+
 @contextmanager
-def evaluating(encoder: nn.Module, bf16: bool = False) -> Iterator[torch.device]:
+def evaluating(encoder: nn.Module, precision: str = "fp32") -> Iterator[torch.device]:
     """The encoder's device; inside, the encoder is in evaluation mode and nothing has a gradient.
     Afterwards its mode is what it was."""
-    device = device_of(encoder)
+    device, dtype = device_of(encoder), autocast_dtype(precision)
     was_training = encoder.training
     encoder.eval()
     try:
         # Not inference mode: a model may cache tensors here that training later differentiates.
-        with torch.no_grad(), torch.autocast(device.type, dtype=torch.bfloat16, enabled=bf16):
+        with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
             yield device
     finally:
         encoder.train(was_training)

@@ -1,21 +1,26 @@
 """Where the figures of a run go beside the screen."""
 
 import json
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
 Record = dict[str, Any]
+WandbMode = Literal["online", "offline"]
 
 
 class Logger(Protocol):
-    """``describe`` gets the manifest once, ``log`` a flat record of numbers per step."""
+    """``describe`` gets the manifest once, ``log`` a flat record of numbers per step, ``conclude``
+    such a record of the trained model's tests."""
 
     def describe(self, manifest: Record) -> None: ...
 
     def log(self, record: Record, step: int) -> None: ...
+
+    def conclude(self, record: Record, step: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -39,6 +44,9 @@ class JsonlLogger:
 
     def log(self, record: Record, step: int) -> None:
         self._file.write(json.dumps({"step": step, **record}) + "\n")
+
+    def conclude(self, record: Record, step: int) -> None:
+        return None  # results.json lies beside the file
 
     def close(self) -> None:
         self._file.close()
@@ -73,6 +81,9 @@ class ScreenLogger:
         ]
         self._console.print("  ".join(shown), highlight=False, soft_wrap=True)
 
+    def conclude(self, record: Record, step: int) -> None:
+        return None  # a table shows them
+
     def close(self) -> None:
         return None
 
@@ -92,38 +103,56 @@ _SHOWN = (
 
 
 class WandbLogger:
-    """Weights & Biases. ``mode=offline`` writes to the run folder and needs no account."""
+    """Weights & Biases; the parts of a run that was stopped and resumed are one run there.
 
-    def __init__(self, directory: str, project: str, mode: str):
+    Args:
+        directory: the run folder, which keeps the run's id.
+        project: name of the project there.
+        mode: "online", or "offline" to write to the folder alone, without an account.
+        start_step: steps completed before; 0 for a new run.
+    """
+
+    def __init__(
+        self, directory: str, project: str, mode: WandbMode = "online", start_step: int = 0
+    ):
         try:
             import wandb
         except ImportError as error:
             raise ValueError(
                 "logger=wandb needs the package wandb: pip install -e '.[wandb]'"
             ) from error
-        self._run = wandb.init(dir=directory, project=project, mode=mode)  # type: ignore[arg-type]
+        kept = Path(directory) / "wandb-id.txt"
+        if not start_step or not kept.exists():
+            kept.write_text(uuid.uuid4().hex[:8])
+        self._run = wandb.init(
+            dir=directory, project=project, mode=mode, id=kept.read_text(), resume="allow"
+        )
 
     def describe(self, manifest: Record) -> None:
-        self._run.config.update(manifest)
+        self._run.config.update(manifest, allow_val_change=True)
 
     def log(self, record: Record, step: int) -> None:
         self._run.log(record, step=step)
+
+    def conclude(self, record: Record, step: int) -> None:
+        self._run.summary.update(record)
 
     def close(self) -> None:
         self._run.finish()
 
 
 class TensorBoardLogger:
-    """TensorBoard event files in the run folder."""
+    """TensorBoard event files in a folder; what a resumed run had written beyond ``start_step``,
+    the number of steps completed, is not shown."""
 
-    def __init__(self, directory: str):
+    def __init__(self, directory: str, start_step: int = 0):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ValueError(
                 "logger=tensorboard needs the package: pip install -e '.[tensorboard]'"
             ) from error
-        self._writer = SummaryWriter(directory)
+        self._writer = SummaryWriter(directory, purge_step=start_step + 1 if start_step else None)
 
     def describe(self, manifest: Record) -> None:
         self._writer.add_text("manifest", f"```\n{json.dumps(manifest, indent=2)}\n```")
@@ -131,6 +160,9 @@ class TensorBoardLogger:
     def log(self, record: Record, step: int) -> None:
         for key, value in record.items():
             self._writer.add_scalar(key, value, step)
+
+    def conclude(self, record: Record, step: int) -> None:
+        self.log(record, step)
 
     def close(self) -> None:
         self._writer.close()

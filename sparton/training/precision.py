@@ -36,8 +36,9 @@ class Precision:
         return torch.float32 if self.name == "fp32" else torch.bfloat16
 
     @property
-    def is_half(self) -> bool:
-        return self.name != "fp32"
+    def autocast_name(self) -> str:
+        """fp32, bf16 or fp16: what a model of this run is evaluated in."""
+        return "bf16" if self.name == "bf16_pure" else self.name
 
     def autocast(self) -> AbstractContextManager:
         if self.name in ("fp32", "bf16_pure"):

@@ -11,7 +11,7 @@ from torch import nn
 from sparton.packing import sequence_ids
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import encoding
-from sparton.retrieval.encoding import EncodedTexts, encode_texts
+from sparton.retrieval.encoding import AUTOCAST, EncodedTexts, encode_texts
 from sparton.retrieval.sparse import SparseRows
 from sparton.types import Side, TokenBatch
 
@@ -27,11 +27,11 @@ class CountingEncoder(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
         self.batches: list[tuple[int, int]] = []
-        self.states: list[tuple[bool, bool, bool]] = []
+        self.states: list[tuple[bool, bool, torch.dtype | None]] = []
 
     def forward(self, tokens: TokenBatch) -> torch.Tensor:
         self.batches.append((tokens.num_sequences, tokens.max_seqlen))
-        autocast = torch.is_autocast_enabled("cpu")
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         self.states.append((self.training, torch.is_grad_enabled(), autocast))
         owners = sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         reps = torch.zeros(tokens.num_sequences, VOCABULARY)
@@ -107,12 +107,12 @@ def test_rows_are_those_of_single_texts_in_order(
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("bf16", [True, False])
-def test_encoder_is_in_evaluation_mode_without_gradients(training, bf16):
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_encoder_is_in_evaluation_mode_without_gradients(training, precision):
     encoder = CountingEncoder().train(training)
-    encode(encoder, ["1 2", "3"], bf16=bf16)
+    encode(encoder, ["1 2", "3"], precision=precision)
     assert encoder.training is training
-    assert set(encoder.states) == {(False, False, bf16)}
+    assert set(encoder.states) == {(False, False, AUTOCAST[precision])}
 
 
 @pytest.mark.parametrize("text", ["nonsense", "1 99"])
@@ -192,7 +192,7 @@ class TopEncoder(CountingEncoder):
 def test_only_the_largest_weights_of_a_text(kinds, build):
     texts, encoder = [*random_texts(20, longest=40), "1 3 3 3 5 5 7", "", "4"], build()
     full = encode(encoder, texts).sparse
-    cut = encode(encoder, texts, max_terms=3, bf16=True, kinds=kinds).sparse
+    cut = encode(encoder, texts, max_terms=3, precision="bf16", kinds=kinds).sparse
     assert (cut.num_rows, cut.width) == (full.num_rows, VOCABULARY)
     assert (full.row_lengths > 3).any()
 
