@@ -1,5 +1,6 @@
 """Train a retriever: ``python train.py head=sparton batch=512``; configs/ holds every choice."""
 
+import logging
 import os
 
 # OpenMP threads that spin while they wait would starve the processes that tokenise ahead.
@@ -35,7 +36,7 @@ from sparton.evaluation import (
     training_tokenizer,
 )
 from sparton.models.assembly import build_encoder
-from sparton.models.body import BodyOptions
+from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.sweeps.cells import run_cell
@@ -65,6 +66,7 @@ EXPECTED_ERRORS = (
 PROGRAM = Path(__file__).resolve()
 TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 
+logger = logging.getLogger(__name__)
 config.register()
 transformers.utils.logging.disable_progress_bar()
 
@@ -97,6 +99,7 @@ def main(cfg: DictConfig) -> None:
 def run(cfg: DictConfig, world: World, folder: Path) -> None:
     """Train, or go on with what ``folder`` holds; then evaluate the best model."""
     config.check(cfg, world.size)
+    cfg = config.without_replaced(cfg)
     dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})
     trainer, tokenizer = build_trainer(cfg, world, folder, dev_tasks)
     needs_teacher = trainer.step.objective.ranking.needs_teacher
@@ -171,15 +174,14 @@ def build_trainer(
 
 
 def build_model(cfg: DictConfig) -> Encoder:
-    """A head on a backbone, or the model that ``init_from`` names, which runs as the backbone
-    would."""
+    """A head on a backbone, or the model that ``init_from`` names."""
     head = instantiate(cfg.head)
     if cfg.init_from is None:
         return instantiate(cfg.query_encoder)(build_encoder(instantiate(cfg.backbone), head))
-    options: BodyOptions = {
-        key: cfg.backbone.get(key, False) for key in BodyOptions.__annotations__
-    }
-    return load_encoder(cfg.init_from, head, **options)
+    encoder = load_encoder(cfg.init_from, head, **cfg.backbone)
+    if isinstance(encoder, AsymmetricEncoder) and "query" in encoder.regularized:
+        logger.warning(f"the queries of {cfg.init_from} learn at optimizer.lr, as its documents do")
+    return encoder
 
 
 def search_settings(cfg: DictConfig) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from sparton.evaluation.settings import check_metrics, check_search
 from sparton.sweeps.report import read_published, write_report
 from sparton.training.loop import SELECT_BY
 from sparton.training.precision import PRECISIONS
+from sparton.types import BodyOptions
 
 _LONGEST_NAME = 120
 _PAPER = Path(__file__).resolve().parents[1] / "results" / "paper.json"
@@ -126,7 +127,18 @@ def identity(cfg: DictConfig) -> dict[str, str]:
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
             flatten(each.name, value)
+    if cfg.init_from is None:  # runs that began before there was such a setting
+        del flat["init_from"]
     return {key: value for key, value in flat.items() if not key.startswith("evaluation.test")}
+
+
+def without_replaced(cfg: DictConfig) -> DictConfig:
+    """The settings that count: of a backbone that ``init_from`` replaces, how it runs."""
+    if cfg.init_from is None:
+        return cfg
+    cfg = cfg.copy()
+    cfg.backbone = {name: cfg.backbone.get(name, False) for name in BodyOptions.__annotations__}
+    return cfg
 
 
 def cell_settings(cfg: DictConfig, hydra_config: HydraConf) -> dict[str, Any]:
@@ -182,11 +194,8 @@ def check(cfg: DictConfig, world_size: int) -> None:
                 f"{name}=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
                 f"{name}=false"
             )
-    if cfg.init_from and not cfg.query_encoder["_target_"].endswith(".shared_queries"):
-        raise ValueError(
-            f"init_from={cfg.init_from} says itself how queries are encoded: leave "
-            "query_encoder=shared"
-        )
+    if cfg.init_from is not None:
+        _check_start(cfg)
     check_search(cfg.search, cfg.rerank_depth)
     check_metrics(cfg.metrics)
     if SELECT_BY not in cfg.metrics:
@@ -218,6 +227,22 @@ def check(cfg: DictConfig, world_size: int) -> None:
     if total_steps(cfg) < 1:
         raise ValueError(
             f"examples={cfg.examples} makes no step of batch={cfg.batch}: lower batch or set steps"
+        )
+
+
+def _check_start(cfg: DictConfig) -> None:
+    """What a trained model says itself."""
+    if not cfg.init_from:
+        raise ValueError("init_from= is empty: name a folder, or init_from=null for a new model")
+    if not cfg.query_encoder["_target_"].endswith(".shared_queries"):
+        raise ValueError(
+            f"init_from={cfg.init_from} says itself how queries are encoded: leave "
+            "query_encoder=shared"
+        )
+    if cfg.backbone["_target_"].endswith(".CachedBackbone"):
+        raise ValueError(
+            f"init_from={cfg.init_from} encodes texts, and backbone=cached looks them up: choose "
+            "one of them"
         )
 
 

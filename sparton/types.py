@@ -1,7 +1,7 @@
 """The tuples that cross from one room of the package to another."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -213,3 +213,11 @@ class RetrievalTask(NamedTuple):
     queries: TextCollection
     qrels: dict[str, dict[str, int]]
     exclude_self: bool = False
+
+
+class BodyOptions(TypedDict, total=False):
+    """How a body runs, whatever its weights; see :class:`~sparton.models.body.EncoderBody`."""
+
+    compile: bool
+    half_residual: bool
+    gradient_checkpointing: bool

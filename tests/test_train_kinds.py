@@ -19,6 +19,7 @@ from sparton.models.dense import DenseEncoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
+from sparton.types import BodyOptions
 from tests.test_train import MINIATURE, composed, run_here
 
 JOINT = ["head=sparton_colbert", "head.tokens.width=16"]
@@ -65,7 +66,7 @@ def test_a_short_list_of_candidates_with_metrics_that_fit(tmp_path):
         ["head=dense"],
         JOINT,
         [*CSR, "head.freeze_backbone=false"],
-        ["query_encoder=static"],
+        ["query_encoder=static", "query_encoder.frozen=false"],
     ],
 )
 def test_init_from_is_all_of_a_trained_model(kind, tmp_path):
@@ -73,7 +74,7 @@ def test_init_from_is_all_of_a_trained_model(kind, tmp_path):
     save_encoder(trained, tmp_path / "model", query_length=12, document_length=32)
     head = [each for each in kind if not each.startswith("query_encoder")]
     cfg = composed(*MINIATURE, *head, f"init_from={tmp_path / 'model'}", "seed=1")
-    found = train.build_model(cfg)
+    found = train.build_model(config.without_replaced(cfg))
     assert type(found) is type(trained)
     learns = [
         {name for name, each in encoder.named_parameters() if each.requires_grad}
@@ -93,9 +94,11 @@ def test_a_run_from_a_trained_model_begins_where_that_ended(tmp_path):
         tmp_path / "second", *colbert, *still, f"init_from={tmp_path / 'first' / 'model'}"
     )
     assert second[0]["loss"] < first[0]["loss"]
-    paths = (tmp_path / run / "model" / "model.safetensors" for run in ("first", "second"))
-    before, after = map(load_file, paths)
-    assert all(torch.equal(after[key], before[key]) for key in before)
+    for file in ("model.safetensors", "1_Dense/model.safetensors"):
+        before, after = (load_file(tmp_path / run / "model" / file) for run in ("first", "second"))
+        assert all(torch.equal(after[key], before[key]) for key in before)
+    manifest = json.loads((tmp_path / "second" / "manifest.json").read_text())
+    assert set(manifest["config"]["backbone"]) == set(BodyOptions.__annotations__)
 
 
 def test_a_bare_backbone_says_what_it_leaves_out(tmp_path, caplog):
@@ -174,6 +177,7 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
         (["head=colbert", "query_length=3"], "query_length=3 leaves no room for text beside 3"),
         (["init_from=runs/nowhere/model"], "runs/nowhere/model: no such folder"),
         (["init_from=x", "query_encoder=static"], "leave query_encoder=shared"),
+        (["init_from="], "init_from= is empty"),
         (["loss=joint"], "set head=sparton_colbert, or loss=infonce"),
         (["head=colbert", "query_encoder=static"], "choose a SPLADE head"),
         ([*JOINT, "query_encoder=static"], "choose a SPLADE head"),

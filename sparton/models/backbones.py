@@ -23,7 +23,9 @@ from sparton.models.folders.files import module_kinds
 logger = logging.getLogger(__name__)
 
 # Modules of sentence-transformers that a body is, or that have nothing to learn.
-WITHOUT_WEIGHTS = ("Transformer", "Pooling", "Normalize", "MultiVectorMask")
+WITHOUT_WEIGHTS = (
+    "Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Normalize", "MultiVectorMask",
+)  # fmt: skip
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 

@@ -4,7 +4,7 @@ T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabular
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,6 @@ from sparton.types import TokenBatch
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
 ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
-
-
-class BodyOptions(TypedDict, total=False):
-    """How a body runs, whatever its weights; see :class:`EncoderBody`."""
-
-    compile: bool
-    half_residual: bool
-    gradient_checkpointing: bool
 
 
 class EncoderBody(nn.Module):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import GELUActivation
 
-from sparton.kernels.encoder_layer import bias_gelu, hashed_dropout, post_norm
+from sparton.kernels.encoder_layer import FLOATS, bias_gelu, hashed_dropout, post_norm
 
 # Classes of transformers that compute what PostNorm and BiasGelu do.
 _FAMILIES = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra")
@@ -56,8 +56,8 @@ class PostNorm(nn.Module):
         self.dense, self.dropout, self.LayerNorm = dense, dropout, LayerNorm
 
     def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        p, norm = self.dropout.p if self.training else 0.0, self.LayerNorm
-        if not hidden_states.is_cuda or p == 1:
+        p, norm = self.dropout.p if self.dropout.training else 0.0, self.LayerNorm
+        if p == 1 or not _has_kernels(hidden_states, self.dense):
             return norm(self.dropout(self.dense(hidden_states)) + input_tensor)
         product = F.linear(hidden_states, self.dense.weight)
         dtype = _autocast_dtype(product)
@@ -78,9 +78,15 @@ class BiasGelu(nn.Module):
         self.dense = dense
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        if not hidden_states.is_cuda:
+        if not _has_kernels(hidden_states, self.dense):
             return F.gelu(self.dense(hidden_states))
         return bias_gelu(F.linear(hidden_states, self.dense.weight), self.dense.bias)
+
+
+def _has_kernels(x: Tensor, dense: nn.Module) -> bool:
+    """Whether our kernels may follow the product of ``x`` with the weight of ``dense``, whose own
+    forward they pass over: an adapter's must not be."""
+    return x.is_cuda and x.dtype in FLOATS and type(dense) is nn.Linear
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype | None:
@@ -92,14 +98,24 @@ def _autocast_dtype(x: Tensor) -> torch.dtype | None:
 def fuse_layers(model: nn.Module) -> None:
     """The ends of BERT's and RoBERTa's layers below ``model`` by :class:`PostNorm`, and their
     activations, if these are the exact GELU, by :class:`BiasGelu`; in place, names and parameters
-    stay."""
+    stay. Layers with other parts than transformers' own stay as they are."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             kind, parts = type(child).__name__, dict[str, Any](child.named_children())
+            if kind not in _POST_NORMS | _INTERMEDIATES or not _are_stock(parts):
+                continue
             if kind in _POST_NORMS:
                 setattr(parent, name, PostNorm(**parts).train(child.training))
-            elif kind in _INTERMEDIATES and _is_gelu(parts["intermediate_act_fn"]):
+            elif _is_gelu(parts["intermediate_act_fn"]):
                 setattr(parent, name, BiasGelu(parts["dense"]).train(child.training))
+
+
+def _are_stock(parts: dict[str, Any]) -> bool:
+    kinds = {"dense": nn.Linear, "dropout": nn.Dropout, "LayerNorm": nn.LayerNorm}
+    return all(
+        type(part) is kinds.get(name, type(part)) and getattr(part, "bias", part) is not None
+        for name, part in parts.items()
+    )
 
 
 def _is_gelu(activation: nn.Module) -> bool:

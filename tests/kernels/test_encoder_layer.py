@@ -5,6 +5,7 @@ T tokens, D columns. The judge of rounding is the reference in the same dtypes.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from sparton.kernels.encoder_layer import (
     bias_gelu,
     bias_gelu_reference,
+    gelu,
     hashed_dropout,
+    normalization,
     post_norm,
     post_norm_reference,
 )
@@ -73,10 +76,10 @@ def check_rounding(
     operands: list[Tensor],
     grad: Tensor,
 ) -> None:
-    """Result and gradients are at most as far from float64 as the reference in the operands' own
-    dtypes, whose vectors are rounded too."""
+    """Result and gradients are at most as far from float64 as the reference: in the operands' own
+    dtypes where the result is fp32, else all in that of the result."""
     truth = with_gradients(reference, operands, grad, torch.float64)
-    narrow = min((x.dtype for x in operands), key=lambda dtype: torch.finfo(dtype).bits)
+    narrow = None if grad.dtype == torch.float32 else grad.dtype
     allowed = errors(with_gradients(reference, operands, grad, narrow), truth)
     found = errors(with_gradients(own, operands, grad, None), truth)
     for error, limit in zip(found, allowed, strict=True):
@@ -94,6 +97,18 @@ def test_post_norm(T, D, p, dtype, residual):
         operands,
         grad,
     )
+
+
+@pytest.mark.parametrize("gradients", ["bias_gelu", "post_norm"])
+def test_a_program_adds_up_many_rows(gradients, monkeypatch):
+    for kernels in (gelu, normalization):
+        monkeypatch.setattr(kernels, "BACKWARD_PROGRAMS", 1)
+    operands, grad = norm_problem(37, 96, torch.float32, torch.float32)
+    if gradients == "bias_gelu":
+        check_rounding(bias_gelu, bias_gelu_reference, operands[:2], grad)
+    else:
+        own, reference = (partial(each, eps=EPS) for each in (post_norm, post_norm_reference))
+        check_rounding(own, reference, operands, grad)
 
 
 def test_another_mask_is_not_within_the_tolerance():
@@ -208,6 +223,12 @@ def test_what_does_not_fit_is_said(change, said):
         operands[place] = given.new_zeros(wrong) if isinstance(wrong, tuple) else given.to(wrong)
     with pytest.raises(ValueError, match=said):
         post_norm(*operands, eps=EPS)
+
+
+def test_a_seed_of_another_kind_is_refused():
+    operands, _ = norm_problem(3, 8, torch.float32, torch.float32)
+    with pytest.raises(ValueError, match=r"seed must be int32 \[\] on .*, got torch.int64"):
+        post_norm(*operands, eps=EPS, p=0.1, seed=seed_of(1).long())
 
 
 def test_a_share_of_one_is_refused():

@@ -14,6 +14,7 @@ import benchmark_training
 from head_benchmark.runner import read_records, write_records
 from sparton.models.backbones import SPECIAL_TOKENS, pretrained
 from training_benchmark import commands, figures, runner, suites, trace, workload
+from training_benchmark.profiling import STEPS
 from training_benchmark.suites import LENGTHS, OURS, SUITES, Cell, plan
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/benchmark_training.py"
@@ -201,7 +202,7 @@ def test_the_profile_runs_the_loop_of_train_py(tmp_path):
     run_script(tmp_path, *words)
     (record,) = read_records(output)
     assert record["status"] == "ok", record
-    assert record["profiled_steps"] == 5
+    assert record["profiled_steps"] == STEPS
     assert record["step_ms"] > 0 and record["model_tflop"] >= 0
 
 

@@ -1,10 +1,11 @@
 """What an encoder layer computes between its matrix products, in one pass over memory each."""
 
 from sparton.kernels.encoder_layer.dropout import hashed_dropout
-from sparton.kernels.encoder_layer.function import bias_gelu, post_norm
+from sparton.kernels.encoder_layer.function import FLOATS, bias_gelu, post_norm
 from sparton.kernels.encoder_layer.reference import bias_gelu_reference, post_norm_reference
 
 __all__ = [
+    "FLOATS",
     "bias_gelu",
     "bias_gelu_reference",
     "hashed_dropout",

@@ -205,7 +205,9 @@ def _post_norm_setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tens
     ctx.vector_dtypes = bias.dtype, gain.dtype, shift.dtype
 
 
-def _post_norm_backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+def _post_norm_backward(ctx: Any, grad: Tensor | None, *_: Tensor) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 10
     dx, dresidual, columns = _post_norm_backward_op(grad, *ctx.saved_tensors, ctx.p, *ctx.dtypes)
     return _arranged(dx, dresidual, columns, ctx.vector_dtypes)
 
@@ -233,9 +235,9 @@ class _PostNorm(torch.autograd.Function):
         return output[0]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         # The operator refuses second derivatives where someone asks for them.
-        if torch.is_grad_enabled() or needs_operators():
+        if grad is None or torch.is_grad_enabled() or needs_operators():
             return _post_norm_backward(ctx, grad)
         sums, moments, gain, seed = ctx.saved_tensors
         found = _post_norm_gradients(grad, sums, moments, gain, seed, ctx.p, ctx.dtypes)
@@ -276,11 +278,19 @@ def post_norm(
         ValueError: shapes, dtypes or devices that do not fit together, p outside of [0, 1).
     """
     _check(x, bias, gain, shift)
-    if residual.shape != x.shape or residual.dtype not in FLOATS:
+    place = (x.shape, x.device)
+    if (residual.shape, residual.device) != place or residual.dtype not in FLOATS:
         raise ValueError(
-            f"residual must be a float tensor {tuple(x.shape)} like x, got {residual.dtype} "
-            f"{tuple(residual.shape)}"
+            f"residual must be a float tensor {tuple(x.shape)} on {x.device} like x, got "
+            f"{residual.dtype} {tuple(residual.shape)} on {residual.device}"
         )
+    if seed is not None and (seed.dtype, seed.shape, seed.device) != (torch.int32, (), x.device):
+        raise ValueError(
+            f"seed must be int32 [] on {x.device}, got {seed.dtype} {tuple(seed.shape)} on "
+            f"{seed.device}"
+        )
+    if dtype is not None and dtype not in FLOATS:
+        raise ValueError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
     if not 0 <= p < 1:
         raise ValueError(f"p must be in [0, 1), got {p}")
     seed = (draw_seed(x.device) if seed is None else seed) if p else None

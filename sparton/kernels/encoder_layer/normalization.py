@@ -99,8 +99,7 @@ def _post_norm_backward_kernel(
         if seed_ptr is not None:
             dx = tl.where(is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
         store_rows(dx_ptr, t, d, inside, dx, D)
-        # Rows beyond T have no gradient, but their level may not be 0 in columns beyond D.
-        dbias += tl.where(inside, dx, 0.0)
+        dbias += dx
         dgain += grad * unit
         dshift += grad
     columns_ptr += program.to(tl.int64) * D

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Unpack
 
 from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.body import BodyOptions
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
@@ -24,6 +23,7 @@ from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
+from sparton.types import BodyOptions
 
 __all__ = ["Lengths", "encoder_lengths", "load_encoder", "save_encoder"]
 
@@ -75,7 +75,7 @@ def load_encoder(
         head: how representations are computed, for what the folder leaves open; None for the usual
             way. Settings that a folder does not leave open must be the folder's.
         revision: branch, tag or commit on the hub.
-        options: see :class:`~sparton.models.body.BodyOptions`.
+        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the folder is damaged or of a kind that is not known, or ``head`` belongs to
@@ -83,17 +83,17 @@ def load_encoder(
         OSError: there is no such folder, or files are missing.
     """
     _check_place(name)
-    load, kind = _loader(name, revision)
+    load, kind, setting = _loader(name, revision)
     if head is not None and not isinstance(head, kind):
         raise ValueError(
             f"{name} holds an encoder with a {kind.__name__}, which a {type(head).__name__} cannot "
-            "stand in for; give no head, or one of that kind"
+            f"stand in for; give no head, or one of that kind, for train.py head={setting}"
         )
     return load(name, head, revision=revision, **options)
 
 
 def _check_place(name: str | Path) -> None:
-    first, *rest = Path(name).parts
+    first, *rest = Path(name).parts or ("",)
     below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
     if not Path(name).is_dir() and (below_here or not HUB_NAME.fullmatch(str(name))):
         raise FileNotFoundError(
@@ -102,18 +102,18 @@ def _check_place(name: str | Path) -> None:
         )
 
 
-def _loader(name: str | Path, revision: str | None) -> tuple[Callable[..., Encoder], type]:
-    """What reads a folder of this kind, and the kind of head it has."""
+def _loader(name: str | Path, revision: str | None) -> tuple[Callable[..., Encoder], type, str]:
+    """What reads a folder of this kind, the kind of head it has, and its file in configs/head."""
     kinds = module_kinds(str(name), revision) or [""]
     if kinds[-1] == csr.KIND:
-        return load_csr, AutoencoderHead
+        return load_csr, AutoencoderHead, "csr"
     if kinds in DENSE:
-        return load_dense, Pooling
+        return load_dense, Pooling, "dense"
     if is_late_interaction(kinds):
-        return load_colbert, ColbertHead
+        return load_colbert, ColbertHead, "colbert"
     if is_joint(name, revision):
-        return load_joint, JointHead
-    return load_router if kinds == ROUTER else load_splade, SpladeHead
+        return load_joint, JointHead, "sparton_colbert"
+    return load_router if kinds == ROUTER else load_splade, SpladeHead, "sparton"
 
 
 def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:

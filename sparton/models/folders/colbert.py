@@ -12,11 +12,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sparton.models.body import BodyOptions, EncoderBody
+from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import load_body, load_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.folders.files import Lengths, join, own_lengths, write_json
 from sparton.models.folders.vectors import check_head, read_lengths, read_modules, read_vectors
+from sparton.types import BodyOptions
 
 MASK = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
 PROJECTION_FOLDER = "1_Dense"
@@ -65,7 +66,7 @@ def load_colbert(
         name: path or hub name.
         head: settings, which must be those of the folder; when None the folder's.
         revision: branch, tag or commit on the hub.
-        options: see :class:`~sparton.models.body.BodyOptions`.
+        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the folder describes another kind of model, or one that this project does not

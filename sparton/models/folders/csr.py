@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sparton.models.autoencoder import SparseAutoencoder
-from sparton.models.body import BodyOptions
 from sparton.models.cached import CachedBackbone
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
@@ -32,11 +31,12 @@ from sparton.models.folders.files import (
     read_weights,
     write_json,
 )
+from sparton.types import BodyOptions
 
 KIND = "SparseAutoEncoder"
 # Of a head; what the others say matters in training alone.
 SETTINGS = (
-    "hidden_dim", "k", "k_aux", "normalize", "dead_threshold",
+    "hidden_dim", "k", "normalize",
     "pooling", "normalize_pooled", "query_prompt", "document_prompt",
 )  # fmt: skip
 # Ours and theirs. The matrix has a second name there, as it is the decoder's too.
@@ -90,7 +90,7 @@ def load_csr(
         head: settings, which must be those of the folder but for what matters in training alone;
             when None the folder's, and nothing is frozen.
         revision: branch, tag or commit on the hub.
-        options: see :class:`~sparton.models.body.BodyOptions`.
+        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the folder composes other modules, has other settings than ``head``, or weights

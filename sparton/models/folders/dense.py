@@ -6,7 +6,7 @@ D hidden width.
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
-from sparton.models.body import BodyOptions, EncoderBody
+from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import load_body, load_tokenizer
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders.files import (
@@ -17,7 +17,7 @@ from sparton.models.folders.files import (
     write_json,
 )
 from sparton.models.pooling import Pooling, pooling_mode
-from sparton.types import Markup
+from sparton.types import BodyOptions, Markup
 
 MODULES = "sentence_transformers.models"
 KINDS = ["Transformer", "Pooling", "Normalize"]
@@ -62,7 +62,7 @@ def load_dense(
         name: path or hub name.
         pooling: which must be that of the folder; None for whatever that is.
         revision: branch, tag or commit on the hub.
-        options: see :class:`~sparton.models.body.BodyOptions`.
+        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the folder composes other modules, another pooling than mean and cls or than

@@ -13,14 +13,13 @@ from typing import Unpack
 
 import torch
 
-from sparton.models.body import BodyOptions
 from sparton.models.folders.colbert import write_vectors
 from sparton.models.folders.files import Lengths, read_json, write_json
 from sparton.models.folders.splade import describe_splade, load_splade, save_checkpoint
 from sparton.models.folders.vectors import check_head, read_modules, read_vectors
 from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.splade import SpladeEncoder
-from sparton.types import Markup
+from sparton.types import BodyOptions, Markup
 
 VECTORS_FOLDER = "colbert"
 VECTORS_KEY = "token_vectors"  # of sparton.json: the folder of the other half
@@ -67,7 +66,7 @@ def load_joint(
         name: path or hub name.
         head: settings, which must be those of the folder; when None the folder's.
         revision: branch, tag or commit on the hub.
-        options: see :class:`~sparton.models.body.BodyOptions`.
+        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the settings of ``head`` are others, or weights are damaged.

@@ -16,7 +16,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.body import BodyOptions
 from sparton.models.checkpoint import load_tokenizer
 from sparton.models.folders.files import (
     WEIGHTS,
@@ -41,7 +40,7 @@ from sparton.models.heads import SpladeHead
 from sparton.models.idf import read_idf
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
-from sparton.types import Markup
+from sparton.types import BodyOptions, Markup
 
 CONFIG = "router_config.json"
 STATIC, TRANSFORMER, POOLING = "SparseStaticEmbedding", "MLMTransformer", "SpladePooling"

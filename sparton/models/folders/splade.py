@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Unpack
 
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
-from sparton.models.body import BodyOptions
 from sparton.models.checkpoint import load_mlm, load_tokenizer
 from sparton.models.folders.files import read_json, read_module, read_prompts, write_json
 from sparton.models.heads import SpartonHead, SpladeHead
 from sparton.models.splade import SpladeEncoder
+from sparton.types import BodyOptions
 
 MODULES = "sentence_transformers.sparse_encoder.models"
 POOLING_FOLDER = "1_SpladePooling"
@@ -68,7 +68,7 @@ def load_splade(
         head: how representations are computed; when None a ``SpartonHead`` with the pooling and the
             activation that the folder names (a plain checkpoint: maximum and relu).
         revision: branch, tag or commit on the hub.
-        options: see :class:`~sparton.models.body.BodyOptions`.
+        options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the folder describes another kind of model, or another pooling or activation
