@@ -3,6 +3,7 @@
 import json
 import uuid
 from collections.abc import Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -61,7 +62,7 @@ def whole_lines(path: Path) -> list[str]:
 
 
 class ScreenLogger:
-    """One readable line per record."""
+    """One readable line per record, with the time that the steps left will take at this rate."""
 
     def __init__(self, console: Console, steps: int):
         self._console = console
@@ -79,6 +80,9 @@ class ScreenLogger:
         shown += [
             f"[dim]{label}[/] {record[key]:{form}}" for key, label, form in _SHOWN if key in record
         ]
+        if "step_ms" in record and step < self._steps:
+            left = timedelta(seconds=round((self._steps - step) * record["step_ms"] / 1e3))
+            shown.append(f"[dim]left[/] {left}")
         self._console.print("  ".join(shown), highlight=False, soft_wrap=True)
 
     def conclude(self, record: Record, step: int) -> None:
