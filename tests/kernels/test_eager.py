@@ -8,9 +8,9 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from sparton.kernels.dispatch import needs_operators, on_its_device
 from sparton.kernels.maxsim import fp8, paths
 from sparton.kernels.maxsim.residual import backward
-from sparton.kernels.segment_max.operands import needs_operators, on_its_device
 
 
 def test_only_what_observes_operators_needs_them():

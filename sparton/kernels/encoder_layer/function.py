@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.encoder_layer.dropout import draw_seed
-from sparton.kernels.segment_max.operands import needs_operators
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import cdiv, launch
-from sparton.kernels.segment_max.operands import on_its_device
 
 # Measured on an H200 with 74,496 rows of 3,072 columns.
 ROWS, COLUMNS, WARPS = 8, 512, 4

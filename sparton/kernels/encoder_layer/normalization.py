@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.encoder_layer.dropout import is_kept, threshold
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
-from sparton.kernels.segment_max.operands import on_its_device
 
 # A row for a warp: sums over it need no barrier. Measured on an H200, 74,496 rows of 768 columns.
 ROWS, WARP_COLUMNS = 1, 1024

@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.hybrid_head.logits import check_padded_operands, logit_tiles
 from sparton.kernels.launch import cdiv, launch
-from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.segment_max.reduction import _log1p
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import cast_for_autocast
 from sparton.kernels.hybrid_head.cpu import hybrid_head_backward_cpu, hybrid_head_forward_cpu
 from sparton.kernels.hybrid_head.logits import check_padded_operands
-from sparton.kernels.segment_max.operands import cast_for_autocast
 
 
 @torch.library.custom_op("sparton::hybrid_head", mutates_args=())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max.operands import needs_operators
+from sparton.kernels.dispatch import needs_operators
 
 KEPT = 64
 LARGEST = 2**18

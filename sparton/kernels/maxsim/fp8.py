@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.maxsim.function import maxsim
 from sparton.kernels.maxsim.operands import padded_operands
 from sparton.kernels.maxsim.packing import compact
-from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.segment_max.quantize_cpu import LARGEST, SCALE_BOUNDS, quantize_rows_cpu
 
 log = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.boundaries import equal_owners
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.segment_max.backward import segment_max_backward
-from sparton.kernels.segment_max.operands import on_its_device
 
 
 class HiddenConfig(NamedTuple):

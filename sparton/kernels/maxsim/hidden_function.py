@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparton.kernels.dispatch import cast_for_autocast, needs_operators
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.hidden_cpu import route_hidden_cpu, search_hidden_cpu
-from sparton.kernels.segment_max.operands import cast_for_autocast, needs_operators
 
 
 def _search(

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import cast_for_autocast, needs_operators
 from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
 from sparton.kernels.maxsim.operands import MaxSimOperands, check_backward
-from sparton.kernels.segment_max.operands import cast_for_autocast, needs_operators
 
 
 @functools.cache

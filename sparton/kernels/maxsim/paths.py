@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import streaming_forward
@@ -19,7 +20,6 @@ from sparton.kernels.maxsim.streaming_backward import (
     streaming_backward_lowmem,
     streaming_backward_unified,
 )
-from sparton.kernels.segment_max.operands import on_its_device
 
 FEW = 256
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.function import maxsim_varlen
-from sparton.kernels.segment_max.operands import needs_operators
 
 TOKENS_AT_ONCE = 2**22
 _LOW = 2**32 - 1

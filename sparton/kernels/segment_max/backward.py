@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
-from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.segment_max.ordering import list_by_vocabulary, vocabulary_slab
 from sparton.kernels.segment_max.row_sums import (
     dhidden_kernel,

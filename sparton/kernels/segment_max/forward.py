@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv
 from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
-from sparton.kernels.segment_max.operands import check_operands, on_its_device
+from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
 from sparton.kernels.segment_max.tuning_cache import Regime, read_winners, regime_of
 

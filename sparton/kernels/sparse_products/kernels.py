@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import launch
-from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.sparse_products.spans import Span
 from sparton.sparse_vectors import SparseVectors
 

@@ -15,9 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.segment_max.forward import Config, segment_max_forward
-from sparton.kernels.segment_max.operands import check_fp8, check_operands, on_its_device
+from sparton.kernels.segment_max.operands import check_fp8, check_operands
 from sparton.kernels.segment_max.quantize import quantize_rows
 from sparton.kernels.segment_max.reduction import _log1p, _positive_part
 from sparton.kernels.splade_head.fp8_cpu import search_bias

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max.operands import cast_for_autocast, check_operands
+from sparton.kernels.dispatch import cast_for_autocast
+from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
 from sparton.kernels.splade_head.fp8_cpu import splade_head_forward_fp8_cpu
 from sparton.kernels.splade_head.sum_function import sum_op

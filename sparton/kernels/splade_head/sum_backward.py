@@ -16,9 +16,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch
 from sparton.kernels.segment_max.forward import fitting_configs
-from sparton.kernels.segment_max.operands import check_operands, on_its_device, sequence_of_tokens
+from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
 from sparton.kernels.segment_max.portable import PortableConfig, kernel_operands, load_tile
 from sparton.kernels.segment_max.reduction import halves
 

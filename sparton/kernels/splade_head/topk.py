@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max.operands import cast_for_autocast
+from sparton.kernels.dispatch import cast_for_autocast
 from sparton.kernels.splade_head.function import splade_head
 from sparton.kernels.splade_head.variants import Activation, Pooling
 

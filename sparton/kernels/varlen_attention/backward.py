@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch
-from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides, unit_stride
 from sparton.kernels.varlen_attention.tiles import (
     LOG2_E,

@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import JITFunction
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch
-from sparton.kernels.segment_max.operands import on_its_device
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides
 from sparton.kernels.varlen_attention.tiles import (
     LOG2_E,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max.operands import needs_operators
+from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.varlen_attention.operands import attention_operands
 
 

@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.forward import bytes_of
 from sparton.kernels.maxsim.residual.prepare import mirrored
-from sparton.kernels.segment_max.operands import on_its_device
 
 PROGRAMS = 2048
 FEWEST_DOCUMENTS = 64

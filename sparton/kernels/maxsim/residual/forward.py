@@ -17,11 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.lookup import bucket_weights, load_table
 from sparton.kernels.maxsim.residual.prepare import prepare
-from sparton.kernels.segment_max.operands import on_its_device
 
 PRODUCTS_AT_ONCE = 2**24
 COLUMNS_AT_ONCE = 2**14

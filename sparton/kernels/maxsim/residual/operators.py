@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_backward_cpu
 from sparton.kernels.maxsim.residual.cpu import (
@@ -21,7 +22,6 @@ from sparton.kernels.maxsim.residual.cpu import (
     residual_forward_cpu,
     residual_inverse_norms_cpu,
 )
-from sparton.kernels.segment_max.operands import needs_operators
 
 
 def _codec(centroids: Tensor, bucket_weights: Tensor) -> ResidualCodec:

@@ -1,0 +1,42 @@
+"""How calls reach the kernels, on any device; imports no Triton."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+Launch = TypeVar("Launch", bound=Callable[..., Any])
+
+
+def on_its_device(launch: Launch) -> Launch:
+    """Run with the device of the first argument, a tensor or a tuple that starts with one, as the
+    current one: Triton launches there. Where it is that already, nothing is set."""
+
+    @functools.wraps(launch)
+    def guarded(first: Any, *args: Any, **kwargs: Any) -> Any:
+        tensor = first if isinstance(first, Tensor) else first[0]
+        if tensor.is_cuda and tensor.get_device() == torch.cuda.current_device():
+            return launch(first, *args, **kwargs)
+        with torch.cuda.device_of(tensor):
+            return launch(first, *args, **kwargs)
+
+    return cast(Launch, guarded)
+
+
+def needs_operators() -> bool:
+    """Whether kernels must run inside registered operators, as torch.compile, torch.export and
+    dispatch modes (fake tensors, FLOP counters) see nothing else. In eager mode the dispatcher of
+    operators that are written in Python only costs time."""
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+
+
+def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All in the dtype of torch.autocast, where that is on."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) for x in tensors)
