@@ -66,7 +66,6 @@ EXPECTED_ERRORS = (
 PROGRAM = Path(__file__).resolve()
 TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 
-logger = logging.getLogger(__name__)
 config.register()
 transformers.utils.logging.disable_progress_bar()
 
@@ -180,7 +179,8 @@ def build_model(cfg: DictConfig) -> Encoder:
         return instantiate(cfg.query_encoder)(build_encoder(instantiate(cfg.backbone), head))
     encoder = load_encoder(cfg.init_from, head, **cfg.backbone)
     if isinstance(encoder, AsymmetricEncoder) and "query" in encoder.regularized:
-        logger.warning(f"the queries of {cfg.init_from} learn at optimizer.lr, as its documents do")
+        message = f"the queries of {cfg.init_from} learn at optimizer.lr, as its documents do"
+        logging.getLogger(__name__).warning(message)
     return encoder
 
 

@@ -5,8 +5,10 @@ driver about every pointer, at every launch. Here only what code is specialised 
 dtype and alignment of tensors, divisibility and size of integers, all constants.
 """
 
+import functools
 from typing import Any
 
+import torch
 from torch import Tensor
 from triton import knobs
 from triton.compiler import CompiledKernel
@@ -64,6 +66,14 @@ def launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any)
         *(*grid, 1, 1)[:3], active.get_current_stream(device),
         compiled.function, compiled.packed_metadata, None, None, None, *arguments,
     )  # fmt: skip
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 2 of a CPU, where the interpreter runs what would be shared."""
+    if device.type != "cuda":
+        return 2
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def cdiv(size: int, part: int) -> int:

@@ -4,6 +4,7 @@ On a GPU, layers of the BERT and RoBERTa kinds run our kernels, compiled or not.
 dropout and layer normalisation are made so that torch.compile fuses them well.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -99,15 +100,36 @@ def fuse_layers(model: nn.Module) -> None:
     """The ends of BERT's and RoBERTa's layers below ``model`` by :class:`PostNorm`, and their
     activations, if these are the exact GELU, by :class:`BiasGelu`; in place, names and parameters
     stay. Layers with other parts than transformers' own stay as they are."""
+    _replace(model, _fused)
+
+
+def replace_dropout(model: nn.Module) -> None:
+    """Every ``nn.Dropout`` below ``model`` by a :class:`FusedDropout`, in place."""
+    _replace(model, lambda part: FusedDropout(part.p) if type(part) is nn.Dropout else None)
+
+
+def replace_layer_norms(model: nn.Module) -> None:
+    """Every ``nn.LayerNorm`` below ``model`` by a :class:`HalfLayerNorm` of the same parameters,
+    in place."""
+    _replace(model, lambda part: _halved(part) if type(part) is nn.LayerNorm else None)
+
+
+def _replace(model: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Every module below ``model`` by what is made of it, in the same mode; None leaves it."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            kind, parts = type(child).__name__, dict[str, Any](child.named_children())
-            if kind not in _POST_NORMS | _INTERMEDIATES or not _are_stock(parts):
-                continue
-            if kind in _POST_NORMS:
-                setattr(parent, name, PostNorm(**parts).train(child.training))
-            elif _is_gelu(parts["intermediate_act_fn"]):
-                setattr(parent, name, BiasGelu(parts["dense"]).train(child.training))
+            made = make(child)
+            if made is not None:
+                setattr(parent, name, made.train(child.training))
+
+
+def _fused(module: nn.Module) -> nn.Module | None:
+    kind, parts = type(module).__name__, dict[str, Any](module.named_children())
+    if kind in _POST_NORMS and _are_stock(parts):
+        return PostNorm(**parts)
+    if kind in _INTERMEDIATES and _are_stock(parts) and _is_gelu(parts["intermediate_act_fn"]):
+        return BiasGelu(parts["dense"])
+    return None
 
 
 def _are_stock(parts: dict[str, Any]) -> bool:
@@ -124,21 +146,8 @@ def _is_gelu(activation: nn.Module) -> bool:
     return type(activation) is GELUActivation
 
 
-def replace_dropout(model: nn.Module) -> None:
-    """Every ``nn.Dropout`` below ``model`` by a :class:`FusedDropout`, in place."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Dropout:
-                setattr(parent, name, FusedDropout(child.p).train(child.training))
-
-
-def replace_layer_norms(model: nn.Module) -> None:
-    """Every ``nn.LayerNorm`` below ``model`` by a :class:`HalfLayerNorm` of the same parameters,
-    in place."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.LayerNorm:
-                norm = HalfLayerNorm(child.normalized_shape, child.eps, elementwise_affine=False)
-                norm.elementwise_affine = child.elementwise_affine
-                norm.weight, norm.bias = child.weight, child.bias
-                setattr(parent, name, norm.train(child.training))
+def _halved(given: nn.LayerNorm) -> HalfLayerNorm:
+    norm = HalfLayerNorm(given.normalized_shape, given.eps, elementwise_affine=False)
+    norm.elementwise_affine = given.elementwise_affine
+    norm.weight, norm.bias = given.weight, given.bias
+    return norm

@@ -5,12 +5,9 @@ around it needs for its memory; here a number is the hash of its place.
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-_MULTIPLIERS = 0x7FEB352D, 0x846CA68B
-_FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in _MULTIPLIERS)
+MULTIPLIERS = 0x7FEB352D, 0x846CA68B
 
 
 def draw_seed(device: torch.device) -> Tensor:
@@ -37,7 +34,7 @@ def hashed_dropout(x: Tensor, p: float, seed: Tensor | None = None) -> Tensor:
 def hashed(places: Tensor, seed: Tensor) -> Tensor:
     """Evenly distributed int32 from int32, a permutation for every int32 seed: the finaliser
     lowbias32 (https://nullprogram.com/blog/2018/07/31/), the seed between its two rounds."""
-    first, second = (x - 2**32 if x >= 2**31 else x for x in _MULTIPLIERS)
+    first, second = (x - 2**32 if x >= 2**31 else x for x in MULTIPLIERS)
     x = (places ^ _shifted(places, 16)) * first
     x = x ^ _shifted(x, 15) ^ seed
     x = x * second
@@ -47,14 +44,3 @@ def hashed(places: Tensor, seed: Tensor) -> Tensor:
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """To the right, zeros from the left: int32 has a sign that PyTorch would draw along."""
     return (x >> bits) & ((1 << (32 - bits)) - 1)
-
-
-@triton.jit
-def is_kept(rows, columns, seed, D: tl.constexpr, THRESHOLD: tl.constexpr):
-    """What :func:`hashed_dropout` keeps of ``[T, D]``, at rows ``[R]`` and columns ``[C]``."""
-    x = rows.to(tl.uint32)[:, None] * D + columns.to(tl.uint32)[None, :]
-    x = (x ^ (x >> 16)) * _FIRST
-    x = x ^ (x >> 15) ^ seed.to(tl.uint32)
-    x = x * _SECOND
-    x = x ^ (x >> 16)
-    return (x & 0x7FFFFFFF) >= THRESHOLD

@@ -14,13 +14,14 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.encoder_layer.dropout import is_kept, threshold
+from sparton.kernels.encoder_layer.dropout import MULTIPLIERS, threshold
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
 
 # A row for a warp: sums over it need no barrier. Measured on an H200, 74,496 rows of 768 columns.
 ROWS, WARP_COLUMNS = 1, 1024
 BACKWARD_PROGRAMS = 8  # for each multiprocessor
+_FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -34,6 +35,17 @@ class NormSums(NamedTuple):
 
     sums: Tensor
     moments: Tensor
+
+
+@triton.jit
+def _is_kept(rows, columns, seed, D: tl.constexpr, THRESHOLD: tl.constexpr):
+    """What :func:`hashed_dropout` keeps of ``[T, D]``, at rows ``[R]`` and columns ``[C]``."""
+    x = rows.to(tl.uint32)[:, None] * D + columns.to(tl.uint32)[None, :]
+    x = (x ^ (x >> 16)) * _FIRST
+    x = x ^ (x >> 15) ^ seed.to(tl.uint32)
+    x = x * _SECOND
+    x = x ^ (x >> 16)
+    return (x & 0x7FFFFFFF) >= THRESHOLD
 
 
 @triton.jit
@@ -52,7 +64,7 @@ def _post_norm_kernel(
     inside = (t < T)[:, None] & (d < D)[None, :]
     x = load_rows(x_ptr, t, d, inside, D) + _load_vector(bias_ptr, d, D)
     if seed_ptr is not None:
-        x = tl.where(is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), x * SCALE, 0.0)
+        x = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), x * SCALE, 0.0)
     total = x + load_rows(residual_ptr, t, d, inside, D)
     # What the backward will read is what is normalised.
     total = tl.where(inside, total.to(SUM_DTYPE).to(tl.float32), 0.0)
@@ -97,7 +109,7 @@ def _post_norm_backward_kernel(
         store_rows(dresidual_ptr, t, d, inside, dtotal, D)
         dx = dtotal
         if seed_ptr is not None:
-            dx = tl.where(is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
+            dx = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
         store_rows(dx_ptr, t, d, inside, dx, D)
         dbias += dx
         dgain += grad * unit

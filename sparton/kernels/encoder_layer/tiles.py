@@ -3,29 +3,17 @@
 T rows, D columns.
 """
 
-import functools
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import cdiv
-
-PROCESSORS_WITHOUT_GPU = 2
-
-
-@functools.cache
-def _processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return PROCESSORS_WITHOUT_GPU
-    return torch.cuda.get_device_properties(device).multi_processor_count
+from sparton.kernels.launch import cdiv, multiprocessors
 
 
 def programs_over_rows(x: Tensor, rows: int, per_processor: int) -> int:
     """Programs that share the tiles of ``rows`` rows of ``x [T, D]``, where each adds up columns:
     about so many for each multiprocessor."""
-    return max(min(per_processor * _processors(x.device), cdiv(x.shape[0], rows)), 1)
+    return max(min(per_processor * multiprocessors(x.device), cdiv(x.shape[0], rows)), 1)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv
+from sparton.kernels.launch import cdiv, multiprocessors
 from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
@@ -51,11 +51,6 @@ def forward_configs(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Co
     else:
         hopper, portable = HOPPER, PORTABLE
     return hopper + portable if capability[0] == 9 else portable
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
@@ -200,7 +195,7 @@ def segment_max_forward(
     operands = (hidden, weight, bias, cu_seqlens)
     if isinstance(config, HopperConfig):
         blocks = cdiv(V, 2 * config.block_v)
-        processors = _multiprocessors(hidden.device)
+        processors = multiprocessors(hidden.device)
         tokens = balanced_groups(T, blocks, processors, config.group_tokens)
         launch_hopper(config, operands, tokens, scales, reps, winners, **variant)
     else:
