@@ -14,7 +14,12 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from sparton import packing
-from sparton.kernels.varlen_attention import DTYPES, WIDTHS, varlen_attention
+from sparton.kernels.varlen_attention import (
+    DTYPES,
+    WIDTHS,
+    varlen_attention,
+    varlen_self_attention,
+)
 from sparton.types import KeyTokens
 
 PACKED_ATTENTION = "sparton_packed"
@@ -80,16 +85,52 @@ def packed_attention(
         )
     keys = None if key_rows is None else KeyTokens(key_rows, cu_seq_lens_k, max_length_k)
     window = -1 if sliding_window is None else sliding_window - 1
-    if keys is not None and window >= max_length_q - 1:
+    q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
+    mixed = _attend(q, k, v, cu_seq_lens_q, max_length_q, keys, scaling, window)
+    return mixed.unsqueeze(0), None
+
+
+def packed_self_attention(
+    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: KeyTokens | None, scale: float
+) -> Tensor:
+    """The same for queries, keys and values that lie side by side.
+
+    Args:
+        states: ``[T, 3, H, d]``, any float dtype.
+        cu_seqlens: int32 ``[N + 1]`` boundaries.
+        max_seqlen: upper bound of the sequence lengths.
+        keys: the tokens that are attended to; None for all of them.
+        scale: factor of the scores.
+
+    Returns:
+        The mixed values ``[T, H, d]`` in the dtype of ``states``.
+    """
+    if keys is None and max_seqlen <= SHORT and _has_short_kernel(states):
+        return varlen_self_attention(states, cu_seqlens, max_seqlen, scale=scale)
+    query, key, value = states.unbind(1)
+    return _attend(query, key, value, cu_seqlens, max_seqlen, keys, scale, -1)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    keys: KeyTokens | None,
+    scale: float | None,
+    window: int,
+) -> Tensor:
+    """``[T, H, d]`` each, by the best of what this device and these lengths have."""
+    if keys is not None and window >= max_seqlen - 1:
         window = -1
     attend = _padded
-    if window < 0 and _has_short_kernel(query) and max_length_q <= SHORT:
+    if window < 0 and _has_short_kernel(query) and max_seqlen <= SHORT:
         attend = _short
     # FlashAttention takes keys for the last tokens of a sequence, so windows would slip.
     elif _has_varlen_kernel(query) and (keys is None or window < 0):
         attend = _varlen
-    q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-    return attend(q, k, v, cu_seq_lens_q, max_length_q, keys, scaling, window).unsqueeze(0), None
+    return attend(query, key, value, cu_seqlens, max_seqlen, keys, scale, window)
 
 
 def _has_short_kernel(query: Tensor) -> bool:

@@ -12,7 +12,8 @@ from transformers import AddedToken, PreTrainedConfig, PreTrainedModel, PreTrain
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sparton.models.attention import PACKED_ATTENTION, register_packed_attention
-from sparton.models.elementwise import fuse_layers, replace_dropout, replace_layer_norms
+from sparton.models.elementwise import replace_dropout, replace_layer_norms
+from sparton.models.layers import fuse_layers
 from sparton.types import TokenBatch
 
 Config = TypeVar("Config", bound=PreTrainedConfig)

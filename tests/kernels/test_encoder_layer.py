@@ -20,6 +20,7 @@ from sparton.kernels.encoder_layer import (
     hashed_dropout,
     normalization,
     post_norm,
+    post_norm_and_copy,
     post_norm_reference,
 )
 from sparton.kernels.encoder_layer.dropout import hashed
@@ -147,11 +148,11 @@ def test_gelu_is_the_exact_one_everywhere():
 def test_gradients_have_the_same_bits_every_time():
     operands, grad = norm_problem(60, 96, torch.float16, torch.float16)
     x, bias, residual, gain, shift = (tensor.squeeze(0) for tensor in operands)
-    options = {"p": 0.1, "eps": EPS, "dtype": torch.float16, "save": True}
-    _, saved = post_norm_forward(x, bias, residual, gain, shift, seed_of(1), **options)
+    options = {"p": 0.1, "eps": EPS, "dtype": torch.float16, "copy": None, "save": True}
+    *_, saved = post_norm_forward(x, bias, residual, gain, shift, seed_of(1), **options)
     dtypes = (torch.float16, torch.float16)
     for gradients in (
-        lambda: post_norm_backward(grad[0], saved, gain, seed_of(1), p=0.1, dtypes=dtypes),
+        lambda: post_norm_backward(grad[0], None, saved, gain, seed_of(1), p=0.1, dtypes=dtypes),
         lambda: gelu_backward(grad[0], x, bias),
     ):
         for first, second in zip(gradients(), gradients(), strict=True):
@@ -185,13 +186,42 @@ def test_results_may_be_narrower_than_sums():
     assert torch.equal(post_norm(*operands, eps=EPS, dtype=torch.float16), wide.to(torch.float16))
 
 
+def in_two(weights: tuple[float, float], **options: object) -> Callable[..., Tensor]:
+    """A weighted sum of both results of post_norm_and_copy, 0 for one that is not used."""
+
+    def function(*operands: Tensor) -> Tensor:
+        results = post_norm_and_copy(*operands, eps=EPS, copy=torch.float16, **options)
+        return sum(w * x.float() for w, x in zip(weights, results, strict=True) if w)
+
+    return function
+
+
+@pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (0.25, 0.75)])
+def test_a_copy_and_its_gradient(weights):
+    """Rounding to 16 bits is what a copy adds to result and gradients; weights that sum to 1 give
+    what one result gives."""
+    operands, grad = norm_problem(37, 96, torch.float16, torch.float32)
+    options = {"p": 0.1, "seed": seed_of(3)}
+    single = with_gradients(lambda *x: post_norm(*x, eps=EPS, **options), operands, grad, None)
+    found = with_gradients(in_two(weights, **options), operands, grad, None)
+    assert max(errors(found, single)) < 1e-3
+    other = with_gradients(in_two((weights[0], weights[1] + 0.01), **options), operands, grad, None)
+    assert min(errors(other, single)) > 5e-3
+    first, second = post_norm_and_copy(*operands, eps=EPS, copy=torch.float16, **options)
+    assert torch.equal(second, first.to(torch.float16))
+
+
 @pytest.mark.parametrize("half", [True, False])
 def test_compiled_they_are_one_graph_for_all_lengths(half):
     """A break would be an error, by fullgraph=True."""
     residual = torch.float16 if half else torch.float32
 
     def layer(x: Tensor, *others: Tensor) -> Tensor:
-        return post_norm(bias_gelu(x, others[0]), *others, p=0.1, eps=EPS, seed=seed_of(5))
+        options = {"p": 0.1, "eps": EPS, "seed": seed_of(5)}
+        x = bias_gelu(x, others[0])
+        if half:
+            return post_norm(x, *others, **options)
+        return sum(post_norm_and_copy(x, *others, copy=torch.float16, **options))
 
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")

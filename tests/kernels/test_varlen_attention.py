@@ -15,8 +15,10 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from sparton.kernels.varlen_attention import (
     function,
     operands,
+    stacked,
     varlen_attention,
     varlen_attention_reference,
+    varlen_self_attention,
 )
 from sparton.kernels.varlen_attention.backward import (
     BackwardTiling,
@@ -255,6 +257,42 @@ def test_autograd():
     assert errors([halved], [expected])[0] < 1e-3 < errors([eager[0]], [expected])[0]
 
 
+def of_themselves(problem: Problem, attend=varlen_self_attention) -> list[Tensor]:
+    """Output and gradient ``[T, 3, H, d]`` of self-attention."""
+    states = torch.stack(problem.states, dim=1).requires_grad_()
+    out = attend(states, problem.bounds[0], problem.longest[0])
+    return [out.detach(), *torch.autograd.grad(out, states, problem.grad)]
+
+
+def test_self_attention_is_attention_to_oneself():
+    problem = make_problem()
+    out, *gradients = with_gradients(problem)
+    for attend in (
+        varlen_self_attention,
+        torch.compile(varlen_self_attention, backend="aot_eager", fullgraph=True),
+    ):
+        found, gradient = of_themselves(problem, attend)
+        assert torch.equal(found, out) and gradient.is_contiguous()
+        assert all(torch.equal(x, y) for x, y in zip(gradient.unbind(1), gradients))
+    with torch.no_grad():
+        given = (torch.stack(problem.states, dim=1), problem.bounds[0], problem.longest[0])
+        assert torch.equal(varlen_self_attention(*given), out)
+        halved = varlen_self_attention(*given, scale=0.5 * 32**-0.5)
+    assert errors([halved], [out])[0] > 0.01
+    empty = make_problem((0, 0))
+    assert [x.shape for x in of_themselves(empty)] == [(0, 2, 32), (0, 3, 2, 32)]
+
+
+def test_registration_of_self_attention():
+    states = torch.stack(make_problem((3, 0, 18)).states, dim=1).requires_grad_()
+    bounds = torch.tensor([0, 3, 3, 21], dtype=torch.int32, device=states.device)
+    torch.library.opcheck(stacked._forward_op, (states, bounds, 18, 0.2, True))
+    with torch.no_grad():
+        torch.library.opcheck(stacked._forward_op, (states, bounds, 18, 0.2, False))
+    with pytest.raises(ValueError, match=r"states must be \[T, 3, H, d\], got \(21, 2, 32\)"):
+        varlen_self_attention(states[:, 0], bounds, 18)
+
+
 def test_sums_only_when_a_gradient_can_follow(monkeypatch):
     asked = []
 
@@ -294,7 +332,8 @@ def test_second_derivatives_are_refused(compiled):
         first.sum().backward()
 
 
-def test_one_graph_for_all_lengths():
+@pytest.mark.parametrize("together", [False, True])
+def test_one_graph_for_all_lengths(together):
     """A break would be an error, by fullgraph=True."""
     H, d = 2, 16
     counter = CompileCounterWithBackend("aot_eager")
@@ -302,9 +341,11 @@ def test_one_graph_for_all_lengths():
     projection = torch.nn.Linear(H * d, 3 * H * d, device=device).half()
 
     def layer(hidden: Tensor, cu_seqlens: Tensor, longest: int) -> Tensor:
-        query, key, value = projection(hidden).unflatten(1, (3, H, d)).unbind(1)
+        states = projection(hidden).unflatten(1, (3, H, d))
+        if together:
+            return varlen_self_attention(states, cu_seqlens, longest).flatten(1) + hidden
         bounds = (cu_seqlens, cu_seqlens)
-        return varlen_attention(query, key, value, *bounds, longest, longest).flatten(1) + hidden
+        return varlen_attention(*states.unbind(1), *bounds, longest, longest).flatten(1) + hidden
 
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=True)

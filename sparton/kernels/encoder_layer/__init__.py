@@ -1,7 +1,7 @@
 """What an encoder layer computes between its matrix products, in one pass over memory each."""
 
 from sparton.kernels.encoder_layer.dropout import hashed_dropout
-from sparton.kernels.encoder_layer.function import FLOATS, bias_gelu, post_norm
+from sparton.kernels.encoder_layer.function import FLOATS, bias_gelu, post_norm, post_norm_and_copy
 from sparton.kernels.encoder_layer.reference import bias_gelu_reference, post_norm_reference
 
 __all__ = [
@@ -10,5 +10,6 @@ __all__ = [
     "bias_gelu_reference",
     "hashed_dropout",
     "post_norm",
+    "post_norm_and_copy",
     "post_norm_reference",
 ]

@@ -116,26 +116,28 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
 
 def _post_norm(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
-    p: float, eps: float, dtype: torch.dtype, save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """The result, and the saved sums and moments, empty ones if not wanted."""
+    p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The result, its copy, and the saved sums and moments; empty ones if not wanted."""
     vectors = (vector.contiguous() for vector in (gain, shift))
-    out, saved = _kernels()[1].post_norm_forward(
+    out, second, saved = _kernels()[1].post_norm_forward(
         _rows(x), bias.contiguous(), _rows(residual), *vectors, seed,
-        p=p, eps=eps, dtype=dtype, save=save,
+        p=p, eps=eps, dtype=dtype, copy=copy, save=save,
     )  # fmt: skip
     nothing = (out.new_empty(0), out.new_empty(0, dtype=torch.float32))
-    return out.view(x.shape), *(saved or nothing)
+    second = out.new_empty(0) if second is None else second.view(x.shape)
+    return out.view(x.shape), second, *(saved or nothing)
 
 
 def _post_norm_gradients(
-    grad: Tensor, sums: Tensor, moments: Tensor, gain: Tensor, seed: Tensor | None, p: float,
-    dtypes: tuple[torch.dtype, torch.dtype],
+    grad: Tensor, copy_grad: Tensor | None, sums: Tensor, moments: Tensor, gain: Tensor,
+    seed: Tensor | None, p: float, dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     kernels = _kernels()[1]
     dx, dresidual, columns = kernels.post_norm_backward(
-        _rows(grad), kernels.NormSums(sums, moments), gain.contiguous(), seed, p=p, dtypes=dtypes
-    )
+        _rows(grad), None if copy_grad is None else _rows(copy_grad),
+        kernels.NormSums(sums, moments), gain.contiguous(), seed, p=p, dtypes=dtypes,
+    )  # fmt: skip
     return dx.view(grad.shape), dresidual.view(grad.shape), columns
 
 
@@ -150,21 +152,23 @@ def _post_norm_op(
     p: float,
     eps: float,
     dtype: torch.dtype,
+    copy: torch.dtype | None,
     save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _post_norm(x, bias, residual, gain, shift, seed, p, eps, dtype, save)
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _post_norm(x, bias, residual, gain, shift, seed, p, eps, dtype, copy, save)
 
 
 @_post_norm_op.register_fake
 def _(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
-    p: float, eps: float, dtype: torch.dtype, save: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     D = x.shape[-1]
     T = x.numel() // D
     sum_dtype = torch.promote_types(x.dtype, residual.dtype) if save else dtype
     return (
         x.new_empty(x.shape, dtype=dtype),
+        x.new_empty(x.shape if copy else (0,), dtype=copy or dtype),
         x.new_empty((T, D) if save else (0,), dtype=sum_dtype),
         x.new_empty((2, T) if save else (0,), dtype=torch.float32),
     )
@@ -173,6 +177,7 @@ def _(
 @torch.library.custom_op("sparton::post_norm_backward", mutates_args=())
 def _post_norm_backward_op(
     grad: Tensor,
+    copy_grad: Tensor | None,
     sums: Tensor,
     moments: Tensor,
     gain: Tensor,
@@ -181,13 +186,14 @@ def _post_norm_backward_op(
     dtype: torch.dtype,
     residual_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _post_norm_gradients(grad, sums, moments, gain, seed, p, (dtype, residual_dtype))
+    dtypes = (dtype, residual_dtype)
+    return _post_norm_gradients(grad, copy_grad, sums, moments, gain, seed, p, dtypes)
 
 
 @_post_norm_backward_op.register_fake
 def _(
-    grad: Tensor, sums: Tensor, moments: Tensor, gain: Tensor, seed: Tensor | None, p: float,
-    dtype: torch.dtype, residual_dtype: torch.dtype,
+    grad: Tensor, copy_grad: Tensor | None, sums: Tensor, moments: Tensor, gain: Tensor,
+    seed: Tensor | None, p: float, dtype: torch.dtype, residual_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     return (
         grad.new_empty(grad.shape, dtype=dtype),
@@ -196,30 +202,32 @@ def _(
     )
 
 
-def _post_norm_setup(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _post_norm_setup(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
     x, bias, residual, gain, shift, seed, p, *_ = inputs
     # Sums and moments have no gradient: it need not be made of zeros.
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[1:], gain, seed)
+    ctx.save_for_backward(*output[2:], gain, seed)
     ctx.p, ctx.dtypes = p, (x.dtype, residual.dtype)
     ctx.vector_dtypes = bias.dtype, gain.dtype, shift.dtype
 
 
-def _post_norm_backward(ctx: Any, grad: Tensor | None, *_: Tensor) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 10
-    dx, dresidual, columns = _post_norm_backward_op(grad, *ctx.saved_tensors, ctx.p, *ctx.dtypes)
-    return _arranged(dx, dresidual, columns, ctx.vector_dtypes)
-
-
-def _arranged(
-    dx: Tensor, dresidual: Tensor, columns: Tensor, dtypes: tuple[torch.dtype, ...]
+def _post_norm_backward(
+    ctx: Any, grad: Tensor | None, copy_grad: Tensor | None, *_: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    """Gradients in the order of the operator's arguments."""
+    first, second = (copy_grad, None) if grad is None else (grad, copy_grad)
+    if first is None:
+        return (None,) * 11
+    sums, moments, gain, seed = ctx.saved_tensors
+    arguments = (first, second, sums, moments, gain, seed, ctx.p)
+    # The operator refuses second derivatives where someone asks for them.
+    if torch.is_grad_enabled() or needs_operators():
+        dx, dresidual, columns = _post_norm_backward_op(*arguments, *ctx.dtypes)
+    else:
+        dx, dresidual, columns = _post_norm_gradients(*arguments, ctx.dtypes)
     dbias, dgain, dshift = (
-        row.to(dtype) for row, dtype in zip(columns.unbind(0), dtypes, strict=True)
+        row.to(dtype) for row, dtype in zip(columns.unbind(0), ctx.vector_dtypes, strict=True)
     )
-    return dx, dbias, dresidual, dgain, dshift, *[None] * 5
+    return dx, dbias, dresidual, dgain, dshift, *[None] * 6
 
 
 _post_norm_op.register_autograd(_post_norm_backward, setup_context=_post_norm_setup)
@@ -229,19 +237,12 @@ class _PostNorm(torch.autograd.Function):
     """The operators for eager mode."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         output = _post_norm(*inputs)
         _post_norm_setup(ctx, inputs, output)
-        return output[0]
+        return output[:2]
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        # The operator refuses second derivatives where someone asks for them.
-        if grad is None or torch.is_grad_enabled() or needs_operators():
-            return _post_norm_backward(ctx, grad)
-        sums, moments, gain, seed = ctx.saved_tensors
-        found = _post_norm_gradients(grad, sums, moments, gain, seed, ctx.p, ctx.dtypes)
-        return _arranged(*found, ctx.vector_dtypes)
+    backward = staticmethod(_post_norm_backward)
 
 
 def post_norm(
@@ -277,6 +278,43 @@ def post_norm(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit together, p outside of [0, 1).
     """
+    return _normalised(x, bias, residual, gain, shift, seed, p, eps, dtype, None)[0]
+
+
+def post_norm_and_copy(
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    *,
+    eps: float,
+    p: float = 0.0,
+    seed: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    copy: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The result of :func:`post_norm` in two dtypes, as the next residual and as what the next
+    product reads: rounded where it is made, and the gradients of both are added where they are
+    read.
+
+    Args:
+        x, bias, residual, gain, shift, eps, p, seed, dtype: see :func:`post_norm`.
+        copy: dtype of the second result.
+
+    Returns:
+        ``[..., D]`` in ``dtype`` and in ``copy``, both differentiable.
+
+    Raises:
+        ValueError: as :func:`post_norm`.
+    """
+    return _normalised(x, bias, residual, gain, shift, seed, p, eps, dtype, copy)
+
+
+def _normalised(
+    x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
+    p: float, eps: float, dtype: torch.dtype | None, copy: torch.dtype | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     _check(x, bias, gain, shift)
     place = (x.shape, x.device)
     if (residual.shape, residual.device) != place or residual.dtype not in FLOATS:
@@ -289,18 +327,19 @@ def post_norm(
             f"seed must be int32 [] on {x.device}, got {seed.dtype} {tuple(seed.shape)} on "
             f"{seed.device}"
         )
-    if dtype is not None and dtype not in FLOATS:
-        raise ValueError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
+    for name, wanted in (("dtype", dtype), ("copy", copy)):
+        if wanted is not None and wanted not in FLOATS:
+            raise ValueError(f"{name} must be float16, bfloat16 or float32, got {wanted}")
     if not 0 <= p < 1:
         raise ValueError(f"p must be in [0, 1), got {p}")
     seed = (draw_seed(x.device) if seed is None else seed) if p else None
     dtype = torch.promote_types(x.dtype, residual.dtype) if dtype is None else dtype
     tensors = (x, bias, residual, gain, shift)
     differentiate = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    arguments = (*tensors, seed, p, eps, dtype, differentiate)
+    arguments = (*tensors, seed, p, eps, dtype, copy, differentiate)
     if needs_operators():
-        return _post_norm_op(*arguments)[0]
-    return _PostNorm.apply(*arguments) if differentiate else _post_norm(*arguments)[0]
+        return _post_norm_op(*arguments)[:2]
+    return _PostNorm.apply(*arguments) if differentiate else _post_norm(*arguments)[:2]
 
 
 def _check(x: Tensor, *vectors: Tensor) -> None:

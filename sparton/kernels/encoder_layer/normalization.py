@@ -55,7 +55,8 @@ def _load_vector(ptr, d, D: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def _post_norm_kernel(
-    x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, sum_ptr, moments_ptr, T,
+    x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, copy_ptr, sum_ptr,
+    moments_ptr, T,
     SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -72,7 +73,10 @@ def _post_norm_kernel(
     centred = tl.where(inside, total - mean[:, None], 0.0)
     inverse = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / D + EPS)
     gain, shift = _load_vector(gain_ptr, d, D), _load_vector(shift_ptr, d, D)
-    store_rows(out_ptr, t, d, inside, centred * inverse[:, None] * gain + shift, D)
+    out = centred * inverse[:, None] * gain + shift
+    store_rows(out_ptr, t, d, inside, out, D)
+    if copy_ptr is not None:
+        store_rows(copy_ptr, t, d, inside, out, D)
     if sum_ptr is not None:
         store_rows(sum_ptr, t, d, inside, total, D)
         tl.store(moments_ptr + t, mean, t < T)
@@ -81,8 +85,8 @@ def _post_norm_kernel(
 
 @triton.jit(do_not_specialize=["T", "programs"])
 def _post_norm_backward_kernel(
-    grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr, dresidual_ptr, columns_ptr,
-    T, programs,
+    grad_ptr, copy_grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr, dresidual_ptr,
+    columns_ptr, T, programs,
     SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -98,6 +102,8 @@ def _post_norm_backward_kernel(
         t = lo + tl.arange(0, ROWS)
         inside = (t < T)[:, None] & (d < D)[None, :]
         grad = load_rows(grad_ptr, t, d, inside, D)
+        if copy_grad_ptr is not None:
+            grad += load_rows(copy_grad_ptr, t, d, inside, D)
         total = load_rows(sum_ptr, t, d, inside, D)
         mean = tl.load(moments_ptr + t, t < T, 0.0)
         inverse = tl.load(moments_ptr + T + t, t < T, 0.0)
@@ -136,9 +142,9 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
 @on_its_device
 def post_norm_forward(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
-    *, p: float, eps: float, dtype: torch.dtype, save: bool,
-) -> tuple[Tensor, NormSums | None]:  # fmt: skip
-    """``[T, D]`` in ``dtype``, and what the backward reads if ``save``.
+    *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
+) -> tuple[Tensor, Tensor | None, NormSums | None]:  # fmt: skip
+    """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
     Args:
         x, residual: ``[T, D]``, contiguous.
@@ -148,6 +154,7 @@ def post_norm_forward(
     """
     T, D = x.shape
     out = torch.empty((T, D), dtype=dtype, device=x.device)
+    second = None if copy is None else torch.empty((T, D), dtype=copy, device=x.device)
     sum_dtype = torch.promote_types(x.dtype, residual.dtype)
     saved = None
     if save:
@@ -156,20 +163,28 @@ def post_norm_forward(
     if T:
         launch(
             _post_norm_kernel, (cdiv(T, ROWS),),
-            x, bias, residual, gain, shift, seed, out, *(saved or (None, None)), T,
+            x, bias, residual, gain, shift, seed, out, second,
+            *(saved or (None, None)), T,
             SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps, **_dropout(p, seed),
             **_tile(D),
         )  # fmt: skip
-    return out, saved
+    return out, second, saved
 
 
 @on_its_device
 def post_norm_backward(
-    grad: Tensor, saved: NormSums, gain: Tensor, seed: Tensor | None,
+    grad: Tensor, copy_grad: Tensor | None, saved: NormSums, gain: Tensor, seed: Tensor | None,
     *, p: float, dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[3, D]``: of bias,
-    gain and shift. The same bits every time."""
+    gain and shift. The same bits every time.
+
+    Args:
+        grad, copy_grad: ``[T, D]``, contiguous, upstream gradients of the result and of its copy;
+            their sum counts.
+        saved, gain, seed, p: as in the forward.
+        dtypes: of the gradients of x and of the residual.
+    """
     T, D = grad.shape
     dx, dresidual = (torch.empty((T, D), dtype=dtype, device=grad.device) for dtype in dtypes)
     if not T:
@@ -178,7 +193,7 @@ def post_norm_backward(
     columns = torch.empty((3, programs, D), dtype=torch.float32, device=grad.device)
     launch(
         _post_norm_backward_kernel, (programs,),
-        grad, *saved, gain, seed, dx, dresidual, columns, T, programs, **_dropout(p, seed),
-        **_tile(D),
+        grad, copy_grad, *saved, gain, seed, dx, dresidual, columns, T, programs,
+        **_dropout(p, seed), **_tile(D),
     )  # fmt: skip
     return dx, dresidual, columns.sum(1)

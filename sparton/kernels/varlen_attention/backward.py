@@ -51,7 +51,7 @@ def _varlen_attention_dquery_kernel(
     query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr, grad_ptr,
     delta_ptr, dquery_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
-    num_blocks, Tq,
+    stride_dt, num_blocks, Tq,
     SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -87,7 +87,7 @@ def _varlen_attention_dquery_kernel(
         dq = tl.dot(ds.to(k.dtype), k, dq)
         k_ptrs += BLOCK_K * stride_kt
         v_ptrs += BLOCK_K * stride_vt
-    dq_ptrs = rows_at(dquery_ptr, start, head, H * D, D, BLOCK_Q, D)
+    dq_ptrs = rows_at(dquery_ptr, start, head, stride_dt, D, BLOCK_Q, D)
     tl.store(dq_ptrs, (dq * SCALE).to(dquery_ptr.dtype.element_ty), real_q[:, None])
 
 
@@ -96,7 +96,7 @@ def _varlen_attention_dkey_kernel(
     query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, lse_ptr, grad_ptr, delta_ptr,
     dkey_ptr, dvalue_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
-    num_blocks, Tq,
+    stride_dt, num_blocks, Tq,
     SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -129,8 +129,8 @@ def _varlen_attention_dkey_kernel(
         dk = tl.dot(ds, q, dk)
         q_ptrs += BLOCK_Q * stride_qt
         g_ptrs += BLOCK_Q * stride_gt
-    dk_ptrs = rows_at(dkey_ptr, start, head, H * D, D, BLOCK_K, D)
-    dv_ptrs = rows_at(dvalue_ptr, start, head, H * D, D, BLOCK_K, D)
+    dk_ptrs = rows_at(dkey_ptr, start, head, stride_dt, D, BLOCK_K, D)
+    dv_ptrs = rows_at(dvalue_ptr, start, head, stride_dt, D, BLOCK_K, D)
     tl.store(dk_ptrs, (dk * SCALE).to(dkey_ptr.dtype.element_ty), real_k[:, None])
     tl.store(dv_ptrs, dv.to(dvalue_ptr.dtype.element_ty), real_k[:, None])
 
@@ -142,6 +142,7 @@ def varlen_attention_backward(
     out: Tensor,
     lse: Tensor,
     *,
+    gradients: tuple[Tensor, Tensor, Tensor] | None = None,
     tiling: BackwardTiling | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of ``sum(grad * out)``.
@@ -150,11 +151,13 @@ def varlen_attention_backward(
         grad: upstream gradient ``[Tq, H, d]``, read in place where its last stride is 1.
         operands: as for the forward.
         out, lse: what the forward returned.
+        gradients: where to write: tensors of the results' shapes and of one token stride, heads
+            and their entries side by side. None makes contiguous ones.
         tiling: how the work is cut; see :func:`backward_tiling` for the default.
 
     Returns:
-        dquery ``[Tq, H, d]``, dkey and dvalue ``[Tk, H, d]``, contiguous. Sums run in fp32 in a
-        fixed order; the results are in the dtype of the operands.
+        dquery ``[Tq, H, d]``, dkey and dvalue ``[Tk, H, d]``. Sums run in fp32 in a fixed order;
+        the results are in the dtype of the operands.
 
     Raises:
         ValueError: shapes that the forward did not return.
@@ -168,14 +171,18 @@ def varlen_attention_backward(
         )
     tiling = tiling or backward_tiling(d)
     grad, out = unit_stride(grad), out.contiguous()
-    allocate = torch.zeros if query.numel() == 0 or key.numel() == 0 else torch.empty
-    dquery, dkey, dvalue = (
-        allocate(shape, dtype=query.dtype, device=query.device)
-        for shape in (query.shape, key.shape, key.shape)
-    )
-    if allocate is torch.empty:
-        _launch_both(operands, (out, lse, grad), (dquery, dkey, dvalue), tiling)
-    return dquery, dkey, dvalue
+    if gradients is None:
+        dquery, dkey, dvalue = (
+            torch.empty(shape, dtype=query.dtype, device=query.device)
+            for shape in (query.shape, key.shape, key.shape)
+        )
+        gradients = (dquery, dkey, dvalue)
+    if query.numel() == 0 or key.numel() == 0:
+        for gradient in gradients:
+            gradient.zero_()
+    else:
+        _launch_both(operands, (out, lse, grad), gradients, tiling)
+    return gradients
 
 
 def _launch_both(
@@ -187,7 +194,7 @@ def _launch_both(
     out, lse, grad = given
     dquery, dkey, dvalue = gradients
     Tq, problems = operands.query.shape[0], operands.num_problems
-    layout, delta = strides(*operands[:3], grad), torch.empty_like(lse)
+    layout, delta = (*strides(*operands[:3], grad), dquery.stride(0)), torch.empty_like(lse)
     blocks = cdiv(operands.max_query, tiling.queries.block_q)
     launch(
         _varlen_attention_dquery_kernel, (problems * blocks,), *operands[:5], out, lse, grad,

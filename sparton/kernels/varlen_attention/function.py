@@ -19,7 +19,7 @@ from sparton.kernels.varlen_attention.operands import attention_operands
 
 
 @functools.cache
-def _kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
+def kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
     from sparton.kernels.varlen_attention.backward import varlen_attention_backward
     from sparton.kernels.varlen_attention.forward import varlen_attention_forward
 
@@ -27,13 +27,13 @@ def _kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _forward(operands: tuple, lse: bool) -> tuple[Tensor, Tensor | None]:
-    return _kernels()[0](attention_operands(*operands), lse=lse)
+    return kernels()[0](attention_operands(*operands), lse=lse)
 
 
 def _gradients(
     grad: Tensor, out: Tensor, lse: Tensor, operands: tuple
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _kernels()[1](grad, attention_operands(*operands), out, lse)
+    return kernels()[1](grad, attention_operands(*operands), out, lse)
 
 
 @torch.library.custom_op("sparton::varlen_attention", mutates_args=())

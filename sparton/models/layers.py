@@ -1,0 +1,207 @@
+"""Layers of the BERT and RoBERTa kinds with few passes over memory between their matrix products.
+
+transformers' own layers stay, and so do names and parameters; what they are made of is replaced:
+one product gives queries, keys and values, and our kernels do the rest on a GPU, compiled or not.
+Under autocast the layers hand on :class:`LayerStates`.
+
+T packed tokens, D hidden width, H heads, d the width of a head.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.activations import GELUActivation
+
+from sparton.kernels.encoder_layer import FLOATS, bias_gelu, post_norm, post_norm_and_copy
+from sparton.models.attention import packed_self_attention
+from sparton.models.elementwise import HalfLayerNorm, autocast_dtype
+from sparton.types import KeyTokens
+
+FAMILIES = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra")
+# Parts of a layer by their place in it, and what their classes in transformers are called.
+_PARTS = {
+    "attention.self": "SelfAttention",
+    "attention.output": "SelfOutput",
+    "intermediate": "Intermediate",
+    "output": "Output",
+}
+_STOCK: dict[str, type[nn.Module]] = {
+    **dict.fromkeys(("query", "key", "value", "dense"), nn.Linear),
+    "dropout": nn.Dropout,
+    "LayerNorm": nn.LayerNorm,
+}
+
+
+class LayerStates(NamedTuple):
+    """What a layer hands on where sums are kept in more bits than matrix products read: both, made
+    in one pass, so that no product has to round its operand first.
+
+    Attributes:
+        residual: ``[1, T, D]``, what the next result is added to.
+        operand: the same in the dtype of the products.
+    """
+
+    residual: Tensor
+    operand: Tensor
+
+
+States = Tensor | LayerStates
+
+
+class SelfAttention(nn.Module):
+    """Self-attention with one matrix product for queries, keys and values.
+
+    Args:
+        stock: the module of transformers in whose place it comes.
+    """
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__()
+        self.query, self.key, self.value = stock.query, stock.key, stock.value
+        self.heads, self.scale = stock.num_attention_heads, stock.scaling
+
+    def forward(
+        self,
+        hidden_states: States,
+        *,
+        cu_seq_lens_q: Tensor,
+        max_length_q: int,
+        cu_seq_lens_k: Tensor,
+        max_length_k: int,
+        key_rows: Tensor | None = None,
+        **_: object,
+    ) -> tuple[Tensor, None]:
+        """``[1, T, D]``, and None for the weights; see
+        :func:`~sparton.models.attention.packed_attention`."""
+        keys = None if key_rows is None else KeyTokens(key_rows, cu_seq_lens_k, max_length_k)
+        states = self._projected(_operand(hidden_states)[0]).unflatten(-1, (3, self.heads, -1))
+        mixed = packed_self_attention(states, cu_seq_lens_q, max_length_q, keys, self.scale)
+        return mixed.flatten(1)[None], None
+
+    def _projected(self, x: Tensor) -> Tensor:
+        """``[T, 3 D]``."""
+        parts = (self.query, self.key, self.value)
+        if any(type(part) is not nn.Linear for part in parts):  # adapters
+            return torch.cat([part(x) for part in parts], dim=-1)
+        weight = torch.cat([part.weight for part in parts])
+        return F.linear(x, weight, torch.cat([part.bias for part in parts]))
+
+
+class PostNorm(nn.Module):
+    """``LayerNorm(residual + dropout(dense(x)))``, the end of both halves of a layer.
+
+    Args:
+        dense, dropout, LayerNorm: the parts, named as in transformers.
+    """
+
+    def __init__(self, dense: nn.Linear, dropout: nn.Dropout, LayerNorm: nn.LayerNorm) -> None:
+        super().__init__()
+        self.dense, self.dropout, self.LayerNorm = dense, dropout, LayerNorm
+
+    def forward(self, hidden_states: Tensor, input_tensor: States) -> States:
+        residual = _residual(input_tensor)
+        p, norm = self.dropout.p if self.dropout.training else 0.0, self.LayerNorm
+        if p == 1 or not _has_kernels(hidden_states, self.dense):
+            return norm(self.dropout(self.dense(hidden_states)) + residual)
+        product = F.linear(hidden_states, self.dense.weight)
+        operands = (product, self.dense.bias, residual, norm.weight, norm.bias)
+        dtype = autocast_dtype(product)
+        if dtype is None or (dtype == torch.bfloat16 and isinstance(norm, HalfLayerNorm)):
+            return post_norm(*operands, eps=norm.eps, p=p, dtype=dtype)
+        # What a normalisation gives under autocast, and what the next product makes of it.
+        return LayerStates(
+            *post_norm_and_copy(*operands, eps=norm.eps, p=p, dtype=torch.float32, copy=dtype)
+        )
+
+
+class Intermediate(nn.Module):
+    """``activation(dense(x))``, the middle of a layer.
+
+    Args:
+        dense, intermediate_act_fn: the parts, named as in transformers.
+    """
+
+    def __init__(self, dense: nn.Linear, intermediate_act_fn: nn.Module) -> None:
+        super().__init__()
+        self.dense, self.intermediate_act_fn = dense, intermediate_act_fn
+
+    def forward(self, hidden_states: States) -> Tensor:
+        x = _operand(hidden_states)
+        if not _is_gelu(self.intermediate_act_fn) or not _has_kernels(x, self.dense):
+            return self.intermediate_act_fn(self.dense(x))
+        return bias_gelu(F.linear(x, self.dense.weight), self.dense.bias)
+
+
+def fuse_layers(model: nn.Module) -> None:
+    """The parts of BERT's and RoBERTa's layers below ``model`` by those of this module, in place;
+    names and parameters stay. Encoders with other parts than transformers' own stay as they are."""
+    for encoder in list(model.modules()):
+        name = type(encoder).__name__
+        family = name.removesuffix("Encoder")
+        if family == name or family not in FAMILIES:
+            continue
+        layers = list(encoder.get_submodule("layer").children())
+        if all(_is_stock(layer, family) for layer in layers):
+            for layer in layers:
+                _fuse(layer)
+            encoder.register_forward_pre_hook(_enter)
+            encoder.register_forward_hook(_leave)
+
+
+def _is_stock(layer: nn.Module, family: str) -> bool:
+    return all(
+        type(part := layer.get_submodule(place)).__name__ == family + kind
+        and all(
+            type(child) is _STOCK.get(name, type(child))
+            and getattr(child, "bias", child) is not None
+            for name, child in part.named_children()
+        )
+        for place, kind in _PARTS.items()
+    )
+
+
+def _fuse(layer: Any) -> None:
+    attention = layer.attention
+    attention.self = SelfAttention(attention.self).train(attention.training)
+    for parent, name, make in (
+        (attention, "output", PostNorm),
+        (layer, "intermediate", Intermediate),
+        (layer, "output", PostNorm),
+    ):
+        part = getattr(parent, name)
+        setattr(parent, name, make(**dict(part.named_children())).train(part.training))
+
+
+def _enter(encoder: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Layers find the embeddings as they find the states of other layers: they share a graph."""
+    states, *others = inputs
+    dtype = autocast_dtype(states)
+    if dtype in (None, states.dtype) or not _has_kernels(states, encoder.layer[0].output.dense):
+        return None
+    return LayerStates(states, states.to(dtype)), *others
+
+
+def _leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+    output.last_hidden_state = _residual(output.last_hidden_state)
+
+
+def _operand(states: States) -> Tensor:
+    return states.operand if isinstance(states, LayerStates) else states
+
+
+def _residual(states: States) -> Tensor:
+    return states.residual if isinstance(states, LayerStates) else states
+
+
+def _has_kernels(x: Tensor, dense: nn.Module) -> bool:
+    """Whether our kernels may follow the product of ``x`` with the weight of ``dense``, whose own
+    forward they pass over: an adapter's must not be."""
+    return x.is_cuda and x.dtype in FLOATS and type(dense) is nn.Linear
+
+
+def _is_gelu(activation: nn.Module) -> bool:
+    if isinstance(activation, nn.GELU):
+        return activation.approximate == "none"
+    return type(activation) is GELUActivation

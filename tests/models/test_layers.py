@@ -1,0 +1,206 @@
+"""Layers with few passes over memory against transformers' own, on the GPU, or on a CPU that the
+modules take for one: Triton's interpreter runs the kernels."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from transformers import (
+    BertConfig,
+    BertModel,
+    CamembertConfig,
+    CamembertModel,
+    ElectraConfig,
+    ElectraModel,
+    RobertaConfig,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
+
+from sparton.models import layers
+from sparton.models.body import EncoderBody
+from sparton.models.layers import Intermediate, LayerStates, PostNorm, SelfAttention
+from sparton.types import TokenBatch
+
+on_gpu = torch.cuda.is_available()
+DEVICE = "cuda" if on_gpu else "cpu"
+# The interpreter computes bfloat16 products wrongly.
+HALF = torch.bfloat16 if on_gpu else torch.float16
+FAMILIES = [
+    (BertModel, BertConfig),
+    (RobertaModel, RobertaConfig),
+    (XLMRobertaModel, XLMRobertaConfig),
+    (CamembertModel, CamembertConfig),
+    (ElectraModel, ElectraConfig),
+]
+SMALL = {
+    "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 40, "max_position_embeddings": 32, "pad_token_id": 1,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+LENGTHS = (3, 1, 9, 4)
+OURS = {PostNorm, Intermediate, SelfAttention}
+
+
+class Adapted(nn.Linear):
+    """What an adapter does to a linear layer: more than the product with its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 1.5
+
+
+def build(model: type[nn.Module] = BertModel, config: type = BertConfig, **settings) -> nn.Module:
+    torch.manual_seed(0)
+    return model(config(**SMALL | settings)).train().to(DEVICE)
+
+
+def adapt(model: nn.Module) -> None:
+    """Every linear layer by an adapted one of the same parameters."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                adapted = Adapted(child.in_features, child.out_features)
+                adapted.weight, adapted.bias = child.weight, child.bias
+                setattr(parent, name, adapted)
+
+
+def sequences() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(5, 60, (n,), generator=generator).to(DEVICE) for n in LENGTHS]
+
+
+def stock_states(model: nn.Module) -> Tensor:
+    """Each sequence by itself."""
+    return torch.cat([model(input_ids=ids[None]).last_hidden_state[0] for ids in sequences()])
+
+
+def packed_states(body: EncoderBody) -> Tensor:
+    tokens = TokenBatch.from_lists([ids.tolist() for ids in sequences()])
+    return body.hidden_states(tokens.to(DEVICE))
+
+
+def results(module: nn.Module, states: Tensor) -> dict[str, Tensor]:
+    """The states, and the gradients of all parameters but those of keys' biases, which are 0."""
+    weights = torch.linspace(-1, 1, states.numel(), device=DEVICE).view_as(states)
+    (states.float() * weights).sum().backward()
+    found = {"states": states.detach().float()}
+    for name, parameter in module.named_parameters():
+        if parameter.grad is not None and "key.bias" not in name:
+            found[name.removeprefix("model.")] = parameter.grad
+    return found
+
+
+def distances(found: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
+    assert found.keys() == truth.keys()
+    return {name: float((found[name] - x).norm() / x.norm()) for name, x in truth.items()}
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> None:
+    if not on_gpu:
+        monkeypatch.setattr(layers, "_has_kernels", lambda x, dense: type(dense) is nn.Linear)
+
+
+@pytest.fixture
+def handed_on(monkeypatch) -> list[type]:
+    """What the ends of layers returned."""
+    kinds: list[type] = []
+    forward = PostNorm.forward
+
+    def spy(self: PostNorm, *inputs: Tensor) -> Tensor | LayerStates:
+        kinds.append(type(result := forward(self, *inputs)))
+        return result
+
+    monkeypatch.setattr(PostNorm, "forward", spy)
+    return kinds
+
+
+@pytest.mark.parametrize("change", [None, adapt], ids=["stock", "adapted"])
+@pytest.mark.parametrize(("model", "config"), FAMILIES)
+def test_they_are_those_of_transformers(
+    model: type[nn.Module],
+    config: type,
+    change: Callable[[nn.Module], None] | None,
+    tokenizer,
+    kernels,
+):
+    stock, body = build(model, config), EncoderBody(build(model, config), tokenizer).train()
+    assert {type(part) for part in body.modules()} >= OURS
+    assert list(body.model.state_dict()) == list(stock.state_dict())
+    if change:
+        change(stock)
+        change(body.model)
+    truth = results(stock, stock_states(stock))
+    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_under_autocast_residuals_stay_fp32(checkpointing, tokenizer, kernels, handed_on):
+    """At most as far from fp32 as transformers' own layers under autocast are."""
+    truth = results(stock := build(), stock_states(stock))
+    with torch.autocast(DEVICE, HALF):
+        allowed = distances(results(stock := build(), stock_states(stock)), truth)
+        body = EncoderBody(build(), tokenizer, gradient_checkpointing=checkpointing).train()
+        handed_on.clear()
+        states = packed_states(body)
+    assert states.dtype == torch.float32
+    assert handed_on == [LayerStates] * 4
+    found = distances(results(body, states), truth)
+    assert all(found[name] <= 1.2 * limit + 1e-4 for name, limit in allowed.items())
+    assert max(found.values()) > 1e-4
+
+
+def test_half_residuals_are_handed_on_once(tokenizer, kernels, handed_on):
+    body = EncoderBody(build(), tokenizer, half_residual=True)
+    handed_on.clear()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert packed_states(body).dtype == torch.bfloat16
+    assert handed_on == [Tensor] * 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_layers_share_one_graph(dtype, tokenizer, kernels, monkeypatch):
+    """A break would be an error, by fullgraph=True."""
+    counter, compile = CompileCounter(), nn.Module.compile
+
+    def counted(module: nn.Module, *, dynamic: bool, options: dict[str, bool]) -> None:
+        compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
+
+    monkeypatch.setattr(nn.Module, "compile", counted)
+    torch._dynamo.reset()
+    body = EncoderBody(build(), tokenizer, compile=True).eval()
+    eager = EncoderBody(build(), tokenizer).eval()
+    with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
+        for _ in range(2):
+            assert torch.equal(packed_states(body), packed_states(eager))
+    assert counter.frame_count == 3  # embeddings, all layers, and the pooler of BertModel
+
+
+def test_dropout_drops_only_in_training(tokenizer, kernels):
+    body = EncoderBody(build(hidden_dropout_prob=0.5), tokenizer).train()
+    first, second = packed_states(body), packed_states(body)
+    assert not torch.allclose(first, second, atol=1e-2)
+    body.eval()
+    assert torch.equal(packed_states(body), packed_states(body))
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_new", "gelu_pytorch_tanh", "silu"])
+def test_other_activations(activation, tokenizer, kernels):
+    stock = build(hidden_act=activation)
+    body = EncoderBody(build(hidden_act=activation), tokenizer).train()
+    truth = results(stock, stock_states(stock))
+    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+
+
+def test_other_parts_than_transformers_own_stay():
+    model = build()
+    model.encoder.layer[1].output.dense = Adapted(40, 32)
+    layers.fuse_layers(model)
+    assert not {type(part) for part in model.modules()} & OURS
+    assert not model.encoder._forward_hooks
+    del model.encoder.layer[1]
+    layers.fuse_layers(model)
+    assert {type(part) for part in model.modules()} >= OURS
