@@ -76,7 +76,7 @@ class Backbone(EncoderBody):
         """What the masked-LM head makes of last states ``[T, D]``, as :meth:`forward` gives it."""
         if hidden.shape[0] == 0:
             return hidden
-        return self._head[0](inputs_embeds=hidden[None]).logits[0]
+        return self._head[0](inputs_embeds=hidden[None]).logits.squeeze(0)
 
     def bare(self) -> EncoderBody:
         """The body alone, with the same parameters, without the masked-LM head."""

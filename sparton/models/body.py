@@ -75,7 +75,7 @@ class EncoderBody(nn.Module):
         """
         if tokens.num_tokens == 0:
             return self._no_states()
-        return self._run(self._base, tokens).last_hidden_state[0]
+        return self._run(self._base, tokens).last_hidden_state.squeeze(0)
 
     def bare(self) -> "EncoderBody":
         """The body alone, with the same parameters: itself."""
@@ -256,18 +256,19 @@ def _start_near_mean(weight: Tensor, first: int) -> None:
 def _check_packing(body: EncoderBody) -> None:
     """Run two tiny sequences together and one of them alone; a model whose code ignores the
     attention interface or the position ids would silently mix sequences, and is refused here."""
-
-    def states(tokens: TokenBatch) -> Tensor:
-        return body._run(body._base, tokens).last_hidden_state[0]
-
-    rows, training = len(body.tokenizer), body.training
+    rows, training, device = len(body.tokenizer), body.training, body._embeddings().weight.device
     first, second = ([token % rows for token in tokens] for tokens in ((5, 6, 7), (8, 9, 10, 11)))
+
+    def states(sequences: list[list[int]]) -> Tensor:
+        tokens = TokenBatch.from_lists(sequences).to(device)
+        return body._run(body._base, tokens).last_hidden_state.squeeze(0)
+
     body.eval()
     try:
         # A body may come here compiled already.
         with torch.compiler.set_stance("force_eager"):
-            together = states(TokenBatch.from_lists([first, second]))[len(first) :]
-            alone = states(TokenBatch.from_lists([second]))
+            together = states([first, second])[len(first) :]
+            alone = states([second])
     except (TypeError, AttributeError) as error:
         raise _unpackable(body.model) from error
     finally:

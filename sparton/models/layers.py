@@ -76,7 +76,8 @@ class SelfAttention(nn.Module):
         """``[1, T, D]``, and None for the weights; see
         :func:`~sparton.models.attention.packed_attention`."""
         keys = None if key_rows is None else KeyTokens(key_rows, cu_seq_lens_k, max_length_k)
-        states = self._projected(_operand(hidden_states)[0]).unflatten(-1, (3, self.heads, -1))
+        states = self._projected(_operand(hidden_states).squeeze(0))
+        states = states.unflatten(-1, (3, self.heads, -1))
         mixed = packed_self_attention(states, cu_seq_lens_q, max_length_q, keys, self.scale)
         return mixed.flatten(1)[None], None
 
