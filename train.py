@@ -85,7 +85,7 @@ def main(cfg: DictConfig) -> None:
         return
     if cfg.gpus > 1 and "RANK" not in os.environ:
         # Where the folder's name has a time in it, every rank would have a folder of its own.
-        command = [sys.executable, *sys.argv, f"hydra.run.dir='{folder}'"]
+        command = [sys.executable, *sys.argv, config.run_in(folder)]
         message = run_on_gpus(command, cfg.gpus, folder)
     else:
         message = run_here(
@@ -97,6 +97,8 @@ def main(cfg: DictConfig) -> None:
 
 def run(cfg: DictConfig, world: World, folder: Path) -> None:
     """Train, or go on with what ``folder`` holds; then evaluate the best model."""
+    if not world.is_main:
+        logging.disable(logging.WARNING)  # the main process says the same
     config.check(cfg, world.size)
     cfg = config.without_replaced(cfg)
     dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})

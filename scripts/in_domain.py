@@ -15,7 +15,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,6 +108,8 @@ def study(arguments: argparse.Namespace) -> Iterator[Step]:
     yield evaluation("bm25", "bm25", data, output)
     yield evaluation("dense", str(minilm_folder()), data, output)
     yield from trainings(arguments, "pairs", ())
+    half = ("backbone.half_residual=true",)
+    yield from trainings(arguments, "pairs-half-residual", half, systems=["splade"])
     teacher = output / TEACHER / "model"
     for name in COLLECTIONS:
         words = ("--teacher", str(teacher), "--teacher-kind", "retriever", "--share", "0.95")
@@ -133,14 +135,18 @@ def evaluation(name: str, model: str, data: Path, output: Path) -> Step:
 
 
 def trainings(
-    arguments: argparse.Namespace, kind: str, overrides: tuple[str, ...], loss: str | None = None
+    arguments: argparse.Namespace,
+    kind: str,
+    overrides: tuple[str, ...],
+    loss: str | None = None,
+    systems: Iterable[str] = SYSTEMS,
 ) -> Iterator[Step]:
-    """Every system, trained on one kind of data and tested. Another loss than the experiment's is
-    the loss of each half of the joint system."""
+    """Systems, trained on one kind of data and tested. Another loss than the experiment's is the
+    loss of each half of the joint system."""
     mlm = f"backbone.name={arguments.output / 'minilm-mlm'}"
-    for system, experiment in SYSTEMS.items():
+    for system in systems:
         folder = arguments.output / f"{system}-{kind}"
-        words = [f"experiment={experiment}", f"data_dir={arguments.data}", *overrides]
+        words = [f"experiment={SYSTEMS[system]}", f"data_dir={arguments.data}", *overrides]
         words += [mlm] if system in ADAPTED else []
         if system == "inference-free":
             words.append(f"query_encoder.weights={arguments.output / 'idf.json'}")

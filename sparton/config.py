@@ -127,8 +127,6 @@ def identity(cfg: DictConfig) -> dict[str, str]:
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
             flatten(each.name, value)
-    if cfg.init_from is None:  # runs that began before there was such a setting
-        del flat["init_from"]
     return {key: value for key, value in flat.items() if not key.startswith("evaluation.test")}
 
 
@@ -148,10 +146,15 @@ def cell_settings(cfg: DictConfig, hydra_config: HydraConf) -> dict[str, Any]:
     return {"head": hydra_config.runtime.choices["head"], **scalars, "overrides": overrides}
 
 
+def run_in(folder: Path) -> str:
+    """The override that gives a run its folder."""
+    return f"hydra.run.dir='{folder}'"
+
+
 def cell_command(program: Path, hydra_config: HydraConf, folder: Path) -> list[str]:
     """The cell as a run of its own in ``folder``."""
     overrides = [*hydra_config.overrides.hydra, *hydra_config.overrides.task]
-    alone = ["hydra.mode=RUN", f"hydra.run.dir='{folder}'"]
+    alone = ["hydra.mode=RUN", run_in(folder)]
     sources = hydra_config.runtime.config_sources
     places = [f"--config-dir={each.path}" for each in sources if each.provider == "command-line"]
     name = f"--config-name={hydra_config.job.config_name}"

@@ -32,6 +32,7 @@ def goes_on(folder: Path, gpus: int, losses: list[float]) -> None:
     """From the checkpoint of step 2 to the end, as if nothing had happened."""
     process = start(folder, gpus)
     assert process.returncode == 0, process.stderr
+    assert (process.stdout + process.stderr).count("its ramp is longer") == 2  # of both sides
     assert read_status(folder) == Status("ok")
     assert (folder / "manifest-from-step-2.json").exists()
     found = [record["loss"] for record in read_records(folder)]

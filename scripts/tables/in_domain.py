@@ -31,6 +31,7 @@ DATA = ("pairs", "mined", "distilled")
 MODELS = BASELINES | {
     f"{system}-{data}": f"{system}, {data}" for system, data in product(SYSTEMS, DATA)
 }
+MODELS["splade-pairs-half-residual"] = "splade, pairs, 16 bits between layers"
 NO_MODELS = "Not measured yet: `python scripts/in_domain.py`.\n"
 
 

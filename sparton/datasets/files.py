@@ -54,7 +54,14 @@ def locate(
     names = [files] if isinstance(files, str) else list(files)
     if root is None and hub is not None:
         return [_download(hub, name) for name in names]
-    return [file for name in names for file in _find(Path(root or "."), name)]
+    try:
+        return [file for name in names for file in _find(Path(root or "."), name)]
+    except FileNotFoundError as error:
+        if hub is None:
+            raise
+        raise FileNotFoundError(
+            f"{error}. {hub} is asked where root is null: data.root=null"
+        ) from None
 
 
 def _find(folder: Path, name: str) -> list[DataFile]:
