@@ -79,12 +79,16 @@ class SparseVectors(NamedTuple):
             for values, terms, lengths in pieces
         ]
 
+    @property
+    def places(self) -> Tensor:
+        """Of the entries among all, one vector after the other, int64 ``[P]``."""
+        return sequence_ids(self.bounds, self.num_entries) * self.width + self.terms
+
     def dense(self) -> Tensor:
         """All entries, ``[N, V]``; differentiable."""
         shape = self.num_vectors, self.width
-        places = sequence_ids(self.bounds, self.num_entries) * self.width + self.terms
         flat = self.values.new_zeros(shape[0] * shape[1])
-        return flat.index_copy(0, places, self.values).view(shape)
+        return flat.index_copy(0, self.places, self.values).view(shape)
 
 
 class OwnVectors(NamedTuple):

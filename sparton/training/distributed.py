@@ -1,9 +1,11 @@
-"""The processes that train together: who we are, and the three collectives a step needs."""
+"""The processes that train together: who we are, and the collectives that a step needs."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,9 +13,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparton.representations import Representations, TokenVectors
+from sparton.representations import Extent, Representations, TokenVectors
 from sparton.sparse_vectors import OwnVectors, SparseVectors, bounds_of
 
+# Gradients with fewer elements are added up together.
+SMALL = 2**16
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: who started it ends
 # all.
 _PATIENCE = timedelta(hours=2)
@@ -31,7 +35,7 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def gather(self, reps: Representations) -> Representations:
+    def gather(self, sides: Sequence[Representations]) -> list[Representations]:
         """The representations of every rank, in rank order. The own ones keep their graph, the
         others' are constants: the gradient that comes back is that of this rank's texts alone.
 
@@ -40,58 +44,54 @@ class World:
         bytes than all entries where less than half of these are active.
         """
         if self.size == 1:
-            return reps
-        sparse = reps.sparse
-        if isinstance(sparse, SparseVectors):
-            sparse = self._gather_vectors(sparse)
-        elif sparse is not None:
-            sparse = self.gather_rows(sparse)
-        losses = {name: self.gather_rows(loss) for name, loss in reps.losses.items()}
-        tokens = None if reps.tokens is None else self._gather_tokens(reps.tokens)
-        return Representations(sparse, tokens, losses)
+            return list(sides)
+        extents = self._gather_extents([side.extent for side in sides])
+        return [self._gather(*each) for each in zip(sides, extents, strict=True)]
 
     def gather_rows(self, rows: Tensor) -> Tensor:
         """Concatenate ``[n, ...]`` of every rank to ``[size * n, ...]``; gradients as above."""
-        if self.size == 1:
-            return rows
-        return cast(Tensor, _Gather.apply(rows, self, [rows.shape[0]] * self.size))
+        return self._concatenate(rows, [rows.shape[0]] * self.size)
 
-    def _gather_tokens(self, tokens: TokenVectors) -> TokenVectors:
-        sizes = self._gather_size(tokens.values.shape[0])
+    def _gather(self, reps: Representations, extents: Sequence[Extent]) -> Representations:
+        """``extents``: of every rank."""
+        sparse = reps.sparse
+        if isinstance(sparse, SparseVectors):
+            sparse = self._gather_vectors(sparse, [extent.entries for extent in extents])
+        elif sparse is not None:
+            sparse = self.gather_rows(sparse)
+        tokens = reps.tokens
+        if tokens is not None:
+            tokens = self._gather_tokens(tokens, [extent.tokens for extent in extents])
+        losses = {name: self.gather_rows(loss) for name, loss in reps.losses.items()}
+        return Representations(sparse, tokens, losses)
+
+    def _gather_tokens(self, tokens: TokenVectors, sizes: Sequence[int]) -> TokenVectors:
         lengths = self.gather_rows(tokens.cu_seqlens.diff())
         mask = tokens.mask
         if mask is not None:
-            mask = cast(Tensor, _Gather.apply(mask.byte(), self, sizes)).bool()
-        values = cast(Tensor, _Gather.apply(tokens.values, self, sizes))
+            mask = self._concatenate(mask.byte(), sizes).bool()
+        values = self._concatenate(tokens.values, sizes)
         return TokenVectors(values, F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), mask)
 
-    def _gather_vectors(self, vectors: SparseVectors) -> SparseVectors:
-        sizes = self._gather_size(vectors.num_entries)
+    def _gather_vectors(self, vectors: SparseVectors, sizes: Sequence[int]) -> SparseVectors:
         lengths = self.gather_rows(vectors.bounds.diff())
-        terms = cast(Tensor, _Gather.apply(vectors.terms, self, sizes))
-        values = cast(Tensor, _Gather.apply(vectors.values.detach(), self, sizes))
+        terms = self._concatenate(vectors.terms, sizes)
+        values = self._concatenate(vectors.values.detach(), sizes)
         own = OwnVectors(vectors, self.rank * vectors.num_vectors)
         return SparseVectors(values, terms, bounds_of(lengths), vectors.width, own)
 
-    def _gather_size(self, own: int) -> list[int]:
-        """A number of every rank."""
-        number = torch.tensor([own])
-        numbers = number.new_empty(self.size)
+    def _gather_extents(self, own: Sequence[Extent]) -> list[tuple[Extent, ...]]:
+        """Of every rank, for each of those of this rank."""
+        numbers = torch.tensor(own)
+        of_all = numbers.new_empty((self.size, *numbers.shape))
         # On the CPU, where the numbers are known: no rank waits for its GPU here.
-        dist.all_gather(list(numbers.split(1)), number)
-        return numbers.tolist()
+        dist.all_gather(list(of_all.unbind()), numbers)
+        ranks = [[Extent(*sizes) for sizes in rank] for rank in of_all.tolist()]
+        return list(zip(*ranks, strict=True))
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up the gradients of all ranks, in place. A parameter without one counts as zero."""
-        if self.size == 1:
-            return
-        pending = []
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            pending.append(dist.all_reduce(parameter.grad, async_op=True))
-        for work in pending:
-            work.wait()
+    def _concatenate(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Of every rank, ``counts`` of them."""
+        return rows if self.size == 1 else cast(Tensor, _Gather.apply(rows, self, counts))
 
     def broadcast(self, module: nn.Module) -> None:
         """Give every rank the parameters and buffers of rank 0."""
@@ -104,11 +104,103 @@ class World:
             dist.barrier()
 
 
+class GradientSum:
+    """Adds up the gradients of all ranks, in place, while the backward pass still makes others.
+
+    Large gradients go one by one, each when it and those before it in a common order are complete:
+    the order of the first backward pass of rank 0. Small ones go together at the end. A parameter
+    without a gradient counts as zero.
+
+    Args:
+        world: of the ranks; all give parameters of the same shapes.
+        parameters: whose gradients are added up.
+    """
+
+    def __init__(self, world: World, parameters: Iterable[nn.Parameter]) -> None:
+        self._world = world
+        self._parameters = list(parameters)
+        self._small = [p for p in self._parameters if p.numel() < SMALL]
+        self._order: list[int] | None = None
+        self._complete: dict[int, None] | None = None  # numbers, in order; None: not watching
+        self._pending: list[dist.Work] = []
+        if world.size > 1:
+            for number, parameter in enumerate(self._parameters):
+                if parameter.numel() >= SMALL:
+                    parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
+
+    @contextmanager
+    def of_last_backward(self) -> Iterator[None]:
+        """The backward pass within completes the gradients, which are sums when it ends."""
+        if self._world.size == 1:
+            yield
+            return
+        self._complete = {}
+        try:
+            yield
+            self._finish(list(self._complete))
+        finally:
+            self._complete = None
+            self._pending.clear()
+
+    def _arrive(self, number: int, _: Tensor) -> None:
+        if self._complete is not None:
+            self._complete[number] = None
+            if self._order is not None:
+                while self._started < len(self._order) and self._next in self._complete:
+                    self._start(self._next)
+
+    @property
+    def _started(self) -> int:
+        return len(self._pending)
+
+    @property
+    def _next(self) -> int:
+        assert self._order is not None
+        return self._order[self._started]
+
+    def _start(self, number: int) -> None:
+        self._pending.append(_summed(_gradient(self._parameters[number])))
+
+    def _finish(self, complete: list[int]) -> None:
+        if self._order is None:
+            self._order = self._agree(complete)
+        while self._started < len(self._order):
+            self._start(self._next)
+        for dtype in dict.fromkeys(parameter.dtype for parameter in self._small):
+            parts = [_gradient(parameter) for parameter in self._small if parameter.dtype == dtype]
+            together = torch.cat([part.flatten() for part in parts])
+            _summed(together).wait()
+            sizes = [part.numel() for part in parts]
+            views = zip(together.split(sizes), parts, strict=True)
+            torch._foreach_copy_(parts, [view.view_as(part) for view, part in views])
+        for work in self._pending:
+            work.wait()
+
+    def _agree(self, complete: list[int]) -> list[int]:
+        """The numbers of large parameters, those without a gradient last, as rank 0 has them."""
+        large = [number for number, p in enumerate(self._parameters) if p.numel() >= SMALL]
+        order = torch.tensor([*complete, *(number for number in large if number not in complete)])
+        dist.broadcast(order, src=0)
+        return order.tolist()
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _summed(gradient: Tensor) -> dist.Work:
+    work = dist.all_reduce(gradient, async_op=True)
+    assert work is not None
+    return work
+
+
 class _Gather(torch.autograd.Function):
     """The rows of every rank, ``counts`` of them; backward keeps the own ones' gradient."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, world: World, counts: list[int]) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, world: World, counts: Sequence[int]) -> Tensor:
         ctx.own = sum(counts[: world.rank]), counts[world.rank]
         most = max(counts)
         gathered = rows.new_empty((world.size, most, *rows.shape[1:]))

@@ -5,8 +5,9 @@ once, on the representations of all ranks and micro-batches (Gao et al., arXiv 2
 
 1. encode the micro-batches without a graph;
 2. gather the representations, evaluate the objective, and differentiate it with respect to them;
-3. encode each micro-batch again with a graph and push its slice of that gradient through;
-4. add up the parameter gradients of all ranks.
+3. encode each micro-batch again with a graph and push its slice of that gradient through; the
+   fused head does not look for its maxima again;
+4. add up the parameter gradients of all ranks, while the last of 3 still runs.
 
 When one micro-batch is the whole local batch, the encoding of 1 keeps its graph and 3 disappears.
 
@@ -22,10 +23,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.splade_head import HeadMemory
 from sparton.losses.objective import Objective
 from sparton.models.encoder import Encoder
 from sparton.representations import Extent, Representations
-from sparton.training.distributed import World
+from sparton.training.distributed import GradientSum, World
 from sparton.training.precision import Precision
 from sparton.types import TokenBatch, TrainBatch
 
@@ -68,6 +70,10 @@ class ExactStep:
     seed: int = 0
     scale: Callable[[Tensor], Tensor] = lambda loss: loss
 
+    def __post_init__(self) -> None:
+        learning = (p for p in self.encoder.parameters() if p.requires_grad)
+        self._gradient_sum = GradientSum(self.world, learning)
+
     def __call__(self, batch: TrainBatch, step: int) -> StepOutput:
         """
         Args:
@@ -79,13 +85,16 @@ class ExactStep:
             encoded = self._encode(micro_batches[0])
             held = [self._hold(side) for side in encoded] if self.world.size > 1 else encoded
             output, gradients = self._differentiate(held, batch.teacher_scores, step)
-            _backward(encoded, gradients)
+            with self._gradient_sum.of_last_backward():
+                _backward(encoded, gradients)
         else:
-            held, extents = self._encode_all(micro_batches)
+            memory = HeadMemory()
+            with memory.keeping():
+                held, extents = self._encode_all(micro_batches)
             output, gradients = self._differentiate(held, batch.teacher_scores, step)
             del held
-            self._replay(micro_batches, extents, gradients)
-        self.world.sum_gradients(p for p in self.encoder.parameters() if p.requires_grad)
+            with memory.repeating():
+                self._replay(micro_batches, extents, gradients)
         self.encoder.observe(output.queries, output.documents)
         return output
 
@@ -138,7 +147,7 @@ class ExactStep:
         if teacher_scores is not None:
             teacher_scores = world.gather_rows(teacher_scores.to(world.device, non_blocking=True))
         own = [side.with_leaves(_fresh(side)) for side in sides]
-        queries, documents = (self.encoder.complete(world.gather(side)) for side in own)
+        queries, documents = map(self.encoder.complete, world.gather(own))
         value = self.objective(queries, documents, step, teacher_scores)
         leaves = [leaf for side in own for leaf in side.leaves()]
         gradients = iter(
@@ -155,8 +164,13 @@ class ExactStep:
     ) -> None:
         """Encode every micro-batch again, with a graph, and backpropagate its own gradients."""
         parts = (side.split(sizes) for side, sizes in zip(gradients, extents, strict=True))
-        for micro_batch, own in zip(micro_batches, zip(*parts, strict=True), strict=True):
+        *others, last = zip(micro_batches, zip(*parts, strict=True), strict=True)
+        for micro_batch, own in others:
             _backward(self._encode(micro_batch), own)
+        micro_batch, own = last
+        encoded = self._encode(micro_batch)
+        with self._gradient_sum.of_last_backward():
+            _backward(encoded, own)
 
 
 def _fresh(reps: Representations) -> list[Tensor]:

@@ -6,9 +6,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparton.kernels.sparse_products import spans
+from sparton.kernels.splade_head import function
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer, anti_zero, flops, l1
+from sparton.models.backbones import tiny
+from sparton.models.heads import SpartonHead
+from sparton.models.splade import SpladeEncoder
 from sparton.sparse_vectors import SparseVectors
 from sparton.training import diagnostics
 from sparton.training.diagnostics import describe_representations
@@ -136,3 +140,24 @@ def test_the_log_describes_either_form_alike():
         assert dense == pytest.approx(sparse, rel=1e-6)
     output = make_step(shifted(-9.0), 3)(batch(), 0)
     assert describe_representations(output.queries)["max_weight"] == 0
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_heads_look_for_their_maxima_once(micro_batch, monkeypatch):
+    backbone = tiny([" ".join(f"w{n}" for n in range(500))], hidden_size=64, layers=1)
+    encoder = SpladeEncoder(backbone, SpartonHead()).train()
+    forward, made = function._forward_op, []
+
+    def spy(*arguments: object) -> tuple[Tensor, Tensor]:
+        made.append(torch.is_grad_enabled())
+        return forward(*arguments)
+
+    monkeypatch.setattr(function, "_forward_op", spy)
+    step = ExactStep(encoder, objective(), World(0, 1, CPU), Precision("fp32", CPU), micro_batch)
+    step(batch(), 0)
+    assert made == ([True] * 2 if micro_batch is None else [False] * 6)  # two sides of each part
+    found = gradients(encoder)
+    encoder.zero_grad()
+    expected = truth(encoder)
+    assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert (1.01 * found - expected).norm() > 1e-3 * expected.norm()

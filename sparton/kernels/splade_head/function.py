@@ -7,7 +7,7 @@ tensors run the Triton kernels, CPU tensors the PyTorch version of the same algo
 imported when the first CUDA tensor arrives.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from sparton.kernels.dispatch import cast_for_autocast
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
 from sparton.kernels.splade_head.fp8_cpu import splade_head_forward_fp8_cpu
+from sparton.kernels.splade_head.memory import HeadMemory
 from sparton.kernels.splade_head.sum_function import sum_op
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 
@@ -148,6 +149,20 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
+class _Repeated(torch.autograd.Function):
+    """A head whose results are known: the backward alone."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *operands, reps, argmax = inputs
+        _setup_context(ctx, tuple(operands), (reps, argmax))
+        return reps
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, gradients[0], gradients[0])
+
+
 def splade_head(
     hidden: Tensor,
     weight: Tensor,
@@ -198,7 +213,16 @@ def splade_head(
     check_operands(*operands, cu_seqlens)
     if pooling == "sum":
         return sum_op(*operands, cu_seqlens, activation)
+    memory = HeadMemory.in_use
+    if memory is not None and memory.repeats:
+        found = memory.next((cu_seqlens.shape[0] - 1, weight.shape[0]))
+        if found is not None:
+            return cast(Tensor, _Repeated.apply(*operands, cu_seqlens, activation, *found))
     differentiate = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in operands
     )
-    return _forward_op(*operands, cu_seqlens, activation, fp8, differentiate)[0]
+    keeps = memory is not None and not memory.repeats
+    reps, argmax = _forward_op(*operands, cu_seqlens, activation, fp8, differentiate or keeps)
+    if memory is not None and keeps:
+        memory.keep(reps, argmax)
+    return reps

@@ -1,0 +1,93 @@
+"""What heads found in a pass without a graph, for the pass with one that encodes the same texts.
+
+A step with micro-batches encodes every text twice (Gao et al., arXiv 2101.06983). The backward of a
+maximum needs its value and its winner alone, so the second pass need not look for them again.
+N sequences, V vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from sparton.sparse_vectors import SparseVectors
+
+# Nothing is kept of representations with more active entries than one in so many.
+FEWEST = 8
+
+
+class _Found(NamedTuple):
+    """Representations of N sequences, and the token that won each active entry, int32 ``[P]``."""
+
+    reps: SparseVectors
+    winners: Tensor
+
+
+class HeadMemory:
+    """Results of :func:`~sparton.kernels.splade_head.splade_head` with max pooling, in the order of
+    its calls: 12 bytes for each active entry.
+
+    Attributes:
+        in_use: the memory that heads ask, in this process.
+        repeats: whether they read it, or fill it.
+    """
+
+    in_use: ClassVar["HeadMemory | None"] = None
+
+    def __init__(self) -> None:
+        self.repeats = False
+        self._found: deque[_Found | None] = deque()
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Heads keep what they find."""
+        with self._used(repeats=False):
+            yield
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Heads are called as they were, on the same texts, and give what they gave, with a graph.
+
+        Operands may differ from those of the first time by rounding alone.
+        """
+        with self._used(repeats=True):
+            yield
+
+    @contextmanager
+    def _used(self, *, repeats: bool) -> Iterator[None]:
+        outer, HeadMemory.in_use = HeadMemory.in_use, self
+        self.repeats = repeats
+        try:
+            yield
+        finally:
+            HeadMemory.in_use = outer
+
+    def keep(self, reps: Tensor, argmax: Tensor) -> None:
+        """``[N, V]`` each. The host waits for the number of active entries."""
+        vectors = SparseVectors.from_dense(reps)
+        few = vectors.num_entries * FEWEST <= reps.numel()
+        found = _Found(vectors, argmax.flatten()[vectors.places]) if few else None
+        self._found.append(found)
+
+    def next(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
+        """What was kept of the next call, ``shape = [N, V]`` each, and forget it; None if nothing
+        was.
+
+        Raises:
+            RuntimeError: a call that was not made the first time, or another one.
+        """
+        if not self._found:
+            raise RuntimeError("a head is repeated more often than it was called")
+        found = self._found.popleft()
+        if found is None:
+            return None
+        reps, winners = found
+        if (reps.num_vectors, reps.width) != shape:
+            raise RuntimeError(
+                f"heads are repeated in another order: representations {list(shape)} where "
+                f"[{reps.num_vectors}, {reps.width}] were kept"
+            )
+        argmax = winners.new_zeros(shape).flatten().index_copy(0, reps.places, winners)
+        return reps.dense(), argmax.view(shape)

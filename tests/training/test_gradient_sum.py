@@ -1,0 +1,92 @@
+"""Gradients are added up over the ranks while the backward pass still runs."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from sparton.training import distributed
+from sparton.training.distributed import GradientSum, World
+
+CPU = torch.device("cpu")
+RANKS, STEPS = 2, 3
+
+
+class Branches(nn.Module):
+    """Layers of which every rank leaves another one out, and a large one that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.unused = nn.Linear(20, 20)
+        self.first = nn.Linear(20, 20)
+        self.branches = nn.ModuleList(nn.Linear(20, 20) for _ in range(RANKS))
+        self.last = nn.Linear(20, 3)
+        self.scale = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor, rank: int) -> Tensor:
+        return self.scale * self.last(self.branches[rank](self.first(x)).relu()).double()
+
+
+def loss(model: Branches, rank: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return model(torch.randn(5, 20, generator=generator), rank).square().sum()
+
+
+def gradients(model: Branches) -> list[Tensor]:
+    return [p.grad.clone() for p in model.parameters()]
+
+
+def truth(step: int) -> list[Tensor]:
+    """Of both ranks, in one process."""
+    model = Branches()
+    sum(loss(model, rank, step) for rank in range(RANKS)).backward()
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+
+
+def _worker(rank: int, store: str, small: int, results: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    distributed.SMALL = small
+    model = Branches()
+    total = GradientSum(World(rank, RANKS, CPU), model.parameters())
+    started: list[int] = []
+    model.first.weight.register_hook(lambda _: started.append(len(total._pending)))
+    found = []
+    for step in range(STEPS):
+        model.zero_grad()
+        (loss(model, rank, step) / 2).backward()  # an earlier micro-batch
+        with total.of_last_backward():
+            (loss(model, rank, step) / 2).backward()
+        found.append(gradients(model))
+    results[rank] = found, started
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("small", [0, 50, 10**6])
+def test_sums_over_ranks(small, tmp_path):
+    """Nothing is small, biases are, all is."""
+    with mp.Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_worker, (str(tmp_path / "store"), small, results), nprocs=RANKS)
+        for rank in range(RANKS):
+            found, started = results[rank]
+            for step in range(STEPS):
+                for gradient, expected in zip(found[step], truth(step), strict=True):
+                    torch.testing.assert_close(gradient, expected)
+                assert any(not torch.allclose(*each) for each in zip(found[step], truth(step + 1)))
+            # Of the two backward passes of each step, the second one of all but the first step.
+            early = [count > 0 for count in started]
+            assert early == [False, False, *[False, small < 10**6] * (STEPS - 1)]
+
+
+def test_alone_nothing_is_added():
+    model = Branches()
+    total = GradientSum(World(0, 1, CPU), model.parameters())
+    with total.of_last_backward():
+        loss(model, 0, 0).backward()
+    assert model.unused.weight.grad is None
+    assert model.first.weight.grad.any()
