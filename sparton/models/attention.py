@@ -7,6 +7,8 @@ A model loaded with ``attn_implementation=PACKED_ATTENTION`` takes ``input_ids [
 attention mask and reads the sequence boundaries from keyword arguments of its forward.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,6 +28,17 @@ PACKED_ATTENTION = "sparton_packed"
 # Sequences of up to so many tokens go to our own kernels, which are faster there
 # (scripts/benchmark_attention.py), longer ones to FlashAttention.
 SHORT = 512
+
+
+class _Places(NamedTuple):
+    """Who attends to whom: tokens of packed sequences, all or ``keys``, at a distance of at most
+    ``window``; a negative one is none. And the factor of their scores."""
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    keys: KeyTokens | None
+    scale: float | None
+    window: int = -1
 
 
 def register_packed_attention() -> None:
@@ -86,7 +99,7 @@ def packed_attention(
     keys = None if key_rows is None else KeyTokens(key_rows, cu_seq_lens_k, max_length_k)
     window = -1 if sliding_window is None else sliding_window - 1
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-    mixed = _attend(q, k, v, cu_seq_lens_q, max_length_q, keys, scaling, window)
+    mixed = _attend(q, k, v, _Places(cu_seq_lens_q, max_length_q, keys, scaling, window))
     return mixed.unsqueeze(0), None
 
 
@@ -108,29 +121,20 @@ def packed_self_attention(
     if keys is None and max_seqlen <= SHORT and _has_short_kernel(states):
         return varlen_self_attention(states, cu_seqlens, max_seqlen, scale=scale)
     query, key, value = states.unbind(1)
-    return _attend(query, key, value, cu_seqlens, max_seqlen, keys, scale, -1)
+    return _attend(query, key, value, _Places(cu_seqlens, max_seqlen, keys, scale))
 
 
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    keys: KeyTokens | None,
-    scale: float | None,
-    window: int,
-) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
     """``[T, H, d]`` each, by the best of what this device and these lengths have."""
-    if keys is not None and window >= max_seqlen - 1:
-        window = -1
+    if places.keys is not None and places.window >= places.max_seqlen - 1:
+        places = places._replace(window=-1)
     attend = _padded
-    if window < 0 and _has_short_kernel(query) and max_seqlen <= SHORT:
+    if places.window < 0 and _has_short_kernel(query) and places.max_seqlen <= SHORT:
         attend = _short
     # FlashAttention takes keys for the last tokens of a sequence, so windows would slip.
-    elif _has_varlen_kernel(query) and (keys is None or window < 0):
+    elif _has_varlen_kernel(query) and (places.keys is None or places.window < 0):
         attend = _varlen
-    return attend(query, key, value, cu_seqlens, max_seqlen, keys, scale, window)
+    return attend(query, key, value, places)
 
 
 def _has_short_kernel(query: Tensor) -> bool:
@@ -143,87 +147,54 @@ def _has_varlen_kernel(query: Tensor) -> bool:
     return query.is_cuda and half and head_width % 8 == 0 and head_width <= 256
 
 
-def _short(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    keys: KeyTokens | None,
-    scale: float | None,
-    window: int,
-) -> Tensor:
+def _short(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
     """``[T, H, d]`` each; our kernels, half precision on CUDA, without a window."""
-    assert window < 0
-    key, value, key_bounds, max_keys = _attended(key, value, cu_seqlens, max_seqlen, keys)
-    return varlen_attention(
-        query, key, value, cu_seqlens, key_bounds, max_seqlen, max_keys, scale=scale
-    )
+    assert places.window < 0
+    key, value, bounds, longest = _attended(key, value, places)
+    return varlen_attention(query, key, value, *bounds, *longest, scale=places.scale)
 
 
-def _varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    keys: KeyTokens | None,
-    scale: float | None,
-    window: int,
-) -> Tensor:
+def _varlen(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
     """``[T, H, d]`` each; FlashAttention, half precision on CUDA."""
-    key, value, key_bounds, max_keys = _attended(key, value, cu_seqlens, max_seqlen, keys)
+    key, value, bounds, longest = _attended(key, value, places)
+    window = (places.window, places.window)
     output = varlen_attn(
-        query,
-        key,
-        value,
-        cu_seqlens,
-        key_bounds,
-        max_seqlen,
-        max_keys,
-        scale=scale,
-        window_size=(window, window),
+        query, key, value, *bounds, *longest, scale=places.scale, window_size=window
     )
     assert isinstance(output, Tensor)
     return output
 
 
 def _attended(
-    key: Tensor, value: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: KeyTokens | None
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Key and value of the tokens attended to, their boundaries and the most of a sequence."""
-    if keys is None:
-        return key, value, cu_seqlens, max_seqlen
-    rows = keys.rows
-    return key.index_select(0, rows), value.index_select(0, rows), keys.cu_seqlens, keys.max_seqlen
+    key: Tensor, value: Tensor, places: _Places
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], tuple[int, int]]:
+    """Key and value of the tokens attended to; then, of the tokens that attend and of those that
+    are attended to, boundaries and the most of a sequence."""
+    bounds, longest = (places.cu_seqlens, places.cu_seqlens), (places.max_seqlen, places.max_seqlen)
+    keys = places.keys
+    if keys is not None:
+        key, value = key.index_select(0, keys.rows), value.index_select(0, keys.rows)
+        bounds, longest = (bounds[0], keys.cu_seqlens), (longest[0], keys.max_seqlen)
+    return key, value, bounds, longest
 
 
-def _padded(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    keys: KeyTokens | None,
-    scale: float | None,
-    window: int,
-) -> Tensor:
+def _padded(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
     """``[T, H, d]`` each; padded to ``[N, H, S, d]`` for attention alone, then packed again."""
+    cu_seqlens, max_seqlen = places.cu_seqlens, places.max_seqlen
     stacked = torch.stack((query, key, value), dim=1)
     q, k, v = packing.pad(stacked, cu_seqlens, max_seqlen).permute(2, 0, 3, 1, 4).unbind(0)
-    seen = _visible(cu_seqlens, max_seqlen, keys, query.shape[0], window)
+    seen = _visible(places, query.shape[0])
     # A row of softmax over nothing would be NaN and its gradient would reach the keys of others.
     blind = ~seen.any(dim=-1, keepdim=True)
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, scale=scale)
-    if keys is not None:  # else only padding is blind
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, scale=places.scale)
+    if places.keys is not None:  # else only padding is blind
         mixed = mixed.masked_fill(blind, 0)
     return packing.unpad(mixed.transpose(1, 2), cu_seqlens, query.shape[0])
 
 
-def _visible(
-    cu_seqlens: Tensor, max_seqlen: int, keys: KeyTokens | None, total: int, window: int
-) -> Tensor:
+def _visible(places: _Places, total: int) -> Tensor:
     """Who sees whom: bool ``[N, 1, 1, S]`` or, with a window, ``[N, 1, S, S]``."""
+    cu_seqlens, max_seqlen, keys, _, window = places
     if keys is None:
         seen = packing.padding_mask(cu_seqlens, max_seqlen)
     else:

@@ -27,7 +27,8 @@ from sparton.kernels.splade_head import HeadMemory
 from sparton.losses.objective import Objective
 from sparton.models.encoder import Encoder
 from sparton.representations import Extent, Representations
-from sparton.training.distributed import GradientSum, World
+from sparton.training.distributed import World
+from sparton.training.gradient_sum import GradientSum
 from sparton.training.precision import Precision
 from sparton.types import TokenBatch, TrainBatch
 

@@ -8,8 +8,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from sparton.training import distributed
-from sparton.training.distributed import GradientSum, World
+from sparton.training import gradient_sum
+from sparton.training.distributed import World
+from sparton.training.gradient_sum import GradientSum
 
 CPU = torch.device("cpu")
 RANKS, STEPS = 2, 3
@@ -50,7 +51,7 @@ def truth(step: int) -> list[Tensor]:
 def _worker(rank: int, store: str, small: int, results: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
-    distributed.SMALL = small
+    gradient_sum.SMALL = small
     model = Branches()
     total = GradientSum(World(rank, RANKS, CPU), model.parameters())
     started: list[int] = []

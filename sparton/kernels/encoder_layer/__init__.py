@@ -1,7 +1,9 @@
 """What an encoder layer computes between its matrix products, in one pass over memory each."""
 
 from sparton.kernels.encoder_layer.dropout import hashed_dropout
-from sparton.kernels.encoder_layer.function import FLOATS, bias_gelu, post_norm, post_norm_and_copy
+from sparton.kernels.encoder_layer.gelu_function import bias_gelu
+from sparton.kernels.encoder_layer.norm_function import post_norm, post_norm_and_copy
+from sparton.kernels.encoder_layer.operands import FLOATS
 from sparton.kernels.encoder_layer.reference import bias_gelu_reference, post_norm_reference
 
 __all__ = [

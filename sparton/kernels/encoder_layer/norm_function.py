@@ -1,5 +1,4 @@
-"""What an encoder layer computes between its products, as PyTorch operators: autograd,
-torch.compile.
+"""Dropout, residual and normalisation as PyTorch operators: autograd, torch.compile.
 
 T tokens, D columns.
 
@@ -17,101 +16,14 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.encoder_layer.dropout import draw_seed
-
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+from sparton.kernels.encoder_layer.operands import FLOATS, check_operands, rows_of
 
 
 @functools.cache
-def _kernels() -> tuple[ModuleType, ModuleType]:
-    from sparton.kernels.encoder_layer import gelu, normalization
+def _kernels() -> ModuleType:
+    from sparton.kernels.encoder_layer import normalization
 
-    return gelu, normalization
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).contiguous()
-
-
-# GELU
-
-
-def _gelu(x: Tensor, bias: Tensor) -> Tensor:
-    return _kernels()[0].gelu_forward(_rows(x), bias.contiguous()).view(x.shape)
-
-
-def _gelu_gradients(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    dx, dbias = _kernels()[0].gelu_backward(_rows(grad), _rows(x), bias.contiguous())
-    return dx.view(x.shape), dbias.to(bias.dtype)
-
-
-@torch.library.custom_op("sparton::bias_gelu", mutates_args=())
-def _gelu_op(x: Tensor, bias: Tensor) -> Tensor:
-    return _gelu(x, bias)
-
-
-@_gelu_op.register_fake
-def _(x: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("sparton::bias_gelu_backward", mutates_args=())
-def _gelu_backward_op(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    return _gelu_gradients(grad, x, bias)
-
-
-@_gelu_backward_op.register_fake
-def _(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), bias.new_empty(bias.shape)
-
-
-def _gelu_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-_gelu_op.register_autograd(
-    lambda ctx, grad: _gelu_backward_op(grad, *ctx.saved_tensors), setup_context=_gelu_setup
-)
-
-
-class _BiasGelu(torch.autograd.Function):
-    """The operators for eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, bias)
-        return _gelu(x, bias)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        # The operator refuses second derivatives where someone asks for them.
-        if torch.is_grad_enabled() or needs_operators():
-            return _gelu_backward_op(grad, *ctx.saved_tensors)
-        return _gelu_gradients(grad, *ctx.saved_tensors)
-
-
-def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """``gelu(x + bias)`` with the normal distribution's function to 1e-7, computed in fp32.
-
-    Args:
-        x: ``[..., D]`` float16, bfloat16 or float32 on a GPU: a linear layer's product.
-        bias: ``[D]`` of any of these dtypes.
-
-    Returns:
-        ``[..., D]`` in the dtype of x. Differentiable once; the bias' gradient is summed in fp32 in
-        a fixed order.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit together.
-    """
-    _check(x, bias)
-    if needs_operators():
-        return _gelu_op(x, bias)
-    if torch.is_grad_enabled() and (x.requires_grad or bias.requires_grad):
-        return _BiasGelu.apply(x, bias)
-    return _gelu(x, bias)
-
-
-# Dropout, residual and normalisation
+    return normalization
 
 
 def _post_norm(
@@ -120,8 +32,8 @@ def _post_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The result, its copy, and the saved sums and moments; empty ones if not wanted."""
     vectors = (vector.contiguous() for vector in (gain, shift))
-    out, second, saved = _kernels()[1].post_norm_forward(
-        _rows(x), bias.contiguous(), _rows(residual), *vectors, seed,
+    out, second, saved = _kernels().post_norm_forward(
+        rows_of(x), bias.contiguous(), rows_of(residual), *vectors, seed,
         p=p, eps=eps, dtype=dtype, copy=copy, save=save,
     )  # fmt: skip
     nothing = (out.new_empty(0), out.new_empty(0, dtype=torch.float32))
@@ -133,9 +45,9 @@ def _post_norm_gradients(
     grad: Tensor, copy_grad: Tensor | None, sums: Tensor, moments: Tensor, gain: Tensor,
     seed: Tensor | None, p: float, dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    kernels = _kernels()[1]
+    kernels = _kernels()
     dx, dresidual, columns = kernels.post_norm_backward(
-        _rows(grad), None if copy_grad is None else _rows(copy_grad),
+        rows_of(grad), None if copy_grad is None else rows_of(copy_grad),
         kernels.NormSums(sums, moments), gain.contiguous(), seed, p=p, dtypes=dtypes,
     )  # fmt: skip
     return dx.view(grad.shape), dresidual.view(grad.shape), columns
@@ -315,7 +227,7 @@ def _normalised(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
     p: float, eps: float, dtype: torch.dtype | None, copy: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _check(x, bias, gain, shift)
+    check_operands(x, bias, gain, shift)
     place = (x.shape, x.device)
     if (residual.shape, residual.device) != place or residual.dtype not in FLOATS:
         raise ValueError(
@@ -340,18 +252,3 @@ def _normalised(
     if needs_operators():
         return _post_norm_op(*arguments)[:2]
     return _PostNorm.apply(*arguments) if differentiate else _post_norm(*arguments)[:2]
-
-
-def _check(x: Tensor, *vectors: Tensor) -> None:
-    if x.dtype not in FLOATS or x.dim() < 1:
-        raise ValueError(
-            f"x must be [..., D] in float16, bfloat16 or float32, got {x.dtype} {tuple(x.shape)}"
-        )
-    for vector in vectors:
-        if vector.shape != x.shape[-1:] or vector.dtype not in FLOATS:
-            raise ValueError(
-                f"bias, gain and shift must be float tensors [D] = [{x.shape[-1]}], got "
-                f"{vector.dtype} {tuple(vector.shape)}"
-            )
-        if vector.device != x.device:
-            raise ValueError(f"operands must be on one device, got {x.device} and {vector.device}")
