@@ -97,8 +97,9 @@ def main(cfg: DictConfig) -> None:
 
 def run(cfg: DictConfig, world: World, folder: Path) -> None:
     """Train, or go on with what ``folder`` holds; then evaluate the best model."""
-    if not world.is_main:
-        logging.disable(logging.WARNING)  # the main process says the same
+    if not world.is_main:  # the main process says the same
+        for name in ("sparton", __name__):
+            logging.getLogger(name).setLevel(logging.ERROR)
     config.check(cfg, world.size)
     cfg = config.without_replaced(cfg)
     dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})

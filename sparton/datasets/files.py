@@ -59,9 +59,7 @@ def locate(
     except FileNotFoundError as error:
         if hub is None:
             raise
-        raise FileNotFoundError(
-            f"{error}. {hub} is asked where root is null: data.root=null"
-        ) from None
+        raise FileNotFoundError(f"{error}. To download it from {hub}: data.root=null") from None
 
 
 def _find(folder: Path, name: str) -> list[DataFile]:

@@ -58,7 +58,7 @@ class EncoderBody(nn.Module):
         register_packed_attention()
         model.set_attn_implementation(PACKED_ATTENTION)
         _check_packing(self)
-        fuse_layers(model)
+        fuse_layers(model, checkpointed=gradient_checkpointing)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if half_residual:

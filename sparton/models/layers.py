@@ -7,6 +7,7 @@ Under autocast the layers hand on :class:`LayerStates`.
 T packed tokens, D hidden width, H heads, d the width of a head.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -84,7 +85,8 @@ class SelfAttention(nn.Module):
     def _projected(self, x: Tensor) -> Tensor:
         """``[T, 3 D]``."""
         parts = (self.query, self.key, self.value)
-        if any(type(part) is not nn.Linear for part in parts):  # adapters
+        adapted = any(type(part) is not nn.Linear for part in parts)
+        if adapted or len({part.weight.requires_grad for part in parts}) > 1:
             return torch.cat([part(x) for part in parts], dim=-1)
         weight = torch.cat([part.weight for part in parts])
         return F.linear(x, weight, torch.cat([part.bias for part in parts]))
@@ -95,11 +97,20 @@ class PostNorm(nn.Module):
 
     Args:
         dense, dropout, LayerNorm: the parts, named as in transformers.
+        both: under autocast, hand on :class:`LayerStates`.
     """
 
-    def __init__(self, dense: nn.Linear, dropout: nn.Dropout, LayerNorm: nn.LayerNorm) -> None:
+    def __init__(
+        self,
+        dense: nn.Linear,
+        dropout: nn.Dropout,
+        LayerNorm: nn.LayerNorm,
+        *,
+        both: bool = True,
+    ) -> None:
         super().__init__()
         self.dense, self.dropout, self.LayerNorm = dense, dropout, LayerNorm
+        self.both = both
 
     def forward(self, hidden_states: Tensor, input_tensor: States) -> States:
         residual = _residual(input_tensor)
@@ -108,12 +119,14 @@ class PostNorm(nn.Module):
             return norm(self.dropout(self.dense(hidden_states)) + residual)
         product = F.linear(hidden_states, self.dense.weight)
         operands = (product, self.dense.bias, residual, norm.weight, norm.bias)
-        dtype = autocast_dtype(product)
-        if dtype is None or (dtype == torch.bfloat16 and isinstance(norm, HalfLayerNorm)):
+        product_dtype = dtype = autocast_dtype(product)
+        if dtype is not None:  # what a normalisation gives under autocast
+            half = dtype == torch.bfloat16 and isinstance(norm, HalfLayerNorm)
+            dtype = dtype if half else torch.float32
+        if product_dtype in (None, dtype) or not self.both:
             return post_norm(*operands, eps=norm.eps, p=p, dtype=dtype)
-        # What a normalisation gives under autocast, and what the next product makes of it.
         return LayerStates(
-            *post_norm_and_copy(*operands, eps=norm.eps, p=p, dtype=torch.float32, copy=dtype)
+            *post_norm_and_copy(*operands, eps=norm.eps, p=p, dtype=dtype, copy=product_dtype)
         )
 
 
@@ -135,18 +148,27 @@ class Intermediate(nn.Module):
         return bias_gelu(F.linear(x, self.dense.weight), self.dense.bias)
 
 
-def fuse_layers(model: nn.Module) -> None:
+def fuse_layers(model: nn.Module, *, checkpointed: bool = False) -> None:
     """The parts of BERT's and RoBERTa's layers below ``model`` by those of this module, in place;
-    names and parameters stay. Encoders with other parts than transformers' own stay as they are."""
+    names and parameters stay. Encoders with other parts than transformers' own stay as they are.
+
+    Attention becomes bidirectional and has no dropout: the caller has refused other models.
+
+    Args:
+        checkpointed: layers are computed again in the backward pass. They then hand on one tensor,
+            as what is between them is all that is kept.
+    """
     for encoder in list(model.modules()):
         name = type(encoder).__name__
         family = name.removesuffix("Encoder")
         if family == name or family not in FAMILIES:
             continue
         layers = list(encoder.get_submodule("layer").children())
-        if all(_is_stock(layer, family) for layer in layers):
-            for layer in layers:
-                _fuse(layer)
+        if not layers or not all(_is_stock(layer, family) for layer in layers):
+            continue
+        for layer in layers:
+            _fuse(layer, both=not checkpointed)
+        if not checkpointed:
             encoder.register_forward_pre_hook(_enter)
             encoder.register_forward_hook(_leave)
 
@@ -163,20 +185,21 @@ def _is_stock(layer: nn.Module, family: str) -> bool:
     )
 
 
-def _fuse(layer: Any) -> None:
+def _fuse(layer: Any, both: bool) -> None:
     attention = layer.attention
     attention.self = SelfAttention(attention.self).train(attention.training)
     for parent, name, make in (
         (attention, "output", PostNorm),
         (layer, "intermediate", Intermediate),
-        (layer, "output", PostNorm),
+        (layer, "output", partial(PostNorm, both=both)),
     ):
         part = getattr(parent, name)
         setattr(parent, name, make(**dict(part.named_children())).train(part.training))
 
 
 def _enter(encoder: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Layers find the embeddings as they find the states of other layers: they share a graph."""
+    """The first layer finds the embeddings, where they are fp32, as others find their states: all
+    share a graph."""
     states, *others = inputs
     dtype = autocast_dtype(states)
     if dtype in (None, states.dtype) or not _has_kernels(states, encoder.layer[0].output.dense):

@@ -30,13 +30,14 @@ class GradientSum:
         self._world = world
         self._parameters = list(parameters)
         self._small = [p for p in self._parameters if p.numel() < SMALL]
+        self._large = [n for n, p in enumerate(self._parameters) if p.numel() >= SMALL]
         self._order: list[int] | None = None
         self._complete: dict[int, None] | None = None  # numbers, in order; None: not watching
         self._pending: list[dist.Work] = []
         if world.size > 1:
-            for number, parameter in enumerate(self._parameters):
-                if parameter.numel() >= SMALL:
-                    parameter.register_post_accumulate_grad_hook(partial(self._arrive, number))
+            for number in self._large:
+                hook = partial(self._arrive, number)
+                self._parameters[number].register_post_accumulate_grad_hook(hook)
 
     @contextmanager
     def of_last_backward(self) -> Iterator[None]:
@@ -88,8 +89,7 @@ class GradientSum:
 
     def _agree(self, complete: list[int]) -> list[int]:
         """The numbers of large parameters, those without a gradient last, as rank 0 has them."""
-        large = [number for number, p in enumerate(self._parameters) if p.numel() >= SMALL]
-        order = torch.tensor([*complete, *(number for number in large if number not in complete)])
+        order = torch.tensor([*complete, *(n for n in self._large if n not in complete)])
         dist.broadcast(order, src=0)
         return order.tolist()
 

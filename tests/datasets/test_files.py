@@ -118,7 +118,7 @@ def test_locate_in_a_folder(write_lines: Callable[..., str], tmp_path: Path) -> 
     assert locate(f"{root}/c.jsonl")[0].path.name == "c.jsonl"
     with pytest.raises(FileNotFoundError, match=r"d\.tsv: no such file.*holds a\.tsv, b\.tsv, c"):
         locate("d.tsv", root=root)
-    with pytest.raises(FileNotFoundError, match=r"x/y is asked where root is null: data\.root="):
+    with pytest.raises(FileNotFoundError, match=r"download it from x/y: data\.root=null"):
         locate("d.tsv", root=str(tmp_path), hub="x/y")
     with pytest.raises(FileNotFoundError, match="nowhere does not exist: set data_dir or root"):
         locate("d.tsv", root=f"{root}/nowhere")

@@ -145,6 +145,14 @@ def test_gelu_is_the_exact_one_everywhere():
     assert (approximation - truth).abs().max().item() > 1e-4
 
 
+def test_gelu_far_out_is_its_limit():
+    infinity = float("inf")
+    x = torch.tensor([[infinity, -infinity, 1e30, -1e30, float("nan")]], device=DEVICE)
+    *found, last = bias_gelu(x, torch.zeros(5, device=DEVICE))[0].tolist()
+    assert found == [infinity, 0.0, torch.tensor(1e30).item(), 0.0]
+    assert last != last
+
+
 def test_gradients_have_the_same_bits_every_time():
     operands, grad = norm_problem(60, 96, torch.float16, torch.float16)
     x, bias, residual, gain, shift = (tensor.squeeze(0) for tensor in operands)

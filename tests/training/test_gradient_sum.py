@@ -14,6 +14,16 @@ from sparton.training.gradient_sum import GradientSum
 
 CPU = torch.device("cpu")
 RANKS, STEPS = 2, 3
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[
+            pytest.mark.gpu,
+            pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason="needs two GPUs"),
+        ],
+    ),
+]
 
 
 class Branches(nn.Module):
@@ -34,11 +44,12 @@ class Branches(nn.Module):
 
 def loss(model: Branches, rank: int, step: int) -> Tensor:
     generator = torch.Generator().manual_seed(10 * step + rank)
-    return model(torch.randn(5, 20, generator=generator), rank).square().sum()
+    x = torch.randn(5, 20, generator=generator).to(model.scale.device)
+    return model(x, rank).square().sum()
 
 
 def gradients(model: Branches) -> list[Tensor]:
-    return [p.grad.clone() for p in model.parameters()]
+    return [p.grad.cpu().clone() for p in model.parameters()]
 
 
 def truth(step: int) -> list[Tensor]:
@@ -48,12 +59,16 @@ def truth(step: int) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
 
 
-def _worker(rank: int, store: str, small: int, results: Any) -> None:
+def _worker(rank: int, store: str, small: int, device: str, results: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    own = torch.device(device, rank if device == "cuda" else None)
+    if device == "cuda":
+        torch.cuda.set_device(own)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=RANKS)
     gradient_sum.SMALL = small
-    model = Branches()
-    total = GradientSum(World(rank, RANKS, CPU), model.parameters())
+    model = Branches().to(own)
+    total = GradientSum(World(rank, RANKS, own), model.parameters())
     started: list[int] = []
     model.first.weight.register_hook(lambda _: started.append(len(total._pending)))
     found = []
@@ -67,12 +82,13 @@ def _worker(rank: int, store: str, small: int, results: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("small", [0, 50, 10**6])
-def test_sums_over_ranks(small, tmp_path):
+def test_sums_over_ranks(small, device, tmp_path):
     """Nothing is small, biases are, all is."""
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(_worker, (str(tmp_path / "store"), small, results), nprocs=RANKS)
+        mp.spawn(_worker, (str(tmp_path / "store"), small, device, results), nprocs=RANKS)
         for rank in range(RANKS):
             found, started = results[rank]
             for step in range(STEPS):

@@ -63,7 +63,9 @@ def _gelu_kernel(
     bias = tl.load(bias_ptr + d, d < D, 0.0).to(tl.float32)
     u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
     tail, _ = _tail(u, APPROXIMATE)
-    store_rows(out_ptr, t, d, inside, tl.maximum(u, 0.0) - tl.abs(u) * tail, D)
+    # The tail is 0 from 14 on, infinity among it.
+    out = tl.maximum(u, 0.0) - tl.minimum(tl.abs(u), 16.0) * tail
+    store_rows(out_ptr, t, d, inside, out, D)
 
 
 @triton.jit(do_not_specialize=["T", "programs"])

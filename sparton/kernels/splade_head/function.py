@@ -213,16 +213,17 @@ def splade_head(
     check_operands(*operands, cu_seqlens)
     if pooling == "sum":
         return sum_op(*operands, cu_seqlens, activation)
-    memory = HeadMemory.in_use
-    if memory is not None and memory.repeats:
-        found = memory.next((cu_seqlens.shape[0] - 1, weight.shape[0]))
+    keeping = HeadMemory.in_use
+    if keeping is not None and keeping.repeats:
+        found = keeping.next((cu_seqlens.shape[0] - 1, weight.shape[0]))
         if found is not None:
             return cast(Tensor, _Repeated.apply(*operands, cu_seqlens, activation, *found))
+        keeping = None
     differentiate = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in operands
     )
-    keeps = memory is not None and not memory.repeats
-    reps, argmax = _forward_op(*operands, cu_seqlens, activation, fp8, differentiate or keeps)
-    if memory is not None and keeps:
-        memory.keep(reps, argmax)
+    wants_argmax = differentiate or keeping is not None
+    reps, argmax = _forward_op(*operands, cu_seqlens, activation, fp8, wants_argmax)
+    if keeping is not None:
+        keeping.keep(reps, argmax)
     return reps

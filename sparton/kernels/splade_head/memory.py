@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sparton.sparse_vectors import SparseVectors
 
-# Nothing is kept of representations with more active entries than one in so many.
-FEWEST = 8
+# Nothing is kept of representations of which a larger share is active.
+MOST_ACTIVE = 1 / 8
 
 
 class _Found(NamedTuple):
@@ -48,10 +48,8 @@ class HeadMemory:
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """Heads are called as they were, on the same texts, and give what they gave, with a graph.
-
-        Operands may differ from those of the first time by rounding alone.
-        """
+        """Heads give what they gave, with a graph. They must be called as they were: as often, in
+        the same order, on the same texts; nothing but the shapes is checked."""
         with self._used(repeats=True):
             yield
 
@@ -66,10 +64,11 @@ class HeadMemory:
 
     def keep(self, reps: Tensor, argmax: Tensor) -> None:
         """``[N, V]`` each. The host waits for the number of active entries."""
+        if int(reps.count_nonzero()) > MOST_ACTIVE * reps.numel():
+            self._found.append(None)
+            return
         vectors = SparseVectors.from_dense(reps)
-        few = vectors.num_entries * FEWEST <= reps.numel()
-        found = _Found(vectors, argmax.flatten()[vectors.places]) if few else None
-        self._found.append(found)
+        self._found.append(_Found(vectors, argmax.flatten()[vectors.places]))
 
     def next(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor] | None:
         """What was kept of the next call, ``shape = [N, V]`` each, and forget it; None if nothing
