@@ -25,6 +25,7 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from sparton import config
 from sparton.datasets.loader import train_loader
+from sparton.datasets.mixture import Mixture
 from sparton.evaluation import (
     TaskResult,
     evaluate_encoder,
@@ -102,10 +103,11 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
             logging.getLogger(name).setLevel(logging.ERROR)
     config.check(cfg, world.size)
     cfg = config.without_replaced(cfg)
+    data = instantiate(cfg.data)
     dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})
-    trainer, tokenizer = build_trainer(cfg, world, folder, dev_tasks)
+    trainer, tokenizer = build_trainer(cfg, world, folder, data, dev_tasks)
     needs_teacher = trainer.step.objective.ranking.needs_teacher
-    batches = build_loader(cfg, world, tokenizer, trainer.resume(), needs_teacher)
+    batches = build_loader(cfg, world, data, tokenizer, trainer.resume(), needs_teacher)
     if world.is_main:
         steps, start = trainer.settings.steps, trainer.start_step
         others = [build(start_step=start) for build in instantiate(cfg.logger).values()]
@@ -135,7 +137,7 @@ def build_tasks(cfg: DictConfig) -> tuple[list[RetrievalTask], TaskBuilders]:
 
 
 def build_trainer(
-    cfg: DictConfig, world: World, folder: Path, dev_tasks: list[RetrievalTask]
+    cfg: DictConfig, world: World, folder: Path, data: Mixture, dev_tasks: list[RetrievalTask]
 ) -> tuple[Trainer, Tokenizer]:
     """Model, objective, optimizer and the loop around them."""
     torch.manual_seed(cfg.seed)
@@ -170,7 +172,7 @@ def build_trainer(
         meter=ThroughputMeter(world.device, encoder.flops_per_token, world.size),
         evaluate=lambda model: mean_metrics([evaluate(model, task=task) for task in dev_tasks]),
         save_model=partial(save_encoder, **lengths),
-        identity=config.identity(cfg),
+        identity=config.identity(cfg) | data.identity(),
     )
     return trainer, tokenizer
 
@@ -199,13 +201,14 @@ def build_evaluation(cfg: DictConfig, precision: Precision) -> Callable[..., Tas
 def build_loader(
     cfg: DictConfig,
     world: World,
+    data: Mixture,
     tokenizer: Tokenizer,
     start_step: int,
     needs_teacher: bool,
 ) -> Iterable[TrainBatch]:
     """This process's batches from ``start_step`` on; ``needs_teacher``: with teacher scores."""
     return train_loader(
-        instantiate(cfg.data),
+        data,
         tokenizer,
         batch=cfg.batch,
         steps=config.total_steps(cfg),

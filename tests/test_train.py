@@ -175,6 +175,20 @@ def test_another_configuration_does_not_resume_this_one(tmp_path):
     assert [record["step"] for record in records] == [1, 2]
 
 
+def test_other_data_does_not_resume_a_run(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    texts = [["query", "document", "text"][n % 3] + f" number {n}" for n in range(20)]
+    lines = [json.dumps([text, f"{text} again"]) + "\n" for text in texts]
+    settings = ["data=text_files", f"data.files={{mine: {file}}}", "data_dir=.", "evaluation=none"]
+    file.write_text("".join(lines[:18]))
+    run_here(tmp_path, *settings, "steps=2")
+    file.write_text("".join(lines))
+    with pytest.raises(
+        CheckpointError, match=r"or data: data\.mine\.examples=20 \(was 18\)\. Give"
+    ):
+        run_here(tmp_path, *settings, "steps=2")
+
+
 def test_tensorboard_has_every_step_once_and_the_tests(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = f"logger.tensorboard.directory={tmp_path / 'tensorboard'}"

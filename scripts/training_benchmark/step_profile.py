@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 from torch.profiler import ProfilerActivity, profile
 
 from sparton import config
@@ -75,9 +76,11 @@ def main(arguments: Sequence[str]) -> None:
     config.register()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose("train", overrides)
-    trainer, tokenizer = build_trainer(cfg, world, folder, [])
+    data = instantiate(cfg.data)
+    trainer, tokenizer = build_trainer(cfg, world, folder, data, [])
     trainer.save_model = lambda *_: None
-    loader = build_loader(cfg, world, tokenizer, 0, trainer.step.objective.ranking.needs_teacher)
+    needs_teacher = trainer.step.objective.ranking.needs_teacher
+    loader = build_loader(cfg, world, data, tokenizer, 0, needs_teacher)
     batches = ProfiledBatches(loader, int(warm_up), int(steps), world)
     trainer.run(batches)
     if world.is_main:

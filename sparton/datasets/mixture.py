@@ -86,6 +86,11 @@ class Mixture:
             for name, size, share in zip(self.sources, self.sizes, shares)
         ]
 
+    def identity(self) -> dict[str, str]:
+        """What the order of the examples depends on, beside settings: ``data.NAME.examples``."""
+        sizes = zip(self.sources, self.sizes, strict=True)
+        return {f"data.{name}.examples": str(size) for name, size in sizes}
+
     def check(self, num_negatives: int, needs_teacher: bool = False) -> None:
         """Refuse what would fail in the middle of training.
 

@@ -60,7 +60,7 @@ class Trainer:
             best model on the dev set so far, or the last where there is no dev set.
         evaluate: ``encoder -> metrics`` on the dev set.
         save_model: writes the encoder to a folder.
-        identity: the settings of the run; a checkpoint of a run with others is refused.
+        identity: the settings and data of the run; a checkpoint of a run with others is refused.
     """
 
     step: ExactStep
@@ -88,7 +88,7 @@ class Trainer:
         """Take up the newest checkpoint, if there is one. Returns the step to go on from.
 
         Raises:
-            CheckpointError: the checkpoints are damaged, or of a run with other settings.
+            CheckpointError: the checkpoints are damaged, or of a run with other settings or data.
         """
         state = load_checkpoint(self.folder / "checkpoints")
         if state is None:
@@ -205,7 +205,7 @@ class Trainer:
         ]
         if changed:
             raise CheckpointError(
-                f"{self.folder} holds the checkpoints of a run with other settings: "
+                f"{self.folder} holds the checkpoints of a run with other settings or data: "
                 f"{', '.join(changed)}. Give this run a folder of its own with study=NAME, or "
                 "delete that one"
             )
