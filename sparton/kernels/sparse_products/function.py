@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparton.kernels.sparse_products import spans
 from sparton.kernels.sparse_products.columns import read_columns, write_entries
 from sparton.kernels.sparse_products.precise import left_factor, multiply
 from sparton.kernels.sparse_products.spans import Span, cut_columns
@@ -104,10 +105,13 @@ class _DotProducts(torch.autograd.Function):
         documents: SparseVectors,
     ) -> Tensor:
         scores = queries.values.new_zeros(queries.num_vectors, documents.num_vectors)
-        # A term that only one side has adds nothing to a score, nor to a gradient.
-        used = used_terms(queries) & used_terms(documents)
+        rows, used = max(scores.shape), None
+        # A term that only one side has adds nothing to a score, nor to a gradient. To find them the
+        # host waits, longer than few columns take.
+        if rows * queries.width > spans.ENTRIES:
+            used = used_terms(queries) & used_terms(documents)
         ctx.queries, ctx.documents = queries, documents
-        ctx.spans = cut_columns(queries.width, max(scores.shape), used)
+        ctx.spans = cut_columns(queries.width, rows, used)
         for span in ctx.spans:
             left = left_factor(read_columns(queries, span))
             scores += multiply(left, read_columns(documents, span).T)
