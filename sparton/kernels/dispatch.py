@@ -1,4 +1,9 @@
-"""How calls reach the kernels, on any device; imports no Triton."""
+"""How calls reach the kernels, on any device; imports no Triton.
+
+Kernels are imported when the first call arrives. torch.compile, torch.export and dispatch modes see
+registered operators. Where :func:`needs_operators` is False, calls run the same functions from an
+autograd function, or directly where no gradient can follow.
+"""
 
 import functools
 from collections.abc import Callable

@@ -118,10 +118,11 @@ def packed_self_attention(
     Returns:
         The mixed values ``[T, H, d]`` in the dtype of ``states``.
     """
-    if keys is None and max_seqlen <= SHORT and _has_short_kernel(states):
+    places = _Places(cu_seqlens, max_seqlen, keys, scale)
+    if keys is None and _are_short(places, states):
         return varlen_self_attention(states, cu_seqlens, max_seqlen, scale=scale)
     query, key, value = states.unbind(1)
-    return _attend(query, key, value, _Places(cu_seqlens, max_seqlen, keys, scale))
+    return _attend(query, key, value, places)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
@@ -129,12 +130,17 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tenso
     if places.keys is not None and places.window >= places.max_seqlen - 1:
         places = places._replace(window=-1)
     attend = _padded
-    if places.window < 0 and _has_short_kernel(query) and places.max_seqlen <= SHORT:
+    if _are_short(places, query):
         attend = _short
     # FlashAttention takes keys for the last tokens of a sequence, so windows would slip.
     elif _has_varlen_kernel(query) and (places.keys is None or places.window < 0):
         attend = _varlen
     return attend(query, key, value, places)
+
+
+def _are_short(places: _Places, query: Tensor) -> bool:
+    """Whether they go to our own kernels."""
+    return places.window < 0 and _has_short_kernel(query) and places.max_seqlen <= SHORT
 
 
 def _has_short_kernel(query: Tensor) -> bool:

@@ -2,9 +2,7 @@
 
 T tokens, D columns.
 
-The kernels are imported when the first call arrives. torch.compile, torch.export and dispatch modes
-see registered operators. Eager calls run the same functions from an autograd function, or directly
-where no gradient can follow: the dispatcher of operators written in Python only costs time.
+Reached as :mod:`sparton.kernels.dispatch` says.
 """
 
 import functools
@@ -58,25 +56,25 @@ def _gelu_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(*inputs)
 
 
-_gelu_op.register_autograd(
-    lambda ctx, grad: _gelu_backward_op(grad, *ctx.saved_tensors), setup_context=_gelu_setup
-)
+def _gelu_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    # The operator refuses second derivatives where someone asks for them.
+    run = _gelu_backward_op if torch.is_grad_enabled() or needs_operators() else _gelu_gradients
+    return run(grad, *ctx.saved_tensors)
+
+
+_gelu_op.register_autograd(_gelu_backward, setup_context=_gelu_setup)
 
 
 class _BiasGelu(torch.autograd.Function):
     """The operators for eager mode."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, bias)
-        return _gelu(x, bias)
+    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        output = _gelu(*inputs)
+        _gelu_setup(ctx, inputs, output)
+        return output
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        # The operator refuses second derivatives where someone asks for them.
-        if torch.is_grad_enabled() or needs_operators():
-            return _gelu_backward_op(grad, *ctx.saved_tensors)
-        return _gelu_gradients(grad, *ctx.saved_tensors)
+    backward = staticmethod(_gelu_backward)
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:

@@ -2,9 +2,7 @@
 
 T tokens, D columns.
 
-The kernels are imported when the first call arrives. torch.compile, torch.export and dispatch modes
-see registered operators. Eager calls run the same functions from an autograd function, or directly
-where no gradient can follow: the dispatcher of operators written in Python only costs time.
+Reached as :mod:`sparton.kernels.dispatch` says.
 """
 
 import functools
@@ -36,9 +34,9 @@ def _post_norm(
         rows_of(x), bias.contiguous(), rows_of(residual), *vectors, seed,
         p=p, eps=eps, dtype=dtype, copy=copy, save=save,
     )  # fmt: skip
-    nothing = (out.new_empty(0), out.new_empty(0, dtype=torch.float32))
     second = out.new_empty(0) if second is None else second.view(x.shape)
-    return out.view(x.shape), second, *(saved or nothing)
+    saved = saved or (out.new_empty(0), out.new_empty(0, dtype=torch.float32))
+    return out.view(x.shape), second, *saved
 
 
 def _post_norm_gradients(

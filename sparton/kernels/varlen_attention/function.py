@@ -2,9 +2,7 @@
 
 Tq and Tk packed tokens of queries and keys, N sequences, H heads, d the width of a head.
 
-The kernels are imported when the first call arrives. torch.compile, torch.export and dispatch modes
-see registered operators. Eager calls run the same functions from an autograd function, or directly
-where no gradient can follow: the dispatcher of operators written in Python only costs time.
+Reached as :mod:`sparton.kernels.dispatch` says.
 """
 
 import functools
@@ -86,15 +84,22 @@ def _(
     return query.new_empty(query.shape), key.new_empty(key.shape), key.new_empty(key.shape)
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor | None]) -> None:
     # The sums have no gradient: it need not be made of zeros.
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*output, *inputs[:5])
     ctx.sizes = inputs[5:8]
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward_op(grad, *ctx.saved_tensors, *ctx.sizes), *[None] * 6
+def _backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 9
+    out, lse, *tensors = ctx.saved_tensors
+    operands = (*tensors, *ctx.sizes)
+    # The operator refuses second derivatives where someone asks for them.
+    if torch.is_grad_enabled() or needs_operators():
+        return *_backward_op(grad, out, lse, *operands), *[None] * 6
+    return *_gradients(grad, out, lse, operands), *[None] * 6
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
@@ -104,20 +109,13 @@ class VarlenAttentionFunction(torch.autograd.Function):
     """The operators for eager mode."""
 
     @staticmethod
-    def forward(ctx: Any, *operands: Any) -> Tensor:
-        out, lse = _forward(operands, True)
-        ctx.save_for_backward(out, lse, *operands[:5])
-        ctx.sizes = operands[5:]
-        return out
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *operands, lse = inputs
+        output = _forward(tuple(operands), lse)
+        _setup_context(ctx, inputs, output)
+        return output[0]
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        out, lse, *tensors = ctx.saved_tensors
-        operands = (*tensors, *ctx.sizes)
-        # The operator refuses second derivatives where someone asks for them.
-        if torch.is_grad_enabled() or needs_operators():
-            return *_backward_op(grad, out, lse, *operands), *[None] * 5
-        return *_gradients(grad, out, lse, operands), *[None] * 5
+    backward = staticmethod(_backward)
 
 
 def varlen_attention(
@@ -162,5 +160,5 @@ def varlen_attention(
     if needs_operators():
         return _forward_op(*operands, differentiate)[0]
     if differentiate:
-        return VarlenAttentionFunction.apply(*operands)
+        return VarlenAttentionFunction.apply(*operands, True)
     return _forward(operands, False)[0]

@@ -1,8 +1,8 @@
 """Self-attention whose queries, keys and values come from one matrix product, and whose gradients
 go into one: no copy puts them together.
 
-T packed tokens, N sequences, H heads, d the width of a head. Operators as in
-:mod:`~sparton.kernels.varlen_attention.function`.
+T packed tokens, N sequences, H heads, d the width of a head. Reached as
+:mod:`sparton.kernels.dispatch` says.
 """
 
 from typing import Any
