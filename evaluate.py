@@ -36,8 +36,8 @@ def run(cfg: DictConfig) -> None:
     else:
         model = (cfg.model, cfg.query_length, cfg.document_length)
         evaluate = instantiate(cfg.encoder, *evaluation.load_retriever(*model, device=device))
-    overrides = config.folder_name(HydraConfig.get().job.override_dirname)
-    output = Path(cfg.output or Path("runs", "evaluate", overrides))
+    name = config.folder_name(HydraConfig.get().overrides.task, left_out={"output", "device"})
+    output = Path(cfg.output or Path("runs", "evaluate", name))
     output.mkdir(parents=True, exist_ok=True)
     description = {"config": resolved, "environment": describe_environment()}
     results = []

@@ -9,6 +9,7 @@ import hashlib
 import math
 import re
 import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ _INCIDENTAL = {
     "study", "gpus", "micro_batch", "log_every", "checkpoint_every", "num_workers", "logger",
     "metrics",
 }  # fmt: skip
+_FOLDERS_OF_THEIR_OWN = {"study", "gpus", "seed"}
+_SETTING = re.compile("[=.@/]")  # ends the name of a setting or group of the top level
 
 
 @dataclass
@@ -76,18 +79,34 @@ class TrainConfig:
 
 
 def register() -> None:
-    """Make the schema known to Hydra as ``train_schema``, and two resolvers: ``folder_name``, and
-    ``sweep_name``, which stays in all cells what it is in their sweep, as Hydra's ``now`` does."""
+    """Make the schema known to Hydra as ``train_schema``, and the names of folders as resolvers.
+
+    A run is found again with other incidental settings; cells of a sweep may differ in them alone.
+    ``sweep_name`` stays in all cells what it is in their sweep, as Hydra's ``now`` does.
+    """
     ConfigStore.instance().store(name="train_schema", node=TrainConfig)
-    OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
-    OmegaConf.register_new_resolver("sweep_name", folder_name, replace=True, use_cache=True)
+
+    def run_name(overrides: Sequence[str]) -> str:
+        return folder_name(overrides, _INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
+
+    def cell_name(overrides: Sequence[str]) -> str:
+        return folder_name(overrides, _FOLDERS_OF_THEIR_OWN)
+
+    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+    OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)
+    OmegaConf.register_new_resolver("sweep_name", cell_name, replace=True, use_cache=True)
 
 
-def folder_name(text: str) -> str:
-    """A text as the name of one folder: what a shell, Hydra and a file system take unquoted.
+def folder_name(overrides: Sequence[str], left_out: Collection[str] = ()) -> str:
+    """Overrides as the name of one folder: what a shell, Hydra and a file system take unquoted.
 
     Other characters become ``_``; a long name is cut and ends in a digest of the whole text.
+
+    Args:
+        left_out: settings and groups of the top level that the name does not tell.
     """
+    named = (each for each in overrides if _SETTING.split(each.lstrip("+~"))[0] not in left_out)
+    text = "+".join(sorted(named)).replace("=", "-")
     name = re.sub(r"[^\w.+@-]+", "_", text).lstrip(".")
     if len(name) <= _LONGEST_NAME:
         return name

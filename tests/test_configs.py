@@ -262,21 +262,40 @@ def test_jobs_of_slurm_have_a_task_for_each_gpu():
 
 
 @pytest.mark.parametrize(
-    ("text", "name"),
+    ("overrides", "name"),
     [
-        ("head-sparton+batch-512", "head-sparton+batch-512"),
-        ("data.path-../../x y", "data.path-.._.._x_y"),
-        ("regularizer-[flops,anti_zero]", "regularizer-_flops_anti_zero_"),
+        (["head=sparton", "batch=512"], "batch-512+head-sparton"),
+        (["data.path=../../x y"], "data.path-.._.._x_y"),
+        (["+regularizer@x=[flops,l1]"], "+regularizer@x-_flops_l1_"),
+        (["seed=1", "~seed.x", "seeds=2", "loss.seed=3"], "loss.seed-3+seeds-2"),
     ],
 )
-def test_folder_names_need_no_quotes_and_stay_one_folder(text, name):
-    assert config.folder_name(text) == name
+def test_folder_names_need_no_quotes_and_stay_one_folder(overrides, name):
+    assert config.folder_name(overrides, left_out={"seed"}) == name
 
 
 def test_long_folder_names_are_cut_and_stay_apart():
-    first, second = (config.folder_name("x" * 300 + end) for end in "ab")
+    first, second = (config.folder_name([f"x={'x' * 300}{end}"]) for end in "ab")
     assert first != second
     assert max(len(first), len(second)) < 140
+
+
+def test_a_run_is_found_again_and_cells_of_a_sweep_stay_apart():
+    """The folder of a run tells what makes it the run it is; that of a cell all that is swept."""
+
+    def folders(*overrides: str) -> tuple[str, str]:
+        hydra = compose("train", [*overrides], return_hydra_config=True).hydra
+        return hydra.run.dir, f"{hydra.sweep.dir}/{hydra.sweep.subdir}"
+
+    run, cell = folders("batch=64", "seed=2")
+    assert run == "runs/default/batch-64/seed-2"
+    assert cell == "runs/default/batch-64/batch-64/gpus-1/seed-2"
+    for incidental in (["micro_batch=8"], ["logger=wandb", "logger.wandb.project=x"]):
+        found, apart = folders("batch=64", "seed=2", *incidental)
+        assert found == run
+        assert apart != cell
+    for decisive in ("data_dir=elsewhere", "head=eager", "+experiment/table3=sparton_512"):
+        assert folders("batch=64", "seed=2", decisive)[0] != run
 
 
 def test_the_identity_of_a_run_is_what_decides_its_result():
