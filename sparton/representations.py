@@ -106,6 +106,11 @@ class Representations(NamedTuple):
         tokens = 0 if self.tokens is None else self.tokens.values.shape[0]
         return Extent(self.num_texts, entries, tokens)
 
+    @property
+    def varies(self) -> bool:
+        """Whether as many other texts, held alike, may have another extent."""
+        return isinstance(self.sparse, SparseVectors) or self.tokens is not None
+
     def compact(self) -> "Representations":
         """The same, without a graph, with the active entries of the sparse half alone."""
         if not isinstance(self.sparse, Tensor):

@@ -7,7 +7,12 @@ except that entries of zero have a gradient in the first: none that ever passes 
 
 from torch import Tensor
 
-from sparton.kernels.sparse_products import column_sums, dot_products, row_sums
+from sparton.kernels.sparse_products import (
+    column_sums,
+    dense_dot_products,
+    dot_products,
+    row_sums,
+)
 from sparton.sparse_vectors import SparseVectors, term_counts
 
 Rows = Tensor | SparseVectors  # fp32 [B, V], not negative
@@ -48,5 +53,5 @@ def dot_scores(queries: Rows, documents: Rows) -> Tensor:
     if isinstance(queries, SparseVectors) and isinstance(documents, SparseVectors):
         return dot_products(queries, documents)
     if isinstance(queries, Tensor) and isinstance(documents, Tensor):
-        return queries.float() @ documents.float().T
+        return dense_dot_products(queries.float(), documents.float())
     raise TypeError("queries and documents must be held alike, with all entries or without zeros")

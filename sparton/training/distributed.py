@@ -21,11 +21,13 @@ _PATIENCE = timedelta(hours=2)
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ``size`` processes that torchrun started (one of one without it)."""
+    """This process among the ``size`` processes that torchrun started (one of one without it), on
+    so many machines."""
 
     rank: int
     size: int
     device: torch.device
+    machines: int = 1
 
     @property
     def is_main(self) -> bool:
@@ -35,13 +37,16 @@ class World:
         """The representations of every rank, in rank order. The own ones keep their graph, the
         others' are constants: the gradient that comes back is that of this rank's texts alone.
 
-        All ranks have as many texts; they may differ in their numbers of tokens and of active
-        entries. Of sparse vectors without zeros only active entries travel, 8 bytes each: fewer
-        bytes than all entries where less than half of these are active.
+        All ranks have as many texts, held alike; they may differ in their numbers of tokens and of
+        active entries. Of sparse vectors without zeros only active entries travel, 8 bytes each:
+        fewer bytes than all entries where less than half of these are active.
         """
         if self.size == 1:
             return list(sides)
-        extents = self._gather_extents([side.extent for side in sides])
+        if any(side.varies for side in sides):
+            extents = self._gather_extents([side.extent for side in sides])
+        else:
+            extents = [(side.extent,) * self.size for side in sides]
         return [self._gather(*each) for each in zip(sides, extents, strict=True)]
 
     def gather_rows(self, rows: Tensor) -> Tensor:
@@ -81,7 +86,7 @@ class World:
         numbers = torch.tensor(own)
         of_all = numbers.new_empty((self.size, *numbers.shape))
         # On the CPU, where the numbers are known: no rank waits for its GPU here.
-        dist.all_gather(list(of_all.unbind()), numbers)
+        dist.all_gather_into_tensor(of_all.flatten(0, 1), numbers)
         ranks = [[Extent(*sizes) for sizes in rank] for rank in of_all.tolist()]
         return list(zip(*ranks, strict=True))
 
@@ -107,12 +112,14 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, world: World, counts: Sequence[int]) -> Tensor:
         ctx.own = sum(counts[: world.rank]), counts[world.rank]
         most = max(counts)
-        gathered = rows.new_empty((world.size, most, *rows.shape[1:]))
-        padding = (0, 0) * (rows.ndim - 1) + (0, most - rows.shape[0])
-        dist.all_gather(list(gathered.unbind()), F.pad(rows, padding).contiguous())
+        gathered = rows.new_empty((world.size * most, *rows.shape[1:]))
+        if missing := most - rows.shape[0]:
+            rows = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing))
+        dist.all_gather_into_tensor(gathered, rows.contiguous())
         if min(counts) == most:
-            return gathered.flatten(0, 1)
-        return torch.cat([each[:count] for each, count in zip(gathered, counts, strict=True)])
+            return gathered
+        parts = zip(gathered.split(most), counts, strict=True)
+        return torch.cat([part[:count] for part, count in parts])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
@@ -132,6 +139,7 @@ def join_world() -> World:
     A GPU is used when there is one: NCCL then, gloo on CPUs.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    machines = size // int(os.environ.get("LOCAL_WORLD_SIZE", size))
     rank = int(os.environ.get("RANK", "0"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -145,4 +153,4 @@ def join_world() -> World:
     if size > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_PATIENCE)
-    return World(rank, size, device)
+    return World(rank, size, device, machines)

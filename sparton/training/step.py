@@ -13,10 +13,12 @@ When one micro-batch is the whole local batch, the encoding of 1 keeps its graph
 
 What is gathered are :class:`~sparton.representations.Representations`, of whatever kind. Where
 there are several micro-batches or ranks, their sparse halves are held, sent and scored without
-their zeros; one micro-batch of one rank keeps them dense, and its host waits for nothing.
+their zeros. One micro-batch of one rank keeps them dense, and so do a few ranks of one machine: to
+find the active entries the host waits for the device, which then waits for the host to launch the
+many small kernels of the objective, longer than it takes to send zeros between neighbours.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +34,8 @@ from sparton.training.gradient_sum import GradientSum
 from sparton.training.precision import Precision
 from sparton.types import TokenBatch, TrainBatch
 
+# Of a side of the global batch, up to which ranks of one machine keep all: 256 MiB in fp32.
+DENSE_ENTRIES = 2**26
 _SEED_STRIDE = 1_000_003
 
 
@@ -84,7 +88,7 @@ class ExactStep:
         micro_batches = list(self._split(batch, step))
         if len(micro_batches) == 1:
             encoded = self._encode(micro_batches[0])
-            held = [self._hold(side) for side in encoded] if self.world.size > 1 else encoded
+            held = encoded if self._keep_all(encoded) else map(self._hold, encoded)
             output, gradients = self._differentiate(held, batch.teacher_scores, step)
             with self._gradient_sum.of_last_backward():
                 _backward(encoded, gradients)
@@ -136,11 +140,16 @@ class ExactStep:
             held.append(Representations.concatenate(sides.pop(0)))
         return held, extents
 
+    def _keep_all(self, sides: Sequence[Representations]) -> bool:
+        """Whether the only micro-batch keeps its zeros; all ranks decide alike."""
+        entries = max(side.num_texts * side.width for side in sides) * self.world.size
+        return self.world.size == 1 or (self.world.machines == 1 and entries <= DENSE_ENTRIES)
+
     def _hold(self, reps: Representations) -> Representations:
         return reps.compact() if self.encoder.zeros_are_final else reps
 
     def _differentiate(
-        self, sides: Sequence[Representations], teacher_scores: Tensor | None, step: int
+        self, sides: Iterable[Representations], teacher_scores: Tensor | None, step: int
     ) -> tuple[StepOutput, list[Representations]]:
         """The objective on the global batch, and for both sides of this rank its gradient, in the
         form of the representations themselves."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from sparton.kernels.sparse_products import (
     column_sums,
+    dense_dot_products,
     dot_products,
     function,
     kernels,
@@ -163,7 +164,8 @@ def relative_error(actual: Tensor, truth: Tensor) -> float:
     return ((actual.double() - truth).norm() / truth.norm()).item()
 
 
-def test_products_of_pieces_have_the_accuracy_of_fp32(cut, monkeypatch):
+@pytest.mark.parametrize("dense", [False, True])
+def test_products_of_pieces_have_the_accuracy_of_fp32(dense, cut, monkeypatch):
     """As on a GPU, where the pieces are cut; plain bf16 is far outside the bound."""
     monkeypatch.setattr(precise, "in_pieces", lambda x: x.dtype == torch.float32)
     monkeypatch.setattr(precise, "LONGEST", 5)
@@ -172,9 +174,13 @@ def test_products_of_pieces_have_the_accuracy_of_fp32(cut, monkeypatch):
     results = []
     for dtype in (torch.float32, torch.float64):
         sides = pair(0.3, dtype)
-        scores = dot_products(*sides)
+        leaves = [side.values for side in sides]
+        if dense:
+            scores = dense_dot_products(*(side.dense() for side in sides))
+        else:
+            scores = dot_products(*sides)
         loss = (weights.to(dtype) * scores).sum()
-        results.append([scores, *torch.autograd.grad(loss, [side.values for side in sides])])
+        results.append([scores, *torch.autograd.grad(loss, leaves)])
     errors = [relative_error(a, b) for a, b in zip(*results, strict=True)]
     assert max(errors) < 5e-6
     rounded = [side.dense().bfloat16().double() for side in pair(0.3)]

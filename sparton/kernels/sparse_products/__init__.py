@@ -1,5 +1,10 @@
-"""Sums and dot products of sparse vectors that are held without their zeros."""
+"""Sums and dot products of representations, most of whose entries are zero."""
 
-from sparton.kernels.sparse_products.function import column_sums, dot_products, row_sums
+from sparton.kernels.sparse_products.function import (
+    column_sums,
+    dense_dot_products,
+    dot_products,
+    row_sums,
+)
 
-__all__ = ["column_sums", "dot_products", "row_sums"]
+__all__ = ["column_sums", "dense_dot_products", "dot_products", "row_sums"]

@@ -10,10 +10,11 @@ vectors that were gathered, only the gradients of the own ones are computed.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparton.kernels.sparse_products import spans
+from sparton.kernels.sparse_products import precise, spans
 from sparton.kernels.sparse_products.columns import read_columns, write_entries
 from sparton.kernels.sparse_products.precise import left_factor, multiply
 from sparton.kernels.sparse_products.spans import Span, cut_columns
@@ -53,6 +54,17 @@ def dot_products(queries: SparseVectors, documents: SparseVectors) -> Tensor:
         )
     learning = (side.learning.vectors.values for side in (queries, documents))
     return _DotProducts.apply(*learning, queries, documents)
+
+
+def dense_dot_products(queries: Tensor, documents: Tensor) -> Tensor:
+    """:func:`dot_products` of vectors held with all entries, ``[Q, V]`` and ``[N, V]``.
+
+    Returns:
+        ``[Q, N]``; differentiable once, with respect to all entries.
+    """
+    if not precise.in_pieces(queries):
+        return queries @ documents.T
+    return _DenseDotProducts.apply(queries, documents)
 
 
 class _ColumnSums(torch.autograd.Function):
@@ -130,6 +142,23 @@ class _DotProducts(torch.autograd.Function):
         )
 
 
+class _DenseDotProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, documents: Tensor) -> Tensor:
+        ctx.save_for_backward(queries, documents)
+        return multiply(left_factor(queries), documents.T)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        queries, documents = ctx.saved_tensors
+        need_queries, need_documents = ctx.needs_input_grad
+        return (
+            _columns_of_product(gradient, documents) if need_queries else None,
+            _columns_of_product(gradient.T, queries) if need_documents else None,
+        )
+
+
 def _all_spans(vectors: SparseVectors) -> list[Span]:
     return cut_columns(vectors.width, vectors.num_vectors)
 
@@ -144,3 +173,15 @@ def _entries_of_product(
     for span in parts:
         write_entries(own.vectors, span, multiply(left, read_columns(right, span)), entries)
     return entries
+
+
+def _columns_of_product(matrix: Tensor, right: Tensor) -> Tensor:
+    """``matrix @ right``, some columns at a time."""
+    left = left_factor(matrix)
+    product = right.new_empty(matrix.shape[0], right.shape[1])
+    for span in cut_columns(right.shape[1], right.shape[0]):
+        part = right[:, span.first : span.last]
+        if missing := span.aligned_width - span.width:
+            part = F.pad(part, (0, missing))
+        product[:, span.first : span.last] = multiply(left, part)[:, : span.width]
+    return product

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 LONGEST = 4096
+ALIGNMENT = 16  # numbers; rows of 16 bit then begin where tensor cores want them
 
 
 def in_pieces(x: Tensor) -> bool:
@@ -45,11 +46,15 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _side_by_side(x: Tensor, dim: int, *, left: bool) -> Tensor:
-    """Low, high, high of the left factor, along ``dim``; high, low, high of the right one."""
+    """Low, high, high of the left factor, along ``dim``; high, low, high of the right one; and
+    zeros up to the alignment."""
     if not in_pieces(x):
         return x
     if x.stride(0) < x.stride(1):
         return _side_by_side(x.T, 1 - dim, left=left).T
     high = x.bfloat16()
     low = (x - high).bfloat16()
-    return torch.cat([low, high, high] if left else [high, low, high], dim)
+    pieces = [low, high, high] if left else [high, low, high]
+    if missing := -3 * x.shape[dim] % ALIGNMENT:
+        pieces.append(high.new_zeros([missing if d == dim else n for d, n in enumerate(x.shape)]))
+    return torch.cat(pieces, dim)

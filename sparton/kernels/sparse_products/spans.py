@@ -9,9 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.sparse_products.precise import ALIGNMENT
+
 # Entries of a matrix of some columns, and how few columns it may have, for many rows.
 ENTRIES, COLUMNS = 2**26, 1024
-_ALIGNMENT = 16  # columns; rows of 16-bit numbers then begin where tensor cores want them
 
 
 class Span(NamedTuple):
@@ -33,7 +34,7 @@ class Span(NamedTuple):
 
     @property
     def aligned_width(self) -> int:
-        return self.width + -self.width % _ALIGNMENT
+        return self.width + -self.width % ALIGNMENT
 
 
 def cut_columns(num_terms: int, num_rows: int, used: Tensor | None = None) -> list[Span]:
@@ -43,7 +44,7 @@ def cut_columns(num_terms: int, num_rows: int, used: Tensor | None = None) -> li
         used: bool ``[V]``, the terms to compute; the host waits for it. None for all.
     """
     size = max(ENTRIES // max(num_rows, 1), COLUMNS)
-    size += -size % _ALIGNMENT
+    size += -size % ALIGNMENT
     numbers, firsts, total = None, list(range(0, num_terms, size)), num_terms
     if used is not None and len(places := used.nonzero().squeeze(1)) < num_terms:
         numbers = torch.where(used, used.cumsum(0) - 1, -1).int()
