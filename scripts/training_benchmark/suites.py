@@ -186,8 +186,8 @@ SUITES: dict[str, list[Cell]] = {
     ],
     # The same work on each of several GPUs.
     "gpus": [
-        _splade("sparton", 384 * gpus, compiled=True, gpus=gpus, micro_batch=micro_batch)
-        for micro_batch in (0, 96)
+        _splade("sparton", local_batch * gpus, compiled=True, gpus=gpus, micro_batch=micro_batch)
+        for local_batch, micro_batch in ((384, 0), (4096, 512))
         for gpus in (1, 2, 4)
     ],
     # Batches beyond a GPU's memory, and a vocabulary beyond it.

@@ -12,7 +12,7 @@ HOST_WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchr
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx")
 TOP_KERNELS, TOP_GAPS = 25, 8
 LONGEST_NAME = 160
-# The first that fits counts. Products of fp32 are those of the scores: all else is 16-bit.
+# The first that fits counts. Products that give fp32 are those of the scores: all else is 16-bit.
 FAMILIES = {
     "collectives": r"nccl",
     "copies": r"^Mem(cpy|set)|copy_kernel|CatArray|direct_copy",
@@ -23,7 +23,7 @@ FAMILIES = {
         r"hybrid_head|_rescore|_count_kernel|_quantize"
     ),
     "optimizer": r"adam|multi_tensor|lpnorm|foreach",
-    "loss": r"copy_entries|softmax|nll_loss|sgemm|s1688gemm|f32f32_f32f32",
+    "loss": r"copy_entries|softmax|nll_loss|sgemm|s1688gemm|f32f32_f32f32|_tss_",
     "GEMM": r"gemm|cutlass|nvjet|xmma|cublas|splitk|gemv",
     "norms and elementwise": r"",
 }
