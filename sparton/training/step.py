@@ -18,7 +18,7 @@ find the active entries the host waits for the device, which then waits for the 
 many small kernels of the objective, longer than it takes to send zeros between neighbours.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -88,7 +88,7 @@ class ExactStep:
         micro_batches = list(self._split(batch, step))
         if len(micro_batches) == 1:
             encoded = self._encode(micro_batches[0])
-            held = encoded if self._keep_all(encoded) else map(self._hold, encoded)
+            held = list(encoded) if self._keep_all(encoded) else [*map(self._hold, encoded)]
             output, gradients = self._differentiate(held, batch.teacher_scores, step)
             with self._gradient_sum.of_last_backward():
                 _backward(encoded, gradients)
@@ -149,7 +149,7 @@ class ExactStep:
         return reps.compact() if self.encoder.zeros_are_final else reps
 
     def _differentiate(
-        self, sides: Iterable[Representations], teacher_scores: Tensor | None, step: int
+        self, sides: Sequence[Representations], teacher_scores: Tensor | None, step: int
     ) -> tuple[StepOutput, list[Representations]]:
         """The objective on the global batch, and for both sides of this rank its gradient, in the
         form of the representations themselves."""
