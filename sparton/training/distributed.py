@@ -21,13 +21,13 @@ _PATIENCE = timedelta(hours=2)
 
 @dataclass(frozen=True)
 class World:
-    """This process among the ``size`` processes that torchrun started (one of one without it), on
-    so many machines."""
+    """This process among the ``size`` processes that torchrun started (one of one without it), all
+    on one machine or not."""
 
     rank: int
     size: int
     device: torch.device
-    machines: int = 1
+    one_machine: bool = True
 
     @property
     def is_main(self) -> bool:
@@ -139,7 +139,7 @@ def join_world() -> World:
     A GPU is used when there is one: NCCL then, gloo on CPUs.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    machines = size // int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size
     rank = int(os.environ.get("RANK", "0"))
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -153,4 +153,4 @@ def join_world() -> World:
     if size > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=_PATIENCE)
-    return World(rank, size, device, machines)
+    return World(rank, size, device, one_machine)

@@ -142,8 +142,9 @@ class ExactStep:
 
     def _keep_all(self, sides: Sequence[Representations]) -> bool:
         """Whether the only micro-batch keeps its zeros; all ranks decide alike."""
-        entries = max(side.num_texts * side.width for side in sides) * self.world.size
-        return self.world.size == 1 or (self.world.machines == 1 and entries <= DENSE_ENTRIES)
+        world = self.world
+        entries = world.size * max(side.num_texts * side.width for side in sides)
+        return world.size == 1 or (world.one_machine and entries <= DENSE_ENTRIES)
 
     def _hold(self, reps: Representations) -> Representations:
         return reps.compact() if self.encoder.zeros_are_final else reps

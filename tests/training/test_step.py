@@ -109,42 +109,42 @@ def test_averaging_over_chunks_would_have_been_seen():
 
 
 def _worker(
-    rank: int, size: int, store: str, machines: int, micro_batch: int | None, results, kinds
+    rank: int, size: int, store: str, one_machine: bool, micro_batch: int | None, results, kinds
 ) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     compacted = []
     compact = Representations.compact
     Representations.compact = lambda reps: compacted.append(1) or compact(reps)
-    world = World(rank, size, CPU, machines)
+    world = World(rank, size, CPU, one_machine)
     results[rank] = gradients(world, 1, micro_batch, kinds), len(compacted)
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("size", "machines", "micro_batch", "kinds"),
+    ("size", "one_machine", "micro_batch", "kinds"),
     [
-        (2, 1, None, SPARSE),
-        (2, 2, None, SPARSE),
-        (2, 1, 3, SPARSE),
-        pytest.param(4, 2, 1, SPARSE, marks=pytest.mark.slow),
-        (2, 1, None, SPARSE + TOKENS),
-        pytest.param(2, 2, None, SPARSE + TOKENS, marks=pytest.mark.slow),
-        pytest.param(4, 1, 1, SPARSE + TOKENS, marks=pytest.mark.slow),
+        (2, True, None, SPARSE),
+        (2, False, None, SPARSE),
+        (2, True, 3, SPARSE),
+        pytest.param(4, False, 1, SPARSE, marks=pytest.mark.slow),
+        (2, True, None, SPARSE + TOKENS),
+        pytest.param(2, False, None, SPARSE + TOKENS, marks=pytest.mark.slow),
+        pytest.param(4, True, 1, SPARSE + TOKENS, marks=pytest.mark.slow),
     ],
 )
 def test_number_of_processes_does_not_change_the_gradient(
-    size, machines, micro_batch, kinds, tmp_path
+    size, one_machine, micro_batch, kinds, tmp_path
 ):
     """On one machine the zeros are kept, where each rank encodes its batch at once."""
     with mp.Manager() as manager:
         results = manager.dict()
-        arguments = (size, str(tmp_path / "store"), machines, micro_batch, results, kinds)
+        arguments = (size, str(tmp_path / "store"), one_machine, micro_batch, results, kinds)
         mp.spawn(_worker, arguments, nprocs=size)
         for rank in range(size):
             given, compacted = results[rank]
             assert distance(given, truth(1, kinds)) < 1e-6
-            assert (compacted == 0) == (machines == 1 and micro_batch is None)
+            assert (compacted == 0) == (one_machine and micro_batch is None)
 
 
 def test_dropout_repeats_in_the_second_encoding():
