@@ -18,7 +18,7 @@ from tables.in_domain import in_domain_table, models_table
 from tables.maxsim import backward_table, forward_table, targets_table
 from tables.paper import figure2, table1, table2
 from tables.profile import profile_table
-from tables.sweeps import multilingual, table3
+from tables.sweeps import multilingual, table3, table3_in_domain
 from tables.training import any_batch_table, gpus_table, late_table, splade_table, steps_table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,6 +35,7 @@ TABLES = {
     "table2": table2,
     "figure2": figure2,
     "table3": table3,
+    "table3_in_domain": table3_in_domain,
     "table3_multilingual": multilingual,
     "maxsim_forward": forward_table,
     "maxsim_backward": backward_table,

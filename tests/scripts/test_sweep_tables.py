@@ -24,6 +24,7 @@ def results(tmp_path, monkeypatch):
 def test_nothing_measured_says_how_to(results):
     assert "experiment=table3`" in make_tables.TABLES["table3"]()
     assert "experiment=table3_multilingual`" in make_tables.TABLES["table3_multilingual"]()
+    assert "evaluation=in_domain`" in make_tables.TABLES["table3_in_domain"]()
 
 
 def test_the_rows_of_a_sweep_stand_beside_the_papers(results, tmp_path):
@@ -36,8 +37,11 @@ def test_the_rows_of_a_sweep_stand_beside_the_papers(results, tmp_path):
     lines = [record | {"environment": environment} for record in read_records(tmp_path / "sweep")]
     (results / "test-gpu").mkdir()
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (results / "test-gpu/table3.jsonl").write_text(text)
+    for study in ("table3", "table3_in_domain"):
+        (results / f"test-gpu/{study}.jsonl").write_text(text)
     table = make_tables.TABLES["table3"]()
     assert "| compiled | 384 | oom |" in table and "(506)" in table
     assert "2,001 (588)" in table and "0.500 (0.427)" in table
+    alone = make_tables.TABLES["table3_in_domain"]()
+    assert "| 0.500 |" in alone and "(" not in alone and "25,930,752" not in alone
     assert "<sub>Test GPU; driver 1.2; torch 2.x; triton 3.x; commit 012345678</sub>" in table
