@@ -65,6 +65,7 @@ EXPECTED_ERRORS = (
     CheckpointError,
 )
 PROGRAM = Path(__file__).resolve()
+log = logging.getLogger(__name__)
 TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 
 config.register()
@@ -110,6 +111,8 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
     batches = build_loader(cfg, world, data, tokenizer, trainer.resume(), needs_teacher)
     if world.is_main:
         steps, start = trainer.settings.steps, trainer.start_step
+        if start:
+            log.info("goes on from its checkpoint after %d of %d steps", start, steps)
         others = [build(start_step=start) for build in instantiate(cfg.logger).values()]
         trainer.loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
     try:
@@ -184,8 +187,7 @@ def build_model(cfg: DictConfig) -> Encoder:
         return instantiate(cfg.query_encoder)(build_encoder(instantiate(cfg.backbone), head))
     encoder = load_encoder(cfg.init_from, head, **cfg.backbone)
     if isinstance(encoder, AsymmetricEncoder) and "query" in encoder.regularized:
-        message = f"the queries of {cfg.init_from} learn at optimizer.lr, as its documents do"
-        logging.getLogger(__name__).warning(message)
+        log.warning("the queries of %s learn at optimizer.lr, as its documents do", cfg.init_from)
     return encoder
 
 

@@ -232,6 +232,15 @@ def test_missing_model_folder(name):
         load_retriever(name)
 
 
+def test_the_folder_of_a_run_says_where_its_model_is(tmp_path):
+    (tmp_path / "model").mkdir()
+    with pytest.raises(FileNotFoundError, match=f"its model is {tmp_path}/model"):
+        load_retriever(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="no tokenizer in"):
+        load_retriever(tmp_path)
+
+
 def run_script(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(ROOT / "evaluate.py"), "device=cpu", *arguments],

@@ -56,7 +56,7 @@ def example_table(
         write_table(folder / TABLE, _schema(texts is not None), batches)
         if facts["scored"] is None:
             faults = "".join(f"; {fault}" for fault in tally.first_skipped)
-            raise ValueError(f"{name}: no usable record{faults}")
+            raise ValueError(f"{name}: no usable record in its files{faults}")
         return {**tally.facts(), **facts}
 
     table = stored_table(name, key, build, cache_dir)

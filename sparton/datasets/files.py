@@ -102,8 +102,8 @@ def detect_format(file: DataFile) -> str:
             return name
     known = ", ".join(ending for suffixes in FORMATS.values() for ending in suffixes)
     raise ValueError(
-        f"{file.name}: the ending {suffix!r} tells no format (known: {known}, and .gz): "
-        f"set format to one of {', '.join(FORMATS)}"
+        f"{file.name}: the ending {suffix!r} tells no format: convert or rename it to one of "
+        f"{known}, or one of these and .gz"
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, chain, islice
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from sparton.datasets.files import (
@@ -27,6 +28,7 @@ Columns = Sequence[str] | Mapping[str, str]
 Item = TypeVar("Item")
 
 NAMED_REJECTIONS = 5
+_LONGEST_SHOWN = 100  # characters of a record
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,8 @@ class Reading(NamedTuple):
 
     Attributes:
         format: jsonl, tsv or parquet; auto goes by each file's ending.
-        columns: for TSV, the names of the columns in order; otherwise a mapping from names in the
-            files to the names that records use.
+        columns: a mapping from names in the files, in the header of TSV, to the names that
+            records use; for TSV without a header, the names of the columns in order.
         on_error: stop at a malformed record, or skip and count it.
         limit: records taken from the start of the source; None for all.
     """
@@ -172,26 +174,36 @@ def _raw_records(
     if form == "jsonl":
         decode = partial(_decode_object, names=names) if names else decode_json
     else:
-        lines, decode = _tsv(lines, reading.columns, is_header)
+        lines, decode = _tsv(file, lines, reading.columns, is_header)
     for number, line in lines:
         yield number, line, decode
 
 
 def _tsv(
+    file: DataFile,
     lines: Iterator[tuple[int, bytes]],
     columns: Columns | None,
     is_header: Callable[[Sequence[str]], bool],
 ) -> tuple[Iterator[tuple[int, bytes]], Callable[[bytes], Any]]:
     """The lines below a header, if there is one, and the function that splits them."""
-    names = None if columns is None else list(columns)
+    renamed = columns if isinstance(columns, Mapping) else {}
+    names = list(columns) if columns and not renamed else None
     first = next(lines, None)
     if first is None:
         return lines, decode_text
-    fields = first[1].decode(errors="replace").split("\t")
-    if names is None and is_header(fields):
+    number, fields = first[0], first[1].decode(errors="replace").split("\t")
+    if renamed and not any(field in renamed for field in fields):
+        raise ValueError(
+            f"{file.place(number)}: none of {list(renamed)}, which columns renames, is in the "
+            f"header {fields}; without a header: columns=[query,positive,...], a list of all"
+        )
+    if names is None and (renamed or is_header(fields)):
         names = fields
-    body = lines if fields == names else chain([first], lines)
-    return body, partial(_split, names=names)
+    if fields == names:
+        return lines, partial(_split, names=[renamed.get(name, name) for name in names])
+    shown = shorten(" | ".join(fields), _LONGEST_SHOWN)
+    logger.info("%s: no header, its first record is: %s", file.name, shown)
+    return chain([first], lines), partial(_split, names=names)
 
 
 def _split(line: bytes, names: Sequence[str] | None) -> list[str] | dict[str, str]:

@@ -107,7 +107,7 @@ def text_records(
         root: local folder of the files.
         hub: dataset repository on the Hugging Face hub to take them from if ``root`` is None.
         format: jsonl, tsv, parquet, or auto for the ending of each file.
-        columns: TSV: names of the columns in order. Else: names in the files, to known ones.
+        columns: names in the files, to known ones; or of TSV without a header, in order.
         on_error: stop at a malformed record, or skip and count it.
         limit: take this many records from the start.
         require_negatives: count a record without negatives as malformed.

@@ -133,7 +133,10 @@ def optional_file(
 def _config(name: str, revision: str | None, subfolder: str) -> PreTrainedConfig:
     """The configuration of a checkpoint that is there and whose weights can be opened."""
     if optional_file(name, "config.json", revision, subfolder) is None:
-        raise FileNotFoundError(f"no config.json in {name}: not a Hugging Face model folder")
+        raise FileNotFoundError(
+            f"no config.json in {name}: no Hugging Face model is in a folder of this name, nor on "
+            "the hub, or the hub cannot be reached"
+        )
     _check_weights(Path(name) / subfolder)
     config = AutoConfig.from_pretrained(name, revision=revision, subfolder=subfolder)
     return without_attention_dropout(config)

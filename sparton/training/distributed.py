@@ -86,7 +86,7 @@ class World:
         numbers = torch.tensor(own)
         of_all = numbers.new_empty((self.size, *numbers.shape))
         # On the CPU, where the numbers are known: no rank waits for its GPU here.
-        dist.all_gather_into_tensor(of_all.flatten(0, 1), numbers)
+        dist.all_gather(list(of_all.unbind()), numbers)
         ranks = [[Extent(*sizes) for sizes in rank] for rank in of_all.tolist()]
         return list(zip(*ranks, strict=True))
 
@@ -112,14 +112,13 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, world: World, counts: Sequence[int]) -> Tensor:
         ctx.own = sum(counts[: world.rank]), counts[world.rank]
         most = max(counts)
-        gathered = rows.new_empty((world.size * most, *rows.shape[1:]))
+        gathered = rows.new_empty((world.size, most, *rows.shape[1:]))
         if missing := most - rows.shape[0]:
             rows = F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing))
-        dist.all_gather_into_tensor(gathered, rows.contiguous())
+        dist.all_gather(list(gathered.unbind()), rows.contiguous())
         if min(counts) == most:
-            return gathered
-        parts = zip(gathered.split(most), counts, strict=True)
-        return torch.cat([part[:count] for part, count in parts])
+            return gathered.flatten(0, 1)
+        return torch.cat([each[:count] for each, count in zip(gathered, counts, strict=True)])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

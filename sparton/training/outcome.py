@@ -1,10 +1,14 @@
 """Runs whose end is written down: in this process, or in one for each GPU of this machine."""
 
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
@@ -47,7 +51,8 @@ def run_here(
     if rank == 0:
         begin_run(folder)
     try:
-        work()
+        with _termination_noted(folder) if size == 1 else nullcontext():
+            work()
     except Exception as error:
         status = describe_failure(error, explain(error))
         known = isinstance(error, expected) or status.state == OOM
@@ -63,6 +68,27 @@ def run_here(
     if rank == 0:
         end_run(folder, Status(OK))
     return None
+
+
+@contextmanager
+def _termination_noted(folder: Path) -> Iterator[None]:
+    """A SIGTERM, as of a cluster or a container, is written down before it ends this process."""
+    process = os.getpid()  # not one that it starts, which may inherit the handler
+
+    def end(number: int, _: FrameType | None) -> None:
+        if os.getpid() == process:
+            end_run(folder, Status(KILLED, "ended by SIGTERM"))
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_on_gpus(command: Sequence[str], gpus: int, folder: Path) -> str | None:

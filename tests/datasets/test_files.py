@@ -102,7 +102,9 @@ def test_formats(name: str, expected: str) -> None:
 
 
 def test_unknown_format_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"ending '\.csv' .*\.jsonl.*set format to one of jsonl"):
+    with pytest.raises(
+        ValueError, match=r"ending '\.csv' .* convert or rename it to one of \.jsonl"
+    ):
         detect_format(data_file("a.csv"))
 
 

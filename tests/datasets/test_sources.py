@@ -74,6 +74,21 @@ def test_tsv_without_and_with_a_header(write_lines: Write) -> None:
         text_records(write_lines(["q\tp", "q"], "y.tsv"), columns=["query", "positive"])
 
 
+def test_tsv_with_a_header_of_other_names(
+    write_lines: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    lines = ["question\tid\tpositive", "q\t7\tp"]
+    named = text_records(write_lines(lines, "named.tsv"), columns={"question": "query"})
+    assert all_examples(named) == [Example("q", "p")]
+    assert "no header" not in caplog.text
+    with pytest.raises(ValueError, match=r"named\.tsv, line 1: none of \['anchor text'\].*header"):
+        text_records(write_lines(lines, "named.tsv"), columns={"anchor text": "query"})
+    # Names that nobody knows may be texts: that they are taken for such is said.
+    text_records(write_lines(["frage\tantwort", "q\tp"], "unknown.tsv"))
+    assert "unknown.tsv: no header, its first record is: frage | antwort" in caplog.text
+
+
 def test_parquet_with_other_names(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     table = {"question": ["q", "r"], "pos": ["p", "s"], "neg": [["n"], []]}
@@ -231,7 +246,9 @@ def test_missing_negatives_are_found_before_training(write_jsonl: Write) -> None
 
 def test_nothing_usable_and_wrong_settings(write_lines: Write) -> None:
     path = write_lines([b"[]"], "data.jsonl")
-    with pytest.raises(ValueError, match=rf"mine: no usable record; {path}, line 1: a list of 0"):
+    with pytest.raises(
+        ValueError, match=rf"mine: no usable record in its files; {path}, line 1: a list of 0"
+    ):
         text_records(path, on_error="skip", name="mine")
     with pytest.raises(ValueError, match="on_error='ignore' must be 'stop' or 'skip'"):
         text_records(path, on_error="ignore")  # type: ignore[arg-type]

@@ -157,7 +157,10 @@ def test_words_that_are_no_tokens_are_unknown_words_to_pylate(folder):
         (ColbertHead(16), r"width=16 \(the folder: 8\)"),
         (ColbertHead(8, query_marker="[X]"), r"query_marker='\[X\]' \(the folder: '\[Q\] '\)"),
         (ColbertHead(8, skiplist=["the"]), r"skiplist={'the'}"),
-        (EagerHead(), "holds an encoder with a ColbertHead, which a EagerHead cannot stand in"),
+        (
+            EagerHead(),
+            "holds a model of head=colbert, and a EagerHead cannot stand in for its ColbertHead",
+        ),
     ],
 )
 def test_heads_that_differ_from_the_folder_are_refused(folder, head, message):

@@ -1,6 +1,8 @@
 """What a run leaves and says when it ends, and that ranks do not wait for one that is gone."""
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -41,6 +43,31 @@ def test_a_lack_of_memory_is_always_said(tmp_path):
     work = fail_with(torch.OutOfMemoryError("9 GiB more"))
     assert run_here(work, tmp_path, ()) == "9 GiB more"
     assert read_status(tmp_path) == Status("oom", "9 GiB more")
+
+
+def test_a_run_that_is_asked_to_end_leaves_that_word(tmp_path):
+    """But not for the end of a process that it has started."""
+    code = f"""if True:
+        import multiprocessing, os, signal, time
+        from pathlib import Path
+        from sparton.training.outcome import run_here
+
+        def work():
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+            child.start()
+            time.sleep(0.5)
+            child.terminate()
+            child.join()
+            print(child.exitcode, Path({str(tmp_path)!r}, "status.json").read_text())
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+
+        run_here(work, Path({str(tmp_path)!r}), ())
+    """
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout.startswith("-15 ") and '"running"' in ended.stdout
+    assert ended.returncode == -signal.SIGTERM
+    assert read_status(tmp_path) == Status("killed", "ended by SIGTERM")
 
 
 def ranks(folder: Path, code: str) -> list[str]:

@@ -86,13 +86,24 @@ def load_encoder(
     load, kind, setting = _loader(name, revision)
     if head is not None and not isinstance(head, kind):
         raise ValueError(
-            f"{name} holds an encoder with a {kind.__name__}, which a {type(head).__name__} cannot "
-            f"stand in for; give no head, or one of that kind, for train.py head={setting}"
+            f"{name} holds a model of head={setting}, and a {type(head).__name__} cannot stand in "
+            f"for its {kind.__name__}: head={setting} goes on from it, and a model of another kind "
+            f"begins at its encoder alone, with backbone.name={name} in the place of init_from"
         )
     return load(name, head, revision=revision, **options)
 
 
+def _is_run(folder: Path) -> bool:
+    """Whether a model is not this folder, but below it."""
+    models = ("config.json", "modules.json")
+    return (folder / "model").is_dir() and not any((folder / file).exists() for file in models)
+
+
 def _check_place(name: str | Path) -> None:
+    if _is_run(Path(name)):
+        raise FileNotFoundError(
+            f"{name} is the folder of a run: its model is {Path(name) / 'model'}"
+        )
     first, *rest = Path(name).parts or ("",)
     below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
     if not Path(name).is_dir() and (below_here or not HUB_NAME.fullmatch(str(name))):
