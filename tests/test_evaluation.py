@@ -237,7 +237,7 @@ def test_the_folder_of_a_run_says_where_its_model_is(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"its model is {tmp_path}/model"):
         load_retriever(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(FileNotFoundError, match="no tokenizer in"):
+    with pytest.raises(ValueError, match="model_type"):
         load_retriever(tmp_path)
 
 
