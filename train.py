@@ -10,6 +10,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ from sparton.training.optimization import build_optimizer
 from sparton.training.outcome import run_here, run_on_gpus
 from sparton.training.precision import Precision
 from sparton.training.state import CheckpointError
+from sparton.training.status import only_writer
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import RetrievalTask, Tokenizer, TrainBatch
@@ -85,16 +87,23 @@ def main(cfg: DictConfig) -> None:
         command = config.cell_command(PROGRAM, hydra_config, folder)
         run_cell(command, folder, config.cell_settings(cfg, hydra_config), rank)
         return
-    if cfg.gpus > 1 and "RANK" not in os.environ:
-        # Where the folder's name has a time in it, every rank would have a folder of its own.
-        command = [sys.executable, *sys.argv, config.run_in(folder)]
-        message = run_on_gpus(command, cfg.gpus, folder)
-    else:
-        message = run_here(
-            lambda: run(cfg, join_world(), folder), folder, EXPECTED_ERRORS, config.explain
-        )
+    is_rank = "RANK" in os.environ
+    try:
+        with nullcontext() if is_rank else only_writer(folder):
+            message = launch(cfg, folder, is_rank)
+    except BlockingIOError as error:
+        message = str(error)
     if message:
         sys.exit(f"train.py: {message}")
+
+
+def launch(cfg: DictConfig, folder: Path, is_rank: bool) -> str | None:
+    """Train in this process, or start one for each GPU. Returns what to tell the user."""
+    if cfg.gpus > 1 and not is_rank:
+        # Where the folder's name has a time in it, every rank would have a folder of its own.
+        command = [sys.executable, *sys.argv, config.run_in(folder)]
+        return run_on_gpus(command, cfg.gpus, folder)
+    return run_here(lambda: run(cfg, join_world(), folder), folder, EXPECTED_ERRORS, config.explain)
 
 
 def run(cfg: DictConfig, world: World, folder: Path) -> None:
@@ -111,8 +120,7 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
     batches = build_loader(cfg, world, data, tokenizer, trainer.resume(), needs_teacher)
     if world.is_main:
         steps, start = trainer.settings.steps, trainer.start_step
-        if start:
-            log.info("goes on from its checkpoint after %d of %d steps", start, steps)
+        say_what_was_there(folder, start, steps)
         others = [build(start_step=start) for build in instantiate(cfg.logger).values()]
         trainer.loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
     try:
@@ -127,6 +135,16 @@ def run(cfg: DictConfig, world: World, folder: Path) -> None:
     finally:
         for logger in trainer.loggers:
             logger.close()
+
+
+def say_what_was_there(folder: Path, start: int, steps: int) -> None:
+    """Of an earlier run in the same folder."""
+    if start == steps:
+        log.info("all %d steps were done before: only the tests are left", steps)
+    elif start:
+        log.info("goes on from the checkpoint after step %d of %d", start, steps)
+    elif (folder / "model").exists():
+        log.warning("the model in %s is replaced; study=NAME gives a run another folder", folder)
 
 
 def build_tasks(cfg: DictConfig) -> tuple[list[RetrievalTask], TaskBuilders]:

@@ -36,6 +36,7 @@ _INCIDENTAL = {
     "metrics",
 }  # fmt: skip
 _FOLDERS_OF_THEIR_OWN = {"study", "gpus", "seed"}
+_NO_OVERRIDES = "defaults"
 _SETTING = re.compile("[=.@/]")  # ends the name of a setting or group of the top level
 
 
@@ -107,7 +108,7 @@ def folder_name(overrides: Sequence[str], left_out: Collection[str] = ()) -> str
     """
     named = (each for each in overrides if _SETTING.split(each.lstrip("+~"))[0] not in left_out)
     text = "+".join(sorted(named)).replace("=", "-")
-    name = re.sub(r"[^\w.+@-]+", "_", text).lstrip(".")
+    name = re.sub(r"[^\w.+@-]+", "_", text).lstrip(".") or _NO_OVERRIDES
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

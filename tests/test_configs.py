@@ -268,6 +268,7 @@ def test_jobs_of_slurm_have_a_task_for_each_gpu():
         (["data.path=../../x y"], "data.path-.._.._x_y"),
         (["+regularizer@x=[flops,l1]"], "+regularizer@x-_flops_l1_"),
         (["seed=1", "~seed.x", "seeds=2", "loss.seed=3"], "loss.seed-3+seeds-2"),
+        (["seed=1"], "defaults"),
     ],
 )
 def test_folder_names_need_no_quotes_and_stay_one_folder(overrides, name):
@@ -290,7 +291,14 @@ def test_a_run_is_found_again_and_cells_of_a_sweep_stay_apart():
     run, cell = folders("batch=64", "seed=2")
     assert run == "runs/default/batch-64/seed-2"
     assert cell == "runs/default/batch-64/batch-64/gpus-1/seed-2"
-    for incidental in (["micro_batch=8"], ["logger=wandb", "logger.wandb.project=x"]):
+    for incidental in (
+        ["micro_batch=8"],
+        ["logger=wandb", "logger.wandb.project=x"],
+        ["num_workers=0"],
+        ["log_every=1"],
+        ["checkpoint_every=null"],
+        ["metrics=[ndcg@10]"],
+    ):
         found, apart = folders("batch=64", "seed=2", *incidental)
         assert found == run
         assert apart != cell

@@ -138,7 +138,7 @@ def join_world() -> World:
     A GPU is used when there is one: NCCL then, gloo on CPUs.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
-    one_machine = int(os.environ.get("LOCAL_WORLD_SIZE", size)) == size
+    one_machine = size == 1 or os.environ.get("LOCAL_WORLD_SIZE") == str(size)
     rank = int(os.environ.get("RANK", "0"))
     device = torch.device("cpu")
     if torch.cuda.is_available():

@@ -99,7 +99,8 @@ def run_on_gpus(command: Sequence[str], gpus: int, folder: Path) -> str | None:
         where a rank has told why.
     """
     begin_run(folder)
-    ended = run_ranks(command, gpus, failure_watch(folder))
+    with _termination_noted(folder):
+        ended = run_ranks(command, gpus, failure_watch(folder))
     if ended.code == 0:
         return None
     message = f"rank {ended.rank} {ended}"

@@ -1,9 +1,12 @@
 """How a run stands: ``status.json`` of its folder, which sweeps and their reports go by."""
 
+import errno
+import fcntl
 import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +14,7 @@ import torch
 
 RUNNING, OK, OOM, FAILED, KILLED = "running", "ok", "oom", "failed", "killed"
 RESULTS = (OK, OOM)  # with which a run is done; any other state is worth another try
-_FILE, _ENDED = "status.json", ".ended"
+_FILE, _ENDED, _LOCK = "status.json", ".ended", ".lock"
 _GRACE = 15.0  # seconds
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 
@@ -29,6 +32,27 @@ def read_status(folder: Path) -> Status | None:
         return Status(**json.loads((folder / _FILE).read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """No other process writes a run into this folder meanwhile; where the file system has no locks,
+    nothing is known of others.
+
+    Raises:
+        BlockingIOError: one does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(
+                    f"{folder}: another process trains in this folder; study=NAME gives a run "
+                    "another one"
+                ) from None
+        yield
 
 
 def begin_run(folder: Path) -> None:

@@ -1,5 +1,8 @@
 """How runs end: which errors are a lack of memory, and that the first to speak is heard."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -8,6 +11,7 @@ from sparton.training.status import (
     begin_run,
     describe_failure,
     end_run,
+    only_writer,
     read_status,
 )
 
@@ -57,3 +61,29 @@ def test_the_first_to_say_how_a_run_ended_is_heard(tmp_path):
         assert end_run(tmp_path, Status(state, "here"))
         assert not end_run(tmp_path, Status("failed", "the other processes are gone"))
         assert read_status(tmp_path) == Status(state, "here")
+
+
+def test_a_folder_takes_one_run_at_a_time(tmp_path):
+    """As long as that lives, and not for processes that it has started."""
+    code = f"""if True:
+        import os, time
+        from pathlib import Path
+        from sparton.training.status import only_writer
+        with only_writer(Path({str(tmp_path)!r})):
+            if os.fork() == 0:
+                time.sleep(5)
+                os._exit(0)
+            print("began", flush=True)
+            time.sleep(60)
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"began\n"
+        with pytest.raises(BlockingIOError, match=f"{tmp_path}: another process trains"):
+            only_writer(tmp_path).__enter__()
+        with only_writer(tmp_path / "elsewhere"):
+            pass
+        other.kill()
+        other.stdout.close()
+        other.wait()
+        with only_writer(tmp_path):
+            pass

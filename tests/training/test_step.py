@@ -10,7 +10,7 @@ from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops, l1
 from sparton.representations import Representations
-from sparton.training.distributed import World
+from sparton.training.distributed import World, join_world
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import TrainBatch
@@ -145,6 +145,27 @@ def test_number_of_processes_does_not_change_the_gradient(
             given, compacted = results[rank]
             assert distance(given, truth(1, kinds)) < 1e-6
             assert (compacted == 0) == (one_machine and micro_batch is None)
+
+
+def test_zeros_are_kept_of_batches_that_are_small_beside_memory(monkeypatch):
+    ranks = World(0, 2, CPU)
+    step = ExactStep(BagEncoder(), objective(), ranks, Precision("fp32", CPU))
+    sides = encode(step.encoder, share(global_batch(1), 0, 2))
+    entries = 2 * sides[1].sparse.numel()
+    for most, kept in ((entries, True), (entries - 1, False)):
+        monkeypatch.setattr("sparton.training.step.DENSE_ENTRIES", most)
+        assert step._keep_all(sides) == kept
+
+
+@pytest.mark.parametrize(("local_size", "one_machine"), [("2", True), ("1", False), (None, False)])
+def test_ranks_know_whether_they_share_a_machine(local_size, one_machine, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    if local_size:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_size)
+    assert join_world() == World(0, 2, CPU, one_machine)
 
 
 def test_dropout_repeats_in_the_second_encoding():

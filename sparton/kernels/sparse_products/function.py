@@ -2,9 +2,9 @@
 
 Q queries, N vectors or documents over V terms, P active entries.
 
-Only some columns are dense at a time, so that memory follows the active entries. Gradients reach
-active entries alone: they are the same as of dense vectors wherever a zero passes none on. Of
-vectors that were gathered, only the gradients of the own ones are computed.
+Of vectors held without zeros only some columns are dense at a time, so that memory follows the
+active entries. Gradients reach these alone: they are the same as of dense vectors wherever a zero
+passes none on. Where vectors were gathered, only the gradients of the own ones are computed.
 """
 
 from typing import Any
@@ -47,11 +47,7 @@ def dot_products(queries: SparseVectors, documents: SparseVectors) -> Tensor:
     Raises:
         ValueError: vectors over different numbers of terms.
     """
-    if queries.width != documents.width:
-        raise ValueError(
-            f"queries of {queries.width} terms and documents of {documents.width} have no dot "
-            "product: both need one vocabulary"
-        )
+    _check_widths(queries.width, documents.width)
     learning = (side.learning.vectors.values for side in (queries, documents))
     return _DotProducts.apply(*learning, queries, documents)
 
@@ -61,7 +57,11 @@ def dense_dot_products(queries: Tensor, documents: Tensor) -> Tensor:
 
     Returns:
         ``[Q, N]``; differentiable once, with respect to all entries.
+
+    Raises:
+        ValueError: vectors over different numbers of terms.
     """
+    _check_widths(queries.shape[1], documents.shape[1])
     if not precise.in_pieces(queries):
         return queries @ documents.T
     return _DenseDotProducts.apply(queries, documents)
@@ -146,7 +146,7 @@ class _DenseDotProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, documents: Tensor) -> Tensor:
         ctx.save_for_backward(queries, documents)
-        return multiply(left_factor(queries), documents.T)
+        return precise.product(queries, documents.T)
 
     @staticmethod
     @once_differentiable
@@ -156,6 +156,14 @@ class _DenseDotProducts(torch.autograd.Function):
         return (
             _columns_of_product(gradient, documents) if need_queries else None,
             _columns_of_product(gradient.T, queries) if need_documents else None,
+        )
+
+
+def _check_widths(queries: int, documents: int) -> None:
+    if queries != documents:
+        raise ValueError(
+            f"queries of {queries} terms and documents of {documents} have no dot product: both "
+            "need one vocabulary"
         )
 
 

@@ -9,7 +9,7 @@ adds: small products go first, and no sum runs over more than :data:`LONGEST` la
 Elsewhere, and in fp64, products are those of PyTorch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -25,10 +25,19 @@ def in_pieces(x: Tensor) -> bool:
 
 def left_factor(x: Tensor) -> list[Tensor]:
     """``x [M, K]`` made ready for :func:`multiply`, in parts of at most :data:`LONGEST` columns."""
-    return [_side_by_side(part, 1, left=True) for part in x.split(LONGEST, 1)]
+    return list(_left_parts(x))
 
 
-def multiply(left: Sequence[Tensor], right: Tensor) -> Tensor:
+def product(x: Tensor, right: Tensor) -> Tensor:
+    """``x @ right``, ``[M, N]``, of factors of which few columns are made ready at a time."""
+    return multiply(_left_parts(x), right)
+
+
+def _left_parts(x: Tensor) -> Iterator[Tensor]:
+    return (_side_by_side(part, 1, left=True) for part in x.split(LONGEST, 1))
+
+
+def multiply(left: Iterable[Tensor], right: Tensor) -> Tensor:
     """``x @ right``, ``[M, N]`` of the dtype of ``right [K, N]``, with ``left_factor(x)``."""
     parts = zip(left, right.split(LONGEST), strict=True)
     total, *others = (_product(each, _side_by_side(rows, 0, left=False)) for each, rows in parts)
