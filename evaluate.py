@@ -23,6 +23,11 @@ def run(cfg: DictConfig) -> None:
     tasks = cfg.evaluation.get(cfg.split) if cfg.split in ("dev", "test") else None
     if not tasks:
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
+    overrides = HydraConfig.get().overrides.task
+    of_encoders = [each for each in overrides if each.lstrip("+~").startswith("encoder.")]
+    if cfg.model == "bm25" and of_encoders:
+        settings = ", ".join(of_encoders)
+        raise ValueError(f"model=bm25 is no encoder and ignores {settings}: leave it out")
     asked, bounds = cfg.encoder, ("max_query_terms", "max_document_terms")
     evaluation.check_term_bounds(**{f"encoder.{name}": asked[name] for name in bounds})
     evaluation.check_search(asked.search, asked.rerank_depth, asked.vector_dtype)
@@ -36,7 +41,7 @@ def run(cfg: DictConfig) -> None:
     else:
         model = (cfg.model, cfg.query_length, cfg.document_length)
         evaluate = instantiate(cfg.encoder, *evaluation.load_retriever(*model, device=device))
-    name = config.folder_name(HydraConfig.get().overrides.task, left_out={"output", "device"})
+    name = config.folder_name(overrides, left_out={"output", "device"})
     output = Path(cfg.output or Path("runs", "evaluate", name))
     output.mkdir(parents=True, exist_ok=True)
     description = {"config": resolved, "environment": describe_environment()}

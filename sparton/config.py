@@ -279,8 +279,10 @@ def _check_numbers(cfg: DictConfig) -> None:
         value = OmegaConf.select(cfg, name)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value}: must be a whole number from 1 on, or null")
-    if not 0 <= cfg.weight_decay < math.inf:
-        raise ValueError(f"weight_decay={cfg.weight_decay}: must not be negative, and finite")
+    for name in ("weight_decay", "optimizer.lr"):
+        value = OmegaConf.select(cfg, name, default=0.0)
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value}: must not be negative, and finite")
     if cfg.clip_norm is not None and cfg.clip_norm <= 0:
         raise ValueError(f"clip_norm={cfg.clip_norm}: must be positive, or null for no clipping")
     for name in ("num_negatives", "num_workers"):

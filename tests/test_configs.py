@@ -188,6 +188,7 @@ def test_misspelt_or_mistyped_scalars_stop_before_any_work(override, message):
         (["batch=6"], 4, "multiple of their number, 4; try batch=4"),
         (["batch=2"], 4, "try batch=4"),
         (["weight_decay=-0.1"], 1, "weight_decay=-0.1: must not be negative"),
+        (["optimizer.lr=-1"], 1, "optimizer.lr=-1: must not be negative"),
         (["examples=100"], 1, "examples=100 makes no step of batch=512"),
     ],
 )

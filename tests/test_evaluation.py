@@ -319,6 +319,10 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
             ("model=./nowhere", "evaluation=in_domain", "encoder.metrics=ndcg@10"),
             "encoder.metrics=ndcg@10: must be a list of metrics",
         ),
+        (
+            ("model=bm25", "evaluation=quickstart", "encoder.search=sparse"),
+            "model=bm25 is no encoder and ignores encoder.search=sparse",
+        ),
         (("model=bm25", "evaluation=quickstart", "device=gpu"), "device=gpu cannot be used"),
         (("model=bm25", "evaluation=quickstart", "device=cuda:99"), "): try device=cpu"),
     ],
@@ -336,6 +340,7 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
         "document_terms",
         "metric",
         "metrics",
+        "settings_of_encoders",
         "device",
         "no_gpu",
     ],
