@@ -126,6 +126,21 @@ def test_two_processes_train_as_one(tmp_path, gentle):
             assert two[key] == pytest.approx(one[key], rel=1e-4), (one["step"], key)
 
 
+def test_a_run_says_what_its_folder_held(tmp_path, caplog):
+    caplog.set_level("INFO", logger="train")
+    with_checkpoint, without = "checkpoint_every=2", "checkpoint_every=null"
+    said = []
+    for override in (with_checkpoint, with_checkpoint, without, without):
+        caplog.clear()
+        run_here(tmp_path / override, "steps=2", *GENTLE, override)
+        said.append([each.getMessage() for each in caplog.records if each.name == "train"])
+    done = "all 2 steps were done before: only the tests are left"
+    replaced = (
+        f"the model in {tmp_path / without} is replaced; study=NAME gives a run another folder"
+    )
+    assert said == [[], [done], [], [replaced]]
+
+
 def test_micro_batches_train_as_one_batch(tmp_path, gentle):
     records = run_here(tmp_path, *GENTLE, "micro_batch=3")
     for one, many in zip(gentle, records, strict=True):
