@@ -24,7 +24,7 @@ def run(cfg: DictConfig) -> None:
     if not tasks:
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
     overrides = HydraConfig.get().overrides.task
-    of_encoders = [each for each in overrides if each.lstrip("+~").startswith("encoder.")]
+    of_encoders = [each for each in overrides if config.top_level(each) == "encoder"]
     if cfg.model == "bm25" and of_encoders:
         settings = ", ".join(of_encoders)
         raise ValueError(f"model=bm25 is no encoder and ignores {settings}: leave it out")

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,6 @@ _INCIDENTAL = {
 }  # fmt: skip
 _FOLDERS_OF_THEIR_OWN = {"study", "gpus", "seed"}
 _NO_OVERRIDES = "defaults"
-_SETTING = re.compile("[=.@/]")  # ends the name of a setting or group of the top level
 
 
 @dataclass
@@ -86,13 +86,8 @@ def register() -> None:
     ``sweep_name`` stays in all cells what it is in their sweep, as Hydra's ``now`` does.
     """
     ConfigStore.instance().store(name="train_schema", node=TrainConfig)
-
-    def run_name(overrides: Sequence[str]) -> str:
-        return folder_name(overrides, _INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
-
-    def cell_name(overrides: Sequence[str]) -> str:
-        return folder_name(overrides, _FOLDERS_OF_THEIR_OWN)
-
+    run_name = partial(folder_name, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
+    cell_name = partial(folder_name, left_out=_FOLDERS_OF_THEIR_OWN)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)
     OmegaConf.register_new_resolver("sweep_name", cell_name, replace=True, use_cache=True)
@@ -106,12 +101,17 @@ def folder_name(overrides: Sequence[str], left_out: Collection[str] = ()) -> str
     Args:
         left_out: settings and groups of the top level that the name does not tell.
     """
-    named = (each for each in overrides if _SETTING.split(each.lstrip("+~"))[0] not in left_out)
+    named = (each for each in overrides if top_level(each) not in left_out)
     text = "+".join(sorted(named)).replace("=", "-")
     name = re.sub(r"[^\w.+@-]+", "_", text).lstrip(".") or _NO_OVERRIDES
     if len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def top_level(override: str) -> str:
+    """The setting or group of the top level that an override changes, or changes something in."""
+    return re.split("[=.@/]", override.lstrip("+~"), maxsplit=1)[0]
 
 
 def explain(error: Exception) -> str:

@@ -9,18 +9,19 @@ NOT_TRAINED = "Not measured yet: `python train.py experiment={}`.\n"
 
 
 def table3() -> str:
-    return _reports("table3", "table3", "table3")
+    return _reports("table3", "table3")
 
 
 def multilingual() -> str:
-    return _reports("table3_multilingual", "table3_multilingual", "multilingual")
+    return _reports("table3_multilingual", "multilingual")
 
 
 def table3_in_domain() -> str:
-    return _reports("table3_in_domain", "table3 data=squad_acl evaluation=in_domain")
+    experiment = "table3 data=squad_acl evaluation=in_domain"
+    return _reports("table3_in_domain", experiment=experiment)
 
 
-def _reports(study: str, experiment: str, printed: str | None = None) -> str:
+def _reports(study: str, printed: str | None = None, experiment: str | None = None) -> str:
     """The report of every device, each under its caption; what is ``printed`` in the paper beside
     it, with the hours of the paper's training."""
     published = read_published(RESULTS / "paper.json", printed) if printed else None
@@ -31,7 +32,7 @@ def _reports(study: str, experiment: str, printed: str | None = None) -> str:
         examples = described["config"]["examples"] if published else None
         table, notes = tabulate(records, examples, published)
         texts.append(f"{in_markdown(table, notes)}\n{_caption(described)}\n")
-    return "\n".join(texts) or NOT_TRAINED.format(experiment)
+    return "\n".join(texts) or NOT_TRAINED.format(experiment or study)
 
 
 def _caption(environment: Record) -> str:

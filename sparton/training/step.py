@@ -88,7 +88,8 @@ class ExactStep:
         micro_batches = list(self._split(batch, step))
         if len(micro_batches) == 1:
             encoded = self._encode(micro_batches[0])
-            held = list(encoded) if self._keep_all(encoded) else [*map(self._hold, encoded)]
+            keep_all = self._keep_all(encoded)
+            held = [side if keep_all else self._hold(side) for side in encoded]
             output, gradients = self._differentiate(held, batch.teacher_scores, step)
             with self._gradient_sum.of_last_backward():
                 _backward(encoded, gradients)

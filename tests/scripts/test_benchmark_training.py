@@ -249,6 +249,7 @@ def test_a_trace_is_summed_up_per_step():
         ("_maxsim_residual_fwd_kernel", "maxsim"),
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x5_nt_align1>", "loss"),
+        ("nvjet_sm90_tss_112x128_64x7_1x2_h_bz_splitK_TNN", "loss"),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "GEMM"),
         ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
         ("void at::native::vectorized_layer_norm_kernel", "norms and elementwise"),

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from sparton.kernels.sparse_products import precise, spans
 from sparton.kernels.sparse_products.columns import read_columns, write_entries
-from sparton.kernels.sparse_products.precise import left_factor, multiply
+from sparton.kernels.sparse_products.precise import left_factor, multiply, product
 from sparton.kernels.sparse_products.spans import Span, cut_columns
 from sparton.sparse_vectors import SparseVectors, used_terms
 
@@ -125,8 +125,7 @@ class _DotProducts(torch.autograd.Function):
         ctx.queries, ctx.documents = queries, documents
         ctx.spans = cut_columns(queries.width, rows, used)
         for span in ctx.spans:
-            left = left_factor(read_columns(queries, span))
-            scores += multiply(left, read_columns(documents, span).T)
+            scores += product(read_columns(queries, span), read_columns(documents, span).T)
         return scores
 
     @staticmethod
@@ -146,7 +145,7 @@ class _DenseDotProducts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, documents: Tensor) -> Tensor:
         ctx.save_for_backward(queries, documents)
-        return precise.product(queries, documents.T)
+        return product(queries, documents.T)
 
     @staticmethod
     @once_differentiable
@@ -186,10 +185,10 @@ def _entries_of_product(
 def _columns_of_product(matrix: Tensor, right: Tensor) -> Tensor:
     """``matrix @ right``, some columns at a time."""
     left = left_factor(matrix)
-    product = right.new_empty(matrix.shape[0], right.shape[1])
+    result = right.new_empty(matrix.shape[0], right.shape[1])
     for span in cut_columns(right.shape[1], right.shape[0]):
         part = right[:, span.first : span.last]
         if missing := span.aligned_width - span.width:
             part = F.pad(part, (0, missing))
-        product[:, span.first : span.last] = multiply(left, part)[:, : span.width]
-    return product
+        result[:, span.first : span.last] = multiply(left, part)[:, : span.width]
+    return result
