@@ -34,7 +34,7 @@ HOPPER: tuple[Config, ...] = (
 PORTABLE: tuple[Config, ...] = (PortableConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
 FULL_PRECISION: tuple[Config, ...] = (PortableConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
 HOPPER_FP8: tuple[Config, ...] = (
-    HopperConfig(),
+    HopperConfig(64, warpgroups=4),
     PortableConfig(True, 128, 128, 128, num_warps=4, num_stages=3, group_tokens=2048),
 )
 PORTABLE_FP8: tuple[Config, ...] = (PortableConfig(False, 128, 128, 64, num_warps=8, num_stages=3),)
@@ -194,7 +194,7 @@ def segment_max_forward(
         raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     operands = (hidden, weight, bias, cu_seqlens)
     if isinstance(config, HopperConfig):
-        blocks = cdiv(V, 2 * config.block_v)
+        blocks = cdiv(V, config.rows)
         processors = multiprocessors(hidden.device)
         tokens = balanced_groups(T, blocks, processors, config.group_tokens)
         launch_hopper(config, operands, tokens, scales, reps, winners, **variant)

@@ -2,12 +2,12 @@
 
 N sequences, T packed tokens, D hidden, V vocabulary.
 
-A program has the same work as one of the portable kernel: 2 * BLOCK_V vocabulary rows and a group
-of sequences, tile after tile of BLOCK_T tokens. One warp copies chunks of hidden units into a ring
-of buffers (TMA). Two warpgroups multiply (WGMMA), each BLOCK_V rows by the tokens that both share,
-and pool the tile in their registers. Each goes at its own pace within the length of the ring: while
-one pools, the other keeps the tensor cores busy. Narrow rows of the vocabulary (MaxSim's query
-tokens) are copied once and stay.
+A program has the same work as one of the portable kernel: WARPGROUPS * BLOCK_V vocabulary rows and
+a group of sequences, tile after tile of BLOCK_T tokens. One warp copies chunks of hidden units into
+a ring of buffers (TMA). The warpgroups multiply (WGMMA), each BLOCK_V rows by the tokens that all
+share, and pool the tile in their registers. Each goes at its own pace within the length of the
+ring: while one pools, another keeps the tensor cores busy. Narrow rows of the vocabulary (MaxSim's
+query tokens) are copied once and stay.
 """
 
 import functools
@@ -44,11 +44,13 @@ class HopperConfig(NamedTuple):
     """One way to launch the kernel.
 
     Attributes:
-        block_v: vocabulary rows of a warpgroup, of which a program has two.
+        block_v: vocabulary rows of a warpgroup.
         block_t: tokens of a tile.
         num_stages: chunks that the ring of buffers holds; a chunk is 128 bytes of every row. More
             where the vocabulary rows stay.
         segment, group_tokens, band: as in the portable kernel's configuration.
+        warpgroups: 2 or 4 that multiply. FP8 products are done so soon that pooling takes longer:
+            four of half the rows overlap better, though each brings a copy of the code.
     """
 
     block_v: int = 128
@@ -57,6 +59,12 @@ class HopperConfig(NamedTuple):
     segment: int = 32
     group_tokens: int = 4096
     band: int = 66
+    warpgroups: int = 2
+
+    @property
+    def rows(self) -> int:
+        """Vocabulary rows of a program."""
+        return self.warpgroups * self.block_v
 
     @property
     def descriptors(self) -> bool:
@@ -74,13 +82,15 @@ class _Descriptor(TensorDescriptor):
 def _produce(
     hidden, weight, first_v, begin, tiles, ring, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr
 ):
-    """Copy the next chunk of the tokens and of both warpgroups' rows as a stage falls empty; with
+    """Copy the next chunk of the tokens and of all warpgroups' rows as a stage falls empty; with
     RESIDENT the rows along with the first tile only."""
     h_ring, w_ring, full, empty = ring
     STAGES: gl.constexpr = h_ring.shape[0]
     BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
     BLOCK_D: gl.constexpr = hidden.block_type.shape[1]
     BLOCK_V: gl.constexpr = weight.block_type.shape[0]
+    ROWS: gl.constexpr = CHUNKS if RESIDENT else STAGES
+    WARPGROUPS: gl.constexpr = w_ring.shape[0] // ROWS
     for step in range(tiles * CHUNKS):
         stage = step % STAGES
         t = begin + step // CHUNKS * BLOCK_T
@@ -93,27 +103,28 @@ def _produce(
             rows = step % CHUNKS
             copied = step < CHUNKS
         mbarrier.expect(bar, hidden.block_type.nbytes, pred=not copied)
-        mbarrier.expect(bar, hidden.block_type.nbytes + 2 * weight.block_type.nbytes, pred=copied)
+        weight_bytes: gl.constexpr = WARPGROUPS * weight.block_type.nbytes
+        mbarrier.expect(bar, hidden.block_type.nbytes + weight_bytes, pred=copied)
         tma.async_copy_global_to_shared(hidden, [t, d], bar, h_ring.index(stage))
-        for half in gl.static_range(2):
-            tma.async_copy_global_to_shared(
-                weight, [first_v + half * BLOCK_V, d], bar, w_ring.index(2 * rows + half), copied
-            )
+        for part in gl.static_range(WARPGROUPS):
+            w = w_ring.index(part * ROWS + rows)
+            tma.async_copy_global_to_shared(weight, [first_v + part * BLOCK_V, d], bar, w, copied)
 
 
 @gluon.jit
-def _multiply(acc, step, ring, HALF: gl.constexpr, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr):
+def _multiply(acc, step, ring, PART: gl.constexpr, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr):
     """Logits of one tile, fp32 ``[BLOCK_V, BLOCK_T]``; gives every stage back once it is read.
     ``acc`` lends its registers: what they hold is not read."""
     h_ring, w_ring, full, empty = ring
     STAGES: gl.constexpr = h_ring.shape[0]
+    ROWS: gl.constexpr = CHUNKS if RESIDENT else STAGES
     for chunk in range(CHUNKS):
         stage = (step + chunk) % STAGES
         rows = stage
         if RESIDENT:
             rows = chunk
         mbarrier.wait(full.index(stage), (step + chunk) // STAGES & 1)
-        w = w_ring.index(2 * rows + HALF)
+        w = w_ring.index(PART * ROWS + rows)
         h = h_ring.index(stage).permute((1, 0))
         acc = warpgroup_mma(w, h, acc, use_acc=chunk > 0, is_async=True)
         # One product in flight: the one before has read its stage.
@@ -137,10 +148,15 @@ def _load_vector(ptr, offs, size):
 @gluon.jit
 def _consume(
     place, pointers, T, V, ring,
-    HALF: gl.constexpr, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr, SEGMENT: gl.constexpr,
-    SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
+    PART: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
-    """Multiply and pool, tile by tile, for one half of the program's vocabulary rows."""
+    """Multiply and pool, tile by tile, for one part of the program's vocabulary rows."""
+    CHUNKS: gl.constexpr = OPTIONS[0]
+    RESIDENT: gl.constexpr = OPTIONS[1]
+    SEGMENT: gl.constexpr = OPTIONS[2]
+    SUM: gl.constexpr = OPTIONS[3]
+    ACTIVATION: gl.constexpr = OPTIONS[4]
+    ARGMAX: gl.constexpr = OPTIONS[5]
     first_v, first, last, begin, tiles = place
     bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr = pointers
     BLOCK_T: gl.constexpr = ring[0].shape[1]
@@ -154,7 +170,7 @@ def _consume(
     whole = first_slots(gl.full((BLOCK_V, BLOCK_T), 0 if SUM else -1, gl.int32, TILE))
     PIECE: gl.constexpr = value.type.layout
     clean = (value, whole, gl.arange(0, SLOTS, gl.SliceLayout(0, PIECE))[None, :])
-    first_v += HALF * BLOCK_V
+    first_v += PART * BLOCK_V
     offs_v = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, PIECE))
     bias = _load_vector(bias_ptr, offs_v, V)
     scale = None
@@ -168,7 +184,7 @@ def _consume(
             # Loaded before the product, so that nothing waits for them.
             offs_t = lo + gl.arange(0, BLOCK_T, gl.SliceLayout(0, TILE))
             factors = gl.load(scale_h_ptr + offs_t, offs_t < T, 0.0)
-        logits = _multiply(logits, tile * CHUNKS, ring, HALF, CHUNKS, RESIDENT)
+        logits = _multiply(logits, tile * CHUNKS, ring, PART, CHUNKS, RESIDENT)
         x = logits
         if scale_h_ptr is not None:
             x = logits * factors[None, :]
@@ -185,14 +201,15 @@ def _consume(
 def _segment_max_hopper_kernel(
     hidden, weight, bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
     T, N, V, group_tokens, num_groups,
-    CHUNKS: gl.constexpr, STAGES: gl.constexpr, RESIDENT: gl.constexpr, SEGMENT: gl.constexpr,
-    BAND: gl.constexpr, SUM: gl.constexpr, ACTIVATION: gl.constexpr, ARGMAX: gl.constexpr,
+    CHUNKS: gl.constexpr, STAGES: gl.constexpr, RESIDENT: gl.constexpr, WARPGROUPS: gl.constexpr,
+    SEGMENT: gl.constexpr, BAND: gl.constexpr, SUM: gl.constexpr, ACTIVATION: gl.constexpr,
+    ARGMAX: gl.constexpr,
 ):  # fmt: skip
     BLOCK_V: gl.constexpr = weight.block_type.shape[0]
     BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
     BLOCK_D: gl.constexpr = hidden.block_type.shape[1]
-    group, block = locate(num_groups, gl.cdiv(V, 2 * BLOCK_V), BAND)
-    first_v = block * 2 * BLOCK_V
+    group, block = locate(num_groups, gl.cdiv(V, WARPGROUPS * BLOCK_V), BAND)
+    first_v = block * WARPGROUPS * BLOCK_V
     lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
     first, last = sequences_of_group(cu_ptr, N, group, group_tokens, num_groups, lanes)
     if first < last:
@@ -200,29 +217,41 @@ def _segment_max_hopper_kernel(
         # At least one tile, so that a group of empty sequences is written too.
         tiles = gl.maximum(gl.cdiv(gl.load(cu_ptr + last) - begin, BLOCK_T), 1)
         BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-        ROWS: gl.constexpr = 2 * (CHUNKS if RESIDENT else STAGES)
+        ROWS: gl.constexpr = WARPGROUPS * (CHUNKS if RESIDENT else STAGES)
         h_ring = gl.allocate_shared_memory(hidden.dtype, [STAGES, BLOCK_T, BLOCK_D], hidden.layout)
         w_ring = gl.allocate_shared_memory(weight.dtype, [ROWS, BLOCK_V, BLOCK_D], weight.layout)
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
         for stage in gl.static_range(STAGES):
             mbarrier.init(full.index(stage), count=1)
-            mbarrier.init(empty.index(stage), count=2)
+            mbarrier.init(empty.index(stage), count=WARPGROUPS)
         fence_async_shared()
         ring = (h_ring, w_ring, full, empty)
         place = (first_v, first, last, begin, tiles)
         pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr)
-        gl.warp_specialize(
-            [
-                (_consume, (place, pointers, T, V, ring, gl.constexpr(0),
-                            CHUNKS, RESIDENT, SEGMENT, SUM, ACTIVATION, ARGMAX)),
-                (_consume, (place, pointers, T, V, ring, gl.constexpr(1),
-                            CHUNKS, RESIDENT, SEGMENT, SUM, ACTIVATION, ARGMAX)),
-                (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS, RESIDENT)),
-            ],
-            [4, 1],
-            [240, 24],
-        )  # fmt: skip
+        OPTIONS: gl.constexpr = (CHUNKS, RESIDENT, SEGMENT, SUM, ACTIVATION, ARGMAX)
+        if WARPGROUPS == 2:
+            gl.warp_specialize(
+                [
+                    (_consume, (place, pointers, T, V, ring, gl.constexpr(0), OPTIONS)),
+                    (_consume, (place, pointers, T, V, ring, gl.constexpr(1), OPTIONS)),
+                    (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS, RESIDENT)),
+                ],
+                [4, 1],
+                [240, 24],
+            )
+        else:
+            gl.warp_specialize(
+                [
+                    (_consume, (place, pointers, T, V, ring, gl.constexpr(0), OPTIONS)),
+                    (_consume, (place, pointers, T, V, ring, gl.constexpr(1), OPTIONS)),
+                    (_consume, (place, pointers, T, V, ring, gl.constexpr(2), OPTIONS)),
+                    (_consume, (place, pointers, T, V, ring, gl.constexpr(3), OPTIONS)),
+                    (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS, RESIDENT)),
+                ],
+                [4, 4, 4, 1],
+                [120, 120, 120, 24],
+            )
 
 
 @functools.cache
@@ -234,7 +263,7 @@ def _layout(bits: int) -> gl.NVMMASharedLayout:
 def _stages(config: HopperConfig, chunks: int) -> tuple[int, bool]:
     """Stages of the ring, and whether the vocabulary rows stay: where they leave the tokens a ring
     at least as long as without."""
-    room = SHARED_MEMORY // 128 - 2 * config.block_v * chunks
+    room = SHARED_MEMORY // 128 - config.rows * chunks
     stages = min(room // config.block_t, MOST_STAGES)
     return (stages, True) if stages >= config.num_stages else (config.num_stages, False)
 
@@ -270,12 +299,12 @@ def launch_hopper(
     stages, resident = _stages(config, chunks)
     layout = _layout(8 * size)
     launch(
-        _segment_max_hopper_kernel, (cdiv(V, 2 * config.block_v) * num_groups,),
+        _segment_max_hopper_kernel, (cdiv(V, config.rows) * num_groups,),
         _Descriptor(hidden, (T, D), (D, 1), [config.block_t, block_d], layout),
         _Descriptor(weight, (V, D), (D, 1), [config.block_v, block_d], layout),
         bias, cu_seqlens, reps, winners, *(scales or (None, None)),
         T, N, V, group_tokens, num_groups,
-        CHUNKS=chunks, STAGES=stages, RESIDENT=resident,
+        CHUNKS=chunks, STAGES=stages, RESIDENT=resident, WARPGROUPS=config.warpgroups,
         SEGMENT=config.segment, BAND=config.band,
         SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=winners.numel() > 0,
         num_warps=4,

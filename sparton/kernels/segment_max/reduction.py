@@ -216,38 +216,37 @@ def reduce_tile(
     sequences). ``scale`` ``[BLOCK_V]``, or None, multiplies the maxima. SUM pools the sum, else
     the maximum; ACTIVATION as in forward.py.
     """
-    if x.shape[1] > SEGMENT:
+    value, whole, n, start, stop, last = state
+    hi = lo + x.shape[1]
+    # What lies within one sequence is folded without looking for its end; sums, by segments.
+    AT_ONCE: tl.constexpr = not SUM or x.shape[1] <= SEGMENT
+    if AT_ONCE and start <= lo and hi < stop:
+        value, whole = _fold(value, whole, clean[2], x, lo, start, stop, SUM, ARGMAX, False)
+    elif x.shape[1] > SEGMENT:
         left, right = halves(x)
         state = reduce_tile(
             left, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, ACTIVATION, ARGMAX,
         )  # fmt: skip
         middle = lo + x.shape[1] // 2
-        state = reduce_tile(
+        value, whole, n, start, stop, last = reduce_tile(
             right, middle, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
             SEGMENT, SUM, ACTIVATION, ARGMAX,
         )  # fmt: skip
     else:
-        value, whole, n, start, stop, last = state
-        slots = clean[2]
-        hi = lo + x.shape[1]
         while stop <= hi:
-            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, ARGMAX, True)
+            value, whole = _fold(value, whole, clean[2], x, lo, start, stop, SUM, ARGMAX, True)
             row = n.to(tl.int64) * V + offs_v
             if SUM:
                 _write_sum(value, whole, reps_ptr + row, offs_v < V)
             else:
                 _write_max(
-                    value, whole, slots, start < stop, bias, scale,
+                    value, whole, clean[2], start < stop, bias, scale,
                     reps_ptr + row, argmax_ptr + row, offs_v < V, ACTIVATION, ARGMAX,
                 )  # fmt: skip
             value, whole = clean[0], clean[1]
             n += 1
             start = stop
             stop = tl.load(cu_ptr + n + 1, mask=n < last, other=NO_STOP)
-        if start <= lo:
-            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, ARGMAX, False)
-        else:
-            value, whole = _fold(value, whole, slots, x, lo, start, stop, SUM, ARGMAX, True)
-        state = (value, whole, n, start, stop, last)
-    return state
+        value, whole = _fold(value, whole, clean[2], x, lo, start, stop, SUM, ARGMAX, True)
+    return value, whole, n, start, stop, last
