@@ -9,16 +9,37 @@ from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.segment_max.quantize_cpu import LARGEST, SCALE_BOUNDS, padded_size
 
 ELEMENTS = 4096  # of a program
+# Programs that look for the largest value of a matrix: a power of 2.
+PARTS = 512
+
+
+@triton.jit
+def _largest(x):
+    """The largest absolute value, NaN if there is one: its bits are above those of infinity."""
+    bits = tl.abs(x.to(tl.float32)).to(tl.int32, bitcast=True)
+    return tl.max(bits).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _largest_kernel(x_ptr, amax_ptr, size, PARTS: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Every PARTS-th block of the elements."""
+    part = tl.program_id(0)
+    amax = tl.zeros((ELEMENTS,), tl.float32)
+    for first in range(part.to(tl.int64) * ELEMENTS, size, PARTS * ELEMENTS):
+        offs = first + tl.arange(0, ELEMENTS)
+        x = tl.abs(tl.load(x_ptr + offs, offs < size, 0.0).to(tl.float32))
+        amax = tl.maximum(amax, x, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(amax_ptr + part, _largest(amax))
 
 
 @triton.jit(do_not_specialize=["R", "S"])
 def _quantize_kernel(
     x_ptr, amax_ptr, rounded_ptr, scale_ptr, R, S,
     D: tl.constexpr, PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
+    PARTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_R rows, each by its own largest absolute value or all by a given one. NaN stays NaN; an
-    infinite element becomes the largest one. S scales are written: R, or 1."""
+    """BLOCK_R rows, each by its own largest absolute value or all by the largest of PARTS. NaN stays
+    NaN; an infinite element becomes the largest one. S scales are written: R, or 1."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_d = tl.arange(0, BLOCK_D)[None, :]
     exists = (rows < R)[:, None]
@@ -26,7 +47,7 @@ def _quantize_kernel(
     if amax_ptr is None:
         amax = tl.max(tl.abs(x), 1)
     else:
-        amax = tl.zeros((BLOCK_R,), tl.float32) + tl.load(amax_ptr).to(tl.float32)
+        amax = tl.zeros((BLOCK_R,), tl.float32) + _largest(tl.load(amax_ptr + tl.arange(0, PARTS)))
     amax = tl.maximum(amax, LOW, propagate_nan=tl.PropagateNan.ALL)
     amax = tl.minimum(amax, HIGH, propagate_nan=tl.PropagateNan.ALL)
     x *= tl.div_rn(LARGEST, amax)[:, None]
@@ -47,7 +68,7 @@ def _quantize(x: Tensor, amax: Tensor | None) -> tuple[Tensor, Tensor]:
         launch(
             _quantize_kernel, (cdiv(R, block_r),),
             x, amax, rounded, scale, R, scale.numel(),
-            D=D, PADDED=padded, BLOCK_R=block_r, BLOCK_D=block_d,
+            D=D, PADDED=padded, BLOCK_R=block_r, BLOCK_D=block_d, PARTS=PARTS,
             LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,
             num_warps=min(max(block_d // 1024, 4), 16),
         )  # fmt: skip
@@ -78,4 +99,6 @@ def quantize_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
         float8_e4m3fn ``[R, P]`` as of :func:`quantize_rows`, and the scale, fp32 ``[1]``.
     """
     x = x.contiguous()
-    return _quantize(x, torch.linalg.vector_norm(x, torch.inf))
+    amax = torch.empty(PARTS, dtype=torch.float32, device=x.device)
+    launch(_largest_kernel, (PARTS,), x, amax, x.numel(), PARTS=PARTS, ELEMENTS=ELEMENTS)
+    return _quantize(x, amax)
