@@ -65,28 +65,31 @@ def _project(
     return embedding.to(hidden_ptr.dtype.element_ty)
 
 
-@triton.jit(do_not_specialize=["N"])
+@triton.jit(do_not_specialize=["N", "shares"])
 def _search_hidden_kernel(
-    queries_ptr, hidden_ptr, projection_ptr, cu_ptr, mask_ptr, maxima_ptr, winners_ptr, N, R,
-    H: tl.constexpr, E: tl.constexpr, SHARES: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, NORMALIZE: tl.constexpr,
-    MASK: tl.constexpr, ARGMAX: tl.constexpr,
+    queries_ptr, hidden_ptr, projection_ptr, cu_ptr, mask_ptr, maxima_ptr, winners_ptr,
+    N, R, shares,
+    H: tl.constexpr, E: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, NORMALIZE: tl.constexpr, MASK: tl.constexpr,
+    ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """One share of one document's tiles: one row ``[R]`` of ``maxima`` and of ``winners``."""
-    n, share = tl.program_id(0) // SHARES, tl.program_id(0) % SHARES
+    n, share = tl.program_id(0) // shares, tl.program_id(0) % shares
     begin = tl.load(cu_ptr + n)
     end = tl.load(cu_ptr + n + 1)
     tiles = tl.cdiv(end - begin, BLOCK_T)
-    each = tl.cdiv(tiles, SHARES)
+    each = tl.cdiv(tiles, shares)
+    first_tile = share * each
     offs_e = tl.arange(0, BLOCK_E)
     row = (share.to(tl.int64) * N + n) * R
-    for first in range(0, R, BLOCK_R):
-        offs_r = first + tl.arange(0, BLOCK_R)
-        nothing = tl.full((BLOCK_R,), float("-inf"), tl.float32)
-        tl.store(maxima_ptr + row + offs_r, nothing, offs_r < R)
-        if ARGMAX:
-            tl.store(winners_ptr + row + offs_r, tl.full((BLOCK_R,), -1, tl.int32), offs_r < R)
-    for tile in range(share * each, tl.minimum(share * each + each, tiles)):
+    if first_tile >= tiles:
+        for first in range(0, R, BLOCK_R):
+            offs_r = first + tl.arange(0, BLOCK_R)
+            nothing = tl.full((BLOCK_R,), float("-inf"), tl.float32)
+            tl.store(maxima_ptr + row + offs_r, nothing, offs_r < R)
+            if ARGMAX:
+                tl.store(winners_ptr + row + offs_r, tl.full((BLOCK_R,), -1, tl.int32), offs_r < R)
+    for tile in range(first_tile, tl.minimum(first_tile + each, tiles)):
         lo = begin + tile * BLOCK_T
         offs_t = lo + tl.arange(0, BLOCK_T)
         valid = offs_t < end
@@ -110,18 +113,21 @@ def _search_hidden_kernel(
             similarity = tl.dot(q, embedding.T, input_precision="ieee")
             similarity = tl.where(valid[None, :], similarity, float("-inf"))
             best, place = tl.max(similarity, 1, return_indices=True)
+            winner = tl.where(best == float("-inf"), -1, lo + place)
             best = tl.where(spoiled, float("nan"), best)
-            before = tl.load(maxima_ptr + row + offs_r, present, float("inf"))
-            better = present & ((best > before) | (best != best))
+            # The first tile does not wait to read what nobody wrote.
+            follows = tile > first_tile
+            before = tl.load(maxima_ptr + row + offs_r, present & follows, float("-inf"))
+            better = present & ((best > before) | (best != best) | (tile == first_tile))
             tl.store(maxima_ptr + row + offs_r, best, better)
             if ARGMAX:
-                tl.store(winners_ptr + row + offs_r, lo + place, better)
+                tl.store(winners_ptr + row + offs_r, winner, better)
 
 
-@triton.jit(do_not_specialize=["N", "R", "length"])
+@triton.jit(do_not_specialize=["N", "R", "length", "shares"])
 def _sum_shares_kernel(
-    maxima_ptr, found_ptr, mask_ptr, scores_ptr, winners_ptr, N, R, length,
-    SHARES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, ARGMAX: tl.constexpr,
+    maxima_ptr, found_ptr, mask_ptr, scores_ptr, winners_ptr, N, R, length, shares,
+    BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """One query and BLOCK_N documents. Of equal shares the first wins, whose tokens come first."""
     blocks = tl.cdiv(N, BLOCK_N)
@@ -137,7 +143,7 @@ def _sum_shares_kernel(
         places = n[:, None] * R + (q * length + s)[None, :]
         best = tl.full((BLOCK_N, BLOCK_S), float("-inf"), tl.float32)
         winner = tl.full((BLOCK_N, BLOCK_S), -1, tl.int32)
-        for share in tl.static_range(SHARES):
+        for share in tl.range(shares, loop_unroll_factor=4):
             other = tl.load(maxima_ptr + share * N * R.to(tl.int64) + places, taken, float("-inf"))
             better = (other > best) | (other != other)
             best = tl.where(better, other, best)
@@ -162,6 +168,7 @@ def search_hidden(
     *,
     normalize: bool,
     argmax: bool,
+    longest: int | None = None,
     config: HiddenConfig = DEFAULT_CONFIG,
 ) -> tuple[Tensor, Tensor]:
     """Scores of every query against every document, and the tokens that won.
@@ -176,6 +183,7 @@ def search_hidden(
         num_queries: Q.
         normalize: give projected tokens unit length.
         argmax: also return the winners.
+        longest: most tokens of a document where that is known.
         config: how to launch.
 
     Returns:
@@ -191,13 +199,15 @@ def search_hidden(
     if N == 0 or R == 0:
         return scores.zero_(), winners
     shares = min(next_power_of_2(cdiv(config.programs, N)), 64)
+    if longest is not None:
+        shares = min(shares, max(cdiv(longest, config.block_t), 1))
     maxima = torch.empty(shares, N, R, dtype=torch.float32, device=hidden.device)
     straight = (shares == 1 and query_mask is None) or not argmax
     found = winners if straight else torch.empty_like(maxima, dtype=torch.int32)
     launch(
         _search_hidden_kernel, (N * shares,),
-        queries, hidden, projection, cu_seqlens, mask, maxima, found, N, R,
-        H=H, E=E, SHARES=shares, BLOCK_T=config.block_t, BLOCK_R=config.block_r,
+        queries, hidden, projection, cu_seqlens, mask, maxima, found, N, R, shares,
+        H=H, E=E, BLOCK_T=config.block_t, BLOCK_R=config.block_r,
         BLOCK_E=max(next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
         MASK=mask is not None, ARGMAX=argmax,
         num_warps=config.num_warps, num_stages=config.num_stages,
@@ -205,8 +215,8 @@ def search_hidden(
     block_n = min(next_power_of_2(N), 16)
     launch(
         _sum_shares_kernel, (num_queries * cdiv(N, block_n),),
-        maxima, found, query_mask, scores, winners, N, R, R // num_queries,
-        SHARES=shares, BLOCK_N=block_n, BLOCK_S=32, ARGMAX=not straight,
+        maxima, found, query_mask, scores, winners, N, R, R // num_queries, shares,
+        BLOCK_N=block_n, BLOCK_S=32, ARGMAX=not straight,
     )  # fmt: skip
     return scores, winners
 

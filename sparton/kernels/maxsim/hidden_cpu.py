@@ -26,9 +26,10 @@ def search_hidden_cpu(
     *,
     normalize: bool,
     argmax: bool,
+    longest: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results of :func:`~sparton.kernels.maxsim.hidden.search_hidden`; also takes
-    float64, whose similarities and sums stay float64."""
+    float64, whose similarities and sums stay float64. ``longest`` makes no difference here."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     bounds = cu_seqlens.tolist()
     maxima = queries.new_zeros(len(bounds) - 1, queries.shape[0], dtype=wide)

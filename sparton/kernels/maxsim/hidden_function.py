@@ -30,8 +30,7 @@ def _search(
     normalize: bool,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Scores and winners; see :func:`~sparton.kernels.maxsim.hidden.search_hidden`. ``longest`` is
-    for the backward: most tokens of a document, where that is known."""
+    """Scores and winners; see :func:`~sparton.kernels.maxsim.hidden.search_hidden`."""
     search = search_hidden_cpu
     if hidden.is_cuda:
         from sparton.kernels.maxsim.hidden import search_hidden
@@ -39,7 +38,7 @@ def _search(
         search = search_hidden
     return search(
         queries, hidden, projection, cu_seqlens, query_mask, mask, num_queries,
-        normalize=normalize, argmax=argmax,
+        normalize=normalize, argmax=argmax, longest=longest,
     )  # fmt: skip
 
 
