@@ -4,14 +4,20 @@ A large GPU at its power limit clocks down: a launch that follows an idle gap ru
 than launches back to back. Training is back to back, so that is what is measured: calls without a
 gap, after a warm-up of the same kind. Clock, power and temperature in the middle of the measurement
 are recorded.
+
+The process is held to one core meanwhile. Python's thread and autograd's take turns, and to wake
+another core, of a virtual machine above all, takes longer than small kernels, and never as long.
 """
 
 import gc
 import math
+import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,7 +49,8 @@ def measure(run: Callable[[], Any], device: str, seconds: float) -> dict[str, An
     once = _gpu_times(run, 1)[0] / 1e3
     warm_up = math.ceil(WARM_UP_SECONDS / once)
     watch = _watch(WARM_UP_SECONDS + seconds / 4)
-    times = _gpu_times(run, warm_up + max(math.ceil(seconds / once), FEWEST_REPEATS))
+    with _one_core():
+        times = _gpu_times(run, warm_up + max(math.ceil(seconds / once), FEWEST_REPEATS))
     return {**_quantiles(times[warm_up:]), **memory, **_conditions(watch)}
 
 
@@ -56,6 +63,27 @@ def _peak(run: Callable[[], Any]) -> dict[str, int]:
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated()
     return {"peak_bytes": peak - before, "total_peak_bytes": peak}
+
+
+@contextmanager
+def _one_core() -> Iterator[None]:
+    """All threads that this process has now, where the system lets them be moved."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    try:
+        _move_threads({min(cores)})
+        yield
+    finally:
+        _move_threads(cores)
+
+
+def _move_threads(cores: set[int]) -> None:
+    for thread in Path("/proc/self/task").iterdir():
+        # One may have ended since.
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _gpu_times(run: Callable[[], Any], repeats: int) -> list[float]:

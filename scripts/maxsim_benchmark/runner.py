@@ -17,7 +17,7 @@ from maxsim_benchmark.providers import Cell
 from maxsim_benchmark.worker import Record, Settings
 
 SCRIPTS = Path(__file__).resolve().parents[1]
-CELL_LIMIT_SECONDS = 90.0
+CELL_LIMIT_SECONDS = 60.0
 STARTED_TOGETHER = 8
 
 

@@ -96,6 +96,28 @@ def test_values_and_gradients_on_a_gpu(dtype, tolerance):
     assert all(torch.equal(x, y) for x, y in zip(gradients, again, strict=True))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("E", [48, 64, 96, 320, 512, 1024])
+def test_embeddings_of_any_width_on_a_gpu(E, dtype):
+    operands, *masks = make_problem(torch.device("cuda"), Lq=40, Ld=150, H=200, E=E, dtype=dtype)
+    expected = truth(
+        [x.double().cpu() for x in operands], *(x.cpu() for x in masks), normalize=True
+    )
+    scores = maxsim_from_hidden(*operands, *masks).cpu()
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    assert error(scores, expected) < tolerance
+    assert error(scores.roll(1, 1), expected) > 10 * tolerance
+
+
+def test_embeddings_too_wide_for_the_kernel(device):
+    rows = torch.ones(2, 2048, device=device)
+    cu_seqlens = torch.tensor([0, 2], dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"at most 4096 bytes.*E = 2048.*project first"):
+        search_hidden(rows, rows, rows, cu_seqlens, None, None, 1, normalize=True, argmax=False)
+
+
 def test_packed_documents_equal_padded_ones():
     (queries, hidden, projection), query_mask, _ = make_problem(torch.device("cpu"))
     lengths = [37, 0, 5, 20]
@@ -162,7 +184,9 @@ def test_tiles_without_tokens(config, longest, device):
     operands = (*flat, None, mask.flatten()[:116], 3)
     options = {"normalize": True, "argmax": True}
     scores, winners = search_hidden(*operands, **options, longest=longest, config=config)
-    expected, first = search_hidden_cpu(*(getattr(x, "cpu", lambda x=x: x)() for x in operands), **options)
+    expected, first = search_hidden_cpu(
+        *(getattr(x, "cpu", lambda x=x: x)() for x in operands), **options
+    )
     assert error(scores.cpu(), expected.double()) < 1e-6
     assert error(scores.cpu().roll(1, 1), expected.double()) > 1e-2
     assert torch.equal(winners.cpu(), first)

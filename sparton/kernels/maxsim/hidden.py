@@ -33,14 +33,31 @@ class HiddenConfig(NamedTuple):
     """
 
     block_t: int = 64
-    block_r: int = 64
+    block_r: int = 128
     block_h: int = 64
     programs: int = 512
     num_warps: int = 4
     num_stages: int = 3
 
 
-DEFAULT_CONFIG = HiddenConfig()
+# By the most bytes of an embedding, a power of 2: wide ones leave shared memory for smaller tiles.
+CONFIGS = {
+    256: HiddenConfig(),
+    512: HiddenConfig(block_r=64),
+    1024: HiddenConfig(block_r=32, block_h=32, num_warps=8, num_stages=2),
+    2048: HiddenConfig(32, 16, 16, num_warps=8, num_stages=2),
+    4096: HiddenConfig(16, 16, 16, num_warps=8, num_stages=2),
+}
+
+
+def _select_config(E: int, element_size: int) -> HiddenConfig:
+    row = next_power_of_2(E) * element_size
+    if row > max(CONFIGS):
+        raise ValueError(
+            f"maxsim_from_hidden takes embeddings of at most {max(CONFIGS)} bytes on a GPU, got "
+            f"E = {E} of {element_size} bytes each; project first and use maxsim"
+        )
+    return CONFIGS[max(row, min(CONFIGS))]
 
 
 @triton.jit
@@ -169,7 +186,7 @@ def search_hidden(
     normalize: bool,
     argmax: bool,
     longest: int | None = None,
-    config: HiddenConfig = DEFAULT_CONFIG,
+    config: HiddenConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Scores of every query against every document, and the tokens that won.
 
@@ -184,7 +201,10 @@ def search_hidden(
         normalize: give projected tokens unit length.
         argmax: also return the winners.
         longest: most tokens of a document where that is known.
-        config: how to launch.
+        config: how to launch; by default according to the width of the embeddings.
+
+    Raises:
+        ValueError: embeddings wider than any configuration takes.
 
     Returns:
         scores fp32 ``[Q, N]`` and the winning rows of ``hidden``, int32 ``[N, R]``, -1 for a masked
@@ -198,6 +218,8 @@ def search_hidden(
     winners = torch.empty((N, R) if argmax else 0, dtype=torch.int32, device=hidden.device)
     if N == 0 or R == 0:
         return scores.zero_(), winners
+    if config is None:
+        config = _select_config(E, queries.element_size())
     shares = min(next_power_of_2(cdiv(config.programs, N)), 64)
     if longest is not None:
         shares = min(shares, max(cdiv(longest, config.block_t), 1))

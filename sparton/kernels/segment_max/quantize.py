@@ -38,8 +38,8 @@ def _quantize_kernel(
     D: tl.constexpr, PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
     PARTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_R rows, each by its own largest absolute value or all by the largest of PARTS. NaN stays
-    NaN; an infinite element becomes the largest one. S scales are written: R, or 1."""
+    """BLOCK_R rows, each by its own largest absolute value or all by the largest of PARTS values.
+    NaN stays NaN; an infinite element becomes the largest one. S scales are written: R, or 1."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_d = tl.arange(0, BLOCK_D)[None, :]
     exists = (rows < R)[:, None]
