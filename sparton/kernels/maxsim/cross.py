@@ -27,7 +27,7 @@ from sparton.kernels.segment_max.backward import (
     BackwardConfig,
     segment_max_backward,
 )
-from sparton.kernels.segment_max.forward import Config, segment_max_forward
+from sparton.kernels.segment_max.forward import Config, forward_of_checked
 from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 MAXIMA_AT_ONCE = 2**28
@@ -73,7 +73,8 @@ def _document_side(
     operands: MaxSimOperands, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Tokens that take part, their boundaries and, if masks move them, the rows they came from."""
-    documents, cu_seqlens, rows = operands.documents, operands.document_cu_seqlens, None
+    documents, rows = operands.documents.contiguous(), None
+    cu_seqlens = operands.document_cu_seqlens.contiguous()
     if operands.document_mask is not None:
         rows, cu_seqlens = compact(operands.document_mask, cu_seqlens)
     if normalize:
@@ -137,12 +138,12 @@ def cross_forward(
         winners = torch.empty((N, Tq), dtype=torch.int32, device=device)
     options: Any = {"activation": "none", "argmax": argmax, "config": config}
     if winners is None and whole and unmasked and operands.query_length:
-        maxima, found = segment_max_forward(documents, queries, None, cu_seqlens, **options)
+        maxima, found = forward_of_checked(documents, queries, None, cu_seqlens, **options)
         return maxima.view(N, Q, -1).transpose(0, 1).sum(2), found if argmax else None
     scores = torch.empty(Q, N, dtype=torch.float32, device=device)
     for first in range(0, Tq, step):
         part = queries if whole else queries[first : first + step]
-        maxima, found = segment_max_forward(documents, part, None, cu_seqlens, **options)
+        maxima, found = forward_of_checked(documents, part, None, cu_seqlens, **options)
         _add_up(maxima, found, operands, rows, scores, winners, first)
     return scores, found if argmax and final else winners
 

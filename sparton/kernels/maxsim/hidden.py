@@ -40,6 +40,7 @@ class HiddenConfig(NamedTuple):
     num_stages: int = 3
 
 
+SUMMED_AT_ONCE = 8  # documents of a program that sums up shares
 # By the most bytes of an embedding, a power of 2: wide ones leave shared memory for smaller tiles.
 CONFIGS = {
     256: HiddenConfig(),
@@ -234,7 +235,7 @@ def search_hidden(
         MASK=mask is not None, ARGMAX=argmax,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
-    block_n = min(next_power_of_2(N), 16)
+    block_n = min(next_power_of_2(N), SUMMED_AT_ONCE)
     launch(
         _sum_shares_kernel, (num_queries * cdiv(N, block_n),),
         maxima, found, query_mask, scores, winners, N, R, R // num_queries, shares,

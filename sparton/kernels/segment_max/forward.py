@@ -174,24 +174,43 @@ def segment_max_forward(
         raise ValueError(f"scales and activation='none' need pooling='max', got {pooling!r}")
     hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))
     bias = None if bias is None else bias.contiguous()
-    (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.numel() - 1
-    argmax = argmax and pooling == "max"
+    if config is not None and config.descriptors and not _fits_descriptors(hidden, weight):
+        raise ValueError(
+            f"{config} needs 16-byte aligned rows, got D = {hidden.shape[1]} of {hidden.dtype}; "
+            "use a configuration without descriptors"
+        )
+    if config is not None and pooling == "sum" and config.segment > 32:
+        raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
+    return forward_of_checked(
+        hidden, weight, bias, cu_seqlens, argmax=argmax and pooling == "max", pooling=pooling,
+        activation=activation, scales=scales, config=config,
+    )  # fmt: skip
+
+
+def forward_of_checked(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor,
+    *,
+    argmax: bool,
+    pooling: str = "max",
+    activation: str,
+    scales: tuple[Tensor | None, Tensor] | None = None,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor]:
+    """:func:`segment_max_forward` of operands that are known to fit together, to be contiguous and
+    to lie on the current device: to check again takes a tenth of a small call."""
+    T, V, N = hidden.shape[0], weight.shape[0], cu_seqlens.shape[0] - 1
     reps = torch.empty(N, V, dtype=torch.float32, device=hidden.device)
     winners = torch.empty((N, V) if argmax else 0, dtype=torch.int32, device=hidden.device)
-    if reps.numel() == 0:
+    if N == 0 or V == 0:
         return reps, winners
     if T == 0:
         return reps.zero_(), winners.fill_(-1)
     variant: Any = {"pooling": pooling, "activation": activation}
     if config is None:
         config = select_config(hidden, weight, N, **variant, scales=scales)
-    elif config.descriptors and not _fits_descriptors(hidden, weight):
-        raise ValueError(
-            f"{config} needs 16-byte aligned rows, got D = {D} of {hidden.dtype}; "
-            "use a configuration without descriptors"
-        )
-    if pooling == "sum" and config.segment > 32:
-        raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     operands = (hidden, weight, bias, cu_seqlens)
     if isinstance(config, HopperConfig):
         blocks = cdiv(V, config.rows)
