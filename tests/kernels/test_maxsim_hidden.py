@@ -175,18 +175,17 @@ def test_the_kernel(config, dtype, H, E, device):
 @pytest.mark.parametrize("config", [SMALL, SHARED])
 @pytest.mark.parametrize("longest", [None, 37])
 def test_tiles_without_tokens(config, longest, device):
-    """The first tile of every document is masked, and the last share of some has no tile."""
+    """The first tile of every document is masked, and some shares of the last one have no tile."""
     (queries, hidden, projection), _, mask = make_problem(device, Lq=7, H=20, E=12)
     mask[:, :16] = False
-    mask[2] = torch.arange(37) >= 33
+    mask[2] = torch.arange(37, device=device) >= 33
     cu_seqlens = torch.tensor([0, 37, 74, 111, 116], dtype=torch.int32, device=device)
-    flat = (queries.flatten(0, 1), hidden.flatten(0, 1)[:116], projection, cu_seqlens)
-    operands = (*flat, None, mask.flatten()[:116], 3)
-    options = {"normalize": True, "argmax": True}
-    scores, winners = search_hidden(*operands, **options, longest=longest, config=config)
-    expected, first = search_hidden_cpu(
-        *(getattr(x, "cpu", lambda x=x: x)() for x in operands), **options
-    )
+    tokens, taken = hidden.flatten(0, 1)[:116], mask.flatten()[:116]
+    operands = (queries.flatten(0, 1), tokens, projection, cu_seqlens, None, taken)
+    options = {"normalize": True, "argmax": True, "longest": longest}
+    scores, winners = search_hidden(*operands, 3, **options, config=config)
+    on_cpu = (None if x is None else x.cpu() for x in operands)
+    expected, first = search_hidden_cpu(*on_cpu, 3, **options)
     assert error(scores.cpu(), expected.double()) < 1e-6
     assert error(scores.cpu().roll(1, 1), expected.double()) > 1e-2
     assert torch.equal(winners.cpu(), first)

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -268,6 +269,20 @@ def test_the_conditions_are_those_of_the_device_in_use(monkeypatch):
     monkeypatch.setattr(timing.subprocess, "Popen", lambda words, **_: commands.append(words[-1]))
     timing._watch(0.5)
     assert commands[0].endswith("--id=GPU-00000000-0000-0000-0000-000000000001")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_all_threads_share_a_core_for_as_long_as_it_measures():
+    cores, stop = os.sched_getaffinity(0), threading.Event()
+    other = threading.Thread(target=stop.wait)
+    other.start()
+    try:
+        with pytest.raises(RuntimeError), timing._one_core():
+            assert {len(os.sched_getaffinity(x)) for x in (0, other.native_id)} == {1}
+            raise RuntimeError
+        assert os.sched_getaffinity(other.native_id) == os.sched_getaffinity(0) == cores
+    finally:
+        stop.set()
 
 
 def test_quantiles_are_of_the_times_after_the_warm_up():
