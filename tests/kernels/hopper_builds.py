@@ -1,0 +1,109 @@
+"""Builds kernels for Hopper, where there need not be one: python -m tests.kernels.hopper_builds
+
+Triton's interpreter knows neither Gluon nor how much shared memory there is. Here the launching
+functions run on CPU tensors, and every launch ends when its kernel is compiled. A line of JSON for
+each case names its kernels and their bytes of shared memory. A process of its own, as modules of
+kernels are imported with or without the interpreter.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from sparton.kernels.maxsim import hidden, paths, streaming
+from sparton.kernels.maxsim.operands import padded_operands
+from sparton.kernels.segment_max import forward, quantize
+from sparton.kernels.segment_max.hopper import HopperConfig
+
+BF16, FP8, FP32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
+
+
+class Hopper:
+    """In the place of Triton's driver."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def build(built: list[tuple[str, int]], kernel: Any, grid: Any, *operands: Any, **options: Any):
+    compiled = kernel.warmup(*operands, grid=grid, **options)
+    built.append((kernel.fn.__name__, compiled.metadata.shared))
+
+
+def head(dtype: torch.dtype, D: int, config: forward.Config, **options: Any) -> None:
+    tokens, rows = torch.zeros(600, D, dtype=dtype), torch.zeros(1000, D, dtype=dtype)
+    cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
+    scales = (torch.ones(600), torch.ones(1000)) if dtype == FP8 else None
+    forward.segment_max_forward(
+        tokens, rows, None, cu_seqlens, config=config, scales=scales, **options
+    )
+
+
+def from_hidden(dtype: torch.dtype, E: int, config: hidden.HiddenConfig | None = None) -> None:
+    queries, tokens, projection = (
+        torch.zeros(*sizes, dtype=dtype) for sizes in ((64, E), (600, 768), (E, 768))
+    )
+    cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
+    mask = torch.ones(600, dtype=torch.bool)
+    hidden.search_hidden(
+        queries, tokens, projection, cu_seqlens, None, mask, 2,
+        normalize=True, argmax=True, config=config,
+    )  # fmt: skip
+
+
+def own_documents(dtype: torch.dtype, E: int, backward: str) -> None:
+    queries, documents = torch.zeros(2, 40, E, dtype=dtype), torch.zeros(2, 3, 50, E, dtype=dtype)
+    masks = (torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 3, 50, dtype=torch.bool))
+    operands = padded_operands(queries, documents, *masks)
+    _, winners = streaming.streaming_forward(operands, normalize=True, argmax=True)
+    grad = torch.zeros(2, 3)
+    paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=backward)
+
+
+def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    hopper, four = HopperConfig(), HopperConfig(64, warpgroups=4)
+    for D in (128, 768):
+        for pooling, activation in (("max", "relu"), ("max", "none"), ("sum", "relu")):
+            variant = {"pooling": pooling, "activation": activation}
+            yield f"head {D} {pooling} {activation}", partial(head, BF16, D, hopper, **variant)
+        yield f"head {D} fp8", partial(head, FP8, D, four, argmax=False)
+    for config in (*forward.HOPPER[1:], *forward.HOPPER_FP8[1:]):
+        dtype = FP8 if config in forward.HOPPER_FP8 else BF16
+        yield f"head {tuple(config)}", partial(head, dtype, 768, config)
+    yield "largest value", partial(quantize.quantize_matrix, torch.zeros(600, 128, dtype=BF16))
+    for dtype in (BF16, FP32):
+        for E in (96, 128, 320, 1024):
+            yield f"from hidden {dtype} {E}", partial(from_hidden, dtype, E)
+        for backward in ("lowmem", "unified"):
+            name = f"own documents {dtype} {backward}"
+            yield name, partial(own_documents, dtype, 1024, backward)
+    yield "too large", partial(from_hidden, BF16, 1024, hidden.HiddenConfig())
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    forward._capability = lambda device: (9, 0)
+    built: list[tuple[str, int]] = []
+    for name, module in sys.modules.items():
+        if name.startswith("sparton.kernels") and hasattr(module, "launch"):
+            module.launch = partial(build, built)  # type: ignore[attr-defined]
+    for case, run in cases():
+        built.clear()
+        run()
+        sys.stdout.write(json.dumps([case, built]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
