@@ -25,7 +25,7 @@ from sparton.kernels.maxsim.packing import compact
 from sparton.kernels.segment_max.backward import (
     DEFAULT_CONFIG,
     BackwardConfig,
-    segment_max_backward,
+    backward_of_checked,
 )
 from sparton.kernels.segment_max.forward import Config, forward_of_checked
 from sparton.kernels.segment_max.operands import sequence_of_tokens
@@ -180,10 +180,11 @@ def cross_backward(
         dqueries ``[Tq, E]`` and ddocuments ``[Td, E]``, None where not wanted. Sums run in fp32;
         the results are in the dtype of the operands.
     """
-    queries, documents = operands.queries, operands.documents
+    queries, documents = operands.queries.contiguous(), operands.documents.contiguous()
     hidden, weight = (normalize_tokens(x) if normalize else x for x in (documents, queries))
-    ddocuments, dqueries, _ = segment_max_backward(
-        grad.T, None, argmax, hidden, weight, operands.document_cu_seqlens, bias_dtype=None,
+    cu_seqlens = operands.document_cu_seqlens.contiguous()
+    ddocuments, dqueries, _ = backward_of_checked(
+        grad.T, None, argmax.contiguous(), hidden, weight, cu_seqlens,
         need_hidden=need_documents, need_weight=need_queries, activation="none",
         columns=_owners(operands), longest=operands.document_length, config=config,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.maxsim.boundaries import equal_owners
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
-from sparton.kernels.segment_max.backward import segment_max_backward
+from sparton.kernels.segment_max.backward import backward_of_checked
 
 
 class HiddenConfig(NamedTuple):
@@ -274,10 +274,11 @@ def route_hidden(
         time.
     """
     Q, R = grad.shape[0], queries.shape[0]
+    projected = projected.contiguous()
     unit = normalize_tokens(projected) if normalize else projected
-    through, dqueries, _ = segment_max_backward(
-        grad.T, None, winners, unit, queries, cu_seqlens,
-        columns=equal_owners(Q, R // max(Q, 1), grad.device), longest=longest, bias_dtype=None,
+    through, dqueries, _ = backward_of_checked(
+        grad.T, None, winners.contiguous(), unit, queries.contiguous(), cu_seqlens.contiguous(),
+        columns=equal_owners(Q, R // max(Q, 1), grad.device), longest=longest,
         need_hidden=need_projected, need_weight=need_queries, activation="none",
     )  # fmt: skip
     if normalize and through is not None:

@@ -224,10 +224,34 @@ def segment_max_backward(
         )
     if reps is None and activation != "none":
         raise ValueError(f"activation={activation!r} needs reps; only 'none' does without")
-    hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))
-    argmax = argmax.contiguous()
-    reps = None if reps is None else reps.contiguous()
-    columns = None if columns is None else columns.contiguous()
+    reps, columns = (None if x is None else x.contiguous() for x in (reps, columns))
+    operands = (x.contiguous() for x in (argmax, hidden, weight, cu_seqlens))
+    return backward_of_checked(
+        grad, reps, *operands, bias_dtype=bias_dtype, need_hidden=need_hidden,
+        need_weight=need_weight, activation=activation, columns=columns, longest=longest,
+        config=config,
+    )  # fmt: skip
+
+
+def backward_of_checked(
+    grad: Tensor,
+    reps: Tensor | None,
+    argmax: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    bias_dtype: torch.dtype | None = None,
+    need_hidden: bool,
+    need_weight: bool,
+    activation: str,
+    columns: Tensor | None = None,
+    longest: int | None = None,
+    config: BackwardConfig = DEFAULT_CONFIG,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """:func:`segment_max_backward` of operands that are known to belong together, to be contiguous
+    but for ``grad``, and to lie on the current device."""
+    V = weight.shape[0]
     empty = argmax.numel() == 0 or hidden.shape[0] == 0
     allocate = torch.zeros_like if empty else torch.empty_like
     dhidden = allocate(hidden) if need_hidden else None

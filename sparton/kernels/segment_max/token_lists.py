@@ -3,6 +3,7 @@
 N sequences, D hidden, V vocabulary, C chunks of the vocabulary, K buckets, R sequences of a slab.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -193,6 +194,18 @@ def _by_token_kernel(
         )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=4096)
+def _sizes(
+    N: int, V: int, D: int, chunk: int, share: int, buckets: int, workspace: int
+) -> tuple[int, int, int]:
+    """Rows of a slab, bytes of a record, and the entries that a program sorts."""
+    chunk = min(chunk, max(next_power_of_2(V), 16))
+    listing = 4 * cdiv(V, chunk) * buckets + 2 * V
+    listed = 4 * (V // share) * D
+    size = cdiv(8 * buckets + max(listing, listed) + 8 * V, RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+    return slab_rows(N, size, workspace), size, chunk
+
+
 def token_slab(
     argmax: Tensor,
     D: int,
@@ -208,13 +221,9 @@ def token_slab(
     ``lent`` is memory that nobody needs as long as the lists live. They lie there if more of them
     fit than into the workspace; its dtype does not matter.
     """
-    N, V = argmax.shape
-    chunk = min(chunk, max(next_power_of_2(V), 16))
-    listing = 4 * cdiv(V, chunk) * buckets + 2 * V
-    listed = 4 * (V // share) * D
-    size = cdiv(8 * buckets + max(listing, listed) + 8 * V, RECORD_ALIGNMENT) * RECORD_ALIGNMENT
     room = 0 if lent is None else lent.numel() * lent.element_size()
-    R = slab_rows(N, size, max(workspace, room))
+    sizes = (*argmax.shape, D, chunk, share, buckets, max(workspace, room))
+    R, size, chunk = _sizes(*sizes)
     memory = lent
     if memory is None or R * size > room:
         memory = torch.empty(R * size // 4, dtype=torch.int32, device=argmax.device)
