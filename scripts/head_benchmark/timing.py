@@ -5,8 +5,9 @@ than launches back to back. Training is back to back, so that is what is measure
 gap, after a warm-up of the same kind. Clock, power and temperature in the middle of the measurement
 are recorded.
 
-The process is held to one core meanwhile. Python's thread and autograd's take turns, and to wake
-another core, of a virtual machine above all, takes longer than small kernels, and never as long.
+While calls on a GPU are timed, the process is held to one core: Python's thread and autograd's take
+turns, and how long one takes to wake the other on another core varies, on a virtual machine above
+all, by more than small kernels take.
 """
 
 import gc
@@ -26,6 +27,7 @@ from torch.profiler import ProfilerActivity, profile
 WARM_UP_SECONDS = 0.3
 FEWEST_REPEATS = 5
 PROFILED_CALLS = 5
+THREADS = Path("/proc/self/task")
 CONDITIONS = {
     "sm_mhz": "clocks.sm",
     "power_w": "power.draw",
@@ -68,7 +70,7 @@ def _peak(run: Callable[[], Any]) -> dict[str, int]:
 @contextmanager
 def _one_core() -> Iterator[None]:
     """All threads that this process has now, where the system lets them be moved."""
-    if not hasattr(os, "sched_setaffinity"):
+    if not (hasattr(os, "sched_setaffinity") and THREADS.is_dir()):
         yield
         return
     cores = os.sched_getaffinity(0)
@@ -80,9 +82,9 @@ def _one_core() -> Iterator[None]:
 
 
 def _move_threads(cores: set[int]) -> None:
-    for thread in Path("/proc/self/task").iterdir():
-        # One may have ended since.
-        with suppress(ProcessLookupError):
+    for thread in THREADS.iterdir():
+        # One may have ended since, or may not be moved.
+        with suppress(OSError):
             os.sched_setaffinity(int(thread.name), cores)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparton.kernels.segment_max import quantize
 from sparton.kernels.segment_max.quantize import quantize_matrix, quantize_rows
 from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
 
@@ -43,17 +44,20 @@ def test_rounding_keeps_what_e4m3_holds(quantize, R, D, dtype, device):
     assert not rounded[:, D:].float().any()
 
 
-@pytest.mark.parametrize(("R", "D"), [(7, 48), (1, 1), (300, 31)])
-def test_one_scale_for_all_rows(R, D, device):
+@pytest.mark.parametrize(("R", "D"), [(7, 48), (1, 1), (300, 31), (500, 48)])
+@pytest.mark.parametrize("place", [0, -1])
+def test_one_scale_for_all_rows(R, D, place, device, monkeypatch):
+    # Few enough parts for one to look at several blocks.
+    monkeypatch.setattr(quantize, "PARTS", 2)
     x, _ = e4m3_rows(R, D, torch.bfloat16)
     x *= (x.abs() <= 448) & (torch.arange(R) % 5 == 2)[:, None]
-    x[0, 0] = 448
+    x[place, place] = 448
     rounded, scale = quantize_matrix(x.to(device))
     assert scale.tolist() == [1.0]
     assert torch.equal(rounded[:, :D].float().cpu(), x.float())
     assert not rounded[:, D:].float().any()
     assert quantize_matrix((4 * x).to(device))[1].tolist() == [4.0]
-    x[0, 0] = float("nan")
+    x[place, place] = float("nan")
     assert quantize_matrix(x.to(device))[1].isnan(), "seen, not hidden"
 
 

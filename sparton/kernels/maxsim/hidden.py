@@ -201,7 +201,8 @@ def search_hidden(
         num_queries: Q.
         normalize: give projected tokens unit length.
         argmax: also return the winners.
-        longest: most tokens of a document where that is known.
+        longest: most tokens of a document where that is known. The result is right whatever it
+            says.
         config: how to launch; by default according to the width of the embeddings.
 
     Raises:

@@ -118,7 +118,7 @@ def select_config(
     configs = fitting_configs(hidden, weight)
     if (pooling, activation) == ("sum", "log1p_relu") or (scales and scales[0] is not None):
         # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit:
-        # its two warpgroups wait for their loads.
+        # its warpgroups wait for their loads.
         return next(config for config in configs if isinstance(config, PortableConfig))
     if (pooling, activation, scales) == ("max", "relu", None) and (tuned := tuned_configs()):
         (T, D), V = hidden.shape, weight.shape[0]
@@ -174,13 +174,6 @@ def segment_max_forward(
         raise ValueError(f"scales and activation='none' need pooling='max', got {pooling!r}")
     hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))
     bias = None if bias is None else bias.contiguous()
-    if config is not None and config.descriptors and not _fits_descriptors(hidden, weight):
-        raise ValueError(
-            f"{config} needs 16-byte aligned rows, got D = {hidden.shape[1]} of {hidden.dtype}; "
-            "use a configuration without descriptors"
-        )
-    if config is not None and pooling == "sum" and config.segment > 32:
-        raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     return forward_of_checked(
         hidden, weight, bias, cu_seqlens, argmax=argmax and pooling == "max", pooling=pooling,
         activation=activation, scales=scales, config=config,
@@ -200,7 +193,7 @@ def forward_of_checked(
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`segment_max_forward` of operands that are known to fit together, to be contiguous and
-    to lie on the current device: to check again takes a tenth of a small call."""
+    to lie on the current device: the host of a small call has no time to check again."""
     T, V, N = hidden.shape[0], weight.shape[0], cu_seqlens.shape[0] - 1
     reps = torch.empty(N, V, dtype=torch.float32, device=hidden.device)
     winners = torch.empty((N, V) if argmax else 0, dtype=torch.int32, device=hidden.device)
@@ -211,6 +204,13 @@ def forward_of_checked(
     variant: Any = {"pooling": pooling, "activation": activation}
     if config is None:
         config = select_config(hidden, weight, N, **variant, scales=scales)
+    elif config.descriptors and not _fits_descriptors(hidden, weight):
+        raise ValueError(
+            f"{config} needs 16-byte aligned rows, got D = {hidden.shape[1]} of {hidden.dtype}; "
+            "use a configuration without descriptors"
+        )
+    if pooling == "sum" and config.segment > 32:
+        raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     operands = (hidden, weight, bias, cu_seqlens)
     if isinstance(config, HopperConfig):
         blocks = cdiv(V, config.rows)

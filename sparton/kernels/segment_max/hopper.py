@@ -241,6 +241,7 @@ def _segment_max_hopper_kernel(
                 [240, 24],
             )
         else:
+            gl.static_assert(WARPGROUPS == 4)
             gl.warp_specialize(
                 [
                     (_consume, (place, pointers, T, V, ring, gl.constexpr(0), OPTIONS)),
