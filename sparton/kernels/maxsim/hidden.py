@@ -8,6 +8,7 @@ queries, and no projected token is stored. The maxima so far lie in memory, in r
 the program alone.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -51,6 +52,7 @@ CONFIGS = {
 }
 
 
+@functools.cache
 def _select_config(E: int, element_size: int) -> HiddenConfig:
     row = next_power_of_2(E) * element_size
     if row > max(CONFIGS):

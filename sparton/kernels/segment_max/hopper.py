@@ -89,8 +89,8 @@ def _produce(
     BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
     BLOCK_D: gl.constexpr = hidden.block_type.shape[1]
     BLOCK_V: gl.constexpr = weight.block_type.shape[0]
-    ROWS: gl.constexpr = CHUNKS if RESIDENT else STAGES
-    WARPGROUPS: gl.constexpr = w_ring.shape[0] // ROWS
+    DEPTH: gl.constexpr = CHUNKS if RESIDENT else STAGES
+    WARPGROUPS: gl.constexpr = w_ring.shape[0] // DEPTH
     for step in range(tiles * CHUNKS):
         stage = step % STAGES
         t = begin + step // CHUNKS * BLOCK_T
@@ -107,7 +107,7 @@ def _produce(
         mbarrier.expect(bar, hidden.block_type.nbytes + weight_bytes, pred=copied)
         tma.async_copy_global_to_shared(hidden, [t, d], bar, h_ring.index(stage))
         for part in gl.static_range(WARPGROUPS):
-            w = w_ring.index(part * ROWS + rows)
+            w = w_ring.index(part * DEPTH + rows)
             tma.async_copy_global_to_shared(weight, [first_v + part * BLOCK_V, d], bar, w, copied)
 
 
@@ -117,14 +117,14 @@ def _multiply(acc, step, ring, PART: gl.constexpr, CHUNKS: gl.constexpr, RESIDEN
     ``acc`` lends its registers: what they hold is not read."""
     h_ring, w_ring, full, empty = ring
     STAGES: gl.constexpr = h_ring.shape[0]
-    ROWS: gl.constexpr = CHUNKS if RESIDENT else STAGES
+    DEPTH: gl.constexpr = CHUNKS if RESIDENT else STAGES
     for chunk in range(CHUNKS):
         stage = (step + chunk) % STAGES
         rows = stage
         if RESIDENT:
             rows = chunk
         mbarrier.wait(full.index(stage), (step + chunk) // STAGES & 1)
-        w = w_ring.index(PART * ROWS + rows)
+        w = w_ring.index(PART * DEPTH + rows)
         h = h_ring.index(stage).permute((1, 0))
         acc = warpgroup_mma(w, h, acc, use_acc=chunk > 0, is_async=True)
         # One product in flight: the one before has read its stage.
@@ -217,9 +217,12 @@ def _segment_max_hopper_kernel(
         # At least one tile, so that a group of empty sequences is written too.
         tiles = gl.maximum(gl.cdiv(gl.load(cu_ptr + last) - begin, BLOCK_T), 1)
         BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-        ROWS: gl.constexpr = WARPGROUPS * (CHUNKS if RESIDENT else STAGES)
+        # Chunks of its rows that a warpgroup has buffers for.
+        DEPTH: gl.constexpr = CHUNKS if RESIDENT else STAGES
         h_ring = gl.allocate_shared_memory(hidden.dtype, [STAGES, BLOCK_T, BLOCK_D], hidden.layout)
-        w_ring = gl.allocate_shared_memory(weight.dtype, [ROWS, BLOCK_V, BLOCK_D], weight.layout)
+        w_ring = gl.allocate_shared_memory(
+            weight.dtype, [WARPGROUPS * DEPTH, BLOCK_V, BLOCK_D], weight.layout
+        )
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
         for stage in gl.static_range(STAGES):

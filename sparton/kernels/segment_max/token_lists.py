@@ -222,8 +222,7 @@ def token_slab(
     fit than into the workspace; its dtype does not matter.
     """
     room = 0 if lent is None else lent.numel() * lent.element_size()
-    sizes = (*argmax.shape, D, chunk, share, buckets, max(workspace, room))
-    R, size, chunk = _sizes(*sizes)
+    R, size, chunk = _sizes(*argmax.shape, D, chunk, share, buckets, max(workspace, room))
     memory = lent
     if memory is None or R * size > room:
         memory = torch.empty(R * size // 4, dtype=torch.int32, device=argmax.device)
