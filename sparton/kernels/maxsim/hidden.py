@@ -30,17 +30,18 @@ class HiddenConfig(NamedTuple):
         block_t: tokens that are projected at once.
         block_r: query tokens that are compared with them at once.
         block_h: hidden units of one step of the projection.
-        programs: documents are shared out until there are about as many programs.
+        programs: documents are shared out into about as many, where tiles and documents allow it.
     """
 
     block_t: int = 64
     block_r: int = 128
     block_h: int = 64
-    programs: int = 512
+    programs: int = 640
     num_warps: int = 4
     num_stages: int = 3
 
 
+MOST_SHARES = 64
 SUMMED_AT_ONCE = 8  # documents of a program that sums up shares
 # By the most bytes of an embedding, a power of 2: wide ones leave shared memory for smaller tiles.
 CONFIGS = {
@@ -176,6 +177,15 @@ def _sum_shares_kernel(
     tl.store(scores_ptr + q * N + n, tl.sum(total, 1), n < N)
 
 
+def _num_shares(N: int, longest: int | None, config: HiddenConfig) -> int:
+    """Shares of each of N documents; no more than have tiles where the longest is known."""
+    shares = min(max(config.programs // N, 1), MOST_SHARES)
+    if longest is None:
+        return shares
+    tiles = max(cdiv(longest, config.block_t), 1)
+    return cdiv(tiles, cdiv(tiles, shares))
+
+
 @on_its_device
 def search_hidden(
     queries: Tensor,
@@ -224,9 +234,7 @@ def search_hidden(
         return scores.zero_(), winners
     if config is None:
         config = _select_config(E, queries.element_size())
-    shares = min(next_power_of_2(cdiv(config.programs, N)), 64)
-    if longest is not None:
-        shares = min(shares, max(cdiv(longest, config.block_t), 1))
+    shares = _num_shares(N, longest, config)
     maxima = torch.empty(shares, N, R, dtype=torch.float32, device=hidden.device)
     straight = (shares == 1 and query_mask is None) or not argmax
     found = winners if straight else torch.empty_like(maxima, dtype=torch.int32)
