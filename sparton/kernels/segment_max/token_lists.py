@@ -15,6 +15,8 @@ from sparton.kernels.launch import cdiv, launch, next_power_of_2
 from sparton.kernels.segment_max.ordering import load_gradient, load_result, pack, slab_rows
 
 RECORD_ALIGNMENT = 128
+# Up to so many chunks each program counts all of them: cheaper than another launch.
+FEW_CHUNKS = 4
 
 
 class TokenSlab(NamedTuple):
@@ -71,19 +73,17 @@ def record(memory_ptr, row, size, V, BUCKETS: tl.constexpr):
 
 
 @triton.jit
-def _count(
-    reps_ptr, argmax_ptr, counts_ptr, active_ptr, begin, shift, first_v, V,
-    CHUNK: tl.constexpr, BUCKETS: tl.constexpr, ACTIVATION: tl.constexpr,
+def _buckets_of_active(
+    reps_ptr, argmax_ptr, begin, shift, offs_v, V, ACTIVATION: tl.constexpr
 ):  # fmt: skip
-    """Note the active entries of a sequence's chunk, count them by bucket. Integers are added: the
-    order does not matter."""
-    slots = tl.arange(0, CHUNK)
-    offs_v = first_v + slots
+    """Which entries of a sequence are active, and the bucket of each that is."""
     _, active = load_result(reps_ptr, argmax_ptr, offs_v, offs_v < V, ACTIVATION)
-    tl.store(counts_ptr + tl.arange(0, BUCKETS), tl.zeros((BUCKETS,), tl.int32))
-    tl.debug_barrier()
-    bucket = (tl.load(argmax_ptr + offs_v, active, begin) - begin) >> shift
-    tl.atomic_add(counts_ptr + bucket, 1, active, sem="relaxed")
+    return active, (tl.load(argmax_ptr + offs_v, active, begin) - begin) >> shift
+
+
+@triton.jit
+def _note_active(active_ptr, active, slots):
+    """The active entries of a chunk, relative to its start, one after the other."""
     targets = active_ptr + tl.cumsum(active.to(tl.int32), 0) - 1
     tl.store(targets, slots.to(tl.int16), active)
 
@@ -93,7 +93,8 @@ def _count_kernel(
     reps_ptr, argmax_ptr, cu_ptr, memory_ptr, first_n, V, C, size,
     CHUNK: tl.constexpr, BUCKETS: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """One sequence and chunk."""
+    """One sequence and chunk: note its active entries and count them by bucket. Integers are added:
+    the order does not matter."""
     row = (tl.program_id(0) // C).to(tl.int64)
     chunk = tl.program_id(0) % C
     n = first_n + row
@@ -101,12 +102,17 @@ def _count_kernel(
     shift = bucket_shift(tl.load(cu_ptr + n + 1) - begin, BUCKETS)
     _, _, counts_ptr, _ = record(memory_ptr, row, size, V, BUCKETS)
     active_ptr = (counts_ptr + C * BUCKETS).to(tl.pointer_type(tl.int16), bitcast=True)
+    counts_ptr += chunk * BUCKETS
     if ACTIVATION != "none":
         reps_ptr += n * V
-    _count(
-        reps_ptr, argmax_ptr + n * V, counts_ptr + chunk * BUCKETS, active_ptr + chunk * CHUNK,
-        begin, shift, chunk * CHUNK, V, CHUNK, BUCKETS, ACTIVATION,
-    )  # fmt: skip
+    slots = tl.arange(0, CHUNK)
+    tl.store(counts_ptr + tl.arange(0, BUCKETS), tl.zeros((BUCKETS,), tl.int32))
+    tl.debug_barrier()
+    active, bucket = _buckets_of_active(
+        reps_ptr, argmax_ptr + n * V, begin, shift, chunk * CHUNK + slots, V, ACTIVATION
+    )
+    tl.atomic_add(counts_ptr + bucket, 1, active, sem="relaxed")
+    _note_active(active_ptr + chunk * CHUNK, active, slots)
 
 
 @triton.jit
@@ -143,14 +149,40 @@ def _sum_counts(counts_ptr, chunk, C, BUCKETS: tl.constexpr, AT_ONCE: tl.constex
     return total, before
 
 
+@triton.jit
+def _count_all(
+    reps_ptr, argmax_ptr, active_ptr, chunk, C, begin, shift, V,
+    CHUNK: tl.constexpr, BUCKETS: tl.constexpr, ACTIVATION: tl.constexpr,
+):  # fmt: skip
+    """What :func:`_count_kernel` notes of a chunk, and :func:`_sum_counts` and the chunk's own
+    counts, for a program that has nobody to rely on."""
+    slots = tl.arange(0, CHUNK)
+    own = tl.zeros((BUCKETS,), tl.int32)
+    total = tl.zeros((BUCKETS,), tl.int32)
+    before = tl.zeros((BUCKETS,), tl.int32)
+    for c in range(C):
+        active, bucket = _buckets_of_active(
+            reps_ptr, argmax_ptr, begin, shift, c * CHUNK + slots, V, ACTIVATION
+        )
+        count = tl.histogram(bucket, BUCKETS, active)
+        total += count
+        before += tl.where(c < chunk, count, 0)
+        if c == chunk:
+            own = count
+            _note_active(active_ptr, active, slots)
+    # The program reads what its threads have noted.
+    tl.debug_barrier()
+    return own, total, before
+
+
 @triton.jit(do_not_specialize=["first_n"])
 def _by_token_kernel(
     grad_ptr, columns_ptr, reps_ptr, argmax_ptr, cu_ptr, memory_ptr, first_n, V, C, size,
     stride_gn, stride_gv, CHUNK: tl.constexpr, BUCKETS: tl.constexpr, SHARE: tl.constexpr,
-    ACTIVATION: tl.constexpr, ALONE: tl.constexpr,
+    ACTIVATION: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """One sequence and chunk: copy each bucket's entries to their place in the list. If the chunk
-    is ALONE, they have not been counted before."""
+    """One sequence and chunk: copy each bucket's entries to their place in the list. If nobody
+    COUNTED them before, every program of the sequence does."""
     row = (tl.program_id(0) // C).to(tl.int64)
     chunk = tl.program_id(0) % C
     n = first_n + row
@@ -164,17 +196,13 @@ def _by_token_kernel(
     if ACTIVATION != "none":
         reps_ptr += n * V
     argmax_ptr += n * V
-    if ALONE:
-        _count(
-            reps_ptr, argmax_ptr, counts_ptr, active_ptr, begin, shift, 0, V,
-            CHUNK, BUCKETS, ACTIVATION,
-        )  # fmt: skip
-        tl.debug_barrier()
-    own = tl.load(counts_ptr + chunk * BUCKETS + offs_b)
-    if ALONE:
-        total, before = own, tl.zeros_like(own)
-    else:
+    if COUNTED:
+        own = tl.load(counts_ptr + chunk * BUCKETS + offs_b)
         total, before = _sum_counts(counts_ptr, chunk, C, BUCKETS, 8)
+    else:
+        own, total, before = _count_all(
+            reps_ptr, argmax_ptr, active_ptr, chunk, C, begin, shift, V, CHUNK, BUCKETS, ACTIVATION
+        )
     stops = tl.cumsum(total, 0)
     if chunk == 0:
         further = tl.where(shift > 0, 0, tl.maximum(total - 1, 0) // SHARE)
@@ -218,13 +246,17 @@ def token_slab(
 ) -> TokenSlab:
     """Room for lists of at most ``workspace`` bytes, or for one sequence; argmax: ``[N, V]``.
 
-    ``lent`` is memory that nobody needs as long as the lists live. They lie there if more of them
-    fit than into the workspace; its dtype does not matter.
+    ``lent`` is memory that nobody needs as long as the lists live. They lie there if the workspace
+    does not hold those of all sequences, and ``lent`` more; its dtype does not matter.
     """
-    room = 0 if lent is None else lent.numel() * lent.element_size()
-    R, size, chunk = _sizes(*argmax.shape, D, chunk, share, buckets, max(workspace, room))
-    memory = lent
-    if memory is None or R * size > room:
+    shape = (*argmax.shape, D, chunk, share, buckets)
+    R, size, chunk = _sizes(*shape, workspace)
+    memory = None
+    if lent is not None and argmax.shape[0] > R:
+        room = lent.numel() * lent.element_size()
+        if room > workspace and size <= room:
+            R, memory = _sizes(*shape, room)[0], lent
+    if memory is None:
         memory = torch.empty(R * size // 4, dtype=torch.int32, device=argmax.device)
     return TokenSlab(memory, R, size, chunk, share, buckets)
 
@@ -255,7 +287,8 @@ def list_by_token(
     V = argmax.shape[1]
     C = cdiv(V, slab.chunk)
     grid = ((last - first) * C,)
-    if C > 1:
+    counted = C > FEW_CHUNKS
+    if counted:
         launch(
             _count_kernel, grid,
             reps, argmax, cu_seqlens, slab.memory, first, V, C, slab.size,
@@ -265,5 +298,5 @@ def list_by_token(
         _by_token_kernel, grid,
         grad, columns, reps, argmax, cu_seqlens, slab.memory, first, V, C, slab.size,
         *grad.stride(), CHUNK=slab.chunk, BUCKETS=slab.buckets, SHARE=slab.share,
-        ACTIVATION=activation, ALONE=C == 1, num_warps=num_warps,
+        ACTIVATION=activation, COUNTED=counted, num_warps=num_warps,
     )  # fmt: skip
