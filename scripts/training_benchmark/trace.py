@@ -19,7 +19,7 @@ FAMILIES = {
     "attention": r"flash|fmha|attention|cudnn.*(sdpa|mha)",
     "maxsim": r"maxsim|masked_max|residual_(fwd|bwd)|_scores_kernel|_normalize|inverse_norm",
     "head": (
-        r"segment_max|dweight|dhidden|by_(token|vocabulary)|logit_grads|^_?part_kernel|"
+        r"segment_max|dweight|dhidden|by_(token|vocabulary)|logit_grads|^(part|gradients)_kernel|"
         r"hybrid_head|_rescore|_count_kernel|_quantize"
     ),
     "optimizer": r"adam|multi_tensor|lpnorm|foreach",

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from sparton.kernels.segment_max import backward as backward_module
 from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
 from sparton.kernels.segment_max.forward import segment_max_forward
 from sparton.kernels.segment_max.portable import PortableConfig
@@ -81,6 +82,41 @@ def test_gradients_of_maxima_of_any_sign(shift, device):
     shared = upstream[:, :1].expand_as(upstream)
     for actual, expected in zip(backward(shared), backward(shared.contiguous()), strict=True):
         assert error(actual, expected.double()) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("V", "workspace", "joint"), [(100, 2**20, 1), (150, 20_000, 1), (150, 6000, 0)]
+)
+def test_both_gradients_in_one_launch_and_in_two(V, workspace, joint, device, monkeypatch):
+    """Of few chunks and of many, all sequences or some at a time; in two launches where the lists
+    lie in the memory of a gradient."""
+    tokens, rows, cu_seqlens = make_operands(device, V=V)
+    maxima, winners = segment_max_forward(
+        tokens, rows, None, cu_seqlens, activation="none", config=SMALL
+    )
+    upstream = torch.randn(maxima.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    launched = []
+    launch = backward_module.launch
+    monkeypatch.setattr(
+        backward_module, "launch", lambda k, *a, **o: (launched.append(k), launch(k, *a, **o))
+    )
+
+    def backward(**wanted):
+        launched.clear()
+        return segment_max_backward(
+            upstream, None, winners, tokens, rows, cu_seqlens, bias_dtype=None, activation="none",
+            config=CUT._replace(workspace=workspace), **wanted,
+        )[:2]  # fmt: skip
+
+    leaves = [x.double().requires_grad_() for x in (tokens, rows)]
+    truth = torch.autograd.grad(reference(*leaves, cu_seqlens)[0], leaves, upstream.double())
+    together = backward()
+    assert launched.count(backward_module.gradients_kernel) == joint
+    assert launched.count(backward_module.dweight_direct_kernel) == 1 - joint
+    apart = (backward(need_weight=False)[0], backward(need_hidden=False)[1])
+    for actual, alone, expected in zip(together, apart, truth, strict=True):
+        assert error(actual, expected) < 1e-6
+        assert torch.equal(actual, alone)
 
 
 @pytest.mark.slow

@@ -246,6 +246,7 @@ def test_a_trace_is_summed_up_per_step():
     [
         ("_segment_max_hopper_kernel", "head"),
         ("dweight_kernel", "head"),
+        ("gradients_kernel", "head"),
         ("_maxsim_residual_fwd_kernel", "maxsim"),
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x5_nt_align1>", "loss"),

@@ -9,7 +9,8 @@ a winner are active and ``g = grad``. Each entry moves two rows:
 entries are listed by destination in a fixed order (see ordering.py); the program that owns a
 destination row then adds them up in fp32 and stores once, in the dtype of the operand. Work follows
 the number of active entries, and nothing waits for the host. Where all entries are active, the
-owner of a row of the weight walks down the sequences and needs no list.
+owner of a row of the weight walks down the sequences and needs no list; then one launch sums both
+gradients.
 
 The rows are gathered from the L2 cache: the hidden units are cut into slices so narrow that a slice
 of all rows stays there while every program of the slice runs.
@@ -28,6 +29,7 @@ from sparton.kernels.segment_max.row_sums import (
     dhidden_kernel,
     dweight_direct_kernel,
     dweight_kernel,
+    gradients_kernel,
     part_kernel,
 )
 from sparton.kernels.segment_max.token_lists import list_by_token, token_slab
@@ -91,20 +93,11 @@ def _dweight(
 ) -> None:  # fmt: skip
     N, V = argmax.shape
     slices, cut = _cut_units(hidden, config)
-    if activation == "none" and dbias is None:
+    if _is_direct(activation, dbias):
         launch(
-            dweight_direct_kernel,
-            (V, slices),
-            grad,
-            columns,
-            argmax,
-            hidden,
-            dweight,
-            N,
-            V,
-            *grad.stride(),
-            **cut,
-        )
+            dweight_direct_kernel, (V, slices),
+            grad, columns, argmax, hidden, dweight, N, V, *grad.stride(), **cut,
+        )  # fmt: skip
         return
     slab = vocabulary_slab(argmax, config.workspace)
     for first in range(0, V, slab.counts.numel()):
@@ -113,6 +106,11 @@ def _dweight(
             grad, columns, reps, argmax, slab, dbias, first, last, activation=activation
         )
         launch(dweight_kernel, (last - first, slices), *slab, hidden, dweight, first, N, **cut)
+
+
+def _is_direct(activation: str, dbias: Tensor | None) -> bool:
+    """Whether the owner of a row of the weight walks down the sequences, without a list."""
+    return activation == "none" and dbias is None
 
 
 def _num_buckets(T: int, N: int, longest: int | None, most: int) -> int:
@@ -124,17 +122,22 @@ def _num_buckets(T: int, N: int, longest: int | None, most: int) -> int:
 
 
 def _dhidden(
-    grad: Tensor, columns: Tensor | None, reps: Tensor | None, argmax: Tensor, weight: Tensor,
-    cu_seqlens: Tensor, dhidden: Tensor, longest: int | None, lent: Tensor | None,
-    activation: str, config: BackwardConfig,
-) -> None:  # fmt: skip
+    grad: Tensor, columns: Tensor | None, reps: Tensor | None, argmax: Tensor, hidden: Tensor,
+    weight: Tensor, cu_seqlens: Tensor, dhidden: Tensor, dweight: Tensor | None, direct: bool,
+    longest: int | None, activation: str, config: BackwardConfig,
+) -> bool:  # fmt: skip
+    """Fill ``dhidden``. Until ``dweight`` is written, its memory may hold the lists. If it does
+    not, and ``dweight`` is ``direct``, that is needs none, the last launch fills it too. Whether it
+    did."""
     (N, V), (T, D) = argmax.shape, dhidden.shape
     slices, cut = _cut_units(weight, config)
     split = FEW_SHARES * config.share < V
     slab = token_slab(
         argmax, D, chunk=config.chunk, share=config.share if split else UNSPLIT,
-        buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace, lent=lent,
+        buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace,
+        lent=dweight,
     )  # fmt: skip
+    both = direct and slab.memory is not dweight
     length = max(cdiv(T, N) if longest is None else min(cdiv(T, N), longest), 1)
     block_t = min(max(slab.rows * length * slices // config.programs, 1), config.block_t)
     programs = cdiv(length, block_t)
@@ -147,20 +150,25 @@ def _dhidden(
         )  # fmt: skip
         if split:
             launch(
-                part_kernel,
-                ((last - first) * PART_PROGRAMS, slices),
-                slab.memory,
-                weight,
-                V,
-                slab.size,
-                PROGRAMS=PART_PROGRAMS,
+                part_kernel, ((last - first) * PART_PROGRAMS, slices),
+                slab.memory, weight, V, slab.size, PROGRAMS=PART_PROGRAMS, **lists,
+            )  # fmt: skip
+        tokens = (last - first) * programs
+        if both and last == N:
+            row_slices, row_cut = _cut_units(hidden, config)
+            launch(
+                gradients_kernel, (tokens * slices + V * row_slices,),
+                cu_seqlens, argmax, slab.memory, weight, dhidden, grad, columns, hidden, dweight,
+                first, N, V, slab.size, programs, tokens, *grad.stride(),
+                ROW_LANES=row_cut["LANES"], ROW_BLOCK_D=row_cut["BLOCK_D"], **lists,
+            )  # fmt: skip
+        else:
+            launch(
+                dhidden_kernel, (tokens, slices),
+                cu_seqlens, argmax, slab.memory, weight, dhidden, first, V, slab.size, programs,
                 **lists,
-            )
-        launch(
-            dhidden_kernel, ((last - first) * programs, slices),
-            cu_seqlens, argmax, slab.memory, weight, dhidden, first, V, slab.size, programs,
-            **lists,
-        )  # fmt: skip
+            )  # fmt: skip
+    return both
 
 
 @on_its_device
@@ -261,14 +269,15 @@ def backward_of_checked(
         dbias = torch.empty(V, dtype=bias_dtype, device=weight.device)
     if empty:
         return dhidden, dweight, None if dbias is None else dbias.zero_()
-    # Until dweight is written, its memory may hold the lists that dhidden is summed from.
+    written = False
     if dhidden is not None:
-        _dhidden(
-            grad, columns, reps, argmax, weight, cu_seqlens, dhidden, longest, dweight,
-            activation, config,
+        direct = dweight is not None and _is_direct(activation, dbias)
+        written = _dhidden(
+            grad, columns, reps, argmax, hidden, weight, cu_seqlens, dhidden, dweight, direct,
+            longest, activation, config,
         )  # fmt: skip
-    if dweight is not None:
+    if dweight is not None and not written:
         _dweight(grad, columns, reps, argmax, hidden, dweight, dbias, activation, config)
-    elif dbias is not None:
+    elif dweight is None and dbias is not None:
         list_by_vocabulary(grad, columns, reps, argmax, None, dbias, 0, V, activation=activation)
     return dhidden, dweight, dbias

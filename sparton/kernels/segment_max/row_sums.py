@@ -48,14 +48,15 @@ def dweight_kernel(
     tl.store(ptrs, total.to(dweight_ptr.dtype.element_ty), offs_d < D)
 
 
-@triton.jit(do_not_specialize=["N"])
-def dweight_direct_kernel(
-    grad_ptr, columns_ptr, argmax_ptr, hidden_ptr, dweight_ptr, N, V, stride_gn, stride_gv,
-    D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
+@triton.jit
+def _sum_winners(
+    row, slice, grad_ptr, columns_ptr, argmax_ptr, hidden_ptr, dweight_ptr, N, V,
+    stride_gn, stride_gv, D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One vocabulary row, BLOCK_D of its units, where every entry with a winner is active."""
-    row = tl.program_id(0).to(tl.int64)
-    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    row = row.to(tl.int64)
+    offs_d = slice * BLOCK_D + tl.arange(0, BLOCK_D)
     column = row
     if columns_ptr is not None:
         column = tl.load(columns_ptr + row).to(tl.int64)
@@ -73,6 +74,18 @@ def dweight_direct_kernel(
             total += g[:, None] * x.to(tl.float32)
     ptrs = dweight_ptr + row * D + offs_d
     tl.store(ptrs, tl.sum(total, 0).to(dweight_ptr.dtype.element_ty), offs_d < D)
+
+
+@triton.jit(do_not_specialize=["N"])
+def dweight_direct_kernel(
+    grad_ptr, columns_ptr, argmax_ptr, hidden_ptr, dweight_ptr, N, V, stride_gn, stride_gv,
+    D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """See :func:`_sum_winners`."""
+    _sum_winners(
+        tl.program_id(0), tl.program_id(1), grad_ptr, columns_ptr, argmax_ptr, hidden_ptr,
+        dweight_ptr, N, V, stride_gn, stride_gv, D, BLOCK_E, LANES, BLOCK_D,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -100,23 +113,23 @@ def part_kernel(
         tl.store(partial_ptr + part * D + offs_d, total, offs_d < D)
 
 
-@triton.jit(do_not_specialize=["first_n", "programs"])
-def dhidden_kernel(
-    cu_ptr, argmax_ptr, memory_ptr, weight_ptr, dhidden_ptr, first_n, V, size, programs,
-    BUCKETS: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr, BLOCK_E: tl.constexpr,
+@triton.jit
+def _sum_lists(
+    index, slice, cu_ptr, argmax_ptr, memory_ptr, weight_ptr, dhidden_ptr, first_n, V, size,
+    programs, BUCKETS: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr, BLOCK_E: tl.constexpr,
     LANES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Every ``programs``-th token of one sequence, BLOCK_D of its units: the first share of its
     entries, then what was summed over the further ones."""
-    row = (tl.program_id(0) // programs).to(tl.int64)
-    offs_d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
+    row = (index // programs).to(tl.int64)
+    offs_d = slice * BLOCK_D + tl.arange(0, BLOCK_D)
     begin = tl.load(cu_ptr + first_n + row).to(tl.int64)
     end = tl.load(cu_ptr + first_n + row + 1)
     shift = bucket_shift(end - begin, BUCKETS)
     winners_ptr = argmax_ptr + (first_n + row) * V
     stops_ptr, parts_ptr, room_ptr, entries_ptr = record(memory_ptr, row, size, V, BUCKETS)
     partial_ptr = room_ptr.to(tl.pointer_type(tl.float32), bitcast=True)
-    for token in range(begin + tl.program_id(0) % programs, end, programs):
+    for token in range(begin + index % programs, end, programs):
         bucket = (token - begin) >> shift
         first = tl.load(stops_ptr + bucket - 1, bucket > 0, 0)
         stop = tl.load(stops_ptr + bucket)
@@ -137,3 +150,40 @@ def dhidden_kernel(
                     total += tl.load(partial_ptr + p * D + offs_d, offs_d < D, 0.0)
         ptrs = dhidden_ptr + token * D + offs_d
         tl.store(ptrs, total.to(dhidden_ptr.dtype.element_ty), offs_d < D)
+
+
+@triton.jit(do_not_specialize=["first_n", "programs"])
+def dhidden_kernel(
+    cu_ptr, argmax_ptr, memory_ptr, weight_ptr, dhidden_ptr, first_n, V, size, programs,
+    BUCKETS: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr, BLOCK_E: tl.constexpr,
+    LANES: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """See :func:`_sum_lists`."""
+    _sum_lists(
+        tl.program_id(0), tl.program_id(1), cu_ptr, argmax_ptr, memory_ptr, weight_ptr,
+        dhidden_ptr, first_n, V, size, programs, BUCKETS, SHARE, D, BLOCK_E, LANES, BLOCK_D,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["first_n", "N", "programs", "tokens"])
+def gradients_kernel(
+    cu_ptr, argmax_ptr, memory_ptr, weight_ptr, dhidden_ptr, grad_ptr, columns_ptr, hidden_ptr,
+    dweight_ptr, first_n, N, V, size, programs, tokens, stride_gn, stride_gv,
+    BUCKETS: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr, BLOCK_E: tl.constexpr,
+    LANES: tl.constexpr, BLOCK_D: tl.constexpr, ROW_LANES: tl.constexpr, ROW_BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """What :func:`dhidden_kernel` does, in ``tokens`` programs for each slice of its units, then
+    what :func:`dweight_direct_kernel` does. Neither reads what the other writes."""
+    token_programs = tokens * tl.cdiv(D, BLOCK_D)
+    index = tl.program_id(0)
+    if index < token_programs:
+        _sum_lists(
+            index % tokens, index // tokens, cu_ptr, argmax_ptr, memory_ptr, weight_ptr,
+            dhidden_ptr, first_n, V, size, programs, BUCKETS, SHARE, D, BLOCK_E, LANES, BLOCK_D,
+        )  # fmt: skip
+    else:
+        index -= token_programs
+        _sum_winners(
+            index % V, index // V, grad_ptr, columns_ptr, argmax_ptr, hidden_ptr, dweight_ptr,
+            N, V, stride_gn, stride_gv, D, BLOCK_E, ROW_LANES, ROW_BLOCK_D,
+        )  # fmt: skip
