@@ -241,7 +241,7 @@ def search_hidden(
     launch(
         _search_hidden_kernel, (N * shares,),
         queries, hidden, projection, cu_seqlens, mask, maxima, found, N, R, shares,
-        H=H, E=E, BLOCK_T=config.block_t, BLOCK_R=config.block_r,
+        H=H, E=E, BLOCK_T=config.block_t, BLOCK_R=min(config.block_r, max(next_power_of_2(R), 32)),
         BLOCK_E=max(next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
         MASK=mask is not None, ARGMAX=argmax,
         num_warps=config.num_warps, num_stages=config.num_stages,
