@@ -84,6 +84,13 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"head {D} {pooling} {activation}", partial(head, BF16, D, hopper, **variant)
         variant = {"activation": "none", "argmax": False}
         yield f"head {D} fp8", partial(head, FP8, D, hopper_fp8, **variant)
+    for dtype, config, argmax in (
+        (BF16, hopper, True),
+        (BF16, hopper, False),
+        (FP8, hopper_fp8, False),
+    ):
+        variant = {"activation": "none", "argmax": argmax, "summed": 8}
+        yield f"sums {dtype} {argmax}", partial(head, dtype, 128, config, **variant)
     for config in (*forward.HOPPER[1:], *forward.HOPPER_FP8[1:]):
         dtype = FP8 if config in forward.HOPPER_FP8 else BF16
         yield f"head {tuple(config)}", partial(head, dtype, 768, config)

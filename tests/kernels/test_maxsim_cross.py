@@ -235,11 +235,13 @@ def test_agrees_with_the_cpu_version(device):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("length", [1, 7, 8])
 @pytest.mark.parametrize("masked", [False, True])
-def test_lengths_that_the_host_knows_change_nothing(masked, device):
-    """Equal lengths shorten the way to the same scores, winners and gradients."""
-    problem = make_problem((7,) * 5, (9,) * 4, 48, device, masked=masked)
-    known = problem._replace(query_length=7, document_length=9)
+def test_lengths_that_the_host_knows_change_nothing(masked, length, device):
+    """Equal lengths shorten the way to the same scores, winners and gradients; of 8 tokens, whole
+    queries fit into a tile."""
+    problem = make_problem((length,) * 5, (9,) * 4, 48, device, masked=masked)
+    known = problem._replace(query_length=length, document_length=9)
     if masked:
         problem, known = (x._replace(query_mask=None) for x in (problem, known))
     upstream = upstream_for(problem)

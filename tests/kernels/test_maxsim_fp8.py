@@ -66,9 +66,10 @@ def test_refused(change, words):
 @pytest.mark.gpu
 @pytest.mark.skipif(not FP8, reason="needs a GPU with FP8 tensor cores")
 @pytest.mark.parametrize("scales", ["token", "tensor"])
-@pytest.mark.parametrize("E", [72, 128])
-def test_the_tensor_cores_agree_with_the_emulation(scales, E):
+@pytest.mark.parametrize(("E", "masked"), [(72, True), (128, True), (128, False)])
+def test_the_tensor_cores_agree_with_the_emulation(scales, E, masked):
     operands, masks = make_problem(E=E)
+    masks = masks if masked else []
     expected = maxsim_fp8(*operands, *masks, scales=scales)
     scores = maxsim_fp8(*(x.cuda() for x in operands), *(x.cuda() for x in masks), scales=scales)
     assert error(scores.cpu(), expected.double()) < 2e-3
@@ -78,7 +79,7 @@ def test_the_tensor_cores_agree_with_the_emulation(scales, E):
 @pytest.mark.parametrize("scales", ["token", "tensor"])
 def test_what_the_tensor_cores_are_given(scales, masked, monkeypatch):
     """The path of GPUs, with stand-ins for its kernels."""
-    from sparton.kernels.maxsim import fp8
+    from sparton.kernels.maxsim import cross, fp8
     from sparton.kernels.segment_max import forward, quantize
     from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
 
@@ -92,11 +93,16 @@ def test_what_the_tensor_cores_are_given(scales, masked, monkeypatch):
         zero = products.new_zeros(products.shape[1])
         return torch.stack([x.amax(0) if len(x) else zero for x in parts]), None
 
+    def equal_queries(hidden, weight, cu_seqlens, length, **options):
+        maxima, _ = segment_max(hidden, weight, None, cu_seqlens, activation="none", **options)
+        return maxima.T.reshape(-1, length, maxima.shape[0]).sum(1), None
+
     def one_scale(x):
         rounded, scale = fp8._round_tensor_cpu(x)
         return rounded, scale.view(1)
 
     monkeypatch.setattr(forward, "segment_max_forward", segment_max)
+    monkeypatch.setattr(cross, "equal_queries_forward", equal_queries)
     monkeypatch.setattr(quantize, "quantize_rows", quantize_rows_cpu)
     monkeypatch.setattr(quantize, "quantize_matrix", one_scale)
     emulated = partial(maxsim_fp8, scales=scales)

@@ -69,6 +69,22 @@ def test_real_sizes_against_float64(Q, N, Lq, Ld, E, K, dtype):
     assert worst < PUBLISHED[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("Lq", [1, 2, 32, 48, 64, 128, 256])
+def test_queries_without_masks(Lq, dtype):
+    """Whole queries fit into a tile, or do not; with winners and without."""
+    queries, documents, _, mask = batch(600 // Lq + 3, 40, Lq, 70, 128, dtype)
+    everything = torch.ones(queries.shape[:2], dtype=torch.bool, device="cuda")
+    for document_mask in (mask, None):
+        exact = exact_scores(
+            queries, documents, everything, torch.ones_like(mask) if document_mask is None else mask
+        )
+        scores = maxsim(queries, documents, None, document_mask)
+        assert error(scores, exact) < 2e-5 < error(scores * 1.001, exact)
+        again = maxsim(queries.clone().requires_grad_(), documents, None, document_mask)
+        assert error(again.detach(), exact) < 2e-5
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cross_gradients_at_real_sizes(dtype, normalize):

@@ -56,6 +56,24 @@ def test_maxima_of_any_sign(shift, device):
     assert error(maxima.relu(), expected) > 0.1, "an activation would show"
 
 
+@pytest.mark.parametrize("activation", ["relu", "none"])
+@pytest.mark.parametrize("summed", [2, 8, 16])
+def test_sums_of_neighbouring_rows(summed, activation, device):
+    """The last block of rows is not full."""
+    tokens, rows, cu_seqlens = make_operands(device, V=48 - summed)
+    options = {"activation": activation, "config": SMALL._replace(block_v=32)}
+    maxima, winners = segment_max_forward(tokens, rows, None, cu_seqlens, **options)
+    sums, same = segment_max_forward(tokens, rows, None, cu_seqlens, summed=summed, **options)
+    expected = maxima.double().view(len(LENGTHS), -1, summed).sum(2).T
+    assert error(sums, expected) < 1e-6 < error(sums * 1.001, expected)
+    assert error(sums, expected.roll(1, 0)) > 0.01
+    assert torch.equal(same, winners)
+    alone, _ = segment_max_forward(
+        tokens, rows, None, cu_seqlens, summed=summed, argmax=False, **options
+    )
+    assert torch.equal(alone, sums)
+
+
 @pytest.mark.parametrize("shift", [0.0, -1.0])
 def test_gradients_of_maxima_of_any_sign(shift, device):
     tokens, rows, cu_seqlens = make_operands(device, shift=shift)
@@ -195,6 +213,11 @@ def test_what_the_core_refuses(device):
         segment_max_forward(*arguments, pooling="sum", config=SMALL._replace(segment=64))
     with pytest.raises(ValueError, match="need pooling='max', got 'sum'"):
         segment_max_forward(*arguments, pooling="sum", activation="none", config=SMALL)
+    with pytest.raises(ValueError, match="sums and activation='none' need pooling='max'"):
+        segment_max_forward(*arguments, pooling="sum", summed=19, config=SMALL)
+    for summed in (4, 19):
+        with pytest.raises(ValueError, match=rf"must divide V = 19 and the block_v.*got {summed}"):
+            segment_max_forward(*arguments, summed=summed, config=SMALL)
     with pytest.raises(ValueError, match=r"of a float dtype, got torch\.int64"):
         bias = torch.zeros(operands[1].shape[0], dtype=torch.int64, device=device)
         segment_max_forward(*operands[:2], bias, operands[2], config=SMALL)

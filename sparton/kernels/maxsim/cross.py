@@ -3,11 +3,12 @@
 Q queries, N documents, T packed tokens, E embedding.
 
 With all query tokens as rows, segment_max gives the maximum of every query token over every
-document, ``[N, Tq]``, and its winner; a second kernel sums the maxima of each query. The backward
-is segment_max's, too: every gradient row is summed in one place, in a fixed order. Query tokens of
-any number of queries fill its tiles, so short queries waste none of a tile and long ones need not
-be cut. Masked document tokens are left out before the product. Masked query tokens are computed and
-then left out of the sums; their winner is -1.
+document, and its winner. It also sums the maxima of each query where whole queries of equal length
+fill its tiles; otherwise the maxima are stored, ``[N, Tq]``, and a second kernel sums them. The
+backward is segment_max's, too: every gradient row is summed in one place, in a fixed order. Query
+tokens of any number of queries fill its tiles, so short queries waste none of a tile and long ones
+need not be cut. Masked document tokens are left out before the product. Masked query tokens are
+computed and then left out of the sums; their winner is -1.
 """
 
 from typing import Any
@@ -27,7 +28,7 @@ from sparton.kernels.segment_max.backward import (
     BackwardConfig,
     backward_of_checked,
 )
-from sparton.kernels.segment_max.forward import Config, forward_of_checked
+from sparton.kernels.segment_max.forward import Config, forward_of_checked, select_config
 from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 MAXIMA_AT_ONCE = 2**28
@@ -105,6 +106,33 @@ def _add_up(
     )  # fmt: skip
 
 
+def equal_queries_forward(
+    documents: Tensor,
+    queries: Tensor,
+    cu_seqlens: Tensor,
+    length: int,
+    *,
+    argmax: bool,
+    scales: tuple[Tensor | None, Tensor] | None = None,
+    config: Config | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Scores fp32 ``[Q, N]`` and winners ``[N, Tq]``, or an empty tensor, of queries that have
+    ``length`` tokens each, all of which take part. The maxima stay on the chip if whole queries
+    fit into a tile. ``scales``: as in
+    :func:`~sparton.kernels.segment_max.forward.segment_max_forward`."""
+    N = cu_seqlens.shape[0] - 1
+    if config is None:
+        config = select_config(documents, queries, N, activation="none", scales=scales)
+    summed = length if config.block_v % length == 0 else 1
+    scores, winners = forward_of_checked(
+        documents, queries, None, cu_seqlens, argmax=argmax, activation="none", summed=summed,
+        scales=scales, config=config,
+    )  # fmt: skip
+    if summed == 1:
+        scores = scores.view(N, -1, length).transpose(0, 1).sum(2)
+    return scores, winners
+
+
 def cross_forward(
     operands: MaxSimOperands, *, normalize: bool, argmax: bool, config: Config | None = None
 ) -> tuple[Tensor, Tensor | None]:
@@ -136,11 +164,13 @@ def cross_forward(
     winners = None
     if argmax and not final:
         winners = torch.empty((N, Tq), dtype=torch.int32, device=device)
-    options: Any = {"activation": "none", "argmax": argmax, "config": config}
     if winners is None and whole and unmasked and operands.query_length:
-        maxima, found = forward_of_checked(documents, queries, None, cu_seqlens, **options)
-        return maxima.view(N, Q, -1).transpose(0, 1).sum(2), found if argmax else None
+        scores, found = equal_queries_forward(
+            documents, queries, cu_seqlens, operands.query_length, argmax=argmax, config=config
+        )
+        return scores, found if argmax else None
     scores = torch.empty(Q, N, dtype=torch.float32, device=device)
+    options: Any = {"activation": "none", "argmax": argmax, "config": config}
     for first in range(0, Tq, step):
         part = queries if whole else queries[first : first + step]
         maxima, found = forward_of_checked(documents, part, None, cu_seqlens, **options)

@@ -96,6 +96,7 @@ def _cross_fp8(
     document_mask: Tensor | None,
     scales: Scales,
 ) -> Tensor:
+    from sparton.kernels.maxsim.cross import equal_queries_forward
     from sparton.kernels.segment_max.forward import segment_max_forward
     from sparton.kernels.segment_max.quantize import quantize_matrix, quantize_rows
 
@@ -105,20 +106,19 @@ def _cross_fp8(
         rows, cu_seqlens = compact(operands.document_mask, cu_seqlens)
         tokens = tokens.index_select(0, rows)
     (Q, Lq), N = queries.shape[:2], documents.shape[0]
-    scores = torch.empty(Q, N, dtype=torch.float32, device=queries.device)
     if not (operands.queries.shape[0] and tokens.shape[0]):
-        return scores.zero_()
+        return torch.zeros(Q, N, dtype=torch.float32, device=queries.device)
     quantize = quantize_rows if scales == "token" else quantize_matrix
     (rounded, scale), (query_rounded, query_scale) = map(quantize, (tokens, operands.queries))
     factors: tuple[Tensor | None, Tensor] = (scale, query_scale)
     if scales == "tensor":
         # A factor of all documents changes no winner.
         factors = (None, scale.expand(query_rounded.shape[0]) * query_scale)
+    if query_mask is None:
+        return equal_queries_forward(
+            rounded, query_rounded, cu_seqlens, Lq, argmax=False, scales=factors
+        )[0]
     maxima, _ = segment_max_forward(
         rounded, query_rounded, None, cu_seqlens, activation="none", argmax=False, scales=factors
     )
-    maxima = maxima.view(N, Q, Lq)
-    if query_mask is not None:
-        maxima.masked_fill_(~query_mask, 0)
-    torch.sum(maxima, 2, out=scores.T)
-    return scores
+    return maxima.view(N, Q, Lq).masked_fill_(~query_mask, 0).transpose(0, 1).sum(2)

@@ -138,6 +138,7 @@ def segment_max_forward(
     argmax: bool = True,
     pooling: str = "max",
     activation: str = "relu",
+    summed: int = 1,
     scales: tuple[Tensor | None, Tensor] | None = None,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -152,14 +153,16 @@ def segment_max_forward(
         pooling: "max" or "sum".
         activation: "relu" for ``log1p(relu(x))``, "log1p_relu" for that with a second log1p, or,
             with max pooling, "none".
+        summed: with max pooling, return sums over so many neighbouring rows of ``reps.T``; a
+            divisor of V and of the block_v of the configuration.
         scales: contiguous fp32 ``[T]`` and ``[V]``, positive factors of the rows of hidden (None
             if these have none) and weight, which may then be float8_e4m3fn, too.
         config: how to launch; see :func:`select_config` for the default.
 
     Returns:
-        reps fp32 ``[N, V]`` and the absolute token index of each maximum, int32 ``[N, V]``, or
-        without argmax an empty tensor. The index may be -1 where reps is 0, and is -1 in empty
-        sequences and where every logit is NaN.
+        reps fp32 ``[N, V]``, or sums ``[V // summed, N]`` if that is not 1, and the absolute token
+        index of each maximum, int32 ``[N, V]``, or without argmax an empty tensor. The index may be
+        -1 where reps is 0, and is -1 in empty sequences and where every logit is NaN.
 
     Raises:
         ValueError: operands that do not fit together, or that the descriptors of ``config``
@@ -170,13 +173,13 @@ def segment_max_forward(
         scales is None or hidden.dtype != torch.float8_e4m3fn
     ):
         raise ValueError(f"the kernel takes float16, bfloat16 or float32, got {hidden.dtype}")
-    if pooling != "max" and (scales is not None or activation == "none"):
-        raise ValueError(f"scales and activation='none' need pooling='max', got {pooling!r}")
+    if pooling != "max" and (scales is not None or activation == "none" or summed != 1):
+        raise ValueError(f"scales, sums and activation='none' need pooling='max', got {pooling!r}")
     hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))
     bias = None if bias is None else bias.contiguous()
     return forward_of_checked(
         hidden, weight, bias, cu_seqlens, argmax=argmax and pooling == "max", pooling=pooling,
-        activation=activation, scales=scales, config=config,
+        activation=activation, summed=summed, scales=scales, config=config,
     )  # fmt: skip
 
 
@@ -189,21 +192,24 @@ def forward_of_checked(
     argmax: bool,
     pooling: str = "max",
     activation: str,
+    summed: int = 1,
     scales: tuple[Tensor | None, Tensor] | None = None,
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`segment_max_forward` of operands that are known to fit together, to be contiguous and
     to lie on the current device: the host of a small call has no time to check again."""
     T, V, N = hidden.shape[0], weight.shape[0], cu_seqlens.shape[0] - 1
-    reps = torch.empty(N, V, dtype=torch.float32, device=hidden.device)
+    shape = (N, V) if summed == 1 else (V // summed, N)
+    reps = torch.empty(shape, dtype=torch.float32, device=hidden.device)
     winners = torch.empty((N, V) if argmax else 0, dtype=torch.int32, device=hidden.device)
     if N == 0 or V == 0:
         return reps, winners
     if T == 0:
         return reps.zero_(), winners.fill_(-1)
-    variant: Any = {"pooling": pooling, "activation": activation}
     if config is None:
-        config = select_config(hidden, weight, N, **variant, scales=scales)
+        config = select_config(
+            hidden, weight, N, pooling=pooling, activation=activation, scales=scales
+        )
     elif config.descriptors and not _fits_descriptors(hidden, weight):
         raise ValueError(
             f"{config} needs 16-byte aligned rows, got D = {hidden.shape[1]} of {hidden.dtype}; "
@@ -211,7 +217,10 @@ def forward_of_checked(
         )
     if pooling == "sum" and config.segment > 32:
         raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
+    if V % summed or config.block_v % summed:
+        raise ValueError(f"summed must divide V = {V} and the block_v of {config}, got {summed}")
     operands = (hidden, weight, bias, cu_seqlens)
+    variant: Any = {"pooling": pooling, "activation": activation, "summed": summed}
     if isinstance(config, HopperConfig):
         blocks = cdiv(V, config.rows)
         processors = multiprocessors(hidden.device)

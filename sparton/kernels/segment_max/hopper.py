@@ -33,6 +33,7 @@ from sparton.kernels.segment_max.reduction import (
     reduce_tile,
     sequences_of_group,
     summands,
+    sums_of_rows,
 )
 
 # Bytes for the operands' buffers: what a program can have, less its barriers and scratch.
@@ -147,7 +148,7 @@ def _load_vector(ptr, offs, size):
 
 @gluon.jit
 def _consume(
-    place, pointers, T, V, ring,
+    place, pointers, T, V, N, ring,
     PART: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Multiply and pool, tile by tile, for one part of the program's vocabulary rows."""
@@ -157,6 +158,7 @@ def _consume(
     SUM: gl.constexpr = OPTIONS[3]
     ACTIVATION: gl.constexpr = OPTIONS[4]
     ARGMAX: gl.constexpr = OPTIONS[5]
+    SUMMED: gl.constexpr = OPTIONS[6]
     first_v, first, last, begin, tiles = place
     bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr = pointers
     BLOCK_T: gl.constexpr = ring[0].shape[1]
@@ -177,6 +179,7 @@ def _consume(
     if scale_w_ptr is not None:
         scale = gl.load(scale_w_ptr + offs_v, offs_v < V, 1.0)
     state = (value, whole, first, begin, gl.load(cu_ptr + first + 1), last)
+    out = (reps_ptr, argmax_ptr, offs_v, V, sums_of_rows(offs_v, SUMMED), N)
     logits = gl.zeros((BLOCK_V, BLOCK_T), gl.float32, TILE)
     for tile in range(tiles):
         lo = begin + tile * BLOCK_T
@@ -192,8 +195,8 @@ def _consume(
             rows = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, TILE))
             x = summands(logits, _load_vector(bias_ptr, rows, V)[:, None], ACTIVATION)
         state = reduce_tile(
-            x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, SUM, ACTIVATION, ARGMAX,
+            x, lo, state, clean, bias, scale, cu_ptr, out,
+            SEGMENT, SUM, ACTIVATION, ARGMAX, SUMMED,
         )  # fmt: skip
 
 
@@ -203,7 +206,7 @@ def _segment_max_hopper_kernel(
     T, N, V, group_tokens, num_groups,
     CHUNKS: gl.constexpr, STAGES: gl.constexpr, RESIDENT: gl.constexpr, WARPGROUPS: gl.constexpr,
     SEGMENT: gl.constexpr, BAND: gl.constexpr, SUM: gl.constexpr, ACTIVATION: gl.constexpr,
-    ARGMAX: gl.constexpr,
+    ARGMAX: gl.constexpr, SUMMED: gl.constexpr,
 ):  # fmt: skip
     BLOCK_V: gl.constexpr = weight.block_type.shape[0]
     BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
@@ -232,12 +235,14 @@ def _segment_max_hopper_kernel(
         ring = (h_ring, w_ring, full, empty)
         place = (first_v, first, last, begin, tiles)
         pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr)
-        OPTIONS: gl.constexpr = (CHUNKS, RESIDENT, SEGMENT, SUM, ACTIVATION, ARGMAX)
+        OPTIONS: gl.constexpr = (
+            CHUNKS, RESIDENT, SEGMENT, SUM, ACTIVATION, ARGMAX, SUMMED,
+        )  # fmt: skip
         if WARPGROUPS == 2:
             gl.warp_specialize(
                 [
-                    (_consume, (place, pointers, T, V, ring, gl.constexpr(0), OPTIONS)),
-                    (_consume, (place, pointers, T, V, ring, gl.constexpr(1), OPTIONS)),
+                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(0), OPTIONS)),
+                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(1), OPTIONS)),
                     (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS, RESIDENT)),
                 ],
                 [4, 1],
@@ -247,10 +252,10 @@ def _segment_max_hopper_kernel(
             gl.static_assert(WARPGROUPS == 4)
             gl.warp_specialize(
                 [
-                    (_consume, (place, pointers, T, V, ring, gl.constexpr(0), OPTIONS)),
-                    (_consume, (place, pointers, T, V, ring, gl.constexpr(1), OPTIONS)),
-                    (_consume, (place, pointers, T, V, ring, gl.constexpr(2), OPTIONS)),
-                    (_consume, (place, pointers, T, V, ring, gl.constexpr(3), OPTIONS)),
+                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(0), OPTIONS)),
+                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(1), OPTIONS)),
+                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(2), OPTIONS)),
+                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(3), OPTIONS)),
                     (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS, RESIDENT)),
                 ],
                 [4, 4, 4, 1],
@@ -282,6 +287,7 @@ def launch_hopper(
     *,
     pooling: str,
     activation: str,
+    summed: int,
 ) -> None:
     """Fill ``reps`` and, where it is not empty, ``winners``.
 
@@ -292,12 +298,13 @@ def launch_hopper(
         group_tokens: how long a group of sequences is.
         scales: factors of the rows of hidden and weight, fp32 ``[T]`` (None: 1) and ``[V]``, or
             None.
-        reps: fp32 ``[N, V]``.
+        reps: fp32 ``[N, V]``, or ``[V // summed, N]``.
         winners: int32 ``[N, V]``, or empty.
-        pooling, activation: as in forward.py.
+        pooling, activation, summed: as in forward.py.
     """
     hidden, weight, bias, cu_seqlens = operands
-    (T, D), (N, V), size = hidden.shape, reps.shape, hidden.element_size()
+    (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.shape[0] - 1
+    size = hidden.element_size()
     num_groups, block_d = cdiv(T, group_tokens), 128 // size
     chunks = cdiv(D, block_d)
     stages, resident = _stages(config, chunks)
@@ -311,5 +318,5 @@ def launch_hopper(
         CHUNKS=chunks, STAGES=stages, RESIDENT=resident, WARPGROUPS=config.warpgroups,
         SEGMENT=config.segment, BAND=config.band,
         SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=winners.numel() > 0,
-        num_warps=4,
+        SUMMED=summed, num_warps=4,
     )  # fmt: skip

@@ -23,6 +23,7 @@ from sparton.kernels.segment_max.reduction import (
     reduce_tile,
     sequences_of_group,
     summands,
+    sums_of_rows,
 )
 
 
@@ -85,7 +86,7 @@ def _segment_max_kernel(
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
     BIAS: tl.constexpr, SUM: tl.constexpr, ACTIVATION: tl.constexpr,
-    ARGMAX: tl.constexpr,
+    ARGMAX: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
     group, block = locate(num_groups, tl.cdiv(V, BLOCK_V), BAND)
     first_v = block * BLOCK_V
@@ -105,6 +106,7 @@ def _segment_max_kernel(
     zeros = tl.zeros((BLOCK_V, BLOCK_T), tl.float32)
     clean = clean_slots(BLOCK_V, SUM)
     state = (clean[0], clean[1], first, begin, tl.load(cu_ptr + first + 1), last)
+    out = (reps_ptr, argmax_ptr, offs_v, V, sums_of_rows(offs_v, SUMMED), N)
     # One loop over tiles and hidden units: the loads of the next tile run ahead of the epilogue.
     # At least one tile, so that a group of empty sequences is written too.
     steps_per_tile: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
@@ -124,8 +126,8 @@ def _segment_max_kernel(
             if SUM:
                 x = summands(acc, bias[:, None], ACTIVATION)
             state = reduce_tile(
-                x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-                SEGMENT, SUM, ACTIVATION, ARGMAX,
+                x, lo, state, clean, bias, scale, cu_ptr, out,
+                SEGMENT, SUM, ACTIVATION, ARGMAX, SUMMED,
             )  # fmt: skip
             acc = zeros
 
@@ -150,11 +152,12 @@ def launch_portable(
     *,
     pooling: str,
     activation: str,
+    summed: int,
 ) -> None:
     """Arguments of :func:`~sparton.kernels.segment_max.hopper.launch_hopper`, whose operands may
     here be of any float dtype and, without descriptors, of any width."""
     hidden, weight, bias, cu_seqlens = operands
-    (T, D), (N, V) = hidden.shape, reps.shape
+    (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.shape[0] - 1
     num_groups = cdiv(T, group_tokens)
     launch(
         _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
@@ -164,6 +167,6 @@ def launch_portable(
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
         BIAS=bias is not None, SUM=pooling == "sum",
-        ACTIVATION=activation, ARGMAX=winners.numel() > 0,
+        ACTIVATION=activation, ARGMAX=winners.numel() > 0, SUMMED=summed,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -172,11 +172,28 @@ def _positive_part(x):
 
 
 @triton.jit
+def _neighbours(x, SUMMED: tl.constexpr):
+    return tl.reshape(x, (x.shape[0] // SUMMED, SUMMED))
+
+
+@triton.jit
+def sums_of_rows(offs_v, SUMMED: tl.constexpr):
+    """The sums that vocabulary rows ``offs_v`` go into, SUMMED neighbours into one."""
+    offs_s = offs_v
+    if SUMMED > 1:
+        offs_s = tl.min(_neighbours(offs_v, SUMMED), 1) // SUMMED
+    return offs_s
+
+
+@triton.jit
 def _write_max(
-    best, token, slots, occupied, bias, scale, reps_ptrs, argmax_ptrs, mask,
-    ACTIVATION: tl.constexpr, ARGMAX: tl.constexpr,
+    best, token, slots, n, occupied, bias, scale, out,
+    ACTIVATION: tl.constexpr, ARGMAX: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
-    """Join the slots (the first of equal logits wins) and store one sequence."""
+    """Join the slots (the first of equal logits wins) and store sequence ``n``, or the sums of
+    SUMMED neighbouring rows."""
+    reps_ptr, argmax_ptr, offs_v, V, offs_s, N = out
+    row = n.to(tl.int64) * V + offs_v
     tokens = token + slots
     value = tl.max(best, 1)
     logit = value if scale is None else value * scale
@@ -190,31 +207,38 @@ def _write_max(
         reps = _log1p(reps)
     if ACTIVATION == "log1p_relu":
         reps = _log1p(reps)
-    tl.store(reps_ptrs, reps, mask)
+    if SUMMED > 1:
+        sums = tl.sum(_neighbours(reps, SUMMED), 1)
+        tl.store(reps_ptr + offs_s.to(tl.int64) * N + n, sums, offs_s * SUMMED < V)
+    else:
+        tl.store(reps_ptr + row, reps, offs_v < V)
     if ARGMAX:
         tokens = tl.where((best == value[:, None]) & (token >= 0), tokens, NO_STOP)
         first = tl.min(tokens, 1)
-        tl.store(argmax_ptrs, tl.where(first == NO_STOP, -1, first), mask)
+        tl.store(argmax_ptr + row, tl.where(first == NO_STOP, -1, first), offs_v < V)
 
 
 @triton.jit
-def _write_sum(product, exponent, reps_ptrs, mask):
-    """Join the slots and store one sequence: the logarithm of what they hold."""
+def _write_sum(product, exponent, n, out):
+    """Join the slots and store sequence ``n``: the logarithm of what they hold."""
     LOG_2: tl.constexpr = 0.6931471805599453
-    tl.store(reps_ptrs, tl.sum(exponent, 1) * LOG_2 + tl.sum(_log1p(product - 1.0), 1), mask)
+    reps_ptr, _, offs_v, V, _, _ = out
+    reps = tl.sum(exponent, 1) * LOG_2 + tl.sum(_log1p(product - 1.0), 1)
+    tl.store(reps_ptr + n.to(tl.int64) * V + offs_v, reps, offs_v < V)
 
 
 @triton.jit
 def reduce_tile(
-    x, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-    SEGMENT: tl.constexpr, SUM: tl.constexpr, ACTIVATION: tl.constexpr, ARGMAX: tl.constexpr,
+    x, lo, state, clean, bias, scale, cu_ptr, out, SEGMENT: tl.constexpr, SUM: tl.constexpr,
+    ACTIVATION: tl.constexpr, ARGMAX: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
     """Fold a tile, columns = tokens ``lo, lo + 1, ...``; write the sequences that end.
 
     ``x`` are logits without bias or, where SUM pools the sum and not the maximum, summands.
     ``state`` is (the slots' pair, sequence in progress, its start, its stop, end of the group's
-    sequences). ``scale`` ``[BLOCK_V]``, or None, multiplies the maxima. SUM pools the sum, else
-    the maximum; ACTIVATION as in forward.py.
+    sequences). ``scale`` ``[BLOCK_V]``, or None, multiplies the maxima. ``out`` is (reps, winners,
+    the tile's vocabulary rows, V, their :func:`sums_of_rows`, N). SUM pools the sum, else the
+    maximum; ACTIVATION and SUMMED as in forward.py.
     """
     value, whole, n, start, stop, last = state
     hi = lo + x.shape[1]
@@ -225,24 +249,23 @@ def reduce_tile(
     elif x.shape[1] > SEGMENT:
         left, right = halves(x)
         state = reduce_tile(
-            left, lo, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, SUM, ACTIVATION, ARGMAX,
+            left, lo, state, clean, bias, scale, cu_ptr, out,
+            SEGMENT, SUM, ACTIVATION, ARGMAX, SUMMED,
         )  # fmt: skip
         middle = lo + x.shape[1] // 2
         value, whole, n, start, stop, last = reduce_tile(
-            right, middle, state, clean, bias, scale, cu_ptr, reps_ptr, argmax_ptr, offs_v, V,
-            SEGMENT, SUM, ACTIVATION, ARGMAX,
+            right, middle, state, clean, bias, scale, cu_ptr, out,
+            SEGMENT, SUM, ACTIVATION, ARGMAX, SUMMED,
         )  # fmt: skip
     else:
         while stop <= hi:
             value, whole = _fold(value, whole, clean[2], x, lo, start, stop, SUM, ARGMAX, True)
-            row = n.to(tl.int64) * V + offs_v
             if SUM:
-                _write_sum(value, whole, reps_ptr + row, offs_v < V)
+                _write_sum(value, whole, n, out)
             else:
                 _write_max(
-                    value, whole, clean[2], start < stop, bias, scale,
-                    reps_ptr + row, argmax_ptr + row, offs_v < V, ACTIVATION, ARGMAX,
+                    value, whole, clean[2], n, start < stop, bias, scale, out,
+                    ACTIVATION, ARGMAX, SUMMED,
                 )  # fmt: skip
             value, whole = clean[0], clean[1]
             n += 1
