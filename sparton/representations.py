@@ -19,11 +19,13 @@ class TokenVectors(NamedTuple):
         values: ``[T, E]``, L2-normalised where the encoder does so.
         cu_seqlens: int32 ``[N + 1]``, the boundaries of the texts.
         mask: bool ``[T]``, False where a token takes no part in MaxSim; None if all do.
+        max_seqlen: upper bound of the texts' lengths, where the host knows it, or None.
     """
 
     values: Tensor
     cu_seqlens: Tensor
     mask: Tensor | None = None
+    max_seqlen: int | None = None
 
     @property
     def num_texts(self) -> int:
@@ -37,10 +39,12 @@ class TokenVectors(NamedTuple):
             bounds.append(part.cu_seqlens[1:] + total)
             total += part.values.shape[0]
         masks = [part.mask for part in parts if part.mask is not None]
+        longest = [part.max_seqlen for part in parts if part.max_seqlen is not None]
         return cls(
             torch.cat([part.values for part in parts]),
             torch.cat(bounds),
             torch.cat(masks) if masks else None,
+            max(longest) if len(longest) == len(parts) else None,
         )
 
     def split(self, texts: Sequence[int], tokens: Sequence[int]) -> list["TokenVectors"]:
@@ -56,16 +60,19 @@ class TokenVectors(NamedTuple):
             strict=True,
         )
         return [
-            TokenVectors(values, bounds_of(lengths).int(), mask) for values, lengths, mask in pieces
+            TokenVectors(values, bounds_of(lengths).int(), mask, self.max_seqlen)
+            for values, lengths, mask in pieces
         ]
 
 
 class Extent(NamedTuple):
-    """How many texts there are, active entries (0 where all entries are held) and tokens."""
+    """How many texts there are, active entries (0 where all entries are held) and tokens, and the
+    most tokens of a text (0 where that is not known)."""
 
     texts: int
     entries: int
     tokens: int
+    max_seqlen: int
 
 
 class Representations(NamedTuple):
@@ -103,8 +110,10 @@ class Representations(NamedTuple):
     @property
     def extent(self) -> Extent:
         entries = self.sparse.num_entries if isinstance(self.sparse, SparseVectors) else 0
-        tokens = 0 if self.tokens is None else self.tokens.values.shape[0]
-        return Extent(self.num_texts, entries, tokens)
+        if self.tokens is None:
+            return Extent(self.num_texts, entries, 0, 0)
+        tokens = self.tokens.values.shape[0]
+        return Extent(self.num_texts, entries, tokens, self.tokens.max_seqlen or 0)
 
     @property
     def varies(self) -> bool:
@@ -160,7 +169,7 @@ class Representations(NamedTuple):
 
     def split(self, extents: Sequence[Extent]) -> list["Representations"]:
         """The inverse of :meth:`concatenate`, for parts of such extents; values are not copied."""
-        texts, entries, tokens = (list(sizes) for sizes in zip(*extents, strict=True))
+        texts, entries, tokens, _ = (list(sizes) for sizes in zip(*extents, strict=True))
         sparse: Sequence[Tensor | SparseVectors | None] = [None] * len(texts)
         if isinstance(self.sparse, SparseVectors):
             sparse = self.sparse.split(texts, entries)

@@ -38,7 +38,8 @@ def sparton(problem: Problem, **options: Any) -> Score:
     if bounds is None:
         return partial(own.maxsim, **options)
     starts = query_bounds(shape, bounds)
-    return lambda q, d: own.maxsim_varlen(q.flatten(0, 1), d, starts, bounds, **options)
+    longest = {"query_max_seqlen": shape.Lq, "document_max_seqlen": problem.longest}
+    return lambda q, d: own.maxsim_varlen(q.flatten(0, 1), d, starts, bounds, **longest, **options)
 
 
 def sparton_fp8(problem: Problem, **options: Any) -> Score:

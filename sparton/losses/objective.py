@@ -144,4 +144,6 @@ def _maxsim(queries: TokenVectors, documents: TokenVectors) -> Tensor:
         documents.cu_seqlens,
         queries.mask,
         documents.mask,
+        query_max_seqlen=queries.max_seqlen,
+        document_max_seqlen=documents.max_seqlen,
     )

@@ -89,7 +89,7 @@ class ColbertHead(nn.Module):
         if self.normalize:
             values = F.normalize(values.float(), dim=-1).to(values.dtype)
         mask = None if counted is None else counted.index_select(0, tokens.input_ids)
-        return TokenVectors(values, tokens.cu_seqlens, mask)
+        return TokenVectors(values, tokens.cu_seqlens, mask, tokens.max_seqlen)
 
     @property
     def markers(self) -> list[str]:

@@ -47,7 +47,7 @@ class DenseEncoder(Encoder):
         if self.cosine and not self.pooling.normalize:
             embeddings = F.normalize(embeddings, dim=-1)
         each = torch.arange(len(embeddings) + 1, dtype=torch.int32, device=embeddings.device)
-        return Representations(tokens=TokenVectors(embeddings, each))
+        return Representations(tokens=TokenVectors(embeddings, each, max_seqlen=1))
 
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True

@@ -62,17 +62,20 @@ class World:
             sparse = self.gather_rows(sparse)
         tokens = reps.tokens
         if tokens is not None:
-            tokens = self._gather_tokens(tokens, [extent.tokens for extent in extents])
+            tokens = self._gather_tokens(tokens, extents)
         losses = {name: self.gather_rows(loss) for name, loss in reps.losses.items()}
         return Representations(sparse, tokens, losses)
 
-    def _gather_tokens(self, tokens: TokenVectors, sizes: Sequence[int]) -> TokenVectors:
+    def _gather_tokens(self, tokens: TokenVectors, extents: Sequence[Extent]) -> TokenVectors:
+        sizes = [extent.tokens for extent in extents]
         lengths = self.gather_rows(tokens.cu_seqlens.diff())
         mask = tokens.mask
         if mask is not None:
             mask = self._concatenate(mask.byte(), sizes).bool()
         values = self._concatenate(tokens.values, sizes)
-        return TokenVectors(values, F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)), mask)
+        bounds = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        longest = [extent.max_seqlen for extent in extents]
+        return TokenVectors(values, bounds, mask, max(longest) if all(longest) else None)
 
     def _gather_vectors(self, vectors: SparseVectors, sizes: Sequence[int]) -> SparseVectors:
         lengths = self.gather_rows(vectors.bounds.diff())

@@ -241,7 +241,7 @@ def test_lengths_that_the_host_knows_change_nothing(masked, length, device):
     """Equal lengths shorten the way to the same scores, winners and gradients; of 8 tokens, whole
     queries fit into a tile."""
     problem = make_problem((length,) * 5, (9,) * 4, 48, device, masked=masked)
-    known = problem._replace(query_length=length, document_length=9)
+    known = problem._replace(query_length=length, longest_document=9)
     if masked:
         problem, known = (x._replace(query_mask=None) for x in (problem, known))
     upstream = upstream_for(problem)

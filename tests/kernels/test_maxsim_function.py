@@ -115,6 +115,23 @@ def test_packed_batches_with_masks(batch, device):
     assert_same(maxsim_varlen(*flat, *bounds, *masks, pairing=K), maxsim(*batch), batch[:2])
 
 
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 1, 0)])
+def test_longest_sequences_that_the_host_knows(lengths, device):
+    """Change nothing but the way."""
+    generator = torch.Generator().manual_seed(0)
+    leaves = [
+        torch.randn(size, 16, generator=generator).to(device).requires_grad_()
+        for size in (sum(lengths), 12)
+    ]
+    bounds = boundaries(lengths, device), boundaries((5, 0, 7), device)
+    longest = {"query_max_seqlen": 4, "document_max_seqlen": 9}
+    assert_same(maxsim_varlen(*leaves, *bounds, **longest), maxsim_varlen(*leaves, *bounds), leaves)
+    for name, least, most in (("query", 1, 3), ("document", 3, 9)):
+        message = f"{name}_max_seqlen={least} allows 3 sequences {most} tokens at most, got"
+        with pytest.raises(ValueError, match=message):
+            maxsim_varlen(*leaves, *bounds, **(longest | {f"{name}_max_seqlen": least}))
+
+
 def test_padding_does_not_win_over_negative_similarities(batch):
     queries, documents, query_mask, _ = batch
     queries, documents = queries.detach().abs(), -documents.detach().abs()

@@ -10,6 +10,7 @@ from sparton.models.backbone import Backbone
 from sparton.models.backbones import tiny, word_tokenizer
 from sparton.models.body import EncoderBody
 from sparton.models.colbert import ColbertEncoder, ColbertHead
+from sparton.representations import TokenVectors
 from sparton.types import TokenBatch
 
 TEXTS = ["the cat, the dog", "a dog.", "", "what is a cat?"]
@@ -26,6 +27,23 @@ def tokenizer_of(model: ColbertEncoder) -> PackedTokenizer:
     return PackedTokenizer(
         model.tokenizer, QUERY, DOCUMENT, max_length=model.max_length, markup=model.markup
     )
+
+
+def test_the_longest_length_stays_known_to_the_host():
+    model = encoder()
+    tokenizer = tokenizer_of(model)
+    sides = [tokenizer.queries(TEXTS), tokenizer.documents(TEXTS[:3])]
+    parts = [model.encode(sides[0], "query").tokens, model.encode(sides[1], "document").tokens]
+    longest = [int(tokens.cu_seqlens.diff().max()) for tokens in sides]
+    assert [part.max_seqlen for part in parts] == longest == [QUERY, max(longest[1], 1)]
+    parts = [part._replace(mask=None) for part in parts]
+    together = TokenVectors.concatenate(parts)
+    assert together.max_seqlen == max(longest)
+    sizes = [part.values.shape[0] for part in parts]
+    for piece, part in zip(together.split([4, 3], sizes), parts):
+        assert piece.max_seqlen >= part.max_seqlen
+    unknown = TokenVectors.concatenate([parts[0], parts[1]._replace(max_seqlen=None)])
+    assert unknown.max_seqlen is None
 
 
 def test_vectors_are_projected_states_of_length_one(family, build_mlm, tokenizer):

@@ -35,7 +35,7 @@ class BagEncoder(Encoder):
             return Representations(sparse)
         values = self.dropout(self.embedding(tokens.input_ids))
         mask = tokens.input_ids % 5 > 0 if side == "document" else None
-        vectors = TokenVectors(values, tokens.cu_seqlens, mask)
+        vectors = TokenVectors(values, tokens.cu_seqlens, mask, tokens.max_seqlen)
         owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         square = values.new_zeros(tokens.num_sequences).index_add(0, owners, values.square().sum(1))
         return Representations(sparse, vectors, {"square": square})

@@ -216,7 +216,7 @@ def cross_backward(
     ddocuments, dqueries, _ = backward_of_checked(
         grad.T, None, argmax.contiguous(), hidden, weight, cu_seqlens,
         need_hidden=need_documents, need_weight=need_queries, activation="none",
-        columns=_owners(operands), longest=operands.document_length, config=config,
+        columns=_owners(operands), longest=operands.longest_document, config=config,
     )  # fmt: skip
     if normalize:
         if dqueries is not None:

@@ -92,6 +92,8 @@ def maxsim_varlen(
     document_mask: Tensor | None = None,
     *,
     pairing: str | int = "cross",
+    query_max_seqlen: int | None = None,
+    document_max_seqlen: int | None = None,
     normalize: bool = False,
     backward: Backward = "auto",
 ) -> Tensor:
@@ -106,16 +108,19 @@ def maxsim_varlen(
         document_mask: bool ``[Td]`` or None.
         pairing: "cross" for every query against every document, "pairs" for query p and document p,
             or K for query q against documents ``q * K : (q + 1) * K``.
+        query_max_seqlen, document_max_seqlen: no query and no document has more tokens, where the
+            host knows it. That shortens the way, most of all where all queries have as many.
         normalize, backward: as in :func:`maxsim`, and so is everything else.
 
     Returns:
         fp32 ``[Q, N]``, ``[P]`` or ``[Q, K]``.
 
     Raises:
-        ValueError: as :func:`maxsim`, for an unknown pairing, and for numbers of queries and
-            documents that it does not allow.
+        ValueError: as :func:`maxsim`, for an unknown pairing, for numbers of queries and documents
+            that it does not allow, and for more tokens than a ``max_seqlen`` does.
     """
     bounds = (query_cu_seqlens, document_cu_seqlens)
-    arguments = (*bounds, query_mask, document_mask, pairing)
+    longest = (query_max_seqlen, document_max_seqlen)
+    arguments = (*bounds, query_mask, document_mask, pairing, *longest)
     scores = maxsim_scores(packed_operands, queries, documents, arguments, normalize, backward)
     return scores.squeeze(1) if pairing == "pairs" else scores

@@ -26,8 +26,8 @@ class MaxSimOperands(NamedTuple):
         document_mask: bool ``[Td]`` or None.
         per_query: None scores each query against all documents, ``[Q, N]``; K scores query q
             against documents ``q * K : (q + 1) * K``, ``[Q, K]``.
-        query_length, document_length: tokens of each query and each document, where all have as
-            many and the host knows it, or None.
+        query_length: tokens of each query, where all have as many and the host knows it, or None.
+        longest_document: most tokens of a document, where the host knows it, or None.
     """
 
     queries: Tensor
@@ -38,7 +38,7 @@ class MaxSimOperands(NamedTuple):
     document_mask: Tensor | None
     per_query: int | None
     query_length: int | None = None
-    document_length: int | None = None
+    longest_document: int | None = None
 
     @property
     def scores_shape(self) -> tuple[int, int]:
@@ -110,6 +110,17 @@ def _check_cu_seqlens(name: str, cu_seqlens: Tensor) -> None:
         )
 
 
+def _check_longest(name: str, tokens: Tensor, cu_seqlens: Tensor, longest: int | None) -> bool:
+    """Whether all sequences must be as long as the longest for their tokens to be so many."""
+    count, total = cu_seqlens.shape[0] - 1, tokens.shape[0]
+    if longest is not None and longest * count < total:
+        raise ValueError(
+            f"{name}_max_seqlen={longest} allows {count} sequences {longest * count} tokens at "
+            f"most, got {total}"
+        )
+    return longest is not None and longest * count == total > 0
+
+
 def padded_operands(
     queries: Tensor,
     documents: Tensor,
@@ -177,12 +188,14 @@ def packed_operands(
     query_mask: Tensor | None,
     document_mask: Tensor | None,
     pairing: str | int,
+    query_max_seqlen: int | None = None,
+    document_max_seqlen: int | None = None,
 ) -> MaxSimOperands:
     """Packed batches after every check; the arguments of ``maxsim_varlen``; reads no values.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together, an unknown pairing, or
-            numbers of queries and documents that the pairing does not allow.
+        ValueError: shapes, dtypes or devices that do not fit together, an unknown pairing, numbers
+            of queries and documents that the pairing does not allow, or more tokens than fit.
     """
     if queries.dim() != 2 or documents.dim() != 2:
         raise ValueError(
@@ -213,4 +226,15 @@ def packed_operands(
                 f"pairing={pairing!r} of {num_queries} queries needs "
                 f"{num_queries * per_query} documents, got {num_documents}"
             )
-    return MaxSimOperands(queries, documents, *bounds, query_mask, document_mask, per_query)
+    all_as_long = _check_longest("query", queries, query_cu_seqlens, query_max_seqlen)
+    _check_longest("document", documents, document_cu_seqlens, document_max_seqlen)
+    return MaxSimOperands(
+        queries,
+        documents,
+        *bounds,
+        query_mask,
+        document_mask,
+        per_query,
+        query_max_seqlen if all_as_long else None,
+        document_max_seqlen,
+    )

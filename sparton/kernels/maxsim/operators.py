@@ -71,14 +71,14 @@ def _forward_op(
     document_mask: Tensor | None,
     per_query: int | None,
     query_length: int | None,
-    document_length: int | None,
+    longest_document: int | None,
     normalize: bool,
     backward: str,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
     operands = MaxSimOperands(
         queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
-        per_query, query_length, document_length,
+        per_query, query_length, longest_document,
     )  # fmt: skip
     scores, winners = _forward(operands, normalize, argmax)
     return scores, scores.new_empty(0, dtype=torch.int32) if winners is None else winners
@@ -113,7 +113,7 @@ def _backward_op(
     document_mask: Tensor | None,
     per_query: int | None,
     query_length: int | None,
-    document_length: int | None,
+    longest_document: int | None,
     normalize: bool,
     backward: str,
     need_queries: bool,
@@ -121,7 +121,7 @@ def _backward_op(
 ) -> tuple[Tensor, Tensor]:
     operands = MaxSimOperands(
         queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
-        per_query, query_length, document_length,
+        per_query, query_length, longest_document,
     )  # fmt: skip
     gradients = _gradients(
         grad, argmax, operands, normalize, backward, need_queries, need_documents
