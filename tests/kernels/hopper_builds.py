@@ -18,7 +18,7 @@ from triton.runtime import driver
 
 from sparton.kernels.maxsim import hidden, paths, streaming
 from sparton.kernels.maxsim.operands import padded_operands
-from sparton.kernels.segment_max import forward, quantize
+from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
 
 BF16, FP8, FP32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
@@ -55,6 +55,15 @@ def head(dtype: torch.dtype, D: int, config: forward.Config, **options: Any) -> 
     )
 
 
+def gradients(V: int, activation: str) -> None:
+    tokens, rows = torch.zeros(600, 128, dtype=BF16), torch.zeros(V, 128, dtype=BF16)
+    cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
+    reps, winners = torch.zeros(2, V), torch.zeros(2, V, dtype=torch.int32)
+    backward.segment_max_backward(
+        reps, reps, winners, tokens, rows, cu_seqlens, bias_dtype=None, activation=activation
+    )
+
+
 def from_hidden(dtype: torch.dtype, E: int, config: hidden.HiddenConfig | None = None) -> None:
     queries, tokens, projection = (
         torch.zeros(*sizes, dtype=dtype) for sizes in ((64, E), (600, 768), (E, 768))
@@ -67,13 +76,13 @@ def from_hidden(dtype: torch.dtype, E: int, config: hidden.HiddenConfig | None =
     )  # fmt: skip
 
 
-def own_documents(dtype: torch.dtype, E: int, backward: str) -> None:
+def own_documents(dtype: torch.dtype, E: int, method: str) -> None:
     queries, documents = torch.zeros(2, 40, E, dtype=dtype), torch.zeros(2, 3, 50, E, dtype=dtype)
     masks = (torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 3, 50, dtype=torch.bool))
     operands = padded_operands(queries, documents, *masks)
     _, winners = streaming.streaming_forward(operands, normalize=True, argmax=True)
     grad = torch.zeros(2, 3)
-    paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=backward)
+    paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -94,13 +103,15 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for config in (*forward.HOPPER[1:], *forward.HOPPER_FP8[1:]):
         dtype = FP8 if config in forward.HOPPER_FP8 else BF16
         yield f"head {tuple(config)}", partial(head, dtype, 768, config)
+    for V, activation in ((1000, "none"), (6000, "relu")):
+        yield f"gradients {V} {activation}", partial(gradients, V, activation)
     yield "largest value", partial(quantize.quantize_matrix, torch.zeros(600, 128, dtype=BF16))
     for dtype in (BF16, FP32):
         for E in (96, 128, 320, 1024, 4096 // dtype.itemsize):
             yield f"from hidden {dtype} {E}", partial(from_hidden, dtype, E)
-        for backward in ("lowmem", "unified"):
-            name = f"own documents {dtype} {backward}"
-            yield name, partial(own_documents, dtype, 1024, backward)
+        for method in ("lowmem", "unified"):
+            name = f"own documents {dtype} {method}"
+            yield name, partial(own_documents, dtype, 1024, method)
     yield "too large", partial(from_hidden, BF16, 1024, hidden.HiddenConfig())
 
 
