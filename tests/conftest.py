@@ -2,8 +2,16 @@
 imported, hence here and not in the folder of the kernel tests."""
 
 import os
+import signal
 
 import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_configure() -> None:
+    # Where a shell runs the tests in the background they ignore Ctrl-C, and so would programs that
+    # they start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

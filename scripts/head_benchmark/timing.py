@@ -7,10 +7,11 @@ are recorded.
 
 While calls on a GPU are timed, the process is held to one core: Python's thread and autograd's take
 turns, and how long one takes to wake the other on another core varies, on a virtual machine above
-all, by more than small kernels take. It is the core that computes fastest just before: those of a
-virtual machine are not alike.
+all, by more than small kernels take. It is the core that computes fastest when the first call is
+timed: those of a virtual machine are not alike.
 """
 
+import functools
 import gc
 import math
 import os
@@ -52,8 +53,9 @@ def measure(run: Callable[[], Any], device: str, seconds: float) -> dict[str, An
     memory = _peak(run)
     once = _gpu_times(run, 1)[0] / 1e3
     warm_up = math.ceil(WARM_UP_SECONDS / once)
+    core = _fastest_core()
     watch = _watch(WARM_UP_SECONDS + seconds / 4)
-    with _one_core():
+    with _one_core(core):
         times = _gpu_times(run, warm_up + max(math.ceil(seconds / once), FEWEST_REPEATS))
     return {**_quantiles(times[warm_up:]), **memory, **_conditions(watch)}
 
@@ -69,34 +71,49 @@ def _peak(run: Callable[[], Any]) -> dict[str, int]:
     return {"peak_bytes": peak - before, "total_peak_bytes": peak}
 
 
-@contextmanager
-def _one_core() -> Iterator[None]:
-    """All threads that this process has now, where the system lets them be moved."""
+@functools.cache
+def _fastest_core() -> int | None:
+    """Of those that this process may use; None where the system does not say which."""
     if not (hasattr(os, "sched_setaffinity") and THREADS.is_dir()):
-        yield
-        return
+        return None
     cores = os.sched_getaffinity(0)
-    try:
-        _move_threads({max(cores, key=_turns)})
-        yield
-    finally:
-        _move_threads(cores)
+    fastest = max(cores, key=_count_turns)
+    _move(0, cores)
+    return fastest
 
 
-def _turns(core: int) -> int:
-    """Of a loop, on this core."""
-    os.sched_setaffinity(0, {core})
+def _count_turns(core: int) -> int:
+    """How often a loop turns on this core in a trial."""
+    _move(0, {core})
     turns, end = 0, time.perf_counter() + TRIAL_SECONDS
     while time.perf_counter() < end:
         turns += 1
     return turns
 
 
+@contextmanager
+def _one_core(core: int | None) -> Iterator[None]:
+    """Hold all threads that this process has now to a core; None leaves them where they are."""
+    if core is None:
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    try:
+        _move_threads({core})
+        yield
+    finally:
+        _move_threads(cores)
+
+
 def _move_threads(cores: set[int]) -> None:
     for thread in THREADS.iterdir():
-        # One may have ended since, or may not be moved.
-        with suppress(OSError):
-            os.sched_setaffinity(int(thread.name), cores)
+        _move(int(thread.name), cores)
+
+
+def _move(thread: int, cores: set[int]) -> None:
+    # One may have ended since, or may not be moved.
+    with suppress(OSError):
+        os.sched_setaffinity(thread, cores)
 
 
 def _gpu_times(run: Callable[[], Any], repeats: int) -> list[float]:

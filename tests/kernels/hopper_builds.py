@@ -43,13 +43,13 @@ def build(built: list[tuple[str, int]], kernel: Any, grid: Any, *operands: Any, 
 
 
 def head(dtype: torch.dtype, D: int, config: forward.Config, **options: Any) -> None:
-    tokens, rows = torch.zeros(600, D, dtype=dtype), torch.zeros(1000, D, dtype=dtype)
+    tokens, rows = torch.zeros(600, D, dtype=dtype), torch.zeros(1024, D, dtype=dtype)
     cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
     scales = None
     if dtype == FP8:
         # As it is chosen: factors of the tokens are the portable kernel's.
         of_tokens = None if isinstance(config, HopperConfig) else torch.ones(600)
-        scales = (of_tokens, torch.ones(1000))
+        scales = (of_tokens, torch.ones(1024))
     forward.segment_max_forward(
         tokens, rows, None, cu_seqlens, config=config, scales=scales, **options
     )
@@ -66,7 +66,7 @@ def gradients(V: int, activation: str) -> None:
 
 def from_hidden(dtype: torch.dtype, E: int, config: hidden.HiddenConfig | None = None) -> None:
     queries, tokens, projection = (
-        torch.zeros(*sizes, dtype=dtype) for sizes in ((64, E), (600, 768), (E, 768))
+        torch.zeros(*sizes, dtype=dtype) for sizes in ((512, E), (600, 768), (E, 768))
     )
     cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
     mask = torch.ones(600, dtype=torch.bool)
@@ -98,8 +98,10 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         (BF16, hopper, False),
         (FP8, hopper_fp8, False),
     ):
-        variant = {"activation": "none", "argmax": argmax, "summed": 8}
-        yield f"sums {dtype} {argmax}", partial(head, dtype, 128, config, **variant)
+        variant = {"activation": "none", "argmax": argmax}
+        for summed in (8, 32):
+            sums = partial(head, dtype, 128, config, summed=summed, **variant)
+            yield f"sums {dtype} {argmax} {summed}", sums
     for config in (*forward.HOPPER[1:], *forward.HOPPER_FP8[1:]):
         dtype = FP8 if config in forward.HOPPER_FP8 else BF16
         yield f"head {tuple(config)}", partial(head, dtype, 768, config)

@@ -11,10 +11,10 @@ from tests.kernels.problems import error
 FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 
 
-def make_problem(device="cpu", dtype=torch.bfloat16, *, spread=0.0, E=72):
+def make_problem(device="cpu", dtype=torch.bfloat16, *, spread=0.0, E=72, Lq=9):
     """``spread`` is the standard deviation of the logarithm of the tokens' norms."""
     generator = torch.Generator().manual_seed(0)
-    queries, documents = (torch.randn(*s, E, generator=generator) for s in ((5, 9), (7, 40)))
+    queries, documents = (torch.randn(*s, E, generator=generator) for s in ((5, Lq), (7, 40)))
     queries, documents = (
         torch.nn.functional.normalize(x, dim=-1)
         * torch.exp(spread * torch.randn(*x.shape[:2], 1, generator=generator))
@@ -66,9 +66,11 @@ def test_refused(change, words):
 @pytest.mark.gpu
 @pytest.mark.skipif(not FP8, reason="needs a GPU with FP8 tensor cores")
 @pytest.mark.parametrize("scales", ["token", "tensor"])
-@pytest.mark.parametrize(("E", "masked"), [(72, True), (128, True), (128, False)])
-def test_the_tensor_cores_agree_with_the_emulation(scales, E, masked):
-    operands, masks = make_problem(E=E)
+@pytest.mark.parametrize(
+    ("E", "Lq", "masked"), [(72, 9, True), (128, 9, True), (128, 9, False), (128, 32, False)]
+)
+def test_the_tensor_cores_agree_with_the_emulation(scales, E, Lq, masked):
+    operands, masks = make_problem(E=E, Lq=Lq)
     masks = masks if masked else []
     expected = maxsim_fp8(*operands, *masks, scales=scales)
     scores = maxsim_fp8(*(x.cuda() for x in operands), *(x.cuda() for x in masks), scales=scales)

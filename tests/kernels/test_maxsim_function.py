@@ -13,6 +13,7 @@ from sparton.kernels.maxsim import (
     maxsim_varlen,
     operators,
 )
+from sparton.kernels.maxsim.operands import packed_operands
 from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
@@ -117,7 +118,7 @@ def test_packed_batches_with_masks(batch, device):
 
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 1, 0)])
 def test_longest_sequences_that_the_host_knows(lengths, device):
-    """Change nothing but the way."""
+    """They change nothing but the way."""
     generator = torch.Generator().manual_seed(0)
     leaves = [
         torch.randn(size, 16, generator=generator).to(device).requires_grad_()
@@ -125,6 +126,9 @@ def test_longest_sequences_that_the_host_knows(lengths, device):
     ]
     bounds = boundaries(lengths, device), boundaries((5, 0, 7), device)
     longest = {"query_max_seqlen": 4, "document_max_seqlen": 9}
+    operands = packed_operands(*leaves, *bounds, None, None, "cross", *longest.values())
+    assert operands.query_length == (4 if sum(lengths) == 12 else None)
+    assert operands.longest_document == 9
     assert_same(maxsim_varlen(*leaves, *bounds, **longest), maxsim_varlen(*leaves, *bounds), leaves)
     for name, least, most in (("query", 1, 3), ("document", 3, 9)):
         message = f"{name}_max_seqlen={least} allows 3 sequences {most} tokens at most, got"

@@ -103,12 +103,13 @@ def test_gradients_of_maxima_of_any_sign(shift, device):
 
 
 @pytest.mark.parametrize(
-    ("V", "workspace", "joint"), [(100, 2**20, 1), (150, 20_000, 1), (150, 6000, 0)]
+    ("V", "D", "workspace", "joint"),
+    [(100, 24, 2**20, 1), (150, 24, 20_000, 1), (150, 24, 6000, 0), (150, 2, 1, 1)],
 )
-def test_both_gradients_in_one_launch_and_in_two(V, workspace, joint, device, monkeypatch):
+def test_both_gradients_in_one_launch_and_in_two(V, D, workspace, joint, device, monkeypatch):
     """Of few chunks and of many, all sequences or some at a time; in two launches where the lists
-    lie in the memory of a gradient."""
-    tokens, rows, cu_seqlens = make_operands(device, V=V)
+    lie in the memory of a gradient, which must hold one at least."""
+    tokens, rows, cu_seqlens = make_operands(device, D=D, V=V)
     maxima, winners = segment_max_forward(
         tokens, rows, None, cu_seqlens, activation="none", config=SMALL
     )

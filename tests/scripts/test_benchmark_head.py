@@ -274,19 +274,38 @@ def test_the_conditions_are_those_of_the_device_in_use(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_all_threads_share_the_fastest_core_for_as_long_as_it_measures(monkeypatch):
     cores, stop = os.sched_getaffinity(0), threading.Event()
-    assert timing._turns(max(cores)) > 0
-    os.sched_setaffinity(0, cores)
-    monkeypatch.setattr(timing, "_turns", lambda core: core)
+    monkeypatch.setattr(timing, "_count_turns", lambda core: core)
+    core = timing._fastest_core.__wrapped__()
+    assert core == max(cores)
     other = threading.Thread(target=stop.wait)
     other.start()
     try:
-        with pytest.raises(RuntimeError), timing._one_core():
+        with pytest.raises(RuntimeError), timing._one_core(core):
             for thread in (0, other.native_id):
-                assert os.sched_getaffinity(thread) == {max(cores)}
+                assert os.sched_getaffinity(thread) == {core}
             raise RuntimeError
         assert os.sched_getaffinity(other.native_id) == os.sched_getaffinity(0) == cores
     finally:
         stop.set()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
+def test_cores_are_tried_and_left(monkeypatch):
+    """Where the system lets them be chosen, and where it does not."""
+    cores, tried = os.sched_getaffinity(0), []
+    move = timing._move
+    monkeypatch.setattr(timing, "_move", lambda *words: (tried.append(words), move(*words)))
+    assert timing._fastest_core.__wrapped__() in cores
+    assert tried[:-1] == [(0, {core}) for core in cores]
+    assert tried[-1] == (0, cores)
+    assert os.sched_getaffinity(0) == cores
+
+    def refuse(thread, cores):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    with timing._one_core(timing._fastest_core.__wrapped__()):
+        assert os.sched_getaffinity(0) == cores
 
 
 def test_quantiles_are_of_the_times_after_the_warm_up():

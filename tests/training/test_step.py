@@ -9,7 +9,7 @@ from sparton.losses.distillation import MarginMSE
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops, l1
-from sparton.representations import Representations
+from sparton.representations import Extent, Representations, TokenVectors
 from sparton.training.distributed import World, join_world
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
@@ -145,6 +145,13 @@ def test_number_of_processes_does_not_change_the_gradient(
             given, compacted = results[rank]
             assert distance(given, truth(1, kinds)) < 1e-6
             assert (compacted == 0) == (one_machine and micro_batch is None)
+
+
+def test_the_longest_text_of_all_ranks_is_known_if_every_ranks_is():
+    tokens = TokenVectors(torch.zeros(3, 2), torch.tensor([0, 1, 3], dtype=torch.int32))
+    for longest, of_all in (((4, 9), 9), ((9, 4), 9), ((4, 0), None)):
+        extents = [Extent(2, 0, 3, most) for most in longest]
+        assert World(0, 1, CPU)._gather_tokens(tokens, extents).max_seqlen == of_all
 
 
 def test_zeros_are_kept_of_batches_that_are_small_beside_memory(monkeypatch):

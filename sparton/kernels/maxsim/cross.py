@@ -4,11 +4,11 @@ Q queries, N documents, T packed tokens, E embedding.
 
 With all query tokens as rows, segment_max gives the maximum of every query token over every
 document, and its winner. It also sums the maxima of each query where whole queries of equal length
-fill its tiles; otherwise the maxima are stored, ``[N, Tq]``, and a second kernel sums them. The
-backward is segment_max's, too: every gradient row is summed in one place, in a fixed order. Query
-tokens of any number of queries fill its tiles, so short queries waste none of a tile and long ones
-need not be cut. Masked document tokens are left out before the product. Masked query tokens are
-computed and then left out of the sums; their winner is -1.
+fill its tiles; otherwise the maxima are stored, ``[N, Tq]``, and summed after it. The backward is
+segment_max's, too: every gradient row is summed in one place, in a fixed order. Query tokens of any
+number of queries fill its tiles, so short queries waste none of a tile and long ones need not be
+cut. Masked document tokens are left out before the product. Masked query tokens are computed and
+then left out of the sums; their winner is -1.
 """
 
 from typing import Any

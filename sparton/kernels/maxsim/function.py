@@ -109,7 +109,8 @@ def maxsim_varlen(
         pairing: "cross" for every query against every document, "pairs" for query p and document p,
             or K for query q against documents ``q * K : (q + 1) * K``.
         query_max_seqlen, document_max_seqlen: no query and no document has more tokens, where the
-            host knows it. That shortens the way, most of all where all queries have as many.
+            host knows it. That shortens the way, most of all where all queries have as many; scores
+            are wrong if some have more.
         normalize, backward: as in :func:`maxsim`, and so is everything else.
 
     Returns:

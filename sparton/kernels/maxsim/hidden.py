@@ -24,7 +24,7 @@ from sparton.kernels.segment_max.backward import backward_of_checked
 
 
 class HiddenConfig(NamedTuple):
-    """How the work is cut, in powers of 2 from 16 on.
+    """How the work is cut; blocks are powers of 2 from 16 on.
 
     Attributes:
         block_t: tokens that are projected at once.

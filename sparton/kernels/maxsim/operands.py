@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 
 Backward = Literal["auto", "lowmem", "unified"]
@@ -111,14 +112,17 @@ def _check_cu_seqlens(name: str, cu_seqlens: Tensor) -> None:
 
 
 def _check_longest(name: str, tokens: Tensor, cu_seqlens: Tensor, longest: int | None) -> bool:
-    """Whether all sequences must be as long as the longest for their tokens to be so many."""
+    """Whether all sequences must be as long as the longest for their tokens to be so many. Tracers
+    may not know how many there are."""
+    if longest is None or needs_operators():
+        return False
     count, total = cu_seqlens.shape[0] - 1, tokens.shape[0]
-    if longest is not None and longest * count < total:
+    if longest * count < total:
         raise ValueError(
             f"{name}_max_seqlen={longest} allows {count} sequences {longest * count} tokens at "
             f"most, got {total}"
         )
-    return longest is not None and longest * count == total > 0
+    return longest * count == total > 0
 
 
 def padded_operands(

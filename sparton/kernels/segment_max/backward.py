@@ -10,7 +10,7 @@ entries are listed by destination in a fixed order (see ordering.py); the progra
 destination row then adds them up in fp32 and stores once, in the dtype of the operand. Work follows
 the number of active entries, and nothing waits for the host. Where all entries are active, the
 owner of a row of the weight walks down the sequences and needs no list; then one launch sums both
-gradients.
+gradients, unless the lists lie in the memory of one.
 
 The rows are gathered from the L2 cache: the hidden units are cut into slices so narrow that a slice
 of all rows stays there while every program of the slice runs.
@@ -32,7 +32,7 @@ from sparton.kernels.segment_max.row_sums import (
     gradients_kernel,
     part_kernel,
 )
-from sparton.kernels.segment_max.token_lists import list_by_token, token_slab
+from sparton.kernels.segment_max.token_lists import TokenSlab, list_by_token, token_slab
 
 # Tokens of an ordinary sequence.
 SHORT = 512
@@ -54,8 +54,9 @@ class BackwardConfig(NamedTuple):
         buckets: a sequence with more tokens than this is listed by groups of tokens.
         sort_warps: of the programs that sort.
         slice_bytes: most bytes of a slice of all rows, unless the narrowest has more.
-        workspace: most bytes beyond the results, unless a single row needs more. The lists by token
-            lie in the memory of ``dweight``, which is written after ``dhidden``, if that is larger.
+        workspace: most bytes beyond the results, unless a single row needs more. If it does not
+            hold the lists by token of all sequences, these lie in the memory of ``dweight``, which
+            is written after ``dhidden``, if that is larger.
     """
 
     chunk: int = 1024
@@ -121,23 +122,28 @@ def _num_buckets(T: int, N: int, longest: int | None, most: int) -> int:
     return min(max(next_power_of_2(tokens), 32), most)
 
 
+def _token_slab(
+    argmax: Tensor, hidden: Tensor, longest: int | None, lent: Tensor | None, config: BackwardConfig
+) -> TokenSlab:
+    (N, V), (T, D) = argmax.shape, hidden.shape
+    return token_slab(
+        argmax, D, chunk=config.chunk, share=config.share if _splits(V, config) else UNSPLIT,
+        buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace, lent=lent,
+    )  # fmt: skip
+
+
+def _splits(V: int, config: BackwardConfig) -> bool:
+    return FEW_SHARES * config.share < V
+
+
 def _dhidden(
     grad: Tensor, columns: Tensor | None, reps: Tensor | None, argmax: Tensor, hidden: Tensor,
-    weight: Tensor, cu_seqlens: Tensor, dhidden: Tensor, dweight: Tensor | None, direct: bool,
+    weight: Tensor, cu_seqlens: Tensor, slab: TokenSlab, dhidden: Tensor, dweight: Tensor | None,
     longest: int | None, activation: str, config: BackwardConfig,
-) -> bool:  # fmt: skip
-    """Fill ``dhidden``. Until ``dweight`` is written, its memory may hold the lists. If it does
-    not, and ``dweight`` is ``direct``, that is needs none, the last launch fills it too. Whether it
-    did."""
-    (N, V), (T, D) = argmax.shape, dhidden.shape
+) -> None:  # fmt: skip
+    """Fill ``dhidden`` and, in the last launch, a ``dweight`` that needs no lists."""
+    (N, V), (T, _) = argmax.shape, hidden.shape
     slices, cut = _cut_units(weight, config)
-    split = FEW_SHARES * config.share < V
-    slab = token_slab(
-        argmax, D, chunk=config.chunk, share=config.share if split else UNSPLIT,
-        buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace,
-        lent=dweight,
-    )  # fmt: skip
-    both = direct and slab.memory is not dweight
     length = max(cdiv(T, N) if longest is None else min(cdiv(T, N), longest), 1)
     block_t = min(max(slab.rows * length * slices // config.programs, 1), config.block_t)
     programs = cdiv(length, block_t)
@@ -148,13 +154,13 @@ def _dhidden(
             grad, columns, reps, argmax, cu_seqlens, slab, first, last,
             num_warps=config.sort_warps, activation=activation,
         )  # fmt: skip
-        if split:
+        if _splits(V, config):
             launch(
                 part_kernel, ((last - first) * PART_PROGRAMS, slices),
                 slab.memory, weight, V, slab.size, PROGRAMS=PART_PROGRAMS, **lists,
             )  # fmt: skip
         tokens = (last - first) * programs
-        if both and last == N:
+        if dweight is not None and last == N:
             row_slices, row_cut = _cut_units(hidden, config)
             launch(
                 gradients_kernel, (tokens * slices + V * row_slices,),
@@ -168,7 +174,6 @@ def _dhidden(
                 cu_seqlens, argmax, slab.memory, weight, dhidden, first, V, slab.size, programs,
                 **lists,
             )  # fmt: skip
-    return both
 
 
 @on_its_device
@@ -269,14 +274,17 @@ def backward_of_checked(
         dbias = torch.empty(V, dtype=bias_dtype, device=weight.device)
     if empty:
         return dhidden, dweight, None if dbias is None else dbias.zero_()
-    written = False
+    # Until dweight is written, its memory may hold the lists that dhidden is summed from.
+    beside = None
     if dhidden is not None:
-        direct = dweight is not None and _is_direct(activation, dbias)
-        written = _dhidden(
-            grad, columns, reps, argmax, hidden, weight, cu_seqlens, dhidden, dweight, direct,
+        slab = _token_slab(argmax, hidden, longest, dweight, config)
+        if _is_direct(activation, dbias) and slab.memory is not dweight:
+            beside = dweight
+        _dhidden(
+            grad, columns, reps, argmax, hidden, weight, cu_seqlens, slab, dhidden, beside,
             longest, activation, config,
         )  # fmt: skip
-    if dweight is not None and not written:
+    if dweight is not None and beside is None:
         _dweight(grad, columns, reps, argmax, hidden, dweight, dbias, activation, config)
     elif dweight is None and dbias is not None:
         list_by_vocabulary(grad, columns, reps, argmax, None, dbias, 0, V, activation=activation)

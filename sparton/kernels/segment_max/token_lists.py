@@ -252,9 +252,9 @@ def token_slab(
     shape = (*argmax.shape, D, chunk, share, buckets)
     R, size, chunk = _sizes(*shape, workspace)
     memory = None
-    if lent is not None and argmax.shape[0] > R:
+    if lent is not None and (argmax.shape[0] > R or R * size > workspace):
         room = lent.numel() * lent.element_size()
-        if room > workspace and size <= room:
+        if room > workspace and room >= size:
             R, memory = _sizes(*shape, room)[0], lent
     if memory is None:
         memory = torch.empty(R * size // 4, dtype=torch.int32, device=argmax.device)
