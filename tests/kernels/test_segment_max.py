@@ -104,7 +104,12 @@ def test_gradients_of_maxima_of_any_sign(shift, device):
 
 @pytest.mark.parametrize(
     ("V", "D", "workspace", "joint"),
-    [(100, 24, 2**20, 1), (150, 24, 20_000, 1), (150, 24, 6000, 0), (150, 2, 1, 1)],
+    [
+        (100, 24, 2**20, 1),
+        (150, 24, 6000, 0),
+        pytest.param(150, 24, 20_000, 1, marks=pytest.mark.slow),
+        pytest.param(150, 2, 1, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_both_gradients_in_one_launch_and_in_two(V, D, workspace, joint, device, monkeypatch):
     """Of few chunks and of many, all sequences or some at a time; in two launches where the lists
