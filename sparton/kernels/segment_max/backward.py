@@ -126,14 +126,11 @@ def _token_slab(
     argmax: Tensor, hidden: Tensor, longest: int | None, lent: Tensor | None, config: BackwardConfig
 ) -> TokenSlab:
     (N, V), (T, D) = argmax.shape, hidden.shape
+    share = config.share if FEW_SHARES * config.share < V else UNSPLIT
     return token_slab(
-        argmax, D, chunk=config.chunk, share=config.share if _splits(V, config) else UNSPLIT,
+        argmax, D, chunk=config.chunk, share=share,
         buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace, lent=lent,
     )  # fmt: skip
-
-
-def _splits(V: int, config: BackwardConfig) -> bool:
-    return FEW_SHARES * config.share < V
 
 
 def _dhidden(
@@ -154,7 +151,7 @@ def _dhidden(
             grad, columns, reps, argmax, cu_seqlens, slab, first, last,
             num_warps=config.sort_warps, activation=activation,
         )  # fmt: skip
-        if _splits(V, config):
+        if slab.share != UNSPLIT:
             launch(
                 part_kernel, ((last - first) * PART_PROGRAMS, slices),
                 slab.memory, weight, V, slab.size, PROGRAMS=PART_PROGRAMS, **lists,
