@@ -6,66 +6,129 @@ dtype and alignment of tensors, divisibility and size of integers, all constants
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton import knobs
-from triton.compiler import CompiledKernel
 from triton.runtime import JITFunction, driver
 
-_compiled: dict[tuple, CompiledKernel] = {}
+# Plans, launches made of sizes, that each function keeps.
+KEPT_PLANS = 128
+
+# What Triton compiled: by kernel, constants and kinds of integers; then by device and kinds of
+# tensors.
+_compiled: dict[tuple, dict[tuple, tuple]] = {}
+
+
+class Launch:
+    """A launch that lacks only its tensors: a kernel, a number of programs, sizes and constants.
+
+    Who launches the same sizes again keeps it: a call looks at nothing but tensors then.
+    """
+
+    __slots__ = ("_codes", "constants", "grid", "integers", "kernel")
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], *integers: int, **constants: Any
+    ) -> None:
+        """
+        Args:
+            kernel: function under ``triton.jit`` or ``gluon.jit``; its arguments are tensors, then
+                integers, then those that are constexpr.
+            grid: number of programs along 1 to 3 axes.
+            integers: the arguments between tensors and constants, in order.
+            constants: the constexpr ones and options of compilation, hashable.
+        """
+        self.kernel, self.grid, self.integers = kernel, grid, integers
+        self.constants = constants
+        kinds = [1 if i == 1 else (i % 16 == 0, -(2**31) <= i < 2**31) for i in integers]
+        self._codes = _compiled.setdefault(
+            (id(kernel), *constants, *constants.values(), *kinds), {}
+        )
+
+    def __call__(self, *tensors: Any) -> None:
+        """``kernel[grid](*tensors, *integers, **constants)``, which Triton's interpreter and
+        profilers (launch hooks) get.
+
+        Args:
+            tensors: the first arguments, in order: tensors, tensor descriptors, None.
+
+        Raises:
+            TypeError: tensors and integers are not all the arguments that are not constexpr.
+        """
+        kernel = self.kernel
+        if not isinstance(kernel, JITFunction) or knobs.runtime.launch_enter_hook.calls:
+            kernel[self.grid](*tensors, *self.integers, **self.constants)
+            return
+        active = driver.active
+        device = active.get_current_device()
+        key: list[Any] = [device]
+        arguments: list[Any] = []
+        layouts: list[Any] = []
+        bits, on_gpu = 0, True
+        for x in tensors:
+            if x is None:
+                key.append(None)
+                arguments.append(None)
+            elif isinstance(x, Tensor):
+                pointer = x.data_ptr()
+                key.append(x.dtype)
+                arguments.append(pointer)
+                bits |= pointer
+                on_gpu &= x.is_cuda
+            else:
+                layout = getattr(x, "layout", None)
+                key += (x.base.dtype, *x.block_shape, x.padding, id(layout))
+                arguments.append(x)
+                layouts.append(layout)
+        if bits % 16:
+            key += [isinstance(x, int) and x % 16 for x in arguments]
+        # A tensor of the CPU is told apart too: Triton has a message for it.
+        key.append(on_gpu)
+        kept = tuple(key)
+        found = self._codes.get(kept)
+        if found is None:
+            _check(kernel, len(tensors) + len(self.integers))
+            compiled = kernel[self.grid](*tensors, *self.integers, **self.constants)
+            # Constants have a place among the arguments, but nobody reads it. Layouts are kept, or
+            # others might get their ids.
+            self._codes[kept] = (compiled, (None,) * len(kernel.constexprs), layouts)
+            return
+        compiled, constants, _ = found
+        compiled.run(
+            *(*self.grid, 1, 1)[:3], active.get_current_stream(device),
+            compiled.function, compiled.packed_metadata, None, None, None,
+            *arguments, *self.integers, *constants,
+        )  # fmt: skip
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any) -> None:
-    """``kernel[grid](*operands, **constants)``.
+    """``Launch(kernel, grid, *integers, **constants)(*tensors)``, with ``(*tensors, *integers)`` as
+    operands."""
+    first = next((i for i, x in enumerate(operands) if isinstance(x, int)), len(operands))
+    Launch(kernel, grid, *operands[first:], **constants)(*operands[:first])
 
-    Triton's interpreter and profilers (launch hooks) get just that.
 
-    Args:
-        kernel: function under ``triton.jit`` or ``gluon.jit``.
-        grid: number of programs along 1 to 3 axes.
-        operands: the arguments that are not constexpr, in order and before those that are: tensors,
-            tensor descriptors, integers, None.
-        constants: the constexpr ones and options of compilation, hashable.
+class Step(NamedTuple):
+    """A launch, and what takes its tensors out of many that have names."""
 
-    Raises:
-        TypeError: as many operands as the kernel has arguments that are not constexpr are needed.
-    """
-    if not isinstance(kernel, JITFunction) or knobs.runtime.launch_enter_hook.calls:
-        kernel[grid](*operands, **constants)
-        return
-    active = driver.active
-    device = active.get_current_device()
-    key: list[Any] = [id(kernel), device, *constants.values()]
-    arguments: list[Any] = []
-    for operand in operands:
-        argument = operand
-        if operand is None:
-            key.append(None)
-        elif isinstance(operand, int):
-            kind = (operand % 16 == 0, -(2**31) <= operand < 2**31)
-            key.append(1 if operand == 1 else kind)
-        elif isinstance(operand, Tensor):
-            argument = operand.data_ptr()
-            # A tensor of the CPU is told apart too: Triton has a message for it.
-            key.append((operand.dtype, argument % 16 == 0, operand.is_cuda))
-        else:
-            layout = getattr(operand, "layout", None)
-            key.append((operand.base.dtype, *operand.block_shape, operand.padding, layout))
-        arguments.append(argument)
-    kept = tuple(key)
-    compiled = _compiled.get(kept)
-    if compiled is None:
-        _check(kernel, len(operands))
-        _compiled[kept] = kernel[grid](*operands, **constants)
-        return
-    # Constants have a place among the arguments, but nobody reads it.
-    arguments += [None] * (len(kernel.arg_names) - len(arguments))
-    compiled.run(
-        *(*grid, 1, 1)[:3], active.get_current_stream(device),
-        compiled.function, compiled.packed_metadata, None, None, None, *arguments,
-    )  # fmt: skip
+    launch: Launch
+    choose: Callable[[dict[str, Any]], tuple]
+
+
+def plan_step(kernel: Any, grid: tuple[int, ...], *integers: int, **constants: Any) -> Step:
+    """A :class:`Launch` of a kernel whose tensors are the arguments ``NAME_ptr``, two or more."""
+    pointers = (name.removesuffix("_ptr") for name in kernel.arg_names if name.endswith("_ptr"))
+    return Step(Launch(kernel, grid, *integers, **constants), itemgetter(*pointers))
+
+
+def run_steps(steps: Iterable[Step], tensors: dict[str, Any]) -> None:
+    """Launch one after the other, ``NAME_ptr`` being ``tensors["NAME"]``."""
+    for step in steps:
+        step.launch(*step.choose(tensors))
 
 
 @functools.cache

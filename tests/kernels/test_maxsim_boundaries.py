@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparton.kernels.maxsim import boundaries, maxsim
-from sparton.kernels.maxsim.boundaries import equal_cu_seqlens, equal_owners
+from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 
 SIZES = [(3, 5), (5, 3), (1, 7), (0, 4), (4, 0), (0, 0), (3, 5)]
 
@@ -22,34 +22,27 @@ def nothing_kept():
     boundaries._kept.cache_clear()
 
 
-def expected(count, length):
-    cu_seqlens = [length * i for i in range(count + 1)]
-    owners = [i for i in range(count) for _ in range(length)]
-    return cu_seqlens, owners
-
-
 def test_repeated_and_changing_sizes(device):
     for count, length in SIZES * 2:
-        made = equal_cu_seqlens(count, length, device), equal_owners(count, length, device)
-        assert tuple(x.tolist() for x in made) == expected(count, length)
-        assert all(x.dtype == torch.int32 and x.device.type == device.type for x in made)
+        made = equal_cu_seqlens(count, length, device)
+        assert made.tolist() == [length * i for i in range(count + 1)]
+        assert made.dtype == torch.int32
+        assert made.device.type == device.type
 
 
 def test_the_same_sizes_are_made_once(device):
     first = equal_cu_seqlens(3, 5, device)
     assert equal_cu_seqlens(3, 5, device) is first
     assert equal_cu_seqlens(3, 6, device) is not first
-    assert equal_owners(3, 5, device) is equal_owners(3, 5, device)
 
 
 def test_what_is_kept_is_bounded(device, monkeypatch):
     for count in range(2 * boundaries.KEPT):
         equal_cu_seqlens(count, 1, device)
     assert boundaries._kept.cache_info().currsize == boundaries.KEPT
-    monkeypatch.setattr(boundaries, "LARGEST", 14)
+    monkeypatch.setattr(boundaries, "LARGEST", 4)
     assert equal_cu_seqlens(3, 5, device) is equal_cu_seqlens(3, 5, device)
-    assert equal_owners(3, 5, device) is not equal_owners(3, 5, device)
-    assert equal_owners(3, 5, device).tolist() == expected(3, 5)[1]
+    assert equal_cu_seqlens(4, 5, device) is not equal_cu_seqlens(4, 5, device)
 
 
 def test_nothing_is_kept_that_a_tracer_made(device):
@@ -64,14 +57,10 @@ def test_only_the_default_stream_keeps_what_it_made(monkeypatch):
     stream = [0]
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: stream[0], raising=False)
     made = []
-
-    def make(*sizes):
-        made.append(sizes)
-        return torch.zeros(1)
-
+    monkeypatch.setattr(boundaries, "_make", lambda *sizes: made.append(sizes))
     gpu = torch.device("cuda", 0)
     for stream[0], expected in ((0, 1), (0, 1), (7, 2), (7, 3), (0, 3)):
-        boundaries._kept_or_made(make, 3, 5, gpu, 4)
+        equal_cu_seqlens(3, 5, gpu)
         assert len(made) == expected
 
 

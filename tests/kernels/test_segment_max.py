@@ -120,10 +120,13 @@ def test_both_gradients_in_one_launch_and_in_two(V, D, workspace, joint, device,
     )
     upstream = torch.randn(maxima.shape, generator=torch.Generator().manual_seed(1)).to(device)
     launched = []
-    launch = backward_module.launch
-    monkeypatch.setattr(
-        backward_module, "launch", lambda k, *a, **o: (launched.append(k), launch(k, *a, **o))
-    )
+    run_steps = backward_module.run_steps
+
+    def noted(steps, tensors):
+        launched.extend(step.launch.kernel for step in steps)
+        run_steps(steps, tensors)
+
+    monkeypatch.setattr(backward_module, "run_steps", noted)
 
     def backward(**wanted):
         launched.clear()
@@ -167,6 +170,34 @@ def test_rows_that_share_a_column_of_the_upstream_gradient(activation, device):
     assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
     shifted = backward(upstream, own, columns=(columns + 1) % 4)
     assert all(error(x, y) > 0.1 for x, y in zip(shifted, expected, strict=True))
+
+
+@pytest.mark.parametrize("activation", ["relu", "none"])
+def test_neighbours_that_share_a_column_of_the_upstream_gradient(activation, device):
+    """As where the forward summed them."""
+    tokens, rows, cu_seqlens = make_operands(device)
+    reps, winners = segment_max_forward(
+        tokens, rows, None, cu_seqlens, activation=activation, config=SMALL
+    )
+    V = rows.shape[0] // 4 * 4
+    generator = torch.Generator().manual_seed(1)
+    upstream = torch.randn(V // 4, len(LENGTHS), generator=generator).to(device).T
+
+    def backward(grad, **options):
+        parts = (x[:, :V].contiguous() for x in (reps, winners))
+        return segment_max_backward(
+            grad, *parts, tokens, rows[:V], cu_seqlens,
+            bias_dtype=torch.float32, activation=activation, config=CUT, **options,
+        )  # fmt: skip
+
+    expected = backward(upstream.repeat_interleave(4, 1))
+    actual = backward(upstream, summed=4)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
+    shifted = backward(upstream.roll(1, 1), summed=4)
+    assert all(error(x, y) > 0.1 for x, y in zip(shifted, expected, strict=True))
+    for summed in (2, 3, 8):
+        with pytest.raises(ValueError, match="summed="):
+            backward(upstream, summed=summed)
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from sparton.kernels.segment_max import backward
 from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
-from sparton.kernels.segment_max.ordering import vocabulary_slab
-from sparton.kernels.segment_max.token_lists import token_slab
+from sparton.kernels.segment_max.ordering import vocabulary_rows
+from sparton.kernels.segment_max.token_lists import plan_token_lists
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
@@ -103,7 +103,7 @@ def test_slices_of_the_hidden_units(D, device):
 def test_narrow_slices_only_where_wide_ones_leave_the_cache():
     config = BackwardConfig(slice_bytes=2**20)
     widths = {
-        (rows, D, dtype): backward._cut_units(torch.empty(rows, D, dtype=dtype), config)[1]
+        (rows, D, dtype): backward._cut_units(rows, D, dtype.itemsize, config)[1]
         for rows, D, dtype in (
             (2048, 768, torch.float16),
             (2049, 768, torch.float16),
@@ -136,24 +136,21 @@ def test_slabs_of_any_size_give_the_same_bits(hot, device):
 @pytest.mark.parametrize("lent", [False, True])
 def test_the_lists_fill_their_workspace(N, V, D, lent):
     """Or the memory that is lent, if that is larger."""
-    argmax, config = torch.empty(N, V, device="meta"), BackwardConfig()
-    dweight = torch.empty(V, D, dtype=torch.bfloat16, device="meta")
-    slab = token_slab(
-        argmax, D, chunk=config.chunk, share=config.share, buckets=config.buckets,
-        workspace=config.workspace, lent=dweight if lent else None,
+    config, dweight = BackwardConfig(), 2 * V * D
+    lists = plan_token_lists(
+        N, V, D, chunk=config.chunk, share=config.share, buckets=config.buckets,
+        workspace=config.workspace, lent=dweight if lent else 0,
     )  # fmt: skip
-    held = slab.rows * slab.size
-    larger = lent and dweight.numel() * 2 > config.workspace
-    assert (slab.memory is dweight) == larger
-    room = dweight.numel() * 2 if larger else config.workspace
+    held = lists.rows * lists.size
+    assert lists.lent == (lent and dweight > config.workspace)
+    room = dweight if lists.lent else config.workspace
     assert held <= room
-    assert slab.rows == N or held > 0.7 * room
-    assert larger or slab.memory.numel() * slab.memory.element_size() == held
+    assert lists.rows == N or held > 0.7 * room
 
-    lists = vocabulary_slab(argmax, config.workspace)
-    held = sum(x.numel() * x.element_size() for x in lists)
+    R = vocabulary_rows(N, V, config.workspace)
+    held = R * (8 * N + 4)
     assert held <= config.workspace
-    assert lists.counts.shape[0] == V or held > 0.7 * config.workspace
+    assert R == V or held > 0.7 * config.workspace
 
 
 @pytest.mark.parametrize(
@@ -232,9 +229,9 @@ def test_unwanted_gradients_cost_nothing(unwanted, device, monkeypatch):
     case = make_case([5, 3], 37, 24, device)
     expected = run(case)
     unused = {
-        "need_hidden": ["list_by_token", "token_slab"],
-        "need_weight": ["vocabulary_slab"],
-        "bias_dtype": [],
+        "need_hidden": ["_plan_dhidden"],
+        "need_weight": ["_plan_dweight"],
+        "bias_dtype": ["_plan_dbias"],
     }
     for name in unused[next(iter(unwanted))]:
         monkeypatch.setattr(backward, name, None)

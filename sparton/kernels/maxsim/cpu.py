@@ -43,6 +43,7 @@ def maxsim_forward_cpu(
 
     Also takes float64, whose similarities and sums stay float64; the scores are fp32 all the same.
     """
+    operands = operands.flat()
     documents, mask, per_query = operands.documents, operands.document_mask, operands.per_query
     if per_query is not None and not argmax:
         return _own_scores(operands, normalize), torch.empty(0, dtype=torch.int32)
@@ -112,6 +113,7 @@ def maxsim_backward_cpu(
     """Gradients of ``sum(grad * scores)`` in the operands' dtypes, None where not wanted, as
     products with sparse ``[Td, Tq]`` matrices of at most ENTRIES_AT_ONCE winners (or one column's).
     """
+    operands = operands.flat()
     queries, documents = (_rows(x, normalize) for x in operands[:2])
     owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
     dqueries = torch.zeros_like(queries) if need_queries else None

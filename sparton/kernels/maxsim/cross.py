@@ -19,7 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import cdiv, launch
-from sparton.kernels.maxsim.boundaries import equal_owners
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.packing import compact
@@ -101,7 +100,7 @@ def _add_up(
         _scores_kernel, (Q * cdiv(N, BLOCK_N),),
         maxima, found, operands.query_cu_seqlens.contiguous(),
         None if mask is None else mask.contiguous(), rows, scores, winners,
-        N, operands.queries.shape[0], first, num_rows,
+        N, operands.num_query_tokens, first, num_rows,
         ADD=first > 0, BLOCK_N=BLOCK_N, BLOCK_S=BLOCK_S,
     )  # fmt: skip
 
@@ -150,25 +149,27 @@ def cross_forward(
         tokens; None without argmax. The maxima of at most MAXIMA_AT_ONCE query tokens and
         documents exist at a time.
     """
-    (Q, N), Tq = operands.scores_shape, operands.queries.shape[0]
+    (Q, N), Tq = operands.scores_shape, operands.num_query_tokens
     device = operands.queries.device
-    if not (Tq and N and operands.documents.shape[0]):
+    if not (Tq and N and operands.documents.numel()):
         nothing = torch.full((N, Tq), -1, dtype=torch.int32, device=device) if argmax else None
         return torch.zeros(Q, N, dtype=torch.float32, device=device), nothing
-    queries = normalize_tokens(operands.queries) if normalize else operands.queries.contiguous()
-    documents, cu_seqlens, rows = _document_side(operands, normalize)
     step = max(MAXIMA_AT_ONCE // N // ROWS_APART, 1) * ROWS_APART
     whole, unmasked = step >= Tq, operands.query_mask is None
+    if normalize or operands.document_mask is not None or not whole:
+        operands = operands.flat()
+    queries = normalize_tokens(operands.queries) if normalize else operands.queries.contiguous()
+    documents, cu_seqlens, rows = _document_side(operands, normalize)
     # segment_max's winners need no change.
     final = whole and unmasked and rows is None
-    winners = None
-    if argmax and not final:
-        winners = torch.empty((N, Tq), dtype=torch.int32, device=device)
-    if winners is None and whole and unmasked and operands.query_length:
+    if whole and unmasked and operands.query_length and (final or not argmax):
         scores, found = equal_queries_forward(
             documents, queries, cu_seqlens, operands.query_length, argmax=argmax, config=config
         )
         return scores, found if argmax else None
+    winners = None
+    if argmax and not final:
+        winners = torch.empty((N, Tq), dtype=torch.int32, device=device)
     scores = torch.empty(Q, N, dtype=torch.float32, device=device)
     options: Any = {"activation": "none", "argmax": argmax, "config": config}
     for first in range(0, Tq, step):
@@ -176,14 +177,6 @@ def cross_forward(
         maxima, found = forward_of_checked(documents, part, None, cu_seqlens, **options)
         _add_up(maxima, found, operands, rows, scores, winners, first)
     return scores, found if argmax and final else winners
-
-
-def _owners(operands: MaxSimOperands) -> Tensor:
-    """The query of each query token, int32 ``[Tq]``."""
-    cu_seqlens, Tq = operands.query_cu_seqlens, operands.queries.shape[0]
-    if operands.query_length is None:
-        return sequence_of_tokens(cu_seqlens, Tq)
-    return equal_owners(cu_seqlens.shape[0] - 1, operands.query_length, cu_seqlens.device)
 
 
 def cross_backward(
@@ -207,16 +200,24 @@ def cross_backward(
         config: of :func:`~sparton.kernels.segment_max.backward.segment_max_backward`.
 
     Returns:
-        dqueries ``[Tq, E]`` and ddocuments ``[Td, E]``, None where not wanted. Sums run in fp32;
-        the results are in the dtype of the operands.
+        dqueries and ddocuments, of the operands' shapes (with ``normalize`` ``[T, E]``), None where
+        not wanted. Sums run in fp32; the results are in the dtype of the operands.
     """
+    if normalize:
+        operands = operands.flat()
     queries, documents = operands.queries.contiguous(), operands.documents.contiguous()
-    hidden, weight = (normalize_tokens(x) if normalize else x for x in (documents, queries))
+    hidden, weight = documents, queries
+    if normalize:
+        hidden, weight = normalize_tokens(documents), normalize_tokens(queries)
     cu_seqlens = operands.document_cu_seqlens.contiguous()
+    owners = None
+    if operands.query_length is None:
+        owners = sequence_of_tokens(operands.query_cu_seqlens, operands.num_query_tokens)
     ddocuments, dqueries, _ = backward_of_checked(
         grad.T, None, argmax.contiguous(), hidden, weight, cu_seqlens,
         need_hidden=need_documents, need_weight=need_queries, activation="none",
-        columns=_owners(operands), longest=operands.longest_document, config=config,
+        summed=operands.query_length or 1, columns=owners, longest=operands.longest_document,
+        config=config,
     )  # fmt: skip
     if normalize:
         if dqueries is not None:

@@ -100,7 +100,7 @@ def _cross_fp8(
     from sparton.kernels.segment_max.forward import segment_max_forward
     from sparton.kernels.segment_max.quantize import quantize_matrix, quantize_rows
 
-    operands = padded_operands(queries, documents, query_mask, document_mask)
+    operands = padded_operands(queries, documents, query_mask, document_mask).flat()
     tokens, cu_seqlens = operands.documents, operands.document_cu_seqlens
     if operands.document_mask is not None:
         rows, cu_seqlens = compact(operands.document_mask, cu_seqlens)

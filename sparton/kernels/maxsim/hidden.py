@@ -18,7 +18,6 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, launch, next_power_of_2
-from sparton.kernels.maxsim.boundaries import equal_owners
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.segment_max.backward import backward_of_checked
 
@@ -289,7 +288,7 @@ def route_hidden(
     unit = normalize_tokens(projected) if normalize else projected
     through, dqueries, _ = backward_of_checked(
         grad.T, None, winners.contiguous(), unit, queries.contiguous(), cu_seqlens.contiguous(),
-        columns=equal_owners(Q, R // max(Q, 1), grad.device), longest=longest,
+        summed=max(R // max(Q, 1), 1), longest=longest,
         need_hidden=need_projected, need_weight=need_queries, activation="none",
     )  # fmt: skip
     if normalize and through is not None:

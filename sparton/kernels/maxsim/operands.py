@@ -1,4 +1,4 @@
-"""What MaxSim's operands must look like, and the one flat form that every version of it takes.
+"""What MaxSim's operands must look like, and the one form that every version of it takes.
 
 Q queries, N documents, K documents per query, P pairs, L tokens, E embedding, T packed tokens.
 """
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
+from sparton.kernels.segment_max.operands import num_rows
 
 Backward = Literal["auto", "lowmem", "unified"]
 BACKWARDS = ("auto", "lowmem", "unified")
@@ -19,8 +20,9 @@ class MaxSimOperands(NamedTuple):
     """Tokens of both sides in rows, padded batches as well as packed ones.
 
     Attributes:
-        queries: ``[Tq, E]``.
-        documents: ``[Td, E]``, the same float dtype.
+        queries: ``[Tq, E]``, or with these rows along several axes: to change the axes of a small
+            batch takes as long as to score it.
+        documents: ``[Td, E]``, likewise, the same float dtype.
         query_cu_seqlens: int32 ``[Q + 1]``, query q owns the rows from entry q to entry q + 1.
         document_cu_seqlens: int32 ``[N + 1]``.
         query_mask: bool ``[Tq]``, True at rows that take part; None if all do.
@@ -49,9 +51,21 @@ class MaxSimOperands(NamedTuple):
         return self.query_cu_seqlens.shape[0] - 1, columns
 
     @property
+    def num_query_tokens(self) -> int:
+        """Tq."""
+        return num_rows(self.queries)
+
+    @property
     def argmax_shape(self) -> tuple[int, int]:
         """``(N, Tq)`` or ``(K, Tq)``: the winner of each query token in each column of scores."""
-        return self.scores_shape[1], self.queries.shape[0]
+        return self.scores_shape[1], self.num_query_tokens
+
+    def flat(self) -> "MaxSimOperands":
+        """With queries ``[Tq, E]`` and documents ``[Td, E]``."""
+        if self.queries.dim() == self.documents.dim() == 2:
+            return self
+        queries, documents = (x.reshape(-1, x.shape[-1]) for x in self[:2])
+        return self._replace(queries=queries, documents=documents)
 
 
 def check_backward(backward: str) -> None:
@@ -132,7 +146,7 @@ def padded_operands(
     document_mask: Tensor | None,
     pairs: bool = False,
 ) -> MaxSimOperands:
-    """Flatten padded batches, after every check; reads no values.
+    """Padded batches as rows, after every check; reads no values.
 
     Args:
         queries: ``[Q, Lq, E]``.
@@ -153,7 +167,7 @@ def padded_operands(
             f"{tuple(query_shape)} and {tuple(document_shape)}"
         )
     _check_tensors(queries, documents, query_mask, document_mask)
-    (Q, Lq, E), N, Ld = query_shape, document_shape[0], document_shape[-2]
+    (Q, Lq, _), N, Ld = query_shape, document_shape[0], document_shape[-2]
     per_query = 1 if pairs else document_shape[1] if dims == 4 else None
     if per_query is not None:
         if N != Q:
@@ -172,8 +186,8 @@ def padded_operands(
         _check_mask("document_mask", document_mask, document_shape[:-1])
         document_mask = document_mask.reshape(Td)
     return MaxSimOperands(
-        queries.reshape(Tq, E),
-        documents.reshape(Td, E),
+        queries,
+        documents,
         equal_cu_seqlens(Q, Lq, queries.device),
         equal_cu_seqlens(N, Ld, queries.device),
         query_mask,

@@ -159,8 +159,12 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
+def _in_shape(gradient: Tensor, operand: Tensor) -> Tensor:
+    return gradient if gradient.dim() == operand.dim() else gradient.view_as(operand)
+
+
 class MaxSimFunction(torch.autograd.Function):
-    """The operators for eager mode; operands are made inside, so that autograd sees no views."""
+    """The operators for eager mode."""
 
     @staticmethod
     def forward(
@@ -175,28 +179,29 @@ class MaxSimFunction(torch.autograd.Function):
         operands = make_operands(queries, documents, *arguments)
         scores, winners = _forward(operands, normalize, True)
         ctx.save_for_backward(winners, queries, documents, *operands[2:6])
-        ctx.options = (*operands[6:], normalize, backward)
+        ctx.options = (operands[6:], normalize, backward)
         return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        argmax, queries, documents, *others = ctx.saved_tensors
-        needs, E = ctx.needs_input_grad[:2], queries.shape[-1]
-        tensors = (queries.reshape(-1, E), documents.reshape(-1, E), *others)
-        gradients: tuple[Tensor | None, ...]
+        argmax, *tensors = ctx.saved_tensors
+        sizes, normalize, backward = ctx.options
+        need_queries, need_documents = ctx.needs_input_grad[:2]
+        operands = MaxSimOperands(*tensors, *sizes)
         # The operator refuses second derivatives where someone asks for them.
         if torch.is_grad_enabled() or needs_operators():
-            gradients = _backward_op(grad, argmax, *tensors, *ctx.options, *needs)
+            dqueries, ddocuments = _backward_op(
+                grad, argmax, *operands.flat(), normalize, backward, need_queries, need_documents
+            )
         else:
-            *sizes, normalize, backward = ctx.options
-            operands = MaxSimOperands(*tensors, *sizes)
-            gradients = _gradients(grad, argmax, operands, normalize, backward, *needs)
-        dqueries, ddocuments = gradients
-        if dqueries is not None:
-            dqueries = dqueries.view_as(queries) if needs[0] else None
-        if ddocuments is not None:
-            ddocuments = ddocuments.view_as(documents) if needs[1] else None
-        return dqueries, ddocuments, None, None, None, None
+            dqueries, ddocuments = _gradients(
+                grad, argmax, operands, normalize, backward, need_queries, need_documents
+            )
+        return (
+            _in_shape(dqueries, operands.queries) if need_queries else None,
+            _in_shape(ddocuments, operands.documents) if need_documents else None,
+            *(None, None, None, None),
+        )
 
 
 def maxsim_scores(
@@ -212,7 +217,7 @@ def maxsim_scores(
     queries, documents = cast_for_autocast(queries, documents)
     differentiate = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
     if needs_operators():
-        operands = make_operands(queries, documents, *arguments)
+        operands = make_operands(queries, documents, *arguments).flat()
         return _forward_op(*operands, normalize, backward, differentiate)[0]
     if differentiate:
         return MaxSimFunction.apply(

@@ -26,7 +26,7 @@ FEW = 256
 
 def is_product(operands: MaxSimOperands) -> bool:
     """Whether cross.py serves these operands."""
-    return operands.per_query is None and operands.queries.shape[0] > FEW
+    return operands.per_query is None and operands.num_query_tokens > FEW
 
 
 @on_its_device
@@ -34,8 +34,9 @@ def maxsim_forward_cuda(
     operands: MaxSimOperands, *, normalize: bool, argmax: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Scores fp32 ``[Q, C]`` and winners int32 ``[C, Tq]``, None without argmax."""
-    forward = cross_forward if is_product(operands) else streaming_forward
-    return forward(operands, normalize=normalize, argmax=argmax)
+    if is_product(operands):
+        return cross_forward(operands, normalize=normalize, argmax=argmax)
+    return streaming_forward(operands.flat(), normalize=normalize, argmax=argmax)
 
 
 @on_its_device
@@ -49,15 +50,17 @@ def maxsim_backward_cuda(
     need_queries: bool = True,
     need_documents: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients ``[Tq, E]`` and ``[Td, E]`` in the operands' dtype, None where not wanted.
+    """Gradients of the operands' rows in their dtype, None where not wanted.
 
     "auto" and "lowmem" are the same: whatever the kernels, sums run in a fixed order.
     """
-    chosen: Callable[..., tuple[Tensor | None, Tensor | None]] = streaming_backward_lowmem
-    if backward == "unified":
-        chosen = streaming_backward_unified
-    elif is_product(operands):
+    chosen: Callable[..., tuple[Tensor | None, Tensor | None]]
+    if backward != "unified" and is_product(operands):
         chosen = cross_backward
+    else:
+        unified = backward == "unified"
+        chosen = streaming_backward_unified if unified else streaming_backward_lowmem
+        operands = operands.flat()
     return chosen(
         grad,
         argmax,

@@ -23,8 +23,16 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
-from sparton.kernels.segment_max.ordering import list_by_vocabulary, vocabulary_slab
+from sparton.kernels.launch import (
+    KEPT_PLANS,
+    Step,
+    cdiv,
+    next_power_of_2,
+    plan_step,
+    run_steps,
+)
+from sparton.kernels.segment_max.operands import num_rows
+from sparton.kernels.segment_max.ordering import plan_vocabulary_listing, vocabulary_rows
 from sparton.kernels.segment_max.row_sums import (
     dhidden_kernel,
     dweight_direct_kernel,
@@ -32,7 +40,7 @@ from sparton.kernels.segment_max.row_sums import (
     gradients_kernel,
     part_kernel,
 )
-from sparton.kernels.segment_max.token_lists import TokenSlab, list_by_token, token_slab
+from sparton.kernels.segment_max.token_lists import TokenLists, plan_listing, plan_token_lists
 
 # Tokens of an ordinary sequence.
 SHORT = 512
@@ -73,45 +81,29 @@ class BackwardConfig(NamedTuple):
 DEFAULT_CONFIG = BackwardConfig()
 
 
-def _cut_units(x: Tensor, config: BackwardConfig) -> tuple[int, dict[str, int]]:
-    """Slices of the hidden units of ``x``, and how a program of one warp reads them: LANES rows of
-    128 to 512 bytes at once, 16 bytes for each lane."""
-    return _cut(*x.shape, x.element_size(), config)
+class _Sizes(NamedTuple):
+    """What the plan of a backward follows from; ``element_bytes`` of hidden and weight."""
+
+    N: int
+    V: int
+    T: int
+    D: int
+    element_bytes: tuple[int, int]
+    summed: int
+    strides: tuple[int, ...]
+    activation: str
+    longest: int | None
+    config: BackwardConfig
 
 
-@functools.lru_cache(maxsize=4096)
-def _cut(rows: int, D: int, size: int, config: BackwardConfig) -> tuple[int, dict[str, int]]:
+def _cut_units(rows: int, D: int, size: int, config: BackwardConfig) -> tuple[int, dict[str, int]]:
+    """Slices of the units of ``rows`` rows of D elements of ``size`` bytes, and how a program of
+    one warp reads them: LANES rows of 128 to 512 bytes at once, 16 bytes for each lane."""
     width = 512 // size
     while width > 128 // size and (D % width or rows * width * size > config.slice_bytes):
         width //= 2
     cut = {"BLOCK_E": config.block_e, "LANES": 512 // (width * size), "BLOCK_D": width}
     return cdiv(D, width), {"D": D, **cut, "num_warps": 1}
-
-
-def _dweight(
-    grad: Tensor, columns: Tensor | None, reps: Tensor | None, argmax: Tensor, hidden: Tensor,
-    dweight: Tensor, dbias: Tensor | None, activation: str, config: BackwardConfig,
-) -> None:  # fmt: skip
-    N, V = argmax.shape
-    slices, cut = _cut_units(hidden, config)
-    if _is_direct(activation, dbias):
-        launch(
-            dweight_direct_kernel, (V, slices),
-            grad, columns, argmax, hidden, dweight, N, V, *grad.stride(), **cut,
-        )  # fmt: skip
-        return
-    slab = vocabulary_slab(argmax, config.workspace)
-    for first in range(0, V, slab.counts.numel()):
-        last = min(first + slab.counts.numel(), V)
-        list_by_vocabulary(
-            grad, columns, reps, argmax, slab, dbias, first, last, activation=activation
-        )
-        launch(dweight_kernel, (last - first, slices), *slab, hidden, dweight, first, N, **cut)
-
-
-def _is_direct(activation: str, dbias: Tensor | None) -> bool:
-    """Whether the owner of a row of the weight walks down the sequences, without a list."""
-    return activation == "none" and dbias is None
 
 
 def _num_buckets(T: int, N: int, longest: int | None, most: int) -> int:
@@ -122,55 +114,82 @@ def _num_buckets(T: int, N: int, longest: int | None, most: int) -> int:
     return min(max(next_power_of_2(tokens), 32), most)
 
 
-def _token_slab(
-    argmax: Tensor, hidden: Tensor, longest: int | None, lent: Tensor | None, config: BackwardConfig
-) -> TokenSlab:
-    (N, V), (T, D) = argmax.shape, hidden.shape
-    share = config.share if FEW_SHARES * config.share < V else UNSPLIT
-    return token_slab(
-        argmax, D, chunk=config.chunk, share=share,
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan_dhidden(
+    sizes: _Sizes, lent: int, direct: bool
+) -> tuple[TokenLists, bool, tuple[Step, ...]]:
+    """Lists, for which ``lent`` bytes may be borrowed; whether the last step sums the weight's
+    gradient as well, which it may if that is ``direct``; and the steps."""
+    N, V, T, D, element_bytes, summed, strides, activation, longest, config = sizes
+    lists = plan_token_lists(
+        N, V, D, chunk=config.chunk,
+        share=config.share if FEW_SHARES * config.share < V else UNSPLIT,
         buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace, lent=lent,
     )  # fmt: skip
-
-
-def _dhidden(
-    grad: Tensor, columns: Tensor | None, reps: Tensor | None, argmax: Tensor, hidden: Tensor,
-    weight: Tensor, cu_seqlens: Tensor, slab: TokenSlab, dhidden: Tensor, dweight: Tensor | None,
-    longest: int | None, activation: str, config: BackwardConfig,
-) -> None:  # fmt: skip
-    """Fill ``dhidden`` and, in the last launch, a ``dweight`` that needs no lists."""
-    (N, V), (T, _) = argmax.shape, hidden.shape
-    slices, cut = _cut_units(weight, config)
+    slices, cut = _cut_units(V, D, element_bytes[1], config)
+    row_slices, row_cut = _cut_units(T, D, element_bytes[0], config)
     length = max(cdiv(T, N) if longest is None else min(cdiv(T, N), longest), 1)
-    block_t = min(max(slab.rows * length * slices // config.programs, 1), config.block_t)
+    block_t = min(max(lists.rows * length * slices // config.programs, 1), config.block_t)
     programs = cdiv(length, block_t)
-    lists = {"BUCKETS": slab.buckets, "SHARE": slab.share, **cut}
-    for first in range(0, N, slab.rows):
-        last = min(first + slab.rows, N)
-        list_by_token(
-            grad, columns, reps, argmax, cu_seqlens, slab, first, last,
-            num_warps=config.sort_warps, activation=activation,
+    # Until dweight is written, its memory may hold the lists that dhidden is summed from.
+    joint = direct and not lists.lent
+    constants = {"BUCKETS": lists.buckets, "SHARE": lists.share, **cut}
+    steps: list[Step] = []
+    for first in range(0, N, lists.rows):
+        last = min(first + lists.rows, N)
+        steps += plan_listing(
+            lists, V, first, last, summed, strides, num_warps=config.sort_warps,
+            activation=activation,
         )  # fmt: skip
-        if slab.share != UNSPLIT:
-            launch(
-                part_kernel, ((last - first) * PART_PROGRAMS, slices),
-                slab.memory, weight, V, slab.size, PROGRAMS=PART_PROGRAMS, **lists,
-            )  # fmt: skip
+        if lists.share != UNSPLIT:
+            grid = ((last - first) * PART_PROGRAMS, slices)
+            steps.append(
+                plan_step(part_kernel, grid, V, lists.size, PROGRAMS=PART_PROGRAMS, **constants)
+            )
         tokens = (last - first) * programs
-        if dweight is not None and last == N:
-            row_slices, row_cut = _cut_units(hidden, config)
-            launch(
-                gradients_kernel, (tokens * slices + V * row_slices,),
-                cu_seqlens, argmax, slab.memory, weight, dhidden, grad, columns, hidden, dweight,
-                first, N, V, slab.size, programs, tokens, *grad.stride(),
-                ROW_LANES=row_cut["LANES"], ROW_BLOCK_D=row_cut["BLOCK_D"], **lists,
-            )  # fmt: skip
-        else:
-            launch(
-                dhidden_kernel, (tokens, slices),
-                cu_seqlens, argmax, slab.memory, weight, dhidden, first, V, slab.size, programs,
-                **lists,
-            )  # fmt: skip
+        grid = (tokens, slices)
+        steps.append(plan_step(dhidden_kernel, grid, first, V, lists.size, programs, **constants))
+    if joint:
+        steps[-1] = plan_step(
+            gradients_kernel, (tokens * slices + V * row_slices,),
+            first, N, V, lists.size, programs, tokens, summed, *strides,
+            ROW_LANES=row_cut["LANES"], ROW_BLOCK_D=row_cut["BLOCK_D"], **constants,
+        )  # fmt: skip
+    return lists, joint, tuple(steps)
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan_dweight(sizes: _Sizes, dbias: bool) -> tuple[int, tuple[Step, ...]]:
+    """Rows of the vocabulary that are listed at a time, 0 if none need be, and the steps."""
+    N, V, T, D, element_bytes, summed, strides, activation, _, config = sizes
+    slices, cut = _cut_units(T, D, element_bytes[0], config)
+    if _is_direct(activation, dbias):
+        return 0, (plan_step(dweight_direct_kernel, (V, slices), N, V, summed, *strides, **cut),)
+    R = vocabulary_rows(N, V, config.workspace)
+    steps: list[Step] = []
+    for first in range(0, V, R):
+        last = min(first + R, V)
+        steps.append(
+            plan_vocabulary_listing(
+                N, V, first, last, summed, strides, activation=activation, lists=True, dbias=dbias
+            )
+        )
+        steps.append(plan_step(dweight_kernel, (last - first, slices), first, N, **cut))
+    return R, tuple(steps)
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan_dbias(sizes: _Sizes) -> tuple[Step, ...]:
+    N, V, *_, summed, strides, activation, _, _ = sizes
+    step = plan_vocabulary_listing(
+        N, V, 0, V, summed, strides, activation=activation, lists=False, dbias=True
+    )
+    return (step,)
+
+
+def _is_direct(activation: str, dbias: bool) -> bool:
+    """Whether the owner of a row of the weight walks down the sequences, without a list."""
+    return activation == "none" and not dbias
 
 
 @on_its_device
@@ -186,6 +205,7 @@ def segment_max_backward(
     need_hidden: bool = True,
     need_weight: bool = True,
     activation: str = "relu",
+    summed: int = 1,
     columns: Tensor | None = None,
     longest: int | None = None,
     config: BackwardConfig = DEFAULT_CONFIG,
@@ -193,7 +213,7 @@ def segment_max_backward(
     """Gradients of ``sum(grad * reps)``.
 
     Args:
-        grad: upstream gradient ``[N, V]``, any strides; with ``columns`` ``[N, Q]``.
+        grad: upstream gradient ``[N, V // summed]``, any strides; with ``columns`` ``[N, Q]``.
         reps, argmax: what the forward returned, ``[N, V]``. Without an activation reps are not
             read and may be None.
         hidden: ``[T, D]``.
@@ -202,8 +222,9 @@ def segment_max_backward(
         bias_dtype: dtype of the wanted bias gradient, None for no such gradient.
         need_hidden, need_weight: whether these gradients are wanted.
         activation: of the forward.
+        summed: of the forward: so many neighbouring rows share a column of ``grad``.
         columns: int32 ``[V]``, the column of ``grad`` that holds a row's upstream gradient, where
-            several rows share one; below Q, which is not checked.
+            others than ``summed`` neighbours share one; below Q, which is not checked.
         longest: most tokens of a sequence where that is known, to cut the work more closely. The
             gradients are right whatever it says.
         config: how the work is cut. The order of summation, hence the last bits, depend on it, but
@@ -217,16 +238,17 @@ def segment_max_backward(
         ValueError: shapes that do not belong together.
     """
     N, V = argmax.shape[0], weight.shape[0]
-    width = V if columns is None else grad.shape[-1]
+    width = V // summed if columns is None else grad.shape[-1]
     if (
-        argmax.shape != (N, V)
+        V % summed
+        or argmax.shape != (N, V)
         or grad.shape != (N, width)
         or (reps is not None and reps.shape != (N, V))
     ):
         raise ValueError(
             f"grad, reps and argmax must all be [N, V] with V = {V}, got {tuple(grad.shape)}, "
-            f"{None if reps is None else tuple(reps.shape)}, {tuple(argmax.shape)}; "
-            "only columns= allows grad another width"
+            f"{None if reps is None else tuple(reps.shape)}, {tuple(argmax.shape)}; grad is "
+            f"narrower only with columns= or with summed= (here {summed}), a divisor of V"
         )
     if columns is not None and (columns.shape != (V,) or columns.dtype != torch.int32):
         raise ValueError(
@@ -238,8 +260,8 @@ def segment_max_backward(
     operands = (x.contiguous() for x in (argmax, hidden, weight, cu_seqlens))
     return backward_of_checked(
         grad, reps, *operands, bias_dtype=bias_dtype, need_hidden=need_hidden,
-        need_weight=need_weight, activation=activation, columns=columns, longest=longest,
-        config=config,
+        need_weight=need_weight, activation=activation, summed=summed, columns=columns,
+        longest=longest, config=config,
     )  # fmt: skip
 
 
@@ -255,14 +277,16 @@ def backward_of_checked(
     need_hidden: bool,
     need_weight: bool,
     activation: str,
+    summed: int = 1,
     columns: Tensor | None = None,
     longest: int | None = None,
     config: BackwardConfig = DEFAULT_CONFIG,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """:func:`segment_max_backward` of operands that are known to belong together, to be contiguous
-    but for ``grad``, and to lie on the current device."""
-    V = weight.shape[0]
-    empty = argmax.numel() == 0 or hidden.shape[0] == 0
+    but for ``grad``, and to lie on the current device. The rows of hidden and weight may lie along
+    several axes, as those of their gradients do then."""
+    (N, V), T, D = argmax.shape, num_rows(hidden), hidden.shape[-1]
+    empty = not (N and V and T)
     allocate = torch.zeros_like if empty else torch.empty_like
     dhidden = allocate(hidden) if need_hidden else None
     dweight = allocate(weight) if need_weight else None
@@ -271,18 +295,29 @@ def backward_of_checked(
         dbias = torch.empty(V, dtype=bias_dtype, device=weight.device)
     if empty:
         return dhidden, dweight, None if dbias is None else dbias.zero_()
-    # Until dweight is written, its memory may hold the lists that dhidden is summed from.
-    beside = None
+    element_bytes = (hidden.element_size(), weight.element_size())
+    sizes = _Sizes(N, V, T, D, element_bytes, summed, grad.stride(), activation, longest, config)
+    tensors: dict[str, Tensor | None] = {
+        "grad": grad, "columns": columns, "reps": reps, "argmax": argmax, "hidden": hidden,
+        "weight": weight, "cu": cu_seqlens, "dhidden": dhidden, "dweight": dweight, "dbias": dbias,
+    }  # fmt: skip
+    joint = False
     if dhidden is not None:
-        slab = _token_slab(argmax, hidden, longest, dweight, config)
-        if _is_direct(activation, dbias) and slab.memory is not dweight:
-            beside = dweight
-        _dhidden(
-            grad, columns, reps, argmax, hidden, weight, cu_seqlens, slab, dhidden, beside,
-            longest, activation, config,
-        )  # fmt: skip
-    if dweight is not None and beside is None:
-        _dweight(grad, columns, reps, argmax, hidden, dweight, dbias, activation, config)
+        lent = 0 if dweight is None else V * D * element_bytes[1]
+        direct = dweight is not None and _is_direct(activation, dbias is not None)
+        lists, joint, steps = _plan_dhidden(sizes, lent, direct)
+        tensors["memory"] = dweight
+        if not lists.lent:
+            count = lists.rows * lists.size // 4
+            tensors["memory"] = argmax.new_empty(count)
+        run_steps(steps, tensors)
+    if dweight is not None and not joint:
+        R, steps = _plan_dweight(sizes, dbias is not None)
+        if R:
+            tensors["memory"] = None
+            tensors["entries"] = argmax.new_empty((R, N), dtype=torch.int64)
+            tensors["counts"] = argmax.new_empty(R)
+        run_steps(steps, tensors)
     elif dweight is None and dbias is not None:
-        list_by_vocabulary(grad, columns, reps, argmax, None, dbias, 0, V, activation=activation)
+        run_steps(_plan_dbias(sizes), {"entries": None, "counts": None, **tensors})
     return dhidden, dweight, dbias

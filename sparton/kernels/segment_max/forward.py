@@ -17,7 +17,7 @@ from torch import Tensor
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import cdiv, multiprocessors
 from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
-from sparton.kernels.segment_max.operands import check_operands
+from sparton.kernels.segment_max.operands import check_operands, num_rows
 from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
 from sparton.kernels.segment_max.tuning_cache import Regime, read_winners, regime_of
 
@@ -80,7 +80,7 @@ def balanced_groups(total: int, blocks: int, processors: int, most: int) -> int:
 
 
 def _aligned(x: Tensor) -> bool:
-    return x.data_ptr() % 16 == 0 and x.stride(0) * x.element_size() % 16 == 0
+    return x.data_ptr() % 16 == 0 and x.stride(-2) * x.element_size() % 16 == 0
 
 
 def _fits_descriptors(hidden: Tensor, weight: Tensor) -> bool:
@@ -121,7 +121,7 @@ def select_config(
         # its warpgroups wait for their loads.
         return next(config for config in configs if isinstance(config, PortableConfig))
     if (pooling, activation, scales) == ("max", "relu", None) and (tuned := tuned_configs()):
-        (T, D), V = hidden.shape, weight.shape[0]
+        T, D, V = num_rows(hidden), hidden.shape[-1], num_rows(weight)
         winner = tuned.get(regime_of(hidden.device, hidden.dtype, D, V, T / num_sequences))
         if winner is not None and (_fits_descriptors(hidden, weight) or not winner.descriptors):
             return winner
@@ -197,11 +197,12 @@ def forward_of_checked(
     config: Config | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`segment_max_forward` of operands that are known to fit together, to be contiguous and
-    to lie on the current device: the host of a small call has no time to check again."""
-    T, V, N = hidden.shape[0], weight.shape[0], cu_seqlens.shape[0] - 1
+    to lie on the current device: the host of a small call has no time to check again. The rows of
+    hidden and weight may lie along several axes."""
+    T, V, N = num_rows(hidden), num_rows(weight), cu_seqlens.shape[0] - 1
     shape = (N, V) if summed == 1 else (V // summed, N)
-    reps = torch.empty(shape, dtype=torch.float32, device=hidden.device)
-    winners = torch.empty((N, V) if argmax else 0, dtype=torch.int32, device=hidden.device)
+    reps = hidden.new_empty(shape, dtype=torch.float32)
+    winners = cu_seqlens.new_empty((N, V) if argmax else 0)
     if N == 0 or V == 0:
         return reps, winners
     if T == 0:
@@ -212,20 +213,21 @@ def forward_of_checked(
         )
     elif config.descriptors and not _fits_descriptors(hidden, weight):
         raise ValueError(
-            f"{config} needs 16-byte aligned rows, got D = {hidden.shape[1]} of {hidden.dtype}; "
+            f"{config} needs 16-byte aligned rows, got D = {hidden.shape[-1]} of {hidden.dtype}; "
             "use a configuration without descriptors"
         )
     if pooling == "sum" and config.segment > 32:
         raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     if V % summed or config.block_v % summed:
         raise ValueError(f"summed must divide V = {V} and the block_v of {config}, got {summed}")
-    operands = (hidden, weight, bias, cu_seqlens)
     variant: Any = {"pooling": pooling, "activation": activation, "summed": summed}
     if isinstance(config, HopperConfig):
         blocks = cdiv(V, config.rows)
         processors = multiprocessors(hidden.device)
         tokens = balanced_groups(T, blocks, processors, config.group_tokens)
+        operands = (hidden, weight, bias, cu_seqlens)
         launch_hopper(config, operands, tokens, scales, reps, winners, **variant)
     else:
+        operands = (hidden.view(T, -1), weight.view(V, -1), bias, cu_seqlens)
         launch_portable(config, operands, config.group_tokens, scales, reps, winners, **variant)
     return reps, winners

@@ -25,7 +25,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv
+from sparton.kernels.segment_max.operands import num_rows
 from sparton.kernels.segment_max.reduction import (
     SLOTS,
     first_slots,
@@ -294,7 +295,8 @@ def launch_hopper(
     Args:
         config: how to launch.
         operands: hidden ``[T, D]`` and weight ``[V, D]`` of 8 or 16 bit, contiguous with rows of
-            whole 16 bytes; bias ``[V]`` or None; cu_seqlens int32 ``[N + 1]``.
+            whole 16 bytes, along one axis or several; bias ``[V]`` or None; cu_seqlens int32
+            ``[N + 1]``.
         group_tokens: how long a group of sequences is.
         scales: factors of the rows of hidden and weight, fp32 ``[T]`` (None: 1) and ``[V]``, or
             None.
@@ -303,20 +305,34 @@ def launch_hopper(
         pooling, activation, summed: as in forward.py.
     """
     hidden, weight, bias, cu_seqlens = operands
-    (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.shape[0] - 1
-    size = hidden.element_size()
+    D, N = hidden.shape[-1], cu_seqlens.shape[0] - 1
+    T, V = num_rows(hidden), num_rows(weight)
+    prepared, boxes, layout = _planned(
+        config, N, T, D, V, hidden.element_size(), group_tokens, pooling == "sum", activation,
+        winners.numel() > 0, summed,
+    )  # fmt: skip
+    prepared(
+        _Descriptor(hidden, (T, D), (D, 1), boxes[0], layout),
+        _Descriptor(weight, (V, D), (D, 1), boxes[1], layout),
+        bias, cu_seqlens, reps, winners, *(scales or (None, None)),
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _planned(
+    config: HopperConfig, N: int, T: int, D: int, V: int, size: int, group_tokens: int,
+    sum_pooling: bool, activation: str, argmax: bool, summed: int,
+) -> tuple[Launch, tuple[list[int], list[int]], gl.NVMMASharedLayout]:  # fmt: skip
+    """What a launch takes beside tensors, and what is copied of tokens and rows at once: its shape
+    and its layout. ``size``: bytes of an element."""
     num_groups, block_d = cdiv(T, group_tokens), 128 // size
     chunks = cdiv(D, block_d)
     stages, resident = _stages(config, chunks)
-    layout = _layout(8 * size)
-    launch(
+    prepared = Launch(
         _segment_max_hopper_kernel, (cdiv(V, config.rows) * num_groups,),
-        _Descriptor(hidden, (T, D), (D, 1), [config.block_t, block_d], layout),
-        _Descriptor(weight, (V, D), (D, 1), [config.block_v, block_d], layout),
-        bias, cu_seqlens, reps, winners, *(scales or (None, None)),
         T, N, V, group_tokens, num_groups,
         CHUNKS=chunks, STAGES=stages, RESIDENT=resident, WARPGROUPS=config.warpgroups,
-        SEGMENT=config.segment, BAND=config.band,
-        SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=winners.numel() > 0,
-        SUMMED=summed, num_warps=4,
+        SEGMENT=config.segment, BAND=config.band, SUM=sum_pooling, ACTIVATION=activation,
+        ARGMAX=argmax, SUMMED=summed, num_warps=4,
     )  # fmt: skip
+    return prepared, ([config.block_t, block_d], [config.block_v, block_d]), _layout(8 * size)

@@ -1,5 +1,7 @@
 """What the operands must look like; shared by CPU and GPU versions."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,11 @@ def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqle
             f"operands must be on one device, got hidden on {device}, weight on "
             f"{weight.device}, cu_seqlens on {cu_seqlens.device}"
         )
+
+
+def num_rows(x: Tensor) -> int:
+    """Of a matrix, or of a tensor whose rows lie along several axes."""
+    return x.shape[0] if x.dim() == 2 else math.prod(x.shape[:-1])
 
 
 def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int) -> Tensor:

@@ -10,30 +10,14 @@ whatever the order in which programs run: sequences ascend within a vocabulary r
 ascend within a token.
 """
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Step, cdiv, plan_step
 
 # Sequences and vocabulary rows that a program lists at once.
 BLOCK_N, BLOCK_V = 128, 16
 LIST_WARPS = 8
-
-
-class VocabularySlab(NamedTuple):
-    """Active entries of some vocabulary rows.
-
-    Attributes:
-        entries: int64 ``[R, N]``, see :func:`unpack`; they read tokens.
-        counts: int32 ``[R]``, entries of each row.
-    """
-
-    entries: Tensor
-    counts: Tensor
 
 
 @triton.jit
@@ -50,9 +34,10 @@ def load_result(reps_ptr, argmax_ptr, offs, mask, ACTIVATION: tl.constexpr):
 
 
 @triton.jit
-def load_gradient(grad_ptr, columns_ptr, offs_v, stride_gv, mask):
-    """Upstream gradients of vocabulary rows, each from the column that is its own or is named."""
-    columns = offs_v
+def load_gradient(grad_ptr, columns_ptr, offs_v, summed, stride_gv, mask):
+    """Upstream gradients of vocabulary rows, each from the column that is named, or that it shares
+    with ``summed`` neighbours."""
+    columns = offs_v // summed
     if columns_ptr is not None:
         columns = tl.load(columns_ptr + offs_v, mask, 0)
     return tl.load(grad_ptr + columns.to(tl.int64) * stride_gv, mask, 0.0)
@@ -81,8 +66,9 @@ def unpack(entries):
 @triton.jit(do_not_specialize=["first_v", "last_v", "N"])
 def _by_vocabulary_kernel(
     grad_ptr, columns_ptr, reps_ptr, argmax_ptr, entries_ptr, counts_ptr, dbias_ptr,
-    first_v, last_v, N, V, stride_gn, stride_gv, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr,
-    ACTIVATION: tl.constexpr, LISTS: tl.constexpr, DBIAS: tl.constexpr,
+    first_v, last_v, N, V, summed, stride_gn, stride_gv,
+    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, ACTIVATION: tl.constexpr, LISTS: tl.constexpr,
+    DBIAS: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_V vocabulary rows: walk down the sequences and append the active ones."""
     rows = tl.program_id(0).to(tl.int64) * BLOCK_V + tl.arange(0, BLOCK_V)
@@ -96,7 +82,7 @@ def _by_vocabulary_kernel(
         inside = (offs_n < N)[:, None] & exists[None, :]
         reps, active = load_result(reps_ptr, argmax_ptr, offs, inside, ACTIVATION)
         grad_ptrs = grad_ptr + offs_n.to(tl.int64)[:, None] * stride_gn
-        grad = load_gradient(grad_ptrs, columns_ptr, offs_v[None, :], stride_gv, active)
+        grad = load_gradient(grad_ptrs, columns_ptr, offs_v[None, :], summed, stride_gv, active)
         token = tl.load(argmax_ptr + offs, active & LISTS, 0)
         entries, g = pack(token, grad, reps, ACTIVATION)
         dbias += tl.sum(g, 0)
@@ -118,43 +104,37 @@ def slab_rows(rows: int, row_bytes: int, workspace: int) -> int:
     return cdiv(rows, slabs)
 
 
-def vocabulary_slab(argmax: Tensor, workspace: int) -> VocabularySlab:
-    """Room for lists of at most ``workspace`` bytes, or for one row; argmax: ``[N, V]``."""
-    N, V = argmax.shape
-    R = slab_rows(V, 8 * N + 4, workspace)
-    return VocabularySlab(
-        torch.empty(R, N, dtype=torch.int64, device=argmax.device),
-        torch.empty(R, dtype=torch.int32, device=argmax.device),
-    )
+def vocabulary_rows(N: int, V: int, workspace: int) -> int:
+    """R, such that entries int64 ``[R, N]`` (see :func:`unpack`; they read tokens) and their
+    numbers int32 ``[R]`` take at most ``workspace`` bytes, but at least 1."""
+    return slab_rows(V, 8 * N + 4, workspace)
 
 
-def list_by_vocabulary(
-    grad: Tensor,
-    columns: Tensor | None,
-    reps: Tensor | None,
-    argmax: Tensor,
-    slab: VocabularySlab | None,
-    dbias: Tensor | None,
+def plan_vocabulary_listing(
+    N: int,
+    V: int,
     first: int,
     last: int,
+    summed: int,
+    strides: tuple[int, ...],
     *,
     activation: str,
-) -> None:
-    """List the active entries of the vocabulary rows ``first : last``.
+    lists: bool,
+    dbias: bool,
+) -> Step:
+    """The step that lists the active entries of the vocabulary rows ``first : last`` in ``entries``
+    and ``counts`` and sums the rows' gradients in ``dbias``, or does one of both.
 
     Args:
-        grad: ``[N, V]``, any strides, or other columns.
-        columns: int32 ``[V]``, the column of ``grad`` that belongs to a row; None: its own.
-        reps, argmax: contiguous ``[N, V]``; reps are not read without an activation.
-        slab: to be filled; None for ``dbias`` alone.
-        dbias: ``[V]``, whose rows ``first : last`` are filled, or None.
-        activation: of the forward.
+        N, V: sequences and vocabulary.
+        first, last: at most :func:`vocabulary_rows` where they are listed.
+        summed: rows that share a column of the upstream gradient.
+        strides: of that.
+        activation: of the forward; without one representations are not read.
+        lists, dbias: which is wanted.
     """
-    N, V = argmax.shape
-    entries, counts = (None, None) if slab is None else slab
-    launch(
-        _by_vocabulary_kernel, (cdiv(last - first, BLOCK_V),),
-        grad, columns, reps, argmax, entries, counts, dbias, first, last, N, V, *grad.stride(),
+    return plan_step(
+        _by_vocabulary_kernel, (cdiv(last - first, BLOCK_V),), first, last, N, V, summed, *strides,
         BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, ACTIVATION=activation,
-        LISTS=slab is not None, DBIAS=dbias is not None, num_warps=LIST_WARPS,
+        LISTS=lists, DBIAS=dbias, num_warps=LIST_WARPS,
     )  # fmt: skip

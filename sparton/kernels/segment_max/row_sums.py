@@ -51,13 +51,13 @@ def dweight_kernel(
 @triton.jit
 def _sum_winners(
     row, slice, grad_ptr, columns_ptr, argmax_ptr, hidden_ptr, dweight_ptr, N, V,
-    stride_gn, stride_gv, D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr,
+    summed, stride_gn, stride_gv, D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One vocabulary row, BLOCK_D of its units, where every entry with a winner is active."""
     row = row.to(tl.int64)
     offs_d = slice * BLOCK_D + tl.arange(0, BLOCK_D)
-    column = row
+    column = row // summed
     if columns_ptr is not None:
         column = tl.load(columns_ptr + row).to(tl.int64)
     grad_ptr += column * stride_gv
@@ -78,13 +78,13 @@ def _sum_winners(
 
 @triton.jit(do_not_specialize=["N"])
 def dweight_direct_kernel(
-    grad_ptr, columns_ptr, argmax_ptr, hidden_ptr, dweight_ptr, N, V, stride_gn, stride_gv,
-    D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
+    grad_ptr, columns_ptr, argmax_ptr, hidden_ptr, dweight_ptr, N, V, summed, stride_gn,
+    stride_gv, D: tl.constexpr, BLOCK_E: tl.constexpr, LANES: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """See :func:`_sum_winners`."""
     _sum_winners(
         tl.program_id(0), tl.program_id(1), grad_ptr, columns_ptr, argmax_ptr, hidden_ptr,
-        dweight_ptr, N, V, stride_gn, stride_gv, D, BLOCK_E, LANES, BLOCK_D,
+        dweight_ptr, N, V, summed, stride_gn, stride_gv, D, BLOCK_E, LANES, BLOCK_D,
     )  # fmt: skip
 
 
@@ -168,7 +168,7 @@ def dhidden_kernel(
 @triton.jit(do_not_specialize=["first_n", "N", "programs", "tokens"])
 def gradients_kernel(
     cu_ptr, argmax_ptr, memory_ptr, weight_ptr, dhidden_ptr, grad_ptr, columns_ptr, hidden_ptr,
-    dweight_ptr, first_n, N, V, size, programs, tokens, stride_gn, stride_gv,
+    dweight_ptr, first_n, N, V, size, programs, tokens, summed, stride_gn, stride_gv,
     BUCKETS: tl.constexpr, SHARE: tl.constexpr, D: tl.constexpr, BLOCK_E: tl.constexpr,
     LANES: tl.constexpr, BLOCK_D: tl.constexpr, ROW_LANES: tl.constexpr, ROW_BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -185,5 +185,5 @@ def gradients_kernel(
         index -= token_programs
         _sum_winners(
             index % V, index // V, grad_ptr, columns_ptr, argmax_ptr, hidden_ptr, dweight_ptr,
-            N, V, stride_gn, stride_gv, D, BLOCK_E, ROW_LANES, ROW_BLOCK_D,
+            N, V, summed, stride_gn, stride_gv, D, BLOCK_E, ROW_LANES, ROW_BLOCK_D,
         )  # fmt: skip

@@ -3,15 +3,12 @@
 N sequences, D hidden, V vocabulary, C chunks of the vocabulary, K buckets, R sequences of a slab.
 """
 
-import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Step, cdiv, next_power_of_2, plan_step
 from sparton.kernels.segment_max.ordering import load_gradient, load_result, pack, slab_rows
 
 RECORD_ALIGNMENT = 128
@@ -19,9 +16,9 @@ RECORD_ALIGNMENT = 128
 FEW_CHUNKS = 4
 
 
-class TokenSlab(NamedTuple):
-    """Active entries of some sequences, by bucket of tokens: a bucket is a token, or 2, 4, 8 ...
-    neighbours where a sequence has more tokens than there are buckets.
+class TokenLists(NamedTuple):
+    """Active entries of a slab of sequences, by bucket of tokens: a bucket is a token, or 2, 4,
+    8 ... neighbours where a sequence has more tokens than there are buckets.
 
     A token with more than ``share`` entries is summed by several programs, one of which takes the
     first share and the others the further ones.
@@ -37,20 +34,20 @@ class TokenSlab(NamedTuple):
         and at its end int64 ``[V]``, the entries (see :func:`unpack`); they read vocabulary rows.
 
     Attributes:
-        memory: of any dtype, at least R records.
         rows: R.
         size: bytes of a record.
         chunk: vocabulary entries that one program sorts, a power of 2 from 16 to 2^15.
         share: most entries of a token that one program sums.
         buckets: K, a power of 2.
+        lent: whether the records lie in memory that was lent.
     """
 
-    memory: Tensor
     rows: int
     size: int
     chunk: int
     share: int
     buckets: int
+    lent: bool
 
 
 @triton.jit
@@ -118,7 +115,7 @@ def _count_kernel(
 @triton.jit
 def _place(
     grad_ptr, columns_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count, begin,
-    shift, first_v, stride_gv, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
+    shift, first_v, summed, stride_gv, SIZE: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     """Sort a chunk's active entries, at most SIZE, by bucket and write them to the list, where they
     lie ``moves[bucket]`` further than in the sorted chunk."""
@@ -129,7 +126,7 @@ def _place(
     keys = tl.sort(tl.where(valid, bucket * SIZE + slots, 2**31 - 1))
     bucket = tl.where(valid, keys // SIZE, 0)
     offs_v = first_v + tl.load(active_ptr + keys % SIZE, valid, 0)
-    grad = load_gradient(grad_ptr, columns_ptr, offs_v, stride_gv, valid)
+    grad = load_gradient(grad_ptr, columns_ptr, offs_v, summed, stride_gv, valid)
     reps, _ = load_result(reps_ptr, argmax_ptr, offs_v, valid, ACTIVATION)
     entries, _ = pack(offs_v, grad, reps, ACTIVATION)
     tl.store(entries_ptr + slots + tl.gather(moves, bucket, 0), entries, valid)
@@ -178,7 +175,7 @@ def _count_all(
 @triton.jit(do_not_specialize=["first_n"])
 def _by_token_kernel(
     grad_ptr, columns_ptr, reps_ptr, argmax_ptr, cu_ptr, memory_ptr, first_n, V, C, size,
-    stride_gn, stride_gv, CHUNK: tl.constexpr, BUCKETS: tl.constexpr, SHARE: tl.constexpr,
+    summed, stride_gn, stride_gv, CHUNK: tl.constexpr, BUCKETS: tl.constexpr, SHARE: tl.constexpr,
     ACTIVATION: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
     """One sequence and chunk: copy each bucket's entries to their place in the list. If nobody
@@ -213,90 +210,78 @@ def _by_token_kernel(
     if count > CHUNK // 8:
         _place(
             grad_ptr, columns_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count,
-            begin, shift, first_v, stride_gv, CHUNK, ACTIVATION,
+            begin, shift, first_v, summed, stride_gv, CHUNK, ACTIVATION,
         )  # fmt: skip
     elif count > 0:
         _place(
             grad_ptr, columns_ptr, reps_ptr, argmax_ptr, active_ptr, entries_ptr, moves, count,
-            begin, shift, first_v, stride_gv, CHUNK // 8, ACTIVATION,
+            begin, shift, first_v, summed, stride_gv, CHUNK // 8, ACTIVATION,
         )  # fmt: skip
 
 
-@functools.lru_cache(maxsize=4096)
-def _sizes(
-    N: int, V: int, D: int, chunk: int, share: int, buckets: int, workspace: int
-) -> tuple[int, int, int]:
-    """Rows of a slab, bytes of a record, and the entries that a program sorts."""
-    chunk = min(chunk, max(next_power_of_2(V), 16))
-    listing = 4 * cdiv(V, chunk) * buckets + 2 * V
-    listed = 4 * (V // share) * D
-    size = cdiv(8 * buckets + max(listing, listed) + 8 * V, RECORD_ALIGNMENT) * RECORD_ALIGNMENT
-    return slab_rows(N, size, workspace), size, chunk
-
-
-def token_slab(
-    argmax: Tensor,
+def plan_token_lists(
+    N: int,
+    V: int,
     D: int,
     *,
     chunk: int,
     share: int,
     buckets: int,
     workspace: int,
-    lent: Tensor | None = None,
-) -> TokenSlab:
-    """Room for lists of at most ``workspace`` bytes, or for one sequence; argmax: ``[N, V]``.
+    lent: int = 0,
+) -> TokenLists:
+    """Lists of at most ``workspace`` bytes, or of one sequence.
 
-    ``lent`` is memory that nobody needs as long as the lists live. They lie there if the workspace
-    does not hold those of all sequences, and ``lent`` more; its dtype does not matter.
+    ``lent``: bytes of memory that nobody needs as long as the lists live. They lie there if the
+    workspace does not hold those of all sequences, and it more.
     """
-    shape = (*argmax.shape, D, chunk, share, buckets)
-    R, size, chunk = _sizes(*shape, workspace)
-    memory = None
-    if lent is not None and (argmax.shape[0] > R or R * size > workspace):
-        room = lent.numel() * lent.element_size()
-        if room > workspace and room >= size:
-            R, memory = _sizes(*shape, room)[0], lent
-    if memory is None:
-        memory = torch.empty(R * size // 4, dtype=torch.int32, device=argmax.device)
-    return TokenSlab(memory, R, size, chunk, share, buckets)
+    chunk = min(chunk, max(next_power_of_2(V), 16))
+    listing = 4 * cdiv(V, chunk) * buckets + 2 * V
+    listed = 4 * (V // share) * D
+    size = cdiv(8 * buckets + max(listing, listed) + 8 * V, RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+    rows = slab_rows(N, size, workspace)
+    borrows = (rows < N or rows * size > workspace) and lent > workspace and lent >= size
+    if borrows:
+        rows = slab_rows(N, size, lent)
+    return TokenLists(rows, size, chunk, share, buckets, borrows)
 
 
-def list_by_token(
-    grad: Tensor,
-    columns: Tensor | None,
-    reps: Tensor | None,
-    argmax: Tensor,
-    cu_seqlens: Tensor,
-    slab: TokenSlab,
+def plan_listing(
+    lists: TokenLists,
+    V: int,
     first: int,
     last: int,
+    summed: int,
+    strides: tuple[int, ...],
     *,
     num_warps: int,
     activation: str,
-) -> None:
-    """List the active entries of the sequences ``first : last``: a stable counting sort of each
-    sequence's entries by bucket.
+) -> list[Step]:
+    """Steps that list the active entries of the sequences ``first : last``: a stable counting sort
+    of each sequence's entries by bucket.
 
     Args:
-        grad, columns, reps, argmax: as for :func:`list_by_vocabulary`.
-        cu_seqlens: int32 ``[N + 1]``.
-        slab: to be filled.
+        lists: those to be filled.
+        V: vocabulary.
+        first, last: at most ``lists.rows`` sequences.
+        summed: rows of the vocabulary that share a column of the upstream gradient.
+        strides: of that.
         num_warps: of a program.
         activation: of the forward.
     """
-    V = argmax.shape[1]
-    C = cdiv(V, slab.chunk)
-    grid = ((last - first) * C,)
-    counted = C > FEW_CHUNKS
-    if counted:
-        launch(
-            _count_kernel, grid,
-            reps, argmax, cu_seqlens, slab.memory, first, V, C, slab.size,
-            CHUNK=slab.chunk, BUCKETS=slab.buckets, ACTIVATION=activation, num_warps=num_warps,
-        )  # fmt: skip
-    launch(
-        _by_token_kernel, grid,
-        grad, columns, reps, argmax, cu_seqlens, slab.memory, first, V, C, slab.size,
-        *grad.stride(), CHUNK=slab.chunk, BUCKETS=slab.buckets, SHARE=slab.share,
-        ACTIVATION=activation, COUNTED=counted, num_warps=num_warps,
+    C = cdiv(V, lists.chunk)
+    grid, counted = ((last - first) * C,), C > FEW_CHUNKS
+    sizes = (first, V, C, lists.size)
+    constants: dict[str, Any] = {
+        "CHUNK": lists.chunk,
+        "BUCKETS": lists.buckets,
+        "ACTIVATION": activation,
+    }
+    constants["num_warps"] = num_warps
+    list_step = plan_step(
+        _by_token_kernel, grid, *sizes, summed, *strides,
+        SHARE=lists.share, COUNTED=counted, **constants,
     )  # fmt: skip
+    if not counted:
+        return [list_step]
+    return [plan_step(_count_kernel, grid, *sizes, **constants), list_step]
