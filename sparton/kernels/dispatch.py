@@ -7,6 +7,7 @@ autograd function, or directly where no gradient can follow.
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
@@ -36,6 +37,13 @@ def needs_operators() -> bool:
     dispatch modes (fake tensors, FLOP counters) see nothing else. In eager mode the dispatcher of
     operators that are written in Python only costs time."""
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Switches torch.autocast off, where it is on."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

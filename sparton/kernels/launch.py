@@ -6,6 +6,7 @@ dtype and alignment of tensors, divisibility and size of integers, all constants
 """
 
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ KEPT_PLANS = 128
 
 # What Triton compiled: by kernel, constants and kinds of integers; then by device and kinds of
 # tensors.
-_compiled: dict[tuple, dict[tuple, tuple]] = {}
+_compiled: defaultdict[tuple, dict[tuple, tuple]] = defaultdict(dict)
 
 
 class Launch:
@@ -44,10 +45,8 @@ class Launch:
         """
         self.kernel, self.grid, self.integers = kernel, grid, integers
         self.constants = constants
-        kinds = [1 if i == 1 else (i % 16 == 0, -(2**31) <= i < 2**31) for i in integers]
-        self._codes = _compiled.setdefault(
-            (id(kernel), *constants, *constants.values(), *kinds), {}
-        )
+        kinds = [1 if i == 1 else 2 + (i % 16 == 0) + 2 * (-(2**31) <= i < 2**31) for i in integers]
+        self._codes = _compiled[id(kernel), *constants, *constants.values(), *kinds]
 
     def __call__(self, *tensors: Any) -> None:
         """``kernel[grid](*tensors, *integers, **constants)``, which Triton's interpreter and
@@ -105,13 +104,6 @@ class Launch:
         )  # fmt: skip
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *operands: Any, **constants: Any) -> None:
-    """``Launch(kernel, grid, *integers, **constants)(*tensors)``, with ``(*tensors, *integers)`` as
-    operands."""
-    first = next((i for i, x in enumerate(operands) if isinstance(x, int)), len(operands))
-    Launch(kernel, grid, *operands[first:], **constants)(*operands[:first])
-
-
 class Step(NamedTuple):
     """A launch, and what takes its tensors out of many that have names."""
 
@@ -121,8 +113,12 @@ class Step(NamedTuple):
 
 def plan_step(kernel: Any, grid: tuple[int, ...], *integers: int, **constants: Any) -> Step:
     """A :class:`Launch` of a kernel whose tensors are the arguments ``NAME_ptr``, two or more."""
-    pointers = (name.removesuffix("_ptr") for name in kernel.arg_names if name.endswith("_ptr"))
-    return Step(Launch(kernel, grid, *integers, **constants), itemgetter(*pointers))
+    return Step(Launch(kernel, grid, *integers, **constants), _chooser(tuple(kernel.arg_names)))
+
+
+@functools.cache
+def _chooser(arguments: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple]:
+    return itemgetter(*(name.removesuffix("_ptr") for name in arguments if name.endswith("_ptr")))
 
 
 def run_steps(steps: Iterable[Step], tensors: dict[str, Any]) -> None:

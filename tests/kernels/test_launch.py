@@ -1,5 +1,6 @@
 """What is compiled anew, and what compiled code is launched with."""
 
+from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import triton.language as tl
 from triton.runtime import JITFunction
 
 from sparton.kernels import launch as module
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2, plan_step, run_steps
 
 
 class Compiled:
@@ -45,14 +46,14 @@ class Kernel(JITFunction):
 def kernel(monkeypatch):
     active = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 77)
     monkeypatch.setattr(module, "driver", SimpleNamespace(active=active))
-    monkeypatch.setattr(module, "_compiled", {})
+    monkeypatch.setattr(module, "_compiled", defaultdict(dict))
     return Kernel()
 
 
 def test_the_second_launch_skips_triton(kernel):
     x = torch.zeros(8)
     for size in (32, 48):
-        launch(kernel, (5, 2), x, size, BLOCK=16, MODE="a", num_warps=4)
+        Launch(kernel, (5, 2), size, BLOCK=16, MODE="a", num_warps=4)(x)
     assert kernel.bound == [((5, 2), (x, 32), {"BLOCK": 16, "MODE": "a", "num_warps": 4})]
     (run,) = kernel.compiled[0].runs
     hooks = (None, None, None)
@@ -60,7 +61,7 @@ def test_the_second_launch_skips_triton(kernel):
 
 
 def launched(kernel, x, size=32, **constants):
-    launch(kernel, (1,), x, size, **{"BLOCK": 16, "MODE": "a"} | constants)
+    Launch(kernel, (1,), size, **{"BLOCK": 16, "MODE": "a"} | constants)(x)
     return len(kernel.bound)
 
 
@@ -136,8 +137,37 @@ def test_real_launches(device):
                     expected = x + other if y is None else x + y[: len(x)] + other
                     for _ in range(2):
                         actual = x.clone() if start == 0 else base.to(dtype).clone()[start:]
-                        launch(_add_kernel, (7,), actual, y, other, len(x), BLOCK=32)
+                        Launch(_add_kernel, (7,), other, len(x), BLOCK=32)(actual, y)
                         assert torch.equal(actual, expected)
+
+
+def test_what_is_kept_takes_any_tensors(kernel):
+    """A launch of the same kinds of sizes shares its code; other alignment and types need other."""
+    kept, x = Launch(kernel, (1,), 32, BLOCK=16, MODE="a"), torch.zeros(64)
+    for count, operand in enumerate((x, x[1:], x.half(), None), start=1):
+        for _ in range(2):
+            kept(operand)
+            assert len(kernel.bound) == count
+    assert launched(kernel, x[1:], 48) == count
+    assert kernel.compiled[0].runs[-1][-4:] == (x.data_ptr(), 32, None, None)
+
+
+def test_constants_are_told_apart_by_name(kernel):
+    kernel.arg_names = ["x_ptr", "size", "BLOCK", "MODE"]
+    for constants in ({"BLOCK": 16, "MODE": 32}, {"MODE": 16, "BLOCK": 32}):
+        Launch(kernel, (1,), 32, **constants)(torch.zeros(8))
+    assert len(kernel.bound) == 2
+
+
+def test_steps_take_tensors_by_name(device):
+    """Those that the kernel asks for, in its order, whatever else there is."""
+    x, y = torch.arange(100.0, device=device), torch.ones(100, device=device)
+    tensors = {"y": y, "grad": None, "x": x}
+    steps = [plan_step(_add_kernel, (4,), other, 100, BLOCK=32) for other in (1, 20)]
+    run_steps(steps, tensors)
+    assert torch.equal(x, torch.arange(100.0, device=device) + 23)
+    run_steps(steps[:1], {"x": x, "y": None})
+    assert torch.equal(x, torch.arange(100.0, device=device) + 24)
 
 
 def test_sizes_are_those_of_triton():

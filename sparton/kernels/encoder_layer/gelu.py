@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Launch, cdiv
 
 # Measured on an H200 with 74,496 rows of 3,072 columns.
 ROWS, COLUMNS, WARPS = 8, 512, 4
@@ -104,10 +104,9 @@ def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty_like(x)
     if x.numel():
         grid = (cdiv(T, ROWS) * cdiv(D, COLUMNS),)
-        launch(
-            _gelu_kernel, grid, x, bias, out, T,
-            ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS, **_constants(x),
-        )  # fmt: skip
+        Launch(_gelu_kernel, grid, T, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS, **_constants(x))(
+            x, bias, out
+        )
     return out
 
 
@@ -121,8 +120,8 @@ def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
     blocks = cdiv(D, BACKWARD_COLUMNS)
     programs = programs_over_rows(x, BACKWARD_ROWS, cdiv(BACKWARD_PROGRAMS, blocks))
     sums = torch.empty((programs, D), dtype=torch.float32, device=x.device)
-    launch(
-        _gelu_backward_kernel, (programs * blocks,), grad, x, bias, dx, sums, T, programs,
+    Launch(
+        _gelu_backward_kernel, (programs * blocks,), T, programs,
         ROWS=BACKWARD_ROWS, COLUMNS=BACKWARD_COLUMNS, num_warps=BACKWARD_WARPS, **_constants(x),
-    )  # fmt: skip
+    )(grad, x, bias, dx, sums)  # fmt: skip
     return dx, sums.sum(0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.encoder_layer.dropout import MULTIPLIERS, threshold
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 
 # A row for a warp: sums over it need no barrier. Measured on an H200, 74,496 rows of 768 columns.
 ROWS, WARP_COLUMNS = 1, 1024
@@ -161,13 +161,10 @@ def post_norm_forward(
         sums = torch.empty((T, D), dtype=sum_dtype, device=x.device)
         saved = NormSums(sums, torch.empty((2, T), dtype=torch.float32, device=x.device))
     if T:
-        launch(
-            _post_norm_kernel, (cdiv(T, ROWS),),
-            x, bias, residual, gain, shift, seed, out, second,
-            *(saved or (None, None)), T,
-            SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps, **_dropout(p, seed),
-            **_tile(D),
-        )  # fmt: skip
+        Launch(
+            _post_norm_kernel, (cdiv(T, ROWS),), T, SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps,
+            **_dropout(p, seed), **_tile(D),
+        )(x, bias, residual, gain, shift, seed, out, second, *(saved or (None, None)))  # fmt: skip
     return out, second, saved
 
 
@@ -191,9 +188,7 @@ def post_norm_backward(
         return dx, dresidual, torch.zeros((3, D), dtype=torch.float32, device=grad.device)
     programs = programs_over_rows(grad, ROWS, BACKWARD_PROGRAMS)
     columns = torch.empty((3, programs, D), dtype=torch.float32, device=grad.device)
-    launch(
-        _post_norm_backward_kernel, (programs,),
-        grad, copy_grad, *saved, gain, seed, dx, dresidual, columns, T, programs,
-        **_dropout(p, seed), **_tile(D),
-    )  # fmt: skip
+    Launch(_post_norm_backward_kernel, (programs,), T, programs, **_dropout(p, seed), **_tile(D))(
+        grad, copy_grad, *saved, gain, seed, dx, dresidual, columns
+    )
     return dx, dresidual, columns.sum(1)

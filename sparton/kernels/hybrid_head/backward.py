@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Launch, cdiv
 
 
 class ScatterConfig(NamedTuple):
@@ -115,13 +115,12 @@ def hybrid_head_backward(
     dbias = weight.new_zeros(V, dtype=torch.float32) if bias_dtype is not None else None
     if reps.numel() and S:
         grid = tuple(map(cdiv, (V, B, D), config[:3]))
-        launch(
-            _hybrid_head_bwd_kernel, grid,
-            grad, reps, argmax, hidden, weight, dhidden, dweight, dbias, B, S, V,
+        Launch(
+            _hybrid_head_bwd_kernel, grid, B, S, V,
             D=D, BLOCK_V=config.block_v, BLOCK_B=config.block_b, BLOCK_D=config.block_d,
             HIDDEN=need_hidden, WEIGHT=need_weight, BIAS=dbias is not None,
             num_warps=config.num_warps,
-        )  # fmt: skip
+        )(grad, reps, argmax, hidden, weight, dhidden, dweight, dbias)  # fmt: skip
     return (
         None if dhidden is None else dhidden.to(hidden.dtype),
         None if dweight is None else dweight.to(weight.dtype),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.hybrid_head.logits import check_padded_operands, logit_tiles
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.segment_max.reduction import _log1p
 
 
@@ -101,11 +101,10 @@ def hybrid_head_forward(
         return reps.zero_(), winners.zero_()
     for first_v, logits in logit_tiles(hidden, weight, bias, tile):
         C = logits.shape[2]
-        launch(
-            _masked_max_kernel, (cdiv(C, config.block_v), B),
-            logits, mask, reps, winners, S, C, V, first_v,
+        Launch(
+            _masked_max_kernel, (cdiv(C, config.block_v), B), S, C, V, first_v,
             BLOCK_S=config.block_s, BLOCK_V=config.block_v, STAGES=config.num_stages,
             ARGMAX=argmax, num_warps=config.num_warps,
-        )  # fmt: skip
+        )(logits, mask, reps, winners)  # fmt: skip
         del logits
     return reps, winners

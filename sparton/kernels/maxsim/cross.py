@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.packing import compact
@@ -96,12 +96,12 @@ def _add_up(
     """Add the maxima ``[N, num_rows]`` of query tokens from ``first`` on to the scores, and store
     their winners."""
     (N, num_rows), Q, mask = maxima.shape, scores.shape[0], operands.query_mask
-    launch(
-        _scores_kernel, (Q * cdiv(N, BLOCK_N),),
+    Launch(
+        _scores_kernel, (Q * cdiv(N, BLOCK_N),), N, operands.num_query_tokens, first, num_rows,
+        ADD=first > 0, BLOCK_N=BLOCK_N, BLOCK_S=BLOCK_S,
+    )(
         maxima, found, operands.query_cu_seqlens.contiguous(),
         None if mask is None else mask.contiguous(), rows, scores, winners,
-        N, operands.num_query_tokens, first, num_rows,
-        ADD=first > 0, BLOCK_N=BLOCK_N, BLOCK_S=BLOCK_S,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.segment_max.backward import backward_of_checked
 
@@ -227,31 +227,42 @@ def search_hidden(
     cu_seqlens = cu_seqlens.contiguous()
     query_mask, mask = (None if x is None else x.contiguous() for x in (query_mask, mask))
     (R, E), H, N = queries.shape, hidden.shape[1], cu_seqlens.shape[0] - 1
-    scores = torch.empty(num_queries, N, dtype=torch.float32, device=hidden.device)
-    winners = torch.empty((N, R) if argmax else 0, dtype=torch.int32, device=hidden.device)
+    scores = hidden.new_empty((num_queries, N), dtype=torch.float32)
+    winners = cu_seqlens.new_empty((N, R) if argmax else 0)
     if N == 0 or R == 0:
         return scores.zero_(), winners
     if config is None:
         config = _select_config(E, queries.element_size())
     shares = _num_shares(N, longest, config)
-    maxima = torch.empty(shares, N, R, dtype=torch.float32, device=hidden.device)
+    maxima = hidden.new_empty((shares, N, R), dtype=torch.float32)
     straight = (shares == 1 and query_mask is None) or not argmax
-    found = winners if straight else torch.empty_like(maxima, dtype=torch.int32)
-    launch(
-        _search_hidden_kernel, (N * shares,),
-        queries, hidden, projection, cu_seqlens, mask, maxima, found, N, R, shares,
+    found = winners if straight else cu_seqlens.new_empty((shares, N, R))
+    search, add_up = _plan_search(
+        num_queries, N, R, H, E, shares, normalize, mask is not None, argmax, not straight, config
+    )
+    search(queries, hidden, projection, cu_seqlens, mask, maxima, found)
+    add_up(maxima, found, query_mask, scores, winners)
+    return scores, winners
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan_search(
+    Q: int, N: int, R: int, H: int, E: int, shares: int, normalize: bool, mask: bool, argmax: bool,
+    collect: bool, config: HiddenConfig,
+) -> tuple[Launch, Launch]:  # fmt: skip
+    """The search by shares, and their sum, which is to ``collect`` the winners, too."""
+    search = Launch(
+        _search_hidden_kernel, (N * shares,), N, R, shares,
         H=H, E=E, BLOCK_T=config.block_t, BLOCK_R=min(config.block_r, max(next_power_of_2(R), 32)),
         BLOCK_E=max(next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
-        MASK=mask is not None, ARGMAX=argmax,
-        num_warps=config.num_warps, num_stages=config.num_stages,
+        MASK=mask, ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     block_n = min(next_power_of_2(N), SUMMED_AT_ONCE)
-    launch(
-        _sum_shares_kernel, (num_queries * cdiv(N, block_n),),
-        maxima, found, query_mask, scores, winners, N, R, R // num_queries, shares,
-        BLOCK_N=block_n, BLOCK_S=32, ARGMAX=not straight,
+    add_up = Launch(
+        _sum_shares_kernel, (Q * cdiv(N, block_n),), N, R, R // Q, shares,
+        BLOCK_N=block_n, BLOCK_S=32, ARGMAX=collect,
     )  # fmt: skip
-    return scores, winners
+    return search, add_up
 
 
 @on_its_device

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sparton.kernels.dispatch import cast_for_autocast, needs_operators
+from sparton.kernels.dispatch import cast_for_autocast, needs_operators, without_autocast
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.hidden_cpu import route_hidden_cpu, search_hidden_cpu
 
@@ -62,7 +62,7 @@ def _differentiate(
 
         route = route_hidden
     # A backward may run under an autocast that the forward did not see.
-    with torch.autocast(hidden.device.type, enabled=False):
+    with without_autocast(hidden.device):
         through, dqueries = route(
             grad, winners, queries, hidden @ projection.T, cu_seqlens, longest,
             normalize=normalize, need_queries=need_queries,

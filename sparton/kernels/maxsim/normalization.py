@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
 
 EPSILON = tl.constexpr(1e-12)
 ELEMENTS = 4096
@@ -64,11 +64,12 @@ def _normalize_backward_kernel(
     tl.store(ptrs, dx.to(dx_ptr.dtype.element_ty), (t < T)[:, None] & (offs_e < E)[None, :])
 
 
-@functools.cache
-def _blocks(E: int) -> tuple[int, int]:
-    """Tokens and units per program."""
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan(backward: bool, T: int, E: int) -> Launch:
+    kernel = _normalize_backward_kernel if backward else _normalize_kernel
     block_e = next_power_of_2(E)
-    return max(ELEMENTS // block_e, 1), block_e
+    block_t = max(ELEMENTS // block_e, 1)
+    return Launch(kernel, (cdiv(T, block_t),), T, E=E, BLOCK_T=block_t, BLOCK_E=block_e)
 
 
 def normalize_tokens(tokens: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -76,20 +77,9 @@ def normalize_tokens(tokens: Tensor, rows: Tensor | None = None) -> Tensor:
     in the dtype of ``tokens``."""
     tokens = tokens.contiguous()
     T, E = tokens.shape[0] if rows is None else rows.shape[0], tokens.shape[1]
-    unit = torch.empty(T, E, dtype=tokens.dtype, device=tokens.device)
+    unit = tokens.new_empty((T, E))
     if T:
-        block_t, block_e = _blocks(E)
-        launch(
-            _normalize_kernel,
-            (cdiv(T, block_t),),
-            tokens,
-            rows,
-            unit,
-            T,
-            E=E,
-            BLOCK_T=block_t,
-            BLOCK_E=block_e,
-        )
+        _plan(False, T, E)(tokens, rows, unit)
     return unit
 
 
@@ -102,16 +92,5 @@ def normalize_tokens_backward(grad: Tensor, tokens: Tensor) -> Tensor:
     tokens, grad = tokens.contiguous(), grad.contiguous()
     (T, E), dtokens = tokens.shape, torch.empty_like(tokens)
     if T:
-        block_t, block_e = _blocks(E)
-        launch(
-            _normalize_backward_kernel,
-            (cdiv(T, block_t),),
-            grad,
-            tokens,
-            dtokens,
-            T,
-            E=E,
-            BLOCK_T=block_t,
-            BLOCK_E=block_e,
-        )
+        _plan(True, T, E)(grad, tokens, dtokens)
     return dtokens

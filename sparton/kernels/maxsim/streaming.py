@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 
 FEW_PROGRAMS = 256
@@ -292,17 +292,18 @@ def streaming_forward(
     if Q and C:
         documents = documents.contiguous()
         descriptors = config.descriptors and _fits_descriptor(documents)
-        launch(
+        Launch(
             _maxsim_streaming_fwd_kernel, (programs * splits,),
+            Q, C, Tq, splits, E=E, PER_QUERY=not cross, NORMALIZE=normalize, GROUP=group,
+            BLOCK_Q=config.block_q, BLOCK_T=config.block_t, BLOCK_E=config.block_e,
+            DESCRIPTORS=descriptors, num_warps=config.num_warps, num_stages=config.num_stages,
+            maxnreg=config.max_registers,
+        )(
             queries.contiguous(),
             TensorDescriptor.from_tensor(documents, [config.block_t, config.block_e])
             if descriptors else documents,
             query_cu.contiguous(), document_cu.contiguous(),
             None if query_mask is None else query_mask.contiguous(),
             None if document_mask is None else document_mask.contiguous(), scores, winners,
-            Q, C, Tq, splits, E=E, PER_QUERY=not cross, NORMALIZE=normalize, GROUP=group,
-            BLOCK_Q=config.block_q, BLOCK_T=config.block_t, BLOCK_E=config.block_e,
-            DESCRIPTORS=descriptors, num_warps=config.num_warps, num_stages=config.num_stages,
-            maxnreg=config.max_registers,
         )  # fmt: skip
     return scores if splits == 1 else scores.sum(0), winners

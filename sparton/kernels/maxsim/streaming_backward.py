@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 from sparton.kernels.maxsim.streaming_rows import (
@@ -115,15 +115,16 @@ def _ddocuments(
     tiles = max(cdiv(Td, N * block_t), 1)
     programs = min(tiles, cdiv(config.programs, N))
     out = torch.empty_like(documents)
-    launch(
+    Launch(
         _maxsim_streaming_ddocuments_kernel, (N * programs,),
-        grad, argmax, operands.queries.contiguous(), documents,
-        operands.query_cu_seqlens.contiguous(), cu_seqlens.contiguous(), out,
         *grad.stride(), Q, N, C, operands.queries.shape[0], Td, programs,
         E=E, PER_QUERY=operands.per_query is not None, NORMALIZE=normalize,
         BLOCK_T=block_t, BLOCK_E=block_e,
         BLOCK_S=config.block_s if block_e <= 256 else max(config.block_s // 2, 16),
         num_warps=config.tile_warps, num_stages=2,
+    )(
+        grad, argmax, operands.queries.contiguous(), documents,
+        operands.query_cu_seqlens.contiguous(), cu_seqlens.contiguous(), out,
     )  # fmt: skip
     return out
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 
@@ -182,16 +182,8 @@ def finish_rows(
     """The gradient of ``x [T, E]`` from fp32 ``partial [parts, T, E]``."""
     (T, E), out = x.shape, torch.empty_like(x)
     constants = _row_constants(E, normalize, config)
-    launch(
-        _maxsim_streaming_rows_kernel,
-        (cdiv(T, constants["BLOCK_R"]),),
-        partial,
-        x,
-        out,
-        T,
-        partial.shape[0],
-        **constants,
-    )
+    grid = (cdiv(T, constants["BLOCK_R"]),)
+    Launch(_maxsim_streaming_rows_kernel, grid, T, partial.shape[0], **constants)(partial, x, out)
     return out
 
 
@@ -222,11 +214,12 @@ def gather_winners(
     if wanted:
         shape, dtype = ((parts, Tq, E), torch.float32) if parts > 1 else ((Tq, E), queries.dtype)
         total = torch.empty(shape, dtype=dtype, device=queries.device)
-    launch(
+    Launch(
         _maxsim_streaming_dqueries_kernel, (Q * programs * parts,),
-        grad, argmax, queries, documents, operands.query_cu_seqlens.contiguous(), total, scatter,
         *grad.stride(), Q, C, Tq, programs, parts, share,
         SCATTER=scatter is not None, PARTIAL=parts > 1, UNROLL=config.unroll, **constants,
+    )(
+        grad, argmax, queries, documents, operands.query_cu_seqlens.contiguous(), total, scatter
     )  # fmt: skip
     if total is None or parts == 1:
         return total

@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Launch, cdiv
 
 BLOCK = 1024
 
@@ -43,5 +43,5 @@ def keys_beside(scores: Tensor, best: Tensor, first: int) -> Tensor:
     keys = torch.empty(Q, kept + N, dtype=torch.int64, device=scores.device)
     if keys.numel():
         grid = (Q, cdiv(kept + N, BLOCK))
-        launch(_keys_kernel, grid, scores, best, keys, N, kept, first, BLOCK=BLOCK)
+        Launch(_keys_kernel, grid, N, kept, first, BLOCK=BLOCK)(scores, best, keys)
     return keys

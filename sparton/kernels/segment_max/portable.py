@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.segment_max.reduction import (
     clean_slots,
     locate,
@@ -159,14 +159,15 @@ def launch_portable(
     hidden, weight, bias, cu_seqlens = operands
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.shape[0] - 1
     num_groups = cdiv(T, group_tokens)
-    launch(
+    Launch(
         _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
-        *kernel_operands(hidden, weight, config), bias, cu_seqlens, reps, winners,
-        *(scales or (None, None)),
         T, N, V, group_tokens, num_groups, hidden.stride(0), weight.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
         BIAS=bias is not None, SUM=pooling == "sum",
         ACTIVATION=activation, ARGMAX=winners.numel() > 0, SUMMED=summed,
         num_warps=config.num_warps, num_stages=config.num_stages,
+    )(
+        *kernel_operands(hidden, weight, config), bias, cu_seqlens, reps, winners,
+        *(scales or (None, None)),
     )  # fmt: skip

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.segment_max.quantize_cpu import LARGEST, SCALE_BOUNDS, padded_size
 
 ELEMENTS = 4096  # of a program
@@ -65,13 +65,12 @@ def _quantize(x: Tensor, amax: Tensor | None) -> tuple[Tensor, Tensor]:
     rounded = torch.empty(R, padded, dtype=torch.float8_e4m3fn, device=x.device)
     scale = torch.empty(R if amax is None else 1, dtype=torch.float32, device=x.device)
     if R:
-        launch(
-            _quantize_kernel, (cdiv(R, block_r),),
-            x, amax, rounded, scale, R, scale.numel(),
+        Launch(
+            _quantize_kernel, (cdiv(R, block_r),), R, scale.numel(),
             D=D, PADDED=padded, BLOCK_R=block_r, BLOCK_D=block_d, PARTS=PARTS,
             LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,
             num_warps=min(max(block_d // 1024, 4), 16),
-        )  # fmt: skip
+        )(x, amax, rounded, scale)  # fmt: skip
     return rounded, scale
 
 
@@ -100,5 +99,5 @@ def quantize_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     x = x.contiguous()
     amax = torch.empty(PARTS, dtype=torch.float32, device=x.device)
-    launch(_largest_kernel, (PARTS,), x, amax, x.numel(), PARTS=PARTS, ELEMENTS=ELEMENTS)
+    Launch(_largest_kernel, (PARTS,), x.numel(), PARTS=PARTS, ELEMENTS=ELEMENTS)(x, amax)
     return _quantize(x, amax)

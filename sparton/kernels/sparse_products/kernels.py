@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import launch
+from sparton.kernels.launch import Launch
 from sparton.kernels.sparse_products.spans import Span
 from sparton.sparse_vectors import SparseVectors
 
@@ -80,18 +80,7 @@ def copy_entries(
         )
     if not vectors.num_vectors:
         return
-    launch(
-        _copy_entries_kernel,
-        (vectors.num_vectors,),
-        entries,
-        vectors.terms,
-        vectors.bounds,
-        span.numbers,
-        matrix,
-        *matrix.stride(),
-        span.first,
-        span.last,
-        span.column,
-        TO_MATRIX=to_matrix,
-        BLOCK=BLOCK,
-    )
+    Launch(
+        _copy_entries_kernel, (vectors.num_vectors,),
+        *matrix.stride(), span.first, span.last, span.column, TO_MATRIX=to_matrix, BLOCK=BLOCK,
+    )(entries, vectors.terms, vectors.bounds, span.numbers, matrix)  # fmt: skip

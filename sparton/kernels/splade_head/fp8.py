@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.segment_max.forward import Config, segment_max_forward
 from sparton.kernels.segment_max.operands import check_fp8, check_operands
 from sparton.kernels.segment_max.quantize import quantize_rows
@@ -123,13 +123,12 @@ def rescore(
     grid = (cdiv(V, config.block_v), cdiv(N, config.block_n))
     room = grid[0] * grid[1] * config.block_n * config.block_v
     entries = torch.empty(room, dtype=torch.int32, device=reps.device)
-    launch(
-        _rescore_kernel, grid,
-        hidden, weight, bias, reps, argmax, entries, N, V,
+    Launch(
+        _rescore_kernel, grid, N, V,
         D=D, BLOCK_N=config.block_n, BLOCK_V=config.block_v, BLOCK_E=config.block_e,
         BLOCK_D=config.block_d or _rescore_block(D), BIAS=bias is not None,
         TWICE=activation == "log1p_relu", NUM_STAGES=config.num_stages, num_warps=config.num_warps,
-    )  # fmt: skip
+    )(hidden, weight, bias, reps, argmax, entries)  # fmt: skip
 
 
 @on_its_device

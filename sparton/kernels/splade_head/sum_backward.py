@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.segment_max.forward import fitting_configs
 from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
 from sparton.kernels.segment_max.portable import PortableConfig, kernel_operands, load_tile
@@ -143,16 +143,17 @@ def _logit_grads(problem: _Problem, t: slice, v: slice, out: Tensor, dbias: Tens
         if dbias is None
         else torch.empty(grid[1], width, dtype=torch.float32, device=out.device)
     )
-    launch(
+    Launch(
         _logit_grads_kernel, grid,
-        *kernel_operands(hidden, weight, config),
-        problem.bias, problem.cu_seqlens, problem.sequences, problem.grad, out, sums,
         t.start, t.stop, v.start, v.stop, len(weight),
         hidden.stride(0), weight.stride(0), out.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, DESCRIPTORS=config.descriptors, BIAS=problem.bias is not None,
         TWICE=problem.activation == "log1p_relu", SUMS=sums is not None,
         num_warps=config.num_warps, num_stages=config.num_stages,
+    )(
+        *kernel_operands(hidden, weight, config),
+        problem.bias, problem.cu_seqlens, problem.sequences, problem.grad, out, sums,
     )  # fmt: skip
     if dbias is not None and sums is not None:
         dbias[v] += sums.sum(0)

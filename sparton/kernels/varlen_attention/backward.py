@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides, unit_stride
 from sparton.kernels.varlen_attention.tiles import (
     LOG2_E,
@@ -196,12 +196,12 @@ def _launch_both(
     Tq, problems = operands.query.shape[0], operands.num_problems
     layout, delta = (*strides(*operands[:3], grad), dquery.stride(0)), torch.empty_like(lse)
     blocks = cdiv(operands.max_query, tiling.queries.block_q)
-    launch(
-        _varlen_attention_dquery_kernel, (problems * blocks,), *operands[:5], out, lse, grad,
-        delta, dquery, *layout, blocks, Tq, **constants(operands, tiling.queries),
-    )  # fmt: skip
+    Launch(
+        _varlen_attention_dquery_kernel, (problems * blocks,), *layout, blocks, Tq,
+        **constants(operands, tiling.queries),
+    )(*operands[:5], out, lse, grad, delta, dquery)  # fmt: skip
     blocks = cdiv(operands.max_key, tiling.keys.block_k)
-    launch(
-        _varlen_attention_dkey_kernel, (problems * blocks,), *operands[:5], lse, grad,
-        delta, dkey, dvalue, *layout, blocks, Tq, **constants(operands, tiling.keys),
-    )  # fmt: skip
+    Launch(
+        _varlen_attention_dkey_kernel, (problems * blocks,), *layout, blocks, Tq,
+        **constants(operands, tiling.keys),
+    )(*operands[:5], lse, grad, delta, dkey, dvalue)  # fmt: skip

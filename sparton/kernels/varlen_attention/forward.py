@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.runtime import JITFunction
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch
+from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides
 from sparton.kernels.varlen_attention.tiles import (
     LOG2_E,
@@ -119,9 +119,9 @@ def varlen_attention_forward(
         return out, sums
     tiling = tiling or forward_tiling(d, max_key)
     num_blocks = cdiv(operands.max_query, tiling.block_q)
-    launch(
+    Launch(
         _varlen_attention_fwd_kernel, (num_blocks * operands.num_problems,),
-        *operands[:5], out, sums, *strides(*operands[:3]), num_blocks, Tq,
+        *strides(*operands[:3]), num_blocks, Tq,
         ONE_TILE=max_key <= tiling.block_k, **constants(operands, tiling),
-    )  # fmt: skip
+    )(*operands[:5], out, sums)  # fmt: skip
     return out, sums

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.forward import bytes_of
 from sparton.kernels.maxsim.residual.prepare import mirrored
@@ -100,12 +100,12 @@ def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) ->
     T, E = documents.codes.numel(), codec.centroids.shape[1]
     inverse = torch.empty(T, dtype=torch.float32, device=documents.codes.device)
     if T:
-        launch(
-            _inverse_norm_kernel, (cdiv(T, 32),),
-            documents.codes, documents.residuals, codec.centroids.float(),
-            _bucket_table(codec), inverse, T,
-            E=E, NBITS=codec.nbits, BLOCK_T=32, BLOCK_E=min(next_power_of_2(E), 128),
-            num_warps=4,
+        Launch(
+            _inverse_norm_kernel, (cdiv(T, 32),), T,
+            E=E, NBITS=codec.nbits, BLOCK_T=32, BLOCK_E=min(next_power_of_2(E), 128), num_warps=4,
+        )(
+            documents.codes, documents.residuals, codec.centroids.float(), _bucket_table(codec),
+            inverse,
         )  # fmt: skip
     return inverse
 
@@ -140,12 +140,13 @@ def residual_backward(
     block_e = min(next_power_of_2(E), 128)
     runs = min(cdiv(PROGRAMS, W), cdiv(N, FEWEST_DOCUMENTS))
     partial = torch.empty(runs, W, E, dtype=torch.float32, device=grad.device)
-    launch(
+    Launch(
         _maxsim_residual_bwd_kernel, (runs * W, cdiv(E, block_e)),
-        grad, argmax, query, bytes_of(query_mask), document_cu_seqlens, *documents,
-        codec.centroids.float(), _bucket_table(codec), partial,
         N, W, cdiv(N, runs), *grad.stride(),
         E=E, NBITS=codec.nbits, BLOCK_N=16, BLOCK_E=block_e,
         SCALED=documents.inverse_norms is not None, MASKED=query_mask is not None, num_warps=4,
+    )(
+        grad, argmax, query, bytes_of(query_mask), document_cu_seqlens, *documents,
+        codec.centroids.float(), _bucket_table(codec), partial,
     )  # fmt: skip
     return partial.sum(0).to(dtype)

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.lookup import bucket_weights, load_table
 from sparton.kernels.maxsim.residual.prepare import prepare
@@ -235,20 +235,20 @@ def residual_forward(
         for n in range(0, N, step):
             count = min(step, N - n)
             maximum = torch.empty(count, width, dtype=torch.float32, device=queries.device)
-            launch(
+            Launch(
                 _maxsim_residual_fwd_kernel, (count * (width // block_w),),
-                tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],
-                maximum, winners[n:, first:] if argmax else winners,
                 documents.codes.shape[0], width, W - first, W,
                 E=E, P=P, NBITS=nbits, UNPACK=unpack,
                 BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p,
                 SCALED=documents.inverse_norms is not None, MASKED=document_mask is not None,
                 ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
+            )(
+                tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],
+                maximum, winners[n:, first:] if argmax else winners,
             )  # fmt: skip
-            launch(
+            Launch(
                 _sum_queries_kernel, (Q * cdiv(count, 64),),
-                maximum, query_mask, query_cu_seqlens, scores[:, n:],
                 count, width, N, first, last, ADD=first > 0,
                 BLOCK_N=64, BLOCK_W=min(block_w, 32), MASKED=query_mask is not None, num_warps=4,
-            )  # fmt: skip
+            )(maximum, query_mask, query_cu_seqlens, scores[:, n:])  # fmt: skip
     return scores, winners

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import cdiv, launch, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.codec import ResidualCodec
 
 EPSILON = tl.constexpr(1e-12)
@@ -143,12 +143,10 @@ def prepare(
     size = 2**nbits if unpack == "table" else max(2**nbits, 4)
     table = torch.empty(size, dtype=dtype if unpack == "table" else torch.int16, device=device)
     block_w = min(block_w, 32)
-    launch(
-        _prepare_kernel, (cdiv(C, BLOCK_C), width // block_w),
-        queries, codec.centroids, codec.bucket_weights, tokens, products, table,
-        C, width, first, last,
+    Launch(
+        _prepare_kernel, (cdiv(C, BLOCK_C), width // block_w), C, width, first, last,
         E=E, P=P, NBITS=nbits, NORMALIZE=normalize, UNPACK=unpack, SIZE=size, ROWS=rows,
         BLOCK_P=block_p, BLOCK_ROWS=min(next_power_of_2(rows), 128), BLOCK_W=block_w,
         BLOCK_C=BLOCK_C, BLOCK_E=BLOCK_E, num_warps=8,
-    )  # fmt: skip
+    )(queries, codec.centroids, codec.bucket_weights, tokens, products, table)  # fmt: skip
     return tokens, products, table if unpack == "table" else table.view(torch.int64)
