@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from sparton.kernels.launch import Launch
-from sparton.kernels.maxsim import hidden, paths, streaming
+from sparton.kernels.maxsim import hidden, paths
 from sparton.kernels.maxsim.operands import padded_operands
 from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
@@ -82,7 +82,7 @@ def own_documents(dtype: torch.dtype, E: int, method: str) -> None:
     queries, documents = torch.zeros(2, 40, E, dtype=dtype), torch.zeros(2, 3, 50, E, dtype=dtype)
     masks = (torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 3, 50, dtype=torch.bool))
     operands = padded_operands(queries, documents, *masks)
-    _, winners = streaming.streaming_forward(operands, normalize=True, argmax=True)
+    _, winners = paths.maxsim_forward_cuda(operands, normalize=True, argmax=True)
     grad = torch.zeros(2, 3)
     paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
 

@@ -266,7 +266,7 @@ def streaming_forward(
     """Scores and winners of every query with every document, or with documents of its own.
 
     Args:
-        operands: checked ones; bf16, fp16 or fp32.
+        operands: checked and flat ones; bf16, fp16 or fp32.
         normalize: L2-normalise the tokens of both sides, on the fly.
         argmax: whether the winners are wanted.
         config: how the work is cut; :func:`streaming_config` by default.
