@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from triton import knobs
 from triton.runtime import JITFunction, driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 # Plans, launches made of sizes, that each function keeps.
 KEPT_PLANS = 128
@@ -112,19 +113,32 @@ class Step(NamedTuple):
 
 
 def plan_step(kernel: Any, grid: tuple[int, ...], *integers: int, **constants: Any) -> Step:
-    """A :class:`Launch` of a kernel whose tensors are the arguments ``NAME_ptr``, two or more."""
+    """A :class:`Launch` of a kernel whose tensors, two or more, are the arguments ``NAME_ptr``.
+
+    Raises:
+        TypeError: fewer than two.
+    """
     return Step(Launch(kernel, grid, *integers, **constants), _chooser(tuple(kernel.arg_names)))
 
 
 @functools.cache
 def _chooser(arguments: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple]:
-    return itemgetter(*(name.removesuffix("_ptr") for name in arguments if name.endswith("_ptr")))
+    names = [name.removesuffix("_ptr") for name in arguments if name.endswith("_ptr")]
+    if len(names) < 2:  # itemgetter gives a tuple for several.
+        raise TypeError(f"a step takes two or more arguments NAME_ptr, got {list(arguments)}")
+    return itemgetter(*names)
 
 
 def run_steps(steps: Iterable[Step], tensors: dict[str, Any]) -> None:
     """Launch one after the other, ``NAME_ptr`` being ``tensors["NAME"]``."""
     for step in steps:
         step.launch(*step.choose(tensors))
+
+
+def descriptor(x: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
+    """Of a contiguous matrix, read in such blocks. (``TensorDescriptor.from_tensor`` asks for the
+    strides, and the rows of a matrix that has but one may be said to lie anywhere.)"""
+    return TensorDescriptor(x, [*x.shape], [x.shape[1], 1], [block_rows, block_columns])
 
 
 @functools.cache

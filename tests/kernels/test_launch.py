@@ -1,5 +1,6 @@
 """What is compiled anew, and what compiled code is launched with."""
 
+import weakref
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -92,14 +93,34 @@ def test_devices_have_code_of_their_own(kernel, monkeypatch):
 
 
 def test_descriptors_differ_by_block_and_type(kernel):
-    def descriptor(dtype, block):
+    def descriptor(dtype=torch.float16, block=(64, 32), padding="zero", **layout):
         base = torch.zeros(8, dtype=dtype)
-        return SimpleNamespace(base=base, block_shape=block, padding="zero")
+        return SimpleNamespace(base=base, block_shape=list(block), padding=padding, **layout)
 
-    assert launched(kernel, descriptor(torch.float16, [64, 32])) == 1
-    assert launched(kernel, descriptor(torch.float16, [64, 32])) == 1
-    assert launched(kernel, descriptor(torch.float16, [32, 32])) == 2
-    assert launched(kernel, descriptor(torch.float32, [64, 32])) == 3
+    for count, different in enumerate(
+        (
+            {},
+            {"block": (32, 32)},
+            {"dtype": torch.float32},
+            {"padding": "nan"},
+            {"layout": object()},
+            {"layout": object()},
+        ),
+        start=1,
+    ):
+        assert launched(kernel, descriptor(**different)) == count
+        assert launched(kernel, descriptor(**different)) == count, "kept"
+
+
+def test_layouts_are_kept(kernel):
+    """Another might get the place in memory that tells them apart."""
+    layout = frozenset(["swizzled"])
+    operand = SimpleNamespace(base=torch.zeros(8), block_shape=[8], padding="zero", layout=layout)
+    launched(kernel, operand)
+    kept = weakref.ref(layout)
+    kernel.bound.clear()
+    del operand, layout
+    assert kept() is not None
 
 
 def test_profilers_see_every_launch(kernel, monkeypatch):
@@ -168,6 +189,11 @@ def test_steps_take_tensors_by_name(device):
     assert torch.equal(x, torch.arange(100.0, device=device) + 23)
     run_steps(steps[:1], {"x": x, "y": None})
     assert torch.equal(x, torch.arange(100.0, device=device) + 24)
+
+
+def test_a_step_of_one_tensor_is_refused(kernel):
+    with pytest.raises(TypeError, match="two or more"):
+        plan_step(kernel, (1,), 32, BLOCK=16, MODE="a")
 
 
 def test_sizes_are_those_of_triton():

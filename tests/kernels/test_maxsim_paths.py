@@ -95,17 +95,44 @@ def every_pairing(normalize, device):
     return results
 
 
+def use_kernels(monkeypatch, few):
+    """On a CPU too; products from ``few`` query tokens on."""
+    monkeypatch.setattr(paths, "FEW", few)
+    if torch.cuda.is_available():
+        return
+    monkeypatch.setattr(paths, "cross_forward", partial(cross_forward, config=TILES))
+    monkeypatch.setattr(paths, "cross_backward", partial(cross_backward, config=CUT))
+    backward = partial(paths.maxsim_backward_cuda, backward="auto")
+    monkeypatch.setattr(operators, "maxsim_forward_cpu", paths.maxsim_forward_cuda)
+    monkeypatch.setattr(operators, "maxsim_backward_cpu", backward)
+
+
 @pytest.mark.parametrize("few", [0, 256])
 @pytest.mark.parametrize("normalize", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_public_functions_on_the_kernels(normalize, few, device, monkeypatch):
     expected = every_pairing(normalize, torch.device("cpu"))
-    monkeypatch.setattr(paths, "FEW", few)
-    if device.type == "cpu":
-        monkeypatch.setattr(paths, "cross_forward", partial(cross_forward, config=TILES))
-        monkeypatch.setattr(paths, "cross_backward", partial(cross_backward, config=CUT))
-        backward = partial(paths.maxsim_backward_cuda, backward="auto")
-        monkeypatch.setattr(operators, "maxsim_forward_cpu", paths.maxsim_forward_cuda)
-        monkeypatch.setattr(operators, "maxsim_backward_cpu", backward)
+    use_kernels(monkeypatch, few)
     actual = every_pairing(normalize, device)
     for got, right in zip(actual, expected, strict=True):
         assert error(got.cpu(), right.double()) < 1e-5 < error(got.cpu() * 1.001, right.double())
+
+
+@pytest.mark.parametrize("Q", [1, 3])
+def test_queries_of_known_length(Q, device, monkeypatch):
+    """One launch sums their maxima, and its backward knows whose a token is without a list."""
+    generator = torch.Generator().manual_seed(0)
+    queries, documents = (torch.randn(n, 24, generator=generator) for n in (Q * 8, 11))
+    bounds = torch.arange(Q + 1, dtype=torch.int32) * 8, torch.tensor([0, 5, 5, 11]).int()
+    upstream = torch.rand(Q, 3, generator=generator)
+
+    def results(device, **options):
+        leaves = [x.to(device).requires_grad_() for x in (queries, documents)]
+        scores = maxsim_varlen(*leaves, *(x.to(device) for x in bounds), **options)
+        gradients = torch.autograd.grad(scores, leaves, upstream.to(device))
+        return [x.detach().cpu() for x in (scores, *gradients)]
+
+    expected = results(torch.device("cpu"))
+    use_kernels(monkeypatch, 0)
+    actual = results(device, query_max_seqlen=8, document_max_seqlen=6)
+    for got, right in zip(actual, expected, strict=True):
+        assert error(got, right.double()) < 1e-5 < error(got * 1.001, right.double())

@@ -170,6 +170,10 @@ def test_rows_that_share_a_column_of_the_upstream_gradient(activation, device):
     assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
     shifted = backward(upstream, own, columns=(columns + 1) % 4)
     assert all(error(x, y) > 0.1 for x, y in zip(shifted, expected, strict=True))
+    one = torch.full((1,), 3, dtype=torch.int32, device=device).expand(rows.shape[0])
+    actual = backward(upstream, own, columns=one)
+    expected = backward(upstream[:, 3:].expand_as(reps), reps)
+    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("activation", ["relu", "none"])
@@ -185,19 +189,25 @@ def test_neighbours_that_share_a_column_of_the_upstream_gradient(activation, dev
 
     def backward(grad, **options):
         parts = (x[:, :V].contiguous() for x in (reps, winners))
-        return segment_max_backward(
-            grad, *parts, tokens, rows[:V], cu_seqlens,
-            bias_dtype=torch.float32, activation=activation, config=CUT, **options,
-        )  # fmt: skip
+        gradients = segment_max_backward(
+            grad, *parts, tokens, rows[:V], cu_seqlens, activation=activation, config=CUT, **options
+        )
+        return [x for x in gradients if x is not None]
 
-    expected = backward(upstream.repeat_interleave(4, 1))
-    actual = backward(upstream, summed=4)
-    assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
-    shifted = backward(upstream.roll(1, 1), summed=4)
-    assert all(error(x, y) > 0.1 for x, y in zip(shifted, expected, strict=True))
-    for summed in (2, 3, 8):
+    for options in (
+        {"bias_dtype": torch.float32},
+        {"bias_dtype": None},
+        {"bias_dtype": None, "need_hidden": False},
+        {"bias_dtype": torch.float32, "need_hidden": False, "need_weight": False},
+    ):
+        expected = backward(upstream.repeat_interleave(4, 1), **options)
+        actual = backward(upstream, summed=4, **options)
+        assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
+        shifted = backward(upstream.roll(1, 1), summed=4, **options)
+        assert all(error(x, y) > 0.1 for x, y in zip(shifted, expected, strict=True))
+    for summed in (-4, 0, 2, 3, 8):
         with pytest.raises(ValueError, match="summed="):
-            backward(upstream, summed=summed)
+            backward(upstream, summed=summed, bias_dtype=None)
 
 
 @pytest.mark.slow

@@ -214,6 +214,26 @@ def test_a_winner_that_cannot_address_the_operands_is_passed_over(device, monkey
     assert forward.select_config(odd, odd, 6) == forward.FULL_PRECISION[0]
 
 
+def test_rows_that_descriptors_cannot_address(device, monkeypatch):
+    """Rows of 200 bytes, one to a sequence: their strides say nothing of where they lie."""
+    monkeypatch.setattr(forward, "_capability", lambda device: (9, 0))
+    long = torch.zeros(1, 40, 104, dtype=torch.float16, device=device).transpose(0, 1)
+    short = torch.zeros(1, 40, 100, dtype=torch.float16, device=device).transpose(0, 1)
+    assert short.is_contiguous()
+    assert short.stride(1) % 8 == 0
+    assert forward.select_config(long, long, 40, activation="none").descriptors
+    for operands in ((short, short), (short.view(40, 100), short)):
+        config = forward.select_config(*operands, 40, activation="none")
+        assert isinstance(config, PortableConfig)
+        assert not config.descriptors
+    cu_seqlens = torch.arange(41, dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match="16-byte aligned rows"):
+        forward.forward_of_checked(
+            short, short, None, cu_seqlens, argmax=False, activation="none",
+            config=GOOD._replace(descriptors=True),
+        )  # fmt: skip
+
+
 @pytest.fixture
 def copied_sources(tmp_path, monkeypatch):
     """A copy of the kernels' sources, in place of those that are digested."""

@@ -72,7 +72,8 @@ def _scores_kernel(
 def _document_side(
     operands: MaxSimOperands, normalize: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Tokens that take part, their boundaries and, if masks move them, the rows they came from."""
+    """Tokens that take part, their boundaries and, if masks move them, the rows they came from.
+    The operands are flat unless all tokens take part as they are."""
     documents, rows = operands.documents.contiguous(), None
     cu_seqlens = operands.document_cu_seqlens.contiguous()
     if operands.document_mask is not None:
@@ -173,6 +174,7 @@ def cross_forward(
     scores = torch.empty(Q, N, dtype=torch.float32, device=device)
     options: Any = {"activation": "none", "argmax": argmax, "config": config}
     for first in range(0, Tq, step):
+        # Parts are rows: the operands are flat if there are several.
         part = queries if whole else queries[first : first + step]
         maxima, found = forward_of_checked(documents, part, None, cu_seqlens, **options)
         _add_up(maxima, found, operands, rows, scores, winners, first)

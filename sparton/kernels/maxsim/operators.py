@@ -212,7 +212,7 @@ def maxsim_scores(
     normalize: bool,
     backward: str,
 ) -> Tensor:
-    """Scores of what ``make_operands(queries, documents, *arguments)`` checks and flattens."""
+    """Scores of what ``make_operands(queries, documents, *arguments)`` checks and describes."""
     check_backward(backward)
     queries, documents = cast_for_autocast(queries, documents)
     differentiate = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)

@@ -18,9 +18,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparton.kernels.launch import Launch, cdiv, next_power_of_2
+from sparton.kernels.launch import Launch, cdiv, descriptor, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 
 FEW_PROGRAMS = 256
@@ -300,8 +299,7 @@ def streaming_forward(
             maxnreg=config.max_registers,
         )(
             queries.contiguous(),
-            TensorDescriptor.from_tensor(documents, [config.block_t, config.block_e])
-            if descriptors else documents,
+            descriptor(documents, config.block_t, config.block_e) if descriptors else documents,
             query_cu.contiguous(), document_cu.contiguous(),
             None if query_mask is None else query_mask.contiguous(),
             None if document_mask is None else document_mask.contiguous(), scores, winners,

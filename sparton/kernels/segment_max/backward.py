@@ -214,15 +214,16 @@ def segment_max_backward(
 
     Args:
         grad: upstream gradient ``[N, V // summed]``, any strides; with ``columns`` ``[N, Q]``.
-        reps, argmax: what the forward returned, ``[N, V]``. Without an activation reps are not
-            read and may be None.
+        reps, argmax: what a forward without sums returns, ``[N, V]``. Without an activation reps
+            are not read and may be None.
         hidden: ``[T, D]``.
         weight: ``[V, D]``.
         cu_seqlens: int32 ``[N + 1]``.
         bias_dtype: dtype of the wanted bias gradient, None for no such gradient.
         need_hidden, need_weight: whether these gradients are wanted.
         activation: of the forward.
-        summed: of the forward: so many neighbouring rows share a column of ``grad``.
+        summed: so many neighbouring rows share a column of ``grad``, as where a forward summed
+            them; its scores ``[V // summed, N]`` lie the other way round.
         columns: int32 ``[V]``, the column of ``grad`` that holds a row's upstream gradient, where
             others than ``summed`` neighbours share one; below Q, which is not checked.
         longest: most tokens of a sequence where that is known, to cut the work more closely. The
@@ -238,9 +239,10 @@ def segment_max_backward(
         ValueError: shapes that do not belong together.
     """
     N, V = argmax.shape[0], weight.shape[0]
-    width = V // summed if columns is None else grad.shape[-1]
+    width = V // max(summed, 1) if columns is None else grad.shape[-1]
     if (
-        V % summed
+        summed < 1
+        or V % summed
         or argmax.shape != (N, V)
         or grad.shape != (N, width)
         or (reps is not None and reps.shape != (N, V))
@@ -309,14 +311,14 @@ def backward_of_checked(
         tensors["memory"] = dweight
         if not lists.lent:
             count = lists.rows * lists.size // 4
-            tensors["memory"] = argmax.new_empty(count)
+            tensors["memory"] = argmax.new_empty(count, dtype=torch.int32)
         run_steps(steps, tensors)
     if dweight is not None and not joint:
         R, steps = _plan_dweight(sizes, dbias is not None)
         if R:
             tensors["memory"] = None
             tensors["entries"] = argmax.new_empty((R, N), dtype=torch.int64)
-            tensors["counts"] = argmax.new_empty(R)
+            tensors["counts"] = argmax.new_empty(R, dtype=torch.int32)
         run_steps(steps, tensors)
     elif dweight is None and dbias is not None:
         run_steps(_plan_dbias(sizes), {"entries": None, "counts": None, **tensors})

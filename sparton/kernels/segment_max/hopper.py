@@ -307,11 +307,11 @@ def launch_hopper(
     hidden, weight, bias, cu_seqlens = operands
     D, N = hidden.shape[-1], cu_seqlens.shape[0] - 1
     T, V = num_rows(hidden), num_rows(weight)
-    prepared, boxes, layout = _planned(
+    launch, boxes, layout = _plan(
         config, N, T, D, V, hidden.element_size(), group_tokens, pooling == "sum", activation,
         winners.numel() > 0, summed,
     )  # fmt: skip
-    prepared(
+    launch(
         _Descriptor(hidden, (T, D), (D, 1), boxes[0], layout),
         _Descriptor(weight, (V, D), (D, 1), boxes[1], layout),
         bias, cu_seqlens, reps, winners, *(scales or (None, None)),
@@ -319,7 +319,7 @@ def launch_hopper(
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
-def _planned(
+def _plan(
     config: HopperConfig, N: int, T: int, D: int, V: int, size: int, group_tokens: int,
     sum_pooling: bool, activation: str, argmax: bool, summed: int,
 ) -> tuple[Launch, tuple[list[int], list[int]], gl.NVMMASharedLayout]:  # fmt: skip
@@ -328,11 +328,11 @@ def _planned(
     num_groups, block_d = cdiv(T, group_tokens), 128 // size
     chunks = cdiv(D, block_d)
     stages, resident = _stages(config, chunks)
-    prepared = Launch(
+    launch = Launch(
         _segment_max_hopper_kernel, (cdiv(V, config.rows) * num_groups,),
         T, N, V, group_tokens, num_groups,
         CHUNKS=chunks, STAGES=stages, RESIDENT=resident, WARPGROUPS=config.warpgroups,
         SEGMENT=config.segment, BAND=config.band, SUM=sum_pooling, ACTIVATION=activation,
         ARGMAX=argmax, SUMMED=summed, num_warps=4,
     )  # fmt: skip
-    return prepared, ([config.block_t, block_d], [config.block_v, block_d]), _layout(8 * size)
+    return launch, ([config.block_t, block_d], [config.block_v, block_d]), _layout(8 * size)

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-from sparton.kernels.launch import Launch, cdiv
+from sparton.kernels.launch import Launch, cdiv, descriptor
 from sparton.kernels.segment_max.reduction import (
     clean_slots,
     locate,
@@ -133,12 +132,13 @@ def _segment_max_kernel(
 
 
 def kernel_operands(hidden: Tensor, weight: Tensor, config: PortableConfig) -> tuple[Any, Any]:
-    """``hidden`` and ``weight`` as :func:`load_tile` reads them under ``config``."""
+    """``hidden`` and ``weight``, both contiguous, as :func:`load_tile` reads them under
+    ``config``."""
     if not config.descriptors:
         return hidden, weight
     return (
-        TensorDescriptor.from_tensor(hidden, [config.block_t, config.block_d]),
-        TensorDescriptor.from_tensor(weight, [config.block_v, config.block_d]),
+        descriptor(hidden, config.block_t, config.block_d),
+        descriptor(weight, config.block_v, config.block_d),
     )
 
 

@@ -48,7 +48,7 @@ class Trial(NamedTuple):
     milliseconds: float
 
 
-Launch = Callable[[Any, Operands, bool], tuple[Tensor, Tensor]]
+Forward = Callable[[Any, Operands, bool], tuple[Tensor, Tensor]]
 Timer = Callable[[Callable[[], object]], float]
 
 
@@ -114,7 +114,7 @@ def search(
     operands: Operands,
     configs: Sequence[Any],
     *,
-    launch: Launch = launch_forward,
+    launch: Forward = launch_forward,
     timer: Timer = cuda_milliseconds,
 ) -> list[Trial]:
     """Verify, then time, every configuration on these operands; in the order given. What is
@@ -148,7 +148,7 @@ def tune_splade_head(
     tokens: int = 2**16,
     device: str = "cuda",
     configs: Sequence[Any] | None = None,
-    launch: Launch = launch_forward,
+    launch: Forward = launch_forward,
     timer: Timer = cuda_milliseconds,
 ) -> list[Trial]:
     """Search one regime, use its winner from now on and keep it in the user's cache.
@@ -188,7 +188,7 @@ def use_tuned_configs() -> None:
     tuned_configs().update(read_winners(CONFIG_KINDS))
 
 
-def _fault(config: Any, operands: Operands, truth: Tensor, launch: Launch) -> str | None:
+def _fault(config: Any, operands: Operands, truth: Tensor, launch: Forward) -> str | None:
     """Why a configuration must not be used, or None."""
     try:
         with _poisoned_allocations():
