@@ -109,7 +109,9 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"head {tuple(config)}", partial(head, dtype, 768, config)
     for V, activation in ((1000, "none"), (6000, "relu")):
         yield f"gradients {V} {activation}", partial(gradients, V, activation)
-    yield "largest value", partial(quantize.quantize_matrix, torch.zeros(600, 128, dtype=BF16))
+    for by in ("row", "matrix"):
+        operands = (torch.zeros(n, 128, dtype=BF16) for n in (600, 70))
+        yield f"rounding {by}", partial(quantize.quantize_operands, *operands, by=by)
     for dtype in (BF16, FP32):
         for E in (96, 128, 320, 1024, 4096 // dtype.itemsize):
             yield f"from hidden {dtype} {E}", partial(from_hidden, dtype, E)

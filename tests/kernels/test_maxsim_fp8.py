@@ -55,6 +55,7 @@ def test_a_scale_for_each_token_keeps_short_ones():
         ({"scales": "row"}, "token or tensor, got 'row'"),
         ({"queries": torch.zeros(2, 3, 4)}, "float16 or bfloat16, got torch.float32"),
         ({"documents": torch.zeros(2, 3, 4, 72, dtype=torch.bfloat16)}, r"\[N, Ld, E\]"),
+        ({"documents": torch.zeros(2, 3, 64, dtype=torch.bfloat16)}, "same embedding size"),
     ],
 )
 def test_refused(change, words):
@@ -83,7 +84,7 @@ def test_what_the_tensor_cores_are_given(scales, masked, monkeypatch):
     """The path of GPUs, with stand-ins for its kernels."""
     from sparton.kernels.maxsim import cross, fp8
     from sparton.kernels.segment_max import forward, quantize
-    from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
+    from sparton.kernels.segment_max.quantize_cpu import quantize_operands_cpu
 
     def segment_max(hidden, weight, bias, cu_seqlens, *, activation, argmax, scales):
         rows, columns = (x.float() for x in (hidden, weight))
@@ -99,24 +100,23 @@ def test_what_the_tensor_cores_are_given(scales, masked, monkeypatch):
         maxima, _ = segment_max(hidden, weight, None, cu_seqlens, activation="none", **options)
         return maxima.T.reshape(-1, length, maxima.shape[0]).sum(1), None
 
-    def one_scale(x):
-        rounded, scale = fp8._round_tensor_cpu(x)
-        return rounded, scale.view(1)
+    def quantize_flat(hidden, weight, by):
+        return quantize_operands_cpu(hidden.flatten(0, -2), weight.flatten(0, -2), by=by)
 
     monkeypatch.setattr(forward, "segment_max_forward", segment_max)
     monkeypatch.setattr(cross, "equal_queries_forward", equal_queries)
-    monkeypatch.setattr(quantize, "quantize_rows", quantize_rows_cpu)
-    monkeypatch.setattr(quantize, "quantize_matrix", one_scale)
+    monkeypatch.setattr(quantize, "quantize_operands", quantize_flat)
     emulated = partial(maxsim_fp8, scales=scales)
+    by = {"token": "row", "tensor": "matrix"}[scales]
     operands, masks = make_problem(spread=1.0)
     masks = masks if masked else [None, None]
     expected = maxsim_fp8(*operands, *masks, scales=scales).double()
-    scores = fp8._cross_fp8(*operands, *masks, scales)
+    scores = fp8._cross_fp8(*operands, *masks, by)
     assert scores.is_contiguous()
     assert error(scores, expected) < 1e-6 < error(scores * 1.001, expected)
     if masked and scales == "token":
         operands[0][~masks[0]] = float("nan")
-        assert error(fp8._cross_fp8(*operands, *masks, scales), expected) < 1e-6
-    for score in (lambda *x: fp8._cross_fp8(*x, None, None, scales), emulated):
+        assert error(fp8._cross_fp8(*operands, *masks, by), expected) < 1e-6
+    for score in (lambda *x: fp8._cross_fp8(*x, None, None, by), emulated):
         assert torch.equal(score(operands[0], operands[1][:, :0]), torch.zeros(5, 7))
         assert score(operands[0][:0], operands[1]).shape == (0, 7)

@@ -22,7 +22,7 @@ from sparton.kernels.segment_max.forward import (
 from sparton.kernels.segment_max.hopper import HopperConfig
 from sparton.kernels.segment_max.operands import check_fp8
 from sparton.kernels.segment_max.portable import PortableConfig
-from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
+from sparton.kernels.segment_max.quantize_cpu import Quantized, quantize_operands_cpu
 from sparton.kernels.splade_head import fp8, fp8_cpu, function, splade_head
 from sparton.kernels.splade_head.fp8 import (
     RescoreConfig,
@@ -45,7 +45,7 @@ LENGTHS = [5, 0, 17, 64, 1, 3, 0, 0, 33, 2, 0]
 @pytest.fixture(autouse=True)
 def rounded_by_pytorch(monkeypatch):
     if not SERVED:
-        monkeypatch.setattr(fp8, "quantize_rows", quantize_rows_cpu)
+        monkeypatch.setattr(fp8, "quantize_operands", quantize_operands_cpu)
 
 
 def make_problem(lengths, V, D, device, *, dtype=torch.bfloat16, bias=-2.0, spread=0):
@@ -97,9 +97,9 @@ def at(logits: Tensor, argmax: Tensor) -> Tensor:
 def test_scaled_search_against_float64(V, D, bias, cast, device):
     """float16 holds every e4m3 number: the products are the same."""
     problem = make_problem(LENGTHS, V, D, device, bias=bias, spread=4)
-    rounded = [quantize_rows_cpu(x.cpu()) for x in problem[:2]]
-    scales = tuple(scale.to(device) for _, scale in rounded)
-    operands = [x.float().to(device, cast) for x, _ in rounded]
+    *rounded, scales = quantize_operands_cpu(*(x.cpu() for x in problem[:2]))
+    scales = tuple(scale.to(device) for scale in scales)
+    operands = [x.float().to(device, cast) for x in rounded]
     config = None if SERVED else SMALL
     reps, argmax = segment_max_forward(*operands, *problem[2:], scales=scales, config=config)
     restored = (x.double() * scale[:, None] for x, scale in zip(operands, scales, strict=True))
@@ -192,19 +192,20 @@ def test_entries_that_are_barely_active_stay(dtype, device, monkeypatch):
     assert all(kept(forward) < 0.97 for forward in forwards(device))
 
 
-def one_scale(x: Tensor) -> tuple[Tensor, Tensor]:
-    """One scale for the whole matrix."""
-    rounded, scale = quantize_rows_cpu(x.cpu().reshape(1, -1))
-    padding = -x.shape[1] % 16
-    rows = torch.nn.functional.pad(rounded.float()[:, : x.numel()].reshape(x.shape), (0, padding))
-    return rows.to(torch.float8_e4m3fn).to(x.device), scale.repeat(x.shape[0]).to(x.device)
+def one_scale(hidden: Tensor, weight: Tensor) -> Quantized:
+    """One scale for each matrix."""
+    *rounded, (_, factors) = quantize_operands_cpu(hidden.cpu(), weight.cpu(), by="matrix")
+    tokens, rows = (x.to(hidden.device) for x in rounded)
+    return tokens, rows, (torch.ones(len(hidden), device=hidden.device), factors.to(hidden.device))
 
 
-def one_bit(x: Tensor) -> tuple[Tensor, Tensor]:
+def one_bit(hidden: Tensor, weight: Tensor) -> Quantized:
     """One scale per row, but only the first of e4m3's three bits."""
-    rounded, scale = quantize_rows_cpu(x.cpu())
-    codes = rounded.view(torch.uint8) & 0xFC
-    return codes.view(torch.float8_e4m3fn).to(x.device), scale.to(x.device)
+    *rounded, scales = quantize_operands_cpu(hidden.cpu(), weight.cpu())
+    tokens, rows = (
+        (x.view(torch.uint8) & 0xFC).view(torch.float8_e4m3fn).to(hidden.device) for x in rounded
+    )
+    return tokens, rows, tuple(x.to(hidden.device) for x in scales)
 
 
 @pytest.mark.slow
@@ -223,7 +224,7 @@ def test_winners_agree_with_the_exact_ones(spread, worse, device, monkeypatch):
         return float((argmax == token)[best > 0].double().mean())
 
     assert agreement() > 0.92
-    monkeypatch.setattr(fp8, "quantize_rows", worse)
+    monkeypatch.setattr(fp8, "quantize_operands", worse)
     assert agreement() < 0.9
 
 
@@ -233,9 +234,9 @@ def test_a_wrong_winner_nearly_ties(device):
     logits = logits_of(problem)
     best, token = per_sequence(problem, logits)
     restored = []
-    for x in problem[:2]:
-        rounded, scale = quantize_rows_cpu(x.cpu())
-        restored.append((rounded.double() * scale[:, None])[:, :64].to(device))
+    *rounded, scales = quantize_operands_cpu(*(x.cpu() for x in problem[:2]))
+    for x, scale in zip(rounded, scales, strict=True):
+        restored.append((x.double() * scale[:, None])[:, :64].to(device))
     moved = (logits_of(Problem(*restored, *problem[2:])) - logits).abs()
     reps, argmax = launch(problem)
     # Hopper's tensor cores add products of e4m3 with 13 bits below the largest one.
@@ -416,5 +417,6 @@ def test_what_fp8_does_not_serve(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     check_fp8(on_gpu)
     with pytest.raises(ValueError, match="float8_e4m3fn"):
-        rounded = [quantize_rows_cpu(x.cpu())[0].to(device) for x in problem[:2]]
+        *rounded, _ = quantize_operands_cpu(*(x.cpu() for x in problem[:2]))
+        rounded = [x.to(device) for x in rounded]
         segment_max_forward(*rounded, *problem[2:], config=SMALL)

@@ -1,4 +1,4 @@
-"""Rounding to FP8 with one scale per row, on the GPU or in Triton's interpreter, and its emulation.
+"""Rounding to FP8, on the GPU or in Triton's interpreter, and its emulation.
 
 R rows, D hidden. The interpreter's conversion to e4m3 loses NaN, and the carry of a rounding that
 reaches the next power of two: there the kernel is tested on numbers that e4m3 holds.
@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max import quantize
-from sparton.kernels.segment_max.quantize import quantize_matrix, quantize_rows
-from sparton.kernels.segment_max.quantize_cpu import quantize_rows_cpu
+from sparton.kernels.segment_max import quantize as quantize_module
+from sparton.kernels.segment_max.quantize import quantize_operands
+from sparton.kernels.segment_max.quantize_cpu import quantize_operands_cpu
 
 SERVED = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 pytestmark = pytest.mark.skipif(
@@ -30,49 +30,85 @@ def e4m3_rows(R: int, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (rounded.float() * scale[:, None]).to(dtype), scale
 
 
+def on(device: torch.device, quantize, *operands: Tensor, **options: str):
+    """Rounded operands and their scales, on the CPU."""
+    if quantize is quantize_operands:
+        operands = tuple(x.to(device) for x in operands)
+    *rounded, scales = quantize(*operands, **options)
+    return [x.cpu() for x in rounded], [None if x is None else x.cpu() for x in scales]
+
+
+both = pytest.mark.parametrize("quantize", [quantize_operands, quantize_operands_cpu])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("R", "D"), [(7, 48), (3, 1), (5, 31), (2, 1040), (0, 8)])
-@pytest.mark.parametrize("quantize", [quantize_rows, quantize_rows_cpu])
-def test_rounding_keeps_what_e4m3_holds(quantize, R, D, dtype, device):
-    x, scale = e4m3_rows(R, D, dtype)
-    rounded, actual_scale = quantize(x.to(device if quantize is quantize_rows else "cpu"))
-    assert rounded.dtype == torch.float8_e4m3fn
-    assert rounded.shape[0] == R
-    assert rounded.shape[1] % 16 == 0 <= rounded.shape[1] - D < 16
-    assert torch.equal(actual_scale.cpu(), scale)
-    assert torch.equal(rounded[:, :D].float().cpu() * scale[:, None], x.float())
-    assert not rounded[:, D:].float().any()
+@pytest.mark.parametrize(
+    ("T", "V", "D"), [(7, 200, 48), (3, 3, 1), (150, 5, 31), (2, 1, 1040), (0, 4, 8), (4, 0, 8)]
+)
+@both
+def test_rounding_keeps_what_e4m3_holds(quantize, T, V, D, dtype, device):
+    operands = [e4m3_rows(R, D, dtype) for R in (T, V)]
+    results = on(device, quantize, *(x for x, _ in operands))
+    for (x, scale), rounded, actual_scale in zip(operands, *results, strict=True):
+        assert rounded.dtype == torch.float8_e4m3fn
+        assert rounded.shape[0] == x.shape[0]
+        assert rounded.shape[1] % 16 == 0 <= rounded.shape[1] - D < 16
+        assert torch.equal(actual_scale, scale)
+        assert torch.equal(rounded[:, :D].float() * scale[:, None], x.float())
+        assert not rounded[:, D:].float().any()
 
 
 @pytest.mark.parametrize(("R", "D"), [(7, 48), (1, 1), (300, 31), (500, 48)])
 @pytest.mark.parametrize("place", [0, -1])
-def test_one_scale_for_all_rows(R, D, place, device, monkeypatch):
+@both
+def test_one_scale_for_each_matrix(quantize, R, D, place, device, monkeypatch):
     # Few enough parts for one to look at several blocks.
-    monkeypatch.setattr(quantize, "PARTS", 2)
+    monkeypatch.setattr(quantize_module, "PARTS", 2)
     x, _ = e4m3_rows(R, D, torch.bfloat16)
     x *= (x.abs() <= 448) & (torch.arange(R) % 5 == 2)[:, None]
     x[place, place] = 448
-    rounded, scale = quantize_matrix(x.to(device))
-    assert scale.tolist() == [1.0]
-    assert torch.equal(rounded[:, :D].float().cpu(), x.float())
-    assert not rounded[:, D:].float().any()
-    assert quantize_matrix((4 * x).to(device))[1].tolist() == [4.0]
-    x[place, place] = float("nan")
-    assert quantize_matrix(x.to(device))[1].isnan(), "seen, not hidden"
+    for factor, other in ((1, 1), (4, 1), (1, 2), (4, 2)):
+        operands = (factor * x, other * x[:1] if place == 0 else other * x)
+        (tokens, rows), scales = on(device, quantize, *operands, by="matrix")
+        assert scales[0] is None
+        assert scales[1].tolist() == [factor * other] * len(rows)
+        for rounded, exact in ((tokens, x), (rows, operands[1] / other)):
+            assert torch.equal(rounded[:, :D].float(), exact.float())
+            assert not rounded[:, D:].float().any()
+    wrong = x.clone()
+    wrong[place, place] = float("nan")
+    for operands in ((x, wrong), (wrong, x)):
+        assert on(device, quantize, *operands, by="matrix")[1][1].isnan().all(), "seen, not hidden"
+
+
+@pytest.mark.parametrize("by", ["row", "matrix"])
+def test_rows_along_several_axes(by, device):
+    x, _ = e4m3_rows(24, 40, torch.bfloat16)
+    flat = on(device, quantize_operands, x, x[:12], by=by)
+    apart = on(device, quantize_operands, x.view(2, 3, 4, 40), x[:12].view(3, 4, 40), by=by)
+    strided = x.repeat_interleave(2, 1)[:, ::2]
+    for other in (apart, on(device, quantize_operands, strided, strided[:12], by=by)):
+        for expected, actual in zip(flat, other, strict=True):
+            for a, b in zip(expected, actual, strict=True):
+                assert a is b is None or torch.equal(a.float(), b.float())
 
 
 @needs_gpu
+@pytest.mark.parametrize("by", ["row", "matrix"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("D", [768, 100, 31])
-def test_the_kernel_rounds_as_pytorch_does(D, dtype, device):
-    x = (torch.randn(333, D) * torch.logspace(-4, 3, 333)[:, None]).to(dtype)
-    rounded, scale = quantize_rows(x.to(device))
-    expected, expected_scale = quantize_rows_cpu(x)
-    assert torch.equal(scale.cpu(), expected_scale)
-    assert torch.equal(rounded.float().cpu(), expected.float())
+def test_the_kernel_rounds_as_pytorch_does(D, dtype, by, device):
+    operands = [
+        (torch.randn(R, D) * torch.logspace(-4, 3, R)[:, None]).to(dtype) for R in (333, 70)
+    ]
+    expected, actual = (
+        on(device, f, *operands, by=by) for f in (quantize_operands_cpu, quantize_operands)
+    )
+    for a, b in zip(expected[0] + expected[1], actual[0] + actual[1], strict=True):
+        assert a is b is None or torch.equal(a.float(), b.float())
 
 
-@pytest.mark.parametrize("quantize", [quantize_rows, quantize_rows_cpu])
+@both
 def test_rounding_of_unusual_rows(quantize, device):
     x = torch.full((6, 20), 1.0, dtype=torch.bfloat16)
     x[0] = 0
@@ -80,24 +116,23 @@ def test_rounding_of_unusual_rows(quantize, device):
     x[2, 4], x[2, 5] = float("inf"), -float("inf")
     x[3] = 3e38
     x[4] = 1e-38
-    rounded, scale = (
-        y.float().cpu() for y in quantize(x.to(device if quantize is quantize_rows else "cpu"))
-    )
-    assert scale.isfinite().all()
-    assert (scale > 0).all()
-    assert not rounded[0].any()
-    if SERVED or quantize is quantize_rows_cpu:
-        assert rounded[1, :20].isnan().sum() == 1
-    assert rounded[1, 0] == rounded[5, 0] == 448
-    assert rounded[2, 4] == 448 == -rounded[2, 5]
-    assert not rounded[2, [0, 6, 19]].any()
-    assert (rounded[3, :20] == 448).all()
-    assert not rounded[4].any()
+    for rounded, scale in zip(*on(device, quantize, x, x), strict=True):
+        rounded = rounded.float()
+        assert scale.isfinite().all()
+        assert (scale > 0).all()
+        assert not rounded[0].any()
+        if SERVED or quantize is quantize_operands_cpu:
+            assert rounded[1, :20].isnan().sum() == 1
+        assert rounded[1, 0] == rounded[5, 0] == 448
+        assert rounded[2, 4] == 448 == -rounded[2, 5]
+        assert not rounded[2, [0, 6, 19]].any()
+        assert (rounded[3, :20] == 448).all()
+        assert not rounded[4].any()
 
 
 def test_the_rounding_error_is_that_of_three_bits():
     x = torch.randn(200, 96).bfloat16()
-    rounded, scale = quantize_rows_cpu(x)
+    rounded, _, (scale, _) = quantize_operands_cpu(x, x[:1])
     restored = rounded[:, :96].float() * scale[:, None]
     normal = x.float().abs() >= scale[:, None] * 2**-6
     relative = ((restored - x.float()) / x.float()).abs()[normal]

@@ -3,6 +3,7 @@
 Q queries, N documents, L tokens, E embedding.
 """
 
+import functools
 import logging
 from typing import Literal
 
@@ -13,31 +14,16 @@ from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.maxsim.function import maxsim
 from sparton.kernels.maxsim.operands import padded_operands
 from sparton.kernels.maxsim.packing import compact
-from sparton.kernels.segment_max.quantize_cpu import LARGEST, SCALE_BOUNDS, quantize_rows_cpu
+from sparton.kernels.segment_max.quantize_cpu import By, rounded_operands
 
 log = logging.getLogger(__name__)
 
 Scales = Literal["token", "tensor"]
 
 
-def _round_tensor_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
-    """One scale for all rows."""
-    amax = x.abs().amax().float().clamp(*SCALE_BOUNDS)
-    rounded = (x.float() * (LARGEST / amax)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-    return rounded, amax / LARGEST
-
-
+@functools.cache
 def _has_fp8(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
-
-
-def _dequantized(x: Tensor, scales: Scales) -> Tensor:
-    if x.numel() == 0:
-        return x.float()
-    rounded, scale = (quantize_rows_cpu if scales == "token" else _round_tensor_cpu)(
-        x.flatten(0, -2)
-    )
-    return (rounded.float() * scale.view(-1, 1))[:, : x.shape[-1]].view(x.shape)
 
 
 @torch.no_grad()
@@ -78,13 +64,18 @@ def maxsim_fp8(
         )
     if documents.dim() != 3:
         raise ValueError(f"documents must be [N, Ld, E], got {tuple(documents.shape)}")
+    by: By = "row" if scales == "token" else "matrix"
     if _has_fp8(queries.device):
-        return _cross_fp8(queries, documents, query_mask, document_mask, scales)
+        return _cross_fp8(queries, documents, query_mask, document_mask, by)
     if queries.is_cuda:
         name = torch.cuda.get_device_name(queries.device)
         log.warning("%s has no FP8 tensor cores: maxsim_fp8 runs in %s", name, queries.dtype)
     else:
-        queries, documents = (_dequantized(x, scales) for x in (queries, documents))
+        # To be refused here, not halfway.
+        padded_operands(queries, documents, query_mask, document_mask)
+        matrices = (documents.flatten(0, 1), queries.flatten(0, 1))
+        tokens, rows = rounded_operands(*matrices, by=by)
+        queries, documents = rows.view(queries.shape), tokens.view(documents.shape)
     return maxsim(queries, documents, query_mask, document_mask)
 
 
@@ -94,31 +85,26 @@ def _cross_fp8(
     documents: Tensor,
     query_mask: Tensor | None,
     document_mask: Tensor | None,
-    scales: Scales,
+    by: By,
 ) -> Tensor:
     from sparton.kernels.maxsim.cross import equal_queries_forward
     from sparton.kernels.segment_max.forward import segment_max_forward
-    from sparton.kernels.segment_max.quantize import quantize_matrix, quantize_rows
+    from sparton.kernels.segment_max.quantize import quantize_operands
 
-    operands = padded_operands(queries, documents, query_mask, document_mask).flat()
+    operands = padded_operands(queries, documents, query_mask, document_mask)
     tokens, cu_seqlens = operands.documents, operands.document_cu_seqlens
     if operands.document_mask is not None:
         rows, cu_seqlens = compact(operands.document_mask, cu_seqlens)
-        tokens = tokens.index_select(0, rows)
-    (Q, Lq), N = queries.shape[:2], documents.shape[0]
-    if not (operands.queries.shape[0] and tokens.shape[0]):
+        tokens = tokens.flatten(0, 1).index_select(0, rows)
+    (Q, N), Lq = operands.scores_shape, queries.shape[1]
+    if not (operands.num_query_tokens and tokens.numel()):
         return torch.zeros(Q, N, dtype=torch.float32, device=queries.device)
-    quantize = quantize_rows if scales == "token" else quantize_matrix
-    (rounded, scale), (query_rounded, query_scale) = map(quantize, (tokens, operands.queries))
-    factors: tuple[Tensor | None, Tensor] = (scale, query_scale)
-    if scales == "tensor":
-        # A factor of all documents changes no winner.
-        factors = (None, scale.expand(query_rounded.shape[0]) * query_scale)
+    tokens8, queries8, factors = quantize_operands(tokens, queries, by=by)
     if query_mask is None:
         return equal_queries_forward(
-            rounded, query_rounded, cu_seqlens, Lq, argmax=False, scales=factors
+            tokens8, queries8, cu_seqlens, Lq, argmax=False, scales=factors
         )[0]
     maxima, _ = segment_max_forward(
-        rounded, query_rounded, None, cu_seqlens, activation="none", argmax=False, scales=factors
+        tokens8, queries8, None, cu_seqlens, activation="none", argmax=False, scales=factors
     )
     return maxima.view(N, Q, Lq).masked_fill_(~query_mask, 0).transpose(0, 1).sum(2)

@@ -9,13 +9,14 @@ sum) of the sequence in progress is carried from tile to tile and written out wh
 ends.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import Launch, cdiv, descriptor
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, descriptor
 from sparton.kernels.segment_max.reduction import (
     clean_slots,
     locate,
@@ -158,16 +159,27 @@ def launch_portable(
     here be of any float dtype and, without descriptors, of any width."""
     hidden, weight, bias, cu_seqlens = operands
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.shape[0] - 1
-    num_groups = cdiv(T, group_tokens)
-    Launch(
-        _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
-        T, N, V, group_tokens, num_groups, hidden.stride(0), weight.stride(0),
-        D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
-        SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
-        BIAS=bias is not None, SUM=pooling == "sum",
-        ACTIVATION=activation, ARGMAX=winners.numel() > 0, SUMMED=summed,
-        num_warps=config.num_warps, num_stages=config.num_stages,
-    )(
+    launch = _plan(
+        config, N, T, D, V, group_tokens, bias is not None, pooling == "sum", activation,
+        winners.numel() > 0, summed,
+    )  # fmt: skip
+    launch(
         *kernel_operands(hidden, weight, config), bias, cu_seqlens, reps, winners,
         *(scales or (None, None)),
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan(
+    config: PortableConfig, N: int, T: int, D: int, V: int, group_tokens: int, bias: bool,
+    sum_pooling: bool, activation: str, argmax: bool, summed: int,
+) -> Launch:  # fmt: skip
+    num_groups = cdiv(T, group_tokens)
+    return Launch(
+        _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
+        T, N, V, group_tokens, num_groups, D, D,  # Rows follow one another.
+        D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
+        SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors, BIAS=bias,
+        SUM=sum_pooling, ACTIVATION=activation, ARGMAX=argmax, SUMMED=summed,
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

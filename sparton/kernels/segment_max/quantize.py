@@ -1,12 +1,24 @@
-"""Matrices rounded to FP8 (e4m3) on a GPU, with a scale for each row or one for all."""
+"""Both operands rounded to FP8 (e4m3) on a GPU, with a scale for each row or one for each matrix.
+
+T tokens, V rows of the weight, D hidden, P: D rounded up to a multiple of 16.
+"""
+
+import functools
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import Launch, cdiv, next_power_of_2
-from sparton.kernels.segment_max.quantize_cpu import LARGEST, SCALE_BOUNDS, padded_size
+from sparton.kernels.launch import KEPT_PLANS, Step, cdiv, next_power_of_2, plan_step, run_steps
+from sparton.kernels.segment_max.operands import num_rows
+from sparton.kernels.segment_max.quantize_cpu import (
+    LARGEST,
+    SCALE_BOUNDS,
+    By,
+    Quantized,
+    padded_size,
+)
 
 ELEMENTS = 4096  # of a program
 # Programs that look for the largest value of a matrix: a power of 2.
@@ -21,83 +33,142 @@ def _largest(x):
 
 
 @triton.jit
-def _largest_kernel(x_ptr, amax_ptr, size, PARTS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Every PARTS-th block of the elements."""
-    part = tl.program_id(0)
+def _largest_of_part(x_ptr, size, PARTS: tl.constexpr, ELEMENTS: tl.constexpr):
+    """Of every PARTS-th block of the elements."""
     amax = tl.zeros((ELEMENTS,), tl.float32)
-    for first in range(part.to(tl.int64) * ELEMENTS, size, PARTS * ELEMENTS):
+    for first in range(tl.program_id(0).to(tl.int64) * ELEMENTS, size, PARTS * ELEMENTS):
         offs = first + tl.arange(0, ELEMENTS)
         x = tl.abs(tl.load(x_ptr + offs, offs < size, 0.0).to(tl.float32))
         amax = tl.maximum(amax, x, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(amax_ptr + part, _largest(amax))
+    return _largest(amax)
 
 
-@triton.jit(do_not_specialize=["R", "S"])
-def _quantize_kernel(
-    x_ptr, amax_ptr, rounded_ptr, scale_ptr, R, S,
+@triton.jit
+def _largest_kernel(
+    hidden_ptr, weight_ptr, amax_ptr, hidden_size, weight_size,
+    PARTS: tl.constexpr, ELEMENTS: tl.constexpr,
+):  # fmt: skip
+    """A row of programs for each matrix: ``amax`` is ``[2, PARTS]``."""
+    matrix = tl.program_id(1)
+    if matrix == 0:
+        amax = _largest_of_part(hidden_ptr, hidden_size, PARTS, ELEMENTS)
+    else:
+        amax = _largest_of_part(weight_ptr, weight_size, PARTS, ELEMENTS)
+    tl.store(amax_ptr + matrix * PARTS + tl.program_id(0), amax)
+
+
+@triton.jit
+def _bounded(amax, LOW: tl.constexpr, HIGH: tl.constexpr):
+    amax = tl.maximum(amax, LOW, propagate_nan=tl.PropagateNan.ALL)
+    return tl.minimum(amax, HIGH, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _quantize(
+    x_ptr, rounded_ptr, scale_ptr, amax_ptr, program, R, MATRIX: tl.constexpr,
     D: tl.constexpr, PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
     PARTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_R rows, each by its own largest absolute value or all by the largest of PARTS values.
-    NaN stays NaN; an infinite element becomes the largest one. S scales are written: R, or 1."""
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    """BLOCK_R rows of hidden (MATRIX 0) or of the weight (1), each by its own largest absolute
+    value or all by the largest of PARTS values. NaN stays NaN; an infinite element becomes the
+    largest one."""
+    rows = program.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_d = tl.arange(0, BLOCK_D)[None, :]
     exists = (rows < R)[:, None]
     x = tl.load(x_ptr + rows[:, None] * D + offs_d, exists & (offs_d < D), 0.0).to(tl.float32)
     if amax_ptr is None:
         amax = tl.max(tl.abs(x), 1)
     else:
-        amax = tl.zeros((BLOCK_R,), tl.float32) + _largest(tl.load(amax_ptr + tl.arange(0, PARTS)))
-    amax = tl.maximum(amax, LOW, propagate_nan=tl.PropagateNan.ALL)
-    amax = tl.minimum(amax, HIGH, propagate_nan=tl.PropagateNan.ALL)
+        amax = _largest(tl.load(amax_ptr + MATRIX * PARTS + tl.arange(0, PARTS)))
+        amax += tl.zeros((BLOCK_R,), tl.float32)
+    amax = _bounded(amax, LOW, HIGH)
     x *= tl.div_rn(LARGEST, amax)[:, None]
     x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     rounded = x.to(rounded_ptr.dtype.element_ty)
     tl.store(rounded_ptr + rows[:, None] * PADDED + offs_d, rounded, exists & (offs_d < PADDED))
-    tl.store(scale_ptr + rows, tl.div_rn(amax, LARGEST), rows < S)
+    if scale_ptr is not None:
+        scale = tl.div_rn(amax, LARGEST)
+        if amax_ptr is not None:
+            first = _bounded(_largest(tl.load(amax_ptr + tl.arange(0, PARTS))), LOW, HIGH)
+            scale *= tl.div_rn(first, LARGEST)
+        tl.store(scale_ptr + rows, scale, rows < R)
 
 
-def _quantize(x: Tensor, amax: Tensor | None) -> tuple[Tensor, Tensor]:
-    R, D = x.shape
-    padded = padded_size(D)
+@triton.jit(do_not_specialize=["T", "V", "of_hidden"])
+def _quantize_kernel(
+    hidden_ptr, weight_ptr, amax_ptr, hidden8_ptr, weight8_ptr, hidden_scale_ptr, weight_scale_ptr,
+    T, V, of_hidden, D: tl.constexpr, PADDED: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
+):  # fmt: skip
+    """The first ``of_hidden`` programs round hidden, the others the weight. Where each matrix has
+    one scale, hidden's is not written: the scales of the weight are products of both."""
+    program = tl.program_id(0)
+    if program < of_hidden:
+        _quantize(
+            hidden_ptr, hidden8_ptr, hidden_scale_ptr, amax_ptr, program, T, 0,
+            D, PADDED, BLOCK_R, BLOCK_D, PARTS, LOW, HIGH, LARGEST,
+        )  # fmt: skip
+    else:
+        _quantize(
+            weight_ptr, weight8_ptr, weight_scale_ptr, amax_ptr, program - of_hidden, V, 1,
+            D, PADDED, BLOCK_R, BLOCK_D, PARTS, LOW, HIGH, LARGEST,
+        )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan(T: int, V: int, D: int, padded: int, parts: int) -> tuple[Step, ...]:
+    """``parts``: 0 where each row has a scale."""
     block_d = next_power_of_2(padded)
     block_r = max(ELEMENTS // block_d, 1)
-    rounded = torch.empty(R, padded, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(R if amax is None else 1, dtype=torch.float32, device=x.device)
-    if R:
-        Launch(
-            _quantize_kernel, (cdiv(R, block_r),), R, scale.numel(),
-            D=D, PADDED=padded, BLOCK_R=block_r, BLOCK_D=block_d, PARTS=PARTS,
+    programs = [cdiv(rows, block_r) for rows in (T, V)]
+    steps = []
+    if parts:
+        sizes = (T * D, V * D)
+        steps.append(plan_step(_largest_kernel, (parts, 2), *sizes, PARTS=parts, ELEMENTS=ELEMENTS))
+    steps.append(
+        plan_step(
+            _quantize_kernel, (sum(programs),), T, V, programs[0],
+            D=D, PADDED=padded, BLOCK_R=block_r, BLOCK_D=block_d, PARTS=parts,
             LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,
             num_warps=min(max(block_d // 1024, 4), 16),
-        )(x, amax, rounded, scale)  # fmt: skip
-    return rounded, scale
+        )
+    )  # fmt: skip
+    return tuple(steps)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round to e4m3 with one scale per row, its largest absolute value / 448.
-
-    Args:
-        x: ``[R, D]`` float16 or bfloat16 on a GPU of compute capability 8.9 or later.
-
-    Returns:
-        float8_e4m3fn ``[R, P]``, P being D rounded up to a multiple of 16 (tensor descriptors ask
-        for rows of whole 16 bytes) with zeros in the added columns, and the scales, fp32 ``[R]``,
-        positive for every row.
-    """
-    return _quantize(x.contiguous(), None)
-
-
-def quantize_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Round to e4m3 with one scale, the largest absolute value / 448, found on the device.
+def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quantized:
+    """Round both to e4m3. A scale is a largest absolute value / 448, found on the device.
 
     Args:
-        x: as for :func:`quantize_rows`, with at least one row.
+        hidden: ``[T, D]`` float16 or bfloat16 on a GPU of compute capability 8.9 or later; its rows
+            may lie along several axes.
+        weight: ``[V, D]``, likewise, the same dtype.
+        by: "row" gives each row a scale, "matrix" one to all tokens and one to all rows.
 
     Returns:
-        float8_e4m3fn ``[R, P]`` as of :func:`quantize_rows`, and the scale, fp32 ``[1]``.
+        float8_e4m3fn ``[T, P]`` and ``[V, P]`` (tensor descriptors ask for rows of whole 16 bytes)
+        with zeros in the added columns, and the scales, fp32, as
+        :func:`~sparton.kernels.segment_max.forward.segment_max_forward` takes them: ``[T]``, or
+        None by matrix, whose scale is a factor of the others then, and ``[V]``.
     """
-    x = x.contiguous()
-    amax = torch.empty(PARTS, dtype=torch.float32, device=x.device)
-    Launch(_largest_kernel, (PARTS,), x.numel(), PARTS=PARTS, ELEMENTS=ELEMENTS)(x, amax)
-    return _quantize(x, amax)
+    T, V, D = num_rows(hidden), num_rows(weight), hidden.shape[-1]
+    padded = padded_size(D)
+    hidden8, weight8 = (
+        x.new_empty((n, padded), dtype=torch.float8_e4m3fn) for x, n in ((hidden, T), (weight, V))
+    )
+    weight_scale = weight.new_empty(V, dtype=torch.float32)
+    hidden_scale = hidden.new_empty(T, dtype=torch.float32) if by == "row" else None
+    parts = 0 if by == "row" else PARTS
+    if T or V:
+        tensors = {
+            "hidden": hidden.contiguous(),
+            "weight": weight.contiguous(),
+            "amax": weight.new_empty((2, parts), dtype=torch.float32) if parts else None,
+            "hidden8": hidden8,
+            "weight8": weight8,
+            "hidden_scale": hidden_scale,
+            "weight_scale": weight_scale,
+        }
+        run_steps(_plan(T, V, D, padded, parts), tensors)
+    return hidden8, weight8, (hidden_scale, weight_scale)

@@ -1,11 +1,16 @@
-"""Rows rounded to FP8 (e4m3), one scale each, in PyTorch."""
+"""Matrices rounded to FP8 (e4m3), in PyTorch."""
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 LARGEST = 448.0
-# Of a row's largest absolute value: the scale, its inverse and scaled sums stay finite and normal.
+# Of a largest absolute value: the scale, its inverse and scaled sums stay finite and normal.
 SCALE_BOUNDS = (2.0**-100, 2.0**100)
+
+By = Literal["row", "matrix"]
+Quantized = tuple[Tensor, Tensor, tuple[Tensor | None, Tensor]]
 
 
 def padded_size(D: int) -> int:
@@ -13,10 +18,37 @@ def padded_size(D: int) -> int:
     return -(-D // 16) * 16
 
 
-def quantize_rows_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
-    """What :func:`~sparton.kernels.segment_max.quantize.quantize_rows` returns, for CPU tensors."""
-    x = x.float()
-    amax = x.nan_to_num(nan=0.0).abs().amax(1, keepdim=True).clamp(*SCALE_BOUNDS)
+def _quantize(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+    """``amax``: of each row or of all, ``[R, 1]`` or ``[1, 1]``, as the scales are then."""
+    amax = amax.clamp(*SCALE_BOUNDS)
     scaled = (x * (LARGEST / amax)).clamp(-LARGEST, LARGEST)
     rounded = torch.nn.functional.pad(scaled, (0, padded_size(x.shape[1]) - x.shape[1]))
-    return rounded.to(torch.float8_e4m3fn), (amax / LARGEST)[:, 0]
+    return rounded.to(torch.float8_e4m3fn), amax / LARGEST
+
+
+def _by_row(x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.float()
+    return _quantize(x, x.nan_to_num(nan=0.0).abs().amax(1, keepdim=True))
+
+
+def _by_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.float()
+    return _quantize(x, (x.abs().amax() if x.numel() else x.new_zeros(())).view(1, 1))
+
+
+def quantize_operands_cpu(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quantized:
+    """What :func:`~sparton.kernels.segment_max.quantize.quantize_operands` returns, for matrices
+    on the CPU."""
+    quantize = _by_row if by == "row" else _by_matrix
+    (hidden8, scale), (weight8, weight_scale) = map(quantize, (hidden, weight))
+    if by == "row":
+        return hidden8, weight8, (scale[:, 0], weight_scale[:, 0])
+    return hidden8, weight8, (None, (scale * weight_scale)[0].repeat(weight.shape[0]))
+
+
+def rounded_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> tuple[Tensor, Tensor]:
+    """fp32 ``[T, D]`` and ``[V, D]`` whose products are those of the operands in e4m3."""
+    hidden8, weight8, (scale, weight_scale) = quantize_operands_cpu(hidden, weight, by=by)
+    D = hidden.shape[1]
+    tokens, rows = hidden8[:, :D].float(), weight8[:, :D].float() * weight_scale[:, None]
+    return tokens if scale is None else tokens * scale[:, None], rows

@@ -19,7 +19,7 @@ from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.segment_max.forward import Config, segment_max_forward
 from sparton.kernels.segment_max.operands import check_fp8, check_operands
-from sparton.kernels.segment_max.quantize import quantize_rows
+from sparton.kernels.segment_max.quantize import quantize_operands
 from sparton.kernels.segment_max.reduction import _log1p, _positive_part
 from sparton.kernels.splade_head.fp8_cpu import search_bias
 
@@ -153,11 +153,10 @@ def splade_head_forward_fp8(
     """
     check_operands(hidden, weight, bias, cu_seqlens)
     check_fp8(hidden)
-    hidden8, scale_h = quantize_rows(hidden)
-    weight8, scale_w = quantize_rows(weight)
+    hidden8, weight8, scales = quantize_operands(hidden, weight)
     raised = search_bias(hidden, weight, bias) if hidden.shape[0] else bias
     reps, winners = segment_max_forward(
-        hidden8, weight8, raised, cu_seqlens, scales=(scale_h, scale_w), config=config
+        hidden8, weight8, raised, cu_seqlens, scales=scales, config=config
     )
     del hidden8, weight8
     if reps.numel() and hidden.shape[0]:
