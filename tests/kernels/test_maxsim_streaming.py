@@ -299,15 +299,15 @@ def test_gradients_in_16_bit_are_rounded_once(normalize, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("per_query", [None, 1])
-def test_tiles_of_long_queries_side_by_side_or_in_turn(per_query, device, monkeypatch):
+def test_tiles_of_long_queries_side_by_side_or_in_turn(per_query, device):
     """The same winners, and scores in another order of summation; one query exceeds the average
     that the launch was cut for."""
     problem = make_problem((5, 90), (37, 20), 32, device, per_query=per_query)
     upstream = upstream_for(problem)
     results = []
     for few in (1, 3, 256):
-        monkeypatch.setattr(streaming, "FEW_PROGRAMS", few)
-        *values, argmax = launch(problem, upstream)
+        tiles = TILES._replace(few_programs=few)
+        *values, argmax = launch(problem, upstream, tiles=tiles)
         assert_close(values, problem, upstream)
         results.append(argmax)
     assert all(torch.equal(x, winners(problem)) for x in results)

@@ -19,10 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import Launch, cdiv, descriptor, next_power_of_2
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, descriptor, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
-
-FEW_PROGRAMS = 256
 
 
 class StreamingConfig(NamedTuple):
@@ -37,6 +35,7 @@ class StreamingConfig(NamedTuple):
         max_registers: of a thread; fewer let more programs share a multiprocessor.
         descriptors: whether documents are read through a tensor descriptor (TMA), which takes fewer
             registers; where their rows are not aligned to 16 bytes they are read without.
+        few_programs: where a launch would have fewer, several share the tiles of long queries.
     """
 
     block_t: int
@@ -47,6 +46,7 @@ class StreamingConfig(NamedTuple):
     num_stages: int
     max_registers: int | None = None
     descriptors: bool = False
+    few_programs: int = 256
 
 
 @triton.jit
@@ -214,7 +214,6 @@ def _maxsim_streaming_fwd_kernel(
     tl.store(score_ptr + q.to(tl.int64) * C + column, scores, q < Q)
 
 
-@functools.lru_cache(maxsize=1024)
 def streaming_config(
     num_queries: int, num_tokens: int, E: int, dtype: torch.dtype, *, cross: bool
 ) -> StreamingConfig:
@@ -244,9 +243,9 @@ def streaming_config(
 
 def _splits(num_queries: int, num_tokens: int, programs: int, config: StreamingConfig) -> int:
     """Programs that share the tiles of a query of average length, where there are fewer than
-    FEW_PROGRAMS without."""
+    ``config.few_programs`` without."""
     width = cdiv(num_tokens, max(num_queries, 1))
-    wanted = cdiv(FEW_PROGRAMS, max(programs, 1))
+    wanted = cdiv(config.few_programs, max(programs, 1))
     return max(min(cdiv(width, config.block_q), wanted), 1)
 
 
@@ -276,32 +275,44 @@ def streaming_forward(
         or the document has no tokens; None without argmax.
     """
     queries, documents, query_cu, document_cu, query_mask, document_mask, per_query, *_ = operands
-    (Tq, E), Q, N = queries.shape, query_cu.shape[0] - 1, document_cu.shape[0] - 1
-    cross = per_query is None
-    C = N if per_query is None else per_query
-    config = config or streaming_config(Q, Tq, E, queries.dtype, cross=cross)
-    group = config.group if cross else 1
-    programs = cdiv(Q, group) * N if cross else N
-    splits = _splits(Q, Tq, programs, config)
+    documents = documents.contiguous()
+    Q, C = operands.scores_shape
+    (Tq, E), N = queries.shape, document_cu.shape[0] - 1
+    splits, block, launch = _plan(
+        Q, N, C, Tq, E, queries.dtype, per_query is None, normalize, _fits_descriptor(documents),
+        config,
+    )  # fmt: skip
     shape = (Q, C) if splits == 1 else (splits, Q, C)
-    scores = torch.empty(shape, dtype=torch.float32, device=queries.device)
-    winners = None
-    if argmax:
-        winners = torch.empty((C, Tq), dtype=torch.int32, device=queries.device)
+    scores = queries.new_empty(shape, dtype=torch.float32)
+    winners = queries.new_empty((C, Tq), dtype=torch.int32) if argmax else None
     if Q and C:
-        documents = documents.contiguous()
-        descriptors = config.descriptors and _fits_descriptor(documents)
-        Launch(
-            _maxsim_streaming_fwd_kernel, (programs * splits,),
-            Q, C, Tq, splits, E=E, PER_QUERY=not cross, NORMALIZE=normalize, GROUP=group,
-            BLOCK_Q=config.block_q, BLOCK_T=config.block_t, BLOCK_E=config.block_e,
-            DESCRIPTORS=descriptors, num_warps=config.num_warps, num_stages=config.num_stages,
-            maxnreg=config.max_registers,
-        )(
+        launch(
             queries.contiguous(),
-            descriptor(documents, config.block_t, config.block_e) if descriptors else documents,
+            documents if block is None else descriptor(documents, *block),
             query_cu.contiguous(), document_cu.contiguous(),
             None if query_mask is None else query_mask.contiguous(),
             None if document_mask is None else document_mask.contiguous(), scores, winners,
         )  # fmt: skip
     return scores if splits == 1 else scores.sum(0), winners
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan(
+    Q: int, N: int, C: int, Tq: int, E: int, dtype: torch.dtype, cross: bool, normalize: bool,
+    fits_descriptor: bool, config: StreamingConfig | None,
+) -> tuple[int, tuple[int, int] | None, Launch]:  # fmt: skip
+    """How many programs share a query and a document, the block of a descriptor, if the documents
+    are read by one, and the launch."""
+    config = config or streaming_config(Q, Tq, E, dtype, cross=cross)
+    group = config.group if cross else 1
+    programs = cdiv(Q, group) * N if cross else N
+    splits = _splits(Q, Tq, programs, config)
+    descriptors = config.descriptors and fits_descriptor
+    launch = Launch(
+        _maxsim_streaming_fwd_kernel, (programs * splits,),
+        Q, C, Tq, splits, E=E, PER_QUERY=not cross, NORMALIZE=normalize, GROUP=group,
+        BLOCK_Q=config.block_q, BLOCK_T=config.block_t, BLOCK_E=config.block_e,
+        DESCRIPTORS=descriptors, num_warps=config.num_warps, num_stages=config.num_stages,
+        maxnreg=config.max_registers,
+    )  # fmt: skip
+    return splits, (config.block_t, config.block_e) if descriptors else None, launch

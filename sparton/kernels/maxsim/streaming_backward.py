@@ -11,12 +11,14 @@ over the winners once, for both: document gradients are added with atomics in an
 order that changes from run to run.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import Launch, cdiv, next_power_of_2
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 from sparton.kernels.maxsim.streaming_rows import (
@@ -109,24 +111,35 @@ def _ddocuments(
     config: StreamingBackwardConfig,
 ) -> Tensor:
     documents, cu_seqlens = operands.documents.contiguous(), operands.document_cu_seqlens
-    (Td, E), (Q, C), N = documents.shape, grad.shape, cu_seqlens.shape[0] - 1
-    block_e = max(next_power_of_2(E), 16)
-    block_t = max(config.tile_elements // block_e, 16)
-    tiles = max(cdiv(Td, N * block_t), 1)
-    programs = min(tiles, cdiv(config.programs, N))
+    (Td, E), N = documents.shape, cu_seqlens.shape[0] - 1
+    launch = _plan_ddocuments(
+        *grad.shape, N, operands.queries.shape[0], Td, E, grad.stride(),
+        operands.per_query is not None, normalize, config,
+    )  # fmt: skip
     out = torch.empty_like(documents)
-    Launch(
-        _maxsim_streaming_ddocuments_kernel, (N * programs,),
-        *grad.stride(), Q, N, C, operands.queries.shape[0], Td, programs,
-        E=E, PER_QUERY=operands.per_query is not None, NORMALIZE=normalize,
-        BLOCK_T=block_t, BLOCK_E=block_e,
-        BLOCK_S=config.block_s if block_e <= 256 else max(config.block_s // 2, 16),
-        num_warps=config.tile_warps, num_stages=2,
-    )(
+    launch(
         grad, argmax, operands.queries.contiguous(), documents,
         operands.query_cu_seqlens.contiguous(), cu_seqlens.contiguous(), out,
     )  # fmt: skip
     return out
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan_ddocuments(
+    Q: int, C: int, N: int, Tq: int, Td: int, E: int, strides: tuple[int, ...], per_query: bool,
+    normalize: bool, config: StreamingBackwardConfig,
+) -> Launch:  # fmt: skip
+    block_e = max(next_power_of_2(E), 16)
+    block_t = max(config.tile_elements // block_e, 16)
+    tiles = max(cdiv(Td, N * block_t), 1)
+    programs = min(tiles, cdiv(config.programs, N))
+    return Launch(
+        _maxsim_streaming_ddocuments_kernel, (N * programs,),
+        *strides, Q, N, C, Tq, Td, programs,
+        E=E, PER_QUERY=per_query, NORMALIZE=normalize, BLOCK_T=block_t, BLOCK_E=block_e,
+        BLOCK_S=config.block_s if block_e <= 256 else max(config.block_s // 2, 16),
+        num_warps=config.tile_warps, num_stages=2,
+    )  # fmt: skip
 
 
 def streaming_backward_lowmem(

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import Launch, cdiv, next_power_of_2
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import inverse_norms
 
@@ -168,7 +168,6 @@ def check_problem(grad: Tensor, argmax: Tensor, operands: MaxSimOperands) -> Non
         )
 
 
-@functools.lru_cache(maxsize=1024)
 def _row_constants(E: int, normalize: bool, config: StreamingBackwardConfig) -> dict[str, Any]:
     """Constants of the kernels, of one warp each, that gather or finish rows."""
     block_e = next_power_of_2(E)
@@ -180,11 +179,18 @@ def finish_rows(
     partial: Tensor, x: Tensor, normalize: bool, config: StreamingBackwardConfig
 ) -> Tensor:
     """The gradient of ``x [T, E]`` from fp32 ``partial [parts, T, E]``."""
-    (T, E), out = x.shape, torch.empty_like(x)
+    out = torch.empty_like(x)
+    _plan_rows(*x.shape, partial.shape[0], normalize, config)(partial, x, out)
+    return out
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan_rows(
+    T: int, E: int, parts: int, normalize: bool, config: StreamingBackwardConfig
+) -> Launch:
     constants = _row_constants(E, normalize, config)
     grid = (cdiv(T, constants["BLOCK_R"]),)
-    Launch(_maxsim_streaming_rows_kernel, grid, T, partial.shape[0], **constants)(partial, x, out)
-    return out
+    return Launch(_maxsim_streaming_rows_kernel, grid, T, parts, **constants)
 
 
 def gather_winners(
@@ -200,7 +206,27 @@ def gather_winners(
     """Gradient of the queries, if wanted; adds that of the documents' embeddings as they were
     multiplied, normalised or not, in fp32 ``scatter [Td, E]``."""
     queries, documents = operands.queries.contiguous(), operands.documents.contiguous()
-    (Tq, E), (Q, C) = queries.shape, grad.shape
+    parts, launch = _plan_gather(
+        *grad.shape, *queries.shape, grad.stride(), scatter is not None, normalize, config
+    )
+    total = None
+    if wanted:
+        apart = parts > 1
+        shape = (parts, *queries.shape) if apart else queries.shape
+        dtype = torch.float32 if apart else queries.dtype
+        total = torch.empty(shape, dtype=dtype, device=queries.device)
+    launch(grad, argmax, queries, documents, operands.query_cu_seqlens.contiguous(), total, scatter)
+    if total is None or parts == 1:
+        return total
+    return finish_rows(total, queries, normalize, config)
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan_gather(
+    Q: int, C: int, Tq: int, E: int, strides: tuple[int, ...], scatter: bool, normalize: bool,
+    config: StreamingBackwardConfig,
+) -> tuple[int, Launch]:  # fmt: skip
+    """How many programs share the columns of a token, and the launch."""
     constants = _row_constants(E, normalize, config)
     programs = cdiv(Tq, Q * constants["BLOCK_R"])
     parts = min(
@@ -210,17 +236,9 @@ def gather_winners(
     )
     share = cdiv(C, parts)
     parts = cdiv(C, share)
-    total = None
-    if wanted:
-        shape, dtype = ((parts, Tq, E), torch.float32) if parts > 1 else ((Tq, E), queries.dtype)
-        total = torch.empty(shape, dtype=dtype, device=queries.device)
-    Launch(
+    launch = Launch(
         _maxsim_streaming_dqueries_kernel, (Q * programs * parts,),
-        *grad.stride(), Q, C, Tq, programs, parts, share,
-        SCATTER=scatter is not None, PARTIAL=parts > 1, UNROLL=config.unroll, **constants,
-    )(
-        grad, argmax, queries, documents, operands.query_cu_seqlens.contiguous(), total, scatter
+        *strides, Q, C, Tq, programs, parts, share,
+        SCATTER=scatter, PARTIAL=parts > 1, UNROLL=config.unroll, **constants,
     )  # fmt: skip
-    if total is None or parts == 1:
-        return total
-    return finish_rows(total, queries, normalize, config)
+    return parts, launch
