@@ -110,8 +110,9 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for V, activation in ((1000, "none"), (6000, "relu")):
         yield f"gradients {V} {activation}", partial(gradients, V, activation)
     for by in ("row", "matrix"):
-        operands = (torch.zeros(n, 128, dtype=BF16) for n in (600, 70))
-        yield f"rounding {by}", partial(quantize.quantize_operands, *operands, by=by)
+        for D in (1, 9, 128):
+            operands = (torch.zeros(n, D, dtype=BF16) for n in (600, 70))
+            yield f"rounding {by} {D}", partial(quantize.quantize_operands, *operands, by=by)
     for dtype in (BF16, FP32):
         for E in (96, 128, 320, 1024, 4096 // dtype.itemsize):
             yield f"from hidden {dtype} {E}", partial(from_hidden, dtype, E)

@@ -49,6 +49,14 @@ def test_a_scale_for_each_token_keeps_short_ones():
     assert error(by_tensor, exact) > 0.5
 
 
+@pytest.mark.parametrize("scales", ["token", "tensor"])
+@pytest.mark.parametrize(("a", "b"), [(1e-30, 1e-12), (1e30, 1e15), (1e30, 1e30)])
+def test_products_of_extreme_scales(scales, a, b):
+    (queries, documents), _ = make_problem()
+    scores = maxsim_fp8(queries * a, documents * b, scales=scales)
+    assert (scores == torch.inf).all() if a > 1 else (scores > 0).all()
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

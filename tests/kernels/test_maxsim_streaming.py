@@ -313,6 +313,8 @@ def test_tiles_of_long_queries_side_by_side_or_in_turn(per_query, device):
     assert all(torch.equal(x, winners(problem)) for x in results)
     splits = [streaming._splits(2, 95, n, TILES) for n in (1, 64, 100, 256, 1000)]
     assert splits == [3, 3, 3, 1, 1]
+    tiles = [TILES._replace(few_programs=n) for n in (1, 2, 3)]
+    assert [streaming._splits(2, 95, 1, x) for x in tiles] == [1, 2, 3]
 
 
 @pytest.mark.slow

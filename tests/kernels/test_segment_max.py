@@ -149,6 +149,7 @@ def test_both_gradients_in_one_launch_and_in_two(V, D, workspace, joint, device,
 @pytest.mark.slow
 @pytest.mark.parametrize("activation", ["relu", "none"])
 def test_rows_that_share_a_column_of_the_upstream_gradient(activation, device):
+    """Other strides of the gradient may change the order of a sum, as compiled for a GPU."""
     tokens, rows, cu_seqlens = make_operands(device)
     reps, winners = segment_max_forward(
         tokens, rows, None, cu_seqlens, activation=activation, config=SMALL
@@ -178,7 +179,7 @@ def test_rows_that_share_a_column_of_the_upstream_gradient(activation, device):
 
 @pytest.mark.parametrize("activation", ["relu", "none"])
 def test_neighbours_that_share_a_column_of_the_upstream_gradient(activation, device):
-    """As where the forward summed them."""
+    """As where the forward summed them; strides as above."""
     tokens, rows, cu_seqlens = make_operands(device)
     reps, winners = segment_max_forward(
         tokens, rows, None, cu_seqlens, activation=activation, config=SMALL

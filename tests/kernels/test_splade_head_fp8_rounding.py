@@ -81,6 +81,21 @@ def test_one_scale_for_each_matrix(quantize, R, D, place, device, monkeypatch):
         assert on(device, quantize, *operands, by="matrix")[1][1].isnan().all(), "seen, not hidden"
 
 
+@pytest.mark.parametrize(("T", "V"), [(0, 3), (3, 0), (0, 0), (3, 5)])
+@pytest.mark.parametrize("value", [0.0, 3e38, float("inf")])
+def test_scales_of_unusual_matrices(value, T, V, device):
+    """Bounded each, then multiplied."""
+    hidden, weight = torch.full((T, 20), value), torch.ones(V, 20)
+    for operands in ((hidden, weight), (weight, hidden)):
+        rounded = [x.bfloat16() for x in operands]
+        tokens, expected = on(device, quantize_operands_cpu, *rounded, by="matrix")
+        actual_tokens, actual = on(device, quantize_operands, *rounded, by="matrix")
+        assert torch.equal(actual[1], expected[1])
+        assert actual[1].isfinite().all()
+        for x, y in zip(actual_tokens, tokens, strict=True):
+            assert torch.equal(x.float(), y.float())
+
+
 @pytest.mark.parametrize("by", ["row", "matrix"])
 def test_rows_along_several_axes(by, device):
     x, _ = e4m3_rows(24, 40, torch.bfloat16)

@@ -82,7 +82,8 @@ def _quantize(
         amax = _largest(tl.load(amax_ptr + MATRIX * PARTS + tl.arange(0, PARTS)))
         amax += tl.zeros((BLOCK_R,), tl.float32)
     amax = _bounded(amax, LOW, HIGH)
-    x *= tl.div_rn(LARGEST, amax)[:, None]
+    # The zeros of added columns are chosen, not computed: 0 * NaN, and ptxas fails on some of them.
+    x = tl.where(offs_d < D, x * tl.div_rn(LARGEST, amax)[:, None], 0.0)
     x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     rounded = x.to(rounded_ptr.dtype.element_ty)
     tl.store(rounded_ptr + rows[:, None] * PADDED + offs_d, rounded, exists & (offs_d < PADDED))

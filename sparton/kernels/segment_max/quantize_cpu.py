@@ -36,19 +36,20 @@ def _by_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
     return _quantize(x, (x.abs().amax() if x.numel() else x.new_zeros(())).view(1, 1))
 
 
+_QUANTIZE = {"row": _by_row, "matrix": _by_matrix}
+
+
 def quantize_operands_cpu(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quantized:
     """What :func:`~sparton.kernels.segment_max.quantize.quantize_operands` returns, for matrices
     on the CPU."""
-    quantize = _by_row if by == "row" else _by_matrix
-    (hidden8, scale), (weight8, weight_scale) = map(quantize, (hidden, weight))
+    (hidden8, scale), (weight8, weight_scale) = map(_QUANTIZE[by], (hidden, weight))
     if by == "row":
         return hidden8, weight8, (scale[:, 0], weight_scale[:, 0])
     return hidden8, weight8, (None, (scale * weight_scale)[0].repeat(weight.shape[0]))
 
 
 def rounded_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> tuple[Tensor, Tensor]:
-    """fp32 ``[T, D]`` and ``[V, D]`` whose products are those of the operands in e4m3."""
-    hidden8, weight8, (scale, weight_scale) = quantize_operands_cpu(hidden, weight, by=by)
+    """Both as e4m3 and their scales hold them, fp32 ``[T, D]`` and ``[V, D]``."""
+    (hidden8, scale), (weight8, weight_scale) = map(_QUANTIZE[by], (hidden, weight))
     D = hidden.shape[1]
-    tokens, rows = hidden8[:, :D].float(), weight8[:, :D].float() * weight_scale[:, None]
-    return tokens if scale is None else tokens * scale[:, None], rows
+    return hidden8[:, :D].float() * scale, weight8[:, :D].float() * weight_scale
