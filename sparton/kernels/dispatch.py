@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-Launching = TypeVar("Launching", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def on_its_device(launch: Launching) -> Launching:
+def on_its_device(launch: Function) -> Function:
     """Run with the device of the first argument, a tensor or a tuple that starts with one, as the
     current one: Triton launches there. Where it is that already, nothing is set."""
 
@@ -29,7 +29,7 @@ def on_its_device(launch: Launching) -> Launching:
         with torch.cuda.device_of(tensor):
             return launch(first, *args, **kwargs)
 
-    return cast(Launching, guarded)
+    return cast(Function, guarded)
 
 
 def needs_operators() -> bool:

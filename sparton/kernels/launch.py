@@ -141,6 +141,13 @@ def descriptor(x: Tensor, block_rows: int, block_columns: int) -> TensorDescript
     return TensorDescriptor(x, [*x.shape], [x.shape[1], 1], [block_rows, block_columns])
 
 
+def fits_descriptor(x: Tensor) -> bool:
+    """Whether a contiguous tensor has rows of whole 16 bytes, as descriptors ask. (Its strides do
+    not tell: an axis of one element may have any.)"""
+    aligned = x.data_ptr() % 16 == 0 and x.shape[-1] * x.element_size() % 16 == 0
+    return aligned and x.numel() > 0
+
+
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     """Of a GPU; 2 of a CPU, where the interpreter runs what would be shared."""

@@ -14,7 +14,7 @@ from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.maxsim.function import maxsim
 from sparton.kernels.maxsim.operands import padded_operands
 from sparton.kernels.maxsim.packing import compact
-from sparton.kernels.segment_max.quantize_cpu import By, rounded_operands
+from sparton.kernels.segment_max.quantize_cpu import By, rounded
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +73,9 @@ def maxsim_fp8(
     else:
         # To be refused here, not halfway.
         padded_operands(queries, documents, query_mask, document_mask)
-        matrices = (documents.flatten(0, 1), queries.flatten(0, 1))
-        tokens, rows = rounded_operands(*matrices, by=by)
-        queries, documents = rows.view(queries.shape), tokens.view(documents.shape)
+        queries, documents = (
+            rounded(x.flatten(0, 1), by=by).view(x.shape) for x in (queries, documents)
+        )
     return maxsim(queries, documents, query_mask, document_mask)
 
 

@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, descriptor, next_power_of_2
+from sparton.kernels.launch import (
+    KEPT_PLANS,
+    Launch,
+    cdiv,
+    descriptor,
+    fits_descriptor,
+    next_power_of_2,
+)
 from sparton.kernels.maxsim.operands import MaxSimOperands
 
 
@@ -249,11 +256,6 @@ def _splits(num_queries: int, num_tokens: int, programs: int, config: StreamingC
     return max(min(cdiv(width, config.block_q), wanted), 1)
 
 
-def _fits_descriptor(documents: Tensor) -> bool:
-    row_bytes = documents.shape[1] * documents.element_size()
-    return documents.data_ptr() % 16 == 0 and row_bytes % 16 == 0 and documents.shape[0] > 0
-
-
 def streaming_forward(
     operands: MaxSimOperands,
     *,
@@ -279,7 +281,7 @@ def streaming_forward(
     Q, C = operands.scores_shape
     (Tq, E), N = queries.shape, document_cu.shape[0] - 1
     splits, block, launch = _plan(
-        Q, N, C, Tq, E, queries.dtype, per_query is None, normalize, _fits_descriptor(documents),
+        Q, N, C, Tq, E, queries.dtype, per_query is None, normalize, fits_descriptor(documents),
         config,
     )  # fmt: skip
     shape = (Q, C) if splits == 1 else (splits, Q, C)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, multiprocessors
+from sparton.kernels.launch import cdiv, fits_descriptor, multiprocessors
 from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
 from sparton.kernels.segment_max.operands import check_operands, num_rows
 from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
@@ -79,14 +79,8 @@ def balanced_groups(total: int, blocks: int, processors: int, most: int) -> int:
     return cdiv(total, min(sorted(candidates), key=cost))
 
 
-def _aligned(x: Tensor) -> bool:
-    # Not its strides: an axis of one element may have any.
-    return x.data_ptr() % 16 == 0 and x.shape[-1] * x.element_size() % 16 == 0
-
-
 def _fits_descriptors(hidden: Tensor, weight: Tensor) -> bool:
-    """Tensor descriptors ask for 16-byte aligned rows; both operands are contiguous."""
-    return _aligned(hidden) and _aligned(weight)
+    return fits_descriptor(hidden) and fits_descriptor(weight)
 
 
 def fitting_configs(hidden: Tensor, weight: Tensor) -> tuple[Config, ...]:

@@ -118,8 +118,9 @@ def _quantize_kernel(
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
-def _plan(T: int, V: int, D: int, padded: int, parts: int) -> tuple[Step, ...]:
+def _plan(T: int, V: int, D: int, parts: int) -> tuple[Step, ...]:
     """``parts``: 0 where each row has a scale."""
+    padded = padded_size(D)
     block_d = next_power_of_2(padded)
     block_r = max(ELEMENTS // block_d, 1)
     programs = [cdiv(rows, block_r) for rows in (T, V)]
@@ -154,9 +155,9 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
         None by matrix, whose scale is a factor of the others then, and ``[V]``.
     """
     T, V, D = num_rows(hidden), num_rows(weight), hidden.shape[-1]
-    padded = padded_size(D)
     hidden8, weight8 = (
-        x.new_empty((n, padded), dtype=torch.float8_e4m3fn) for x, n in ((hidden, T), (weight, V))
+        x.new_empty((rows, padded_size(D)), dtype=torch.float8_e4m3fn)
+        for x, rows in ((hidden, T), (weight, V))
     )
     weight_scale = weight.new_empty(V, dtype=torch.float32)
     hidden_scale = hidden.new_empty(T, dtype=torch.float32) if by == "row" else None
@@ -171,5 +172,5 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
             "hidden_scale": hidden_scale,
             "weight_scale": weight_scale,
         }
-        run_steps(_plan(T, V, D, padded, parts), tensors)
+        run_steps(_plan(T, V, D, parts), tensors)
     return hidden8, weight8, (hidden_scale, weight_scale)

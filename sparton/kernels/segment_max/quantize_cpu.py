@@ -48,8 +48,7 @@ def quantize_operands_cpu(hidden: Tensor, weight: Tensor, *, by: By = "row") -> 
     return hidden8, weight8, (None, (scale * weight_scale)[0].repeat(weight.shape[0]))
 
 
-def rounded_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> tuple[Tensor, Tensor]:
-    """Both as e4m3 and their scales hold them, fp32 ``[T, D]`` and ``[V, D]``."""
-    (hidden8, scale), (weight8, weight_scale) = map(_QUANTIZE[by], (hidden, weight))
-    D = hidden.shape[1]
-    return hidden8[:, :D].float() * scale, weight8[:, :D].float() * weight_scale
+def rounded(x: Tensor, *, by: By = "row") -> Tensor:
+    """fp32 ``[R, D]``: a matrix as e4m3 and its scales hold it."""
+    x8, scale = _QUANTIZE[by](x)
+    return x8[:, : x.shape[1]].float() * scale
