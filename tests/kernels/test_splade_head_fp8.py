@@ -311,7 +311,7 @@ def test_faults_stay_visible(device):
         RescoreConfig(),
         RescoreConfig(8, 16, 4, 16, num_warps=2),
         RescoreConfig(2, 4, 8, 32, num_stages=2),
-        RescoreConfig(128, 256, 16),
+        RescoreConfig(64, 256, 16),
     ],
 )
 def test_rescoring_touches_only_positive_entries(config, device):

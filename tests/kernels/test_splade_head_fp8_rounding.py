@@ -4,6 +4,7 @@ R rows, D hidden. The interpreter's conversion to e4m3 loses NaN, and the carry 
 reaches the next power of two: there the kernel is tested on numbers that e4m3 holds.
 """
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -28,6 +29,12 @@ def e4m3_rows(R: int, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     rounded = codes.view(torch.float8_e4m3fn)
     scale = torch.exp2(torch.arange(R) % 5 - 2.0)
     return (rounded.float() * scale[:, None]).to(dtype), scale
+
+
+def many_scales(R: int, D: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(R * D)
+    x = torch.randn(R, D, generator=generator) * torch.logspace(-4, 3, R)[:, None]
+    return x.to(dtype)
 
 
 def on(device: torch.device, quantize, *operands: Tensor, **options: str):
@@ -111,16 +118,29 @@ def test_rows_along_several_axes(by, device):
 @needs_gpu
 @pytest.mark.parametrize("by", ["row", "matrix"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("D", [768, 100, 31])
+@pytest.mark.parametrize("D", [768, 100, 31, 17, 8, 2])
 def test_the_kernel_rounds_as_pytorch_does(D, dtype, by, device):
-    operands = [
-        (torch.randn(R, D) * torch.logspace(-4, 3, R)[:, None]).to(dtype) for R in (333, 70)
-    ]
+    operands = [many_scales(R, D, dtype) for R in (333, 70)]
     expected, actual = (
         on(device, f, *operands, by=by) for f in (quantize_operands_cpu, quantize_operands)
     )
     for a, b in zip(expected[0] + expected[1], actual[0] + actual[1], strict=True):
         assert a is b is None or torch.equal(a.float(), b.float())
+
+
+def test_the_quotient_of_the_emulation_is_rounded_once():
+    """As the kernel's. One that is rounded twice moves numbers halfway between two of e4m3."""
+    x = many_scales(333, 256, torch.bfloat16)
+    actual, *_ = quantize_operands_cpu(x, x[:1])
+    amax = x.float().abs().amax(1, keepdim=True)
+    once = torch.from_numpy(np.float32(448) / amax.numpy())
+    twice = amax.reciprocal() * 448
+
+    def rounded(factor: Tensor) -> Tensor:
+        return (x.float() * factor).clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+    assert torch.equal(actual.float(), rounded(once))
+    assert not torch.equal(rounded(twice), rounded(once))
 
 
 @both

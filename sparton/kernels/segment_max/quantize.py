@@ -82,10 +82,12 @@ def _quantize(
         amax = _largest(tl.load(amax_ptr + MATRIX * PARTS + tl.arange(0, PARTS)))
         amax += tl.zeros((BLOCK_R,), tl.float32)
     amax = _bounded(amax, LOW, HIGH)
-    # The zeros of added columns are chosen, not computed: 0 * NaN, and ptxas fails on some of them.
-    x = tl.where(offs_d < D, x * tl.div_rn(LARGEST, amax)[:, None], 0.0)
+    x = x * tl.div_rn(LARGEST, amax)[:, None]
     x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    rounded = x.to(rounded_ptr.dtype.element_ty)
+    rounded = x.to(rounded_ptr.dtype.element_ty).to(tl.uint8, bitcast=True)
+    # Added columns become zeros after the rounding: 0 * NaN is none, and ptxas has crashed on the
+    # rounding of constants or made anything of them.
+    rounded = tl.where(offs_d < D, rounded, 0).to(rounded_ptr.dtype.element_ty, bitcast=True)
     tl.store(rounded_ptr + rows[:, None] * PADDED + offs_d, rounded, exists & (offs_d < PADDED))
     if scale_ptr is not None:
         scale = tl.div_rn(amax, LARGEST)

@@ -21,7 +21,8 @@ def padded_size(D: int) -> int:
 def _quantize(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
     """``amax``: of each row or of all, ``[R, 1]`` or ``[1, 1]``, as the scales are then."""
     amax = amax.clamp(*SCALE_BOUNDS)
-    scaled = (x * (LARGEST / amax)).clamp(-LARGEST, LARGEST)
+    # A number / a tensor is the number * the tensor's reciprocal, which is rounded twice.
+    scaled = (x * (torch.full_like(amax, LARGEST) / amax)).clamp(-LARGEST, LARGEST)
     rounded = torch.nn.functional.pad(scaled, (0, padded_size(x.shape[1]) - x.shape[1]))
     return rounded.to(torch.float8_e4m3fn), amax / LARGEST
 
