@@ -44,8 +44,9 @@ class Hopper:
 def build(built: list[tuple[str, int]], launch: Launch, *tensors: Any) -> None:
     kernel = launch.kernel
     compiled = kernel.warmup(*tensors, *launch.integers, grid=launch.grid, **launch.constants)
-    assert not CONSTANTS_ROUNDED.search(compiled.asm["ptx"]), f"{kernel.fn.__name__} rounds constants"
-    built.append((kernel.fn.__name__, compiled.metadata.shared))
+    name = kernel.fn.__name__
+    assert not CONSTANTS_ROUNDED.search(compiled.asm["ptx"]), f"{name} rounds constants"
+    built.append((name, compiled.metadata.shared))
 
 
 def head(dtype: torch.dtype, D: int, config: forward.Config, **options: Any) -> None:

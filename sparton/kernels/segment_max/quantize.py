@@ -84,10 +84,12 @@ def _quantize(
     amax = _bounded(amax, LOW, HIGH)
     x = x * tl.div_rn(LARGEST, amax)[:, None]
     x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    rounded = x.to(rounded_ptr.dtype.element_ty).to(tl.uint8, bitcast=True)
-    # Added columns become zeros after the rounding: 0 * NaN is none, and ptxas has crashed on the
-    # rounding of constants or made anything of them.
-    rounded = tl.where(offs_d < D, rounded, 0).to(rounded_ptr.dtype.element_ty, bitcast=True)
+    rounded = x.to(rounded_ptr.dtype.element_ty)
+    if PADDED > D:
+        # Zeros are chosen after the rounding: 0 * NaN is none, and ptxas crashes on the rounding of
+        # constants, or makes of them what happens to be in a register.
+        bits = tl.where(offs_d < D, rounded.to(tl.uint8, bitcast=True), 0)
+        rounded = bits.to(rounded_ptr.dtype.element_ty, bitcast=True)
     tl.store(rounded_ptr + rows[:, None] * PADDED + offs_d, rounded, exists & (offs_d < PADDED))
     if scale_ptr is not None:
         scale = tl.div_rn(amax, LARGEST)
