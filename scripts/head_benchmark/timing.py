@@ -7,11 +7,10 @@ are recorded.
 
 While calls on a GPU are timed, the process is held to one core: Python's thread and autograd's take
 turns, and how long one takes to wake the other on another core varies, on a virtual machine above
-all, by more than small kernels take. It is the core that computes fastest when the first call is
-timed: those of a virtual machine are not alike.
+all, by more than small kernels take. It is the core that computes fastest just before: those of a
+virtual machine are not alike, and who else computes on them changes.
 """
 
-import functools
 import gc
 import math
 import os
@@ -71,7 +70,6 @@ def _peak(run: Callable[[], Any]) -> dict[str, int]:
     return {"peak_bytes": peak - before, "total_peak_bytes": peak}
 
 
-@functools.cache
 def _fastest_core() -> int | None:
     """Of those that this process may use; None where the system does not say which."""
     if not (hasattr(os, "sched_setaffinity") and THREADS.is_dir()):
