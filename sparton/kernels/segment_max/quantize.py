@@ -66,31 +66,26 @@ def _bounded(amax, LOW: tl.constexpr, HIGH: tl.constexpr):
 @triton.jit
 def _quantize(
     x_ptr, rounded_ptr, scale_ptr, amax_ptr, program, R, MATRIX: tl.constexpr,
-    D: tl.constexpr, PADDED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
-    PARTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
+    P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_R rows of hidden (MATRIX 0) or of the weight (1), each by its own largest absolute
     value or all by the largest of PARTS values. NaN stays NaN; an infinite element becomes the
     largest one."""
     rows = program.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
-    offs_d = tl.arange(0, BLOCK_D)[None, :]
-    exists = (rows < R)[:, None]
-    x = tl.load(x_ptr + rows[:, None] * D + offs_d, exists & (offs_d < D), 0.0).to(tl.float32)
+    columns = tl.arange(0, BLOCK_P)[None, :]
+    places = rows[:, None] * P + columns
+    inside = (rows < R)[:, None] & (columns < P)
+    x = tl.load(x_ptr + places, inside, 0.0).to(tl.float32)
     if amax_ptr is None:
         amax = tl.max(tl.abs(x), 1)
     else:
         amax = _largest(tl.load(amax_ptr + MATRIX * PARTS + tl.arange(0, PARTS)))
         amax += tl.zeros((BLOCK_R,), tl.float32)
     amax = _bounded(amax, LOW, HIGH)
-    x = x * tl.div_rn(LARGEST, amax)[:, None]
+    x *= tl.div_rn(LARGEST, amax)[:, None]
     x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    rounded = x.to(rounded_ptr.dtype.element_ty)
-    if PADDED > D:
-        # Zeros are chosen after the rounding: 0 * NaN is none, and ptxas crashes on the rounding of
-        # constants, or makes of them what happens to be in a register.
-        bits = tl.where(offs_d < D, rounded.to(tl.uint8, bitcast=True), 0)
-        rounded = bits.to(rounded_ptr.dtype.element_ty, bitcast=True)
-    tl.store(rounded_ptr + rows[:, None] * PADDED + offs_d, rounded, exists & (offs_d < PADDED))
+    tl.store(rounded_ptr + places, x.to(rounded_ptr.dtype.element_ty), inside)
     if scale_ptr is not None:
         scale = tl.div_rn(amax, LARGEST)
         if amax_ptr is not None:
@@ -102,9 +97,8 @@ def _quantize(
 @triton.jit(do_not_specialize=["T", "V", "of_hidden"])
 def _quantize_kernel(
     hidden_ptr, weight_ptr, amax_ptr, hidden8_ptr, weight8_ptr, hidden_scale_ptr, weight_scale_ptr,
-    T, V, of_hidden, D: tl.constexpr, PADDED: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
+    T, V, of_hidden, P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
+    PARTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """The first ``of_hidden`` programs round hidden, the others the weight. Where each matrix has
     one scale, hidden's is not written: the scales of the weight are products of both."""
@@ -112,32 +106,31 @@ def _quantize_kernel(
     if program < of_hidden:
         _quantize(
             hidden_ptr, hidden8_ptr, hidden_scale_ptr, amax_ptr, program, T, 0,
-            D, PADDED, BLOCK_R, BLOCK_D, PARTS, LOW, HIGH, LARGEST,
+            P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
         )  # fmt: skip
     else:
         _quantize(
             weight_ptr, weight8_ptr, weight_scale_ptr, amax_ptr, program - of_hidden, V, 1,
-            D, PADDED, BLOCK_R, BLOCK_D, PARTS, LOW, HIGH, LARGEST,
+            P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
         )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
-def _plan(T: int, V: int, D: int, parts: int) -> tuple[Step, ...]:
+def _plan(T: int, V: int, P: int, parts: int) -> tuple[Step, ...]:
     """``parts``: 0 where each row has a scale."""
-    padded = padded_size(D)
-    block_d = next_power_of_2(padded)
-    block_r = max(ELEMENTS // block_d, 1)
+    block_p = next_power_of_2(P)
+    block_r = max(ELEMENTS // block_p, 1)
     programs = [cdiv(rows, block_r) for rows in (T, V)]
     steps = []
     if parts:
-        sizes = (T * D, V * D)
+        sizes = (T * P, V * P)
         steps.append(plan_step(_largest_kernel, (parts, 2), *sizes, PARTS=parts, ELEMENTS=ELEMENTS))
     steps.append(
         plan_step(
             _quantize_kernel, (sum(programs),), T, V, programs[0],
-            D=D, PADDED=padded, BLOCK_R=block_r, BLOCK_D=block_d, PARTS=parts,
+            P=P, BLOCK_R=block_r, BLOCK_P=block_p, PARTS=parts,
             LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,
-            num_warps=min(max(block_d // 1024, 4), 16),
+            num_warps=min(max(block_p // 1024, 4), 16),
         )
     )  # fmt: skip
     return tuple(steps)
@@ -159,9 +152,13 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
         None by matrix, whose scale is a factor of the others then, and ``[V]``.
     """
     T, V, D = num_rows(hidden), num_rows(weight), hidden.shape[-1]
+    P = padded_size(D)
+    if P > D:
+        # Not in the kernel: where columns are known to be zeros, ptxas crashes on their rounding or
+        # gets it wrong.
+        hidden, weight = (torch.nn.functional.pad(x, (0, P - D)) for x in (hidden, weight))
     hidden8, weight8 = (
-        x.new_empty((rows, padded_size(D)), dtype=torch.float8_e4m3fn)
-        for x, rows in ((hidden, T), (weight, V))
+        x.new_empty((rows, P), dtype=torch.float8_e4m3fn) for x, rows in ((hidden, T), (weight, V))
     )
     weight_scale = weight.new_empty(V, dtype=torch.float32)
     hidden_scale = hidden.new_empty(T, dtype=torch.float32) if by == "row" else None
@@ -176,5 +173,5 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
             "hidden_scale": hidden_scale,
             "weight_scale": weight_scale,
         }
-        run_steps(_plan(T, V, D, parts), tensors)
+        run_steps(_plan(T, V, P, parts), tensors)
     return hidden8, weight8, (hidden_scale, weight_scale)
