@@ -50,6 +50,14 @@ def backward_table() -> str:
     return by_device(STUDY, lambda records: _side_by_side(records, BOTH))
 
 
+def compiled_table() -> str:
+    """Forward, then forward and backward, of the run that had torch.compile beside the others."""
+    return by_device(
+        f"{STUDY}_compiled",
+        lambda records: "\n".join(_side_by_side(records, mode) for mode in (FORWARD, BOTH)),
+    )
+
+
 def _side_by_side(records: list[Record], mode: str) -> str:
     """A row for each shape, a column for each provider; the fastest in bold, in brackets the time
     of the kernels alone."""
@@ -69,7 +77,7 @@ def _side_by_side(records: list[Record], mode: str) -> str:
         floor, share = _floor(found)
         rows.append([shape, *figures, floor, share])
     names = [_words(name) for name in providers]
-    return markdown(["ms", *names, "floor", "share of the floor"], rows)
+    return markdown([f"{MODES[mode]}, ms", *names, "floor", "share of the floor"], rows)
 
 
 def _words(provider: str) -> str:
