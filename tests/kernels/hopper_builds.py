@@ -20,6 +20,7 @@ from triton.runtime import driver
 from sparton.kernels.launch import Launch
 from sparton.kernels.maxsim import hidden, paths
 from sparton.kernels.maxsim.operands import padded_operands
+from sparton.kernels.maxsim.projection import MOST_UNITS, project_to_unit, project_to_unit_backward
 from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
 
@@ -83,6 +84,13 @@ def from_hidden(dtype: torch.dtype, E: int, config: hidden.HiddenConfig | None =
     )  # fmt: skip
 
 
+def gradients_from_hidden(E: int) -> None:
+    tokens, projection = torch.zeros(600, 768, dtype=BF16), torch.zeros(E, 768, dtype=BF16)
+    unit, norms = project_to_unit(tokens, projection)
+    for need_hidden in (True, False):
+        project_to_unit_backward(unit, unit, norms, projection, need_hidden=need_hidden)
+
+
 def own_documents(dtype: torch.dtype, E: int, method: str) -> None:
     queries, documents = torch.zeros(2, 40, E, dtype=dtype), torch.zeros(2, 3, 50, E, dtype=dtype)
     masks = (torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 3, 50, dtype=torch.bool))
@@ -124,6 +132,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         for method in ("lowmem", "unified"):
             name = f"own documents {dtype} {method}"
             yield name, partial(own_documents, dtype, 1024, method)
+    for E in (96, MOST_UNITS):
+        yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
     yield "too large", partial(from_hidden, BF16, 1024, hidden.HiddenConfig())
 
 

@@ -8,6 +8,7 @@ import torch
 from sparton.kernels.maxsim import hidden_function, maxsim_from_hidden, maxsim_reference
 from sparton.kernels.maxsim.hidden import HiddenConfig, route_hidden, search_hidden
 from sparton.kernels.maxsim.hidden_cpu import route_hidden_cpu, search_hidden_cpu
+from sparton.kernels.maxsim.projection import project_to_unit, project_to_unit_backward
 from tests.kernels.problems import error
 
 SMALL = HiddenConfig(block_t=16, block_r=16, block_h=16, programs=1)
@@ -203,7 +204,7 @@ def test_tiles_without_tokens(config, longest, device):
     ],
 )
 def test_kernels_agree_with_the_cpu_version(normalize, config, masked, device):
-    """Scores, winners and both gradients; document 1 has no tokens, query 2 neither."""
+    """Scores, winners and all gradients; document 1 has no tokens, query 2 neither."""
     (queries, hidden, projection), query_mask, mask = make_problem(device, Lq=18, H=20, E=12)
     if not masked:
         query_mask = mask = None
@@ -222,8 +223,8 @@ def test_kernels_agree_with_the_cpu_version(normalize, config, masked, device):
         assert (winners[:, ~flat[2]] == -1).all()
         assert (winners[1] == -1).all()
     grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(3)).to(device).T
-    wanted = {"need_queries": True, "need_projected": True}
-    arguments = (grad, winners, flat[0], flat[1] @ projection.T, cu_seqlens, 37)
+    wanted = {"need_queries": True, "need_hidden": True, "need_projection": True}
+    arguments = (grad, winners, flat[0], flat[1], projection, cu_seqlens, 37)
     gradients = route_hidden(*arguments, normalize=normalize, **wanted)
     expected = route_hidden_cpu(
         *(x if isinstance(x, int) else x.cpu() for x in arguments), normalize=normalize, **wanted
@@ -234,7 +235,59 @@ def test_kernels_agree_with_the_cpu_version(normalize, config, masked, device):
     for need in wanted:
         only = {**wanted, need: False}
         results = route_hidden(*arguments, normalize=normalize, **only)
-        assert [x is not None for x in results[::-1]] == [*only.values()]
+        assert [x is not None for x in results] == [*only.values()]
+        for actual, full in zip(results, gradients, strict=True):
+            assert actual is None or torch.equal(actual, full)
+
+
+@pytest.mark.parametrize("need_hidden", [True, False])
+@pytest.mark.parametrize(("T", "H", "E"), [(70, 50, 24), (5, 100, 1), (1, 1, 33), (0, 8, 8)])
+def test_projection_to_unit_length(T, H, E, need_hidden, device):
+    """Also of a token that is zero, and of one that is nearly so."""
+    generator = torch.Generator().manual_seed(T + H)
+    hidden, projection, grad = (
+        torch.randn(*size, generator=generator).to(device) for size in ((T, H), (E, H), (T, E))
+    )
+    hidden[3:4] = 0
+    hidden[4:5] *= 1e-14
+    unit, norms = project_to_unit(hidden, projection)
+    exact = [x.double().requires_grad_() for x in (hidden, projection)]
+    projected = exact[0] @ exact[1].T
+    expected = projected / projected.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    torch.testing.assert_close(unit.double(), expected.detach(), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(norms.double(), projected.detach().norm(dim=1), atol=0, rtol=1e-5)
+    dprojected, dexact = torch.autograd.grad((expected * grad).sum(), (projected, exact[0]))
+    # The way back of E = 1 is 0 but for rounding, which is relative to grad / norm.
+    scale = (grad.double() / projected.detach().norm(dim=1, keepdim=True).clamp_min(1e-12)).abs()
+    dhidden = project_to_unit_backward(grad, unit, norms, projection, need_hidden=need_hidden)
+    assert ((grad - dprojected).abs() <= 1e-5 * scale.amax(1, keepdim=True)).all()
+    assert T < 2 or not ((grad.roll(1, 0) - dprojected).abs() <= 0.1 * scale).all()
+    assert (dhidden is None) != need_hidden
+    if dhidden is not None:
+        sizes = scale.amax(1, keepdim=True) * projection.abs().sum(0)
+        assert ((dhidden - dexact).abs() <= 1e-5 * sizes).all()
+
+
+@pytest.mark.parametrize("most_units", [128, 8])
+def test_gradients_in_16_bits(most_units, device, monkeypatch):
+    """Of embeddings that are few enough for the fused products, or too many."""
+    monkeypatch.setattr("sparton.kernels.maxsim.hidden.MOST_UNITS", most_units)
+    # Not bfloat16, of which the interpreter multiplies the bits.
+    operands, _, _ = make_problem(device, Lq=18, H=20, E=12, dtype=torch.float16)
+    flat = (*(x.flatten(0, 1) for x in operands[:2]), operands[2])
+    cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
+    _, winners = search_hidden(*flat, cu_seqlens, None, None, 3, normalize=True, argmax=True)
+    grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(3)).to(device)
+    wanted = {"need_queries": True, "need_hidden": True, "need_projection": True}
+    gradients = route_hidden(grad, winners, *flat, cu_seqlens, 37, normalize=True, **wanted)
+    exact = (x.cpu().double() for x in flat)
+    bounds = (cu_seqlens.cpu(), 37)
+    expected = route_hidden_cpu(
+        grad.cpu().double(), winners.cpu(), *exact, *bounds, normalize=True, **wanted
+    )
+    for actual, truth_ in zip(gradients, expected, strict=True):
+        assert actual.dtype == torch.float16
+        assert error(actual.cpu(), truth_) < 1e-3 < error(1.01 * actual.cpu(), truth_)
 
 
 def test_nothing_to_search(device):

@@ -19,6 +19,14 @@ from torch import Tensor
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
+from sparton.kernels.maxsim.projection import (
+    MOST_UNITS,
+    divided_by,
+    norms_of,
+    project,
+    project_to_unit,
+    project_to_unit_backward,
+)
 from sparton.kernels.segment_max.backward import backward_of_checked
 
 
@@ -63,28 +71,6 @@ def _select_config(E: int, element_size: int) -> HiddenConfig:
     return CONFIGS[max(row, min(CONFIGS))]
 
 
-@triton.jit
-def _project(
-    hidden_ptr, projection_ptr, rows_t, valid, H: tl.constexpr, E: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, NORMALIZE: tl.constexpr,
-):  # fmt: skip
-    """Embeddings of a tile of tokens, in the dtype of the operands ``[BLOCK_T, BLOCK_E]``."""
-    offs_e = tl.arange(0, BLOCK_E)
-    embedding = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
-    for first in range(0, H, BLOCK_H):
-        offs_h = first + tl.arange(0, BLOCK_H)
-        inside = offs_h < H
-        ptrs = hidden_ptr + rows_t[:, None] * H + offs_h[None, :]
-        h = tl.load(ptrs, valid[:, None] & inside[None, :], 0.0)
-        ptrs = projection_ptr + offs_e[:, None] * H + offs_h[None, :]
-        w = tl.load(ptrs, (offs_e < E)[:, None] & inside[None, :], 0.0)
-        embedding = tl.dot(h, w.T, embedding, input_precision="ieee")
-    if NORMALIZE:
-        norm = tl.sqrt(tl.sum(embedding * embedding, 1))
-        embedding /= tl.maximum(norm, 1e-12)[:, None]
-    return embedding.to(hidden_ptr.dtype.element_ty)
-
-
 @triton.jit(do_not_specialize=["N", "shares"])
 def _search_hidden_kernel(
     queries_ptr, hidden_ptr, projection_ptr, cu_ptr, mask_ptr, maxima_ptr, winners_ptr,
@@ -115,10 +101,12 @@ def _search_hidden_kernel(
         valid = offs_t < end
         if MASK:
             valid = valid & (tl.load(mask_ptr + offs_t, valid, 0) != 0)
-        embedding = _project(
-            hidden_ptr, projection_ptr, offs_t.to(tl.int64), valid, H, E,
-            BLOCK_T, BLOCK_E, BLOCK_H, NORMALIZE,
-        )  # fmt: skip
+        embedding = project(
+            hidden_ptr, projection_ptr, offs_t.to(tl.int64), valid, H, E, BLOCK_T, BLOCK_E, BLOCK_H
+        )
+        if NORMALIZE:
+            embedding = divided_by(embedding, norms_of(embedding))
+        embedding = embedding.to(hidden_ptr.dtype.element_ty)
         # A token that is not a number spoils every maximum of its document; comparisons would hide
         # it, and others with it.
         sums = tl.sum(embedding.to(tl.float32), 1)
@@ -270,38 +258,52 @@ def route_hidden(
     grad: Tensor,
     winners: Tensor,
     queries: Tensor,
-    projected: Tensor,
+    hidden: Tensor,
+    projection: Tensor,
     cu_seqlens: Tensor,
     longest: int | None,
     *,
     normalize: bool,
     need_queries: bool,
-    need_projected: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the projected tokens, before their normalisation, and of the queries.
+    need_hidden: bool,
+    need_projection: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the operands. Tokens are projected again; the gradients of all queries are
+    summed before they go back through the projection.
 
     Args:
         grad: ``[Q, N]``, any strides: gradient of the scores.
         winners: int32 ``[N, R]`` of :func:`search_hidden`.
-        queries: ``[R, E]``, as given there.
-        projected: ``[T, E]``, the same dtype.
-        cu_seqlens: int32 ``[N + 1]``.
+        queries, hidden, projection, cu_seqlens: as given there.
         longest: most tokens of a document where that is known.
         normalize: of the forward.
-        need_queries, need_projected: whether these gradients are wanted.
+        need_queries, need_hidden, need_projection: whether these gradients are wanted.
 
     Returns:
-        ``[T, E]`` and ``[R, E]`` in the operands' dtype, None where not wanted; the same bits every
-        time.
+        ``[R, E]``, ``[T, H]`` and ``[E, H]`` in the operands' dtype, None where not wanted; the
+        same bits every time.
     """
+    hidden, projection = hidden.contiguous(), projection.contiguous()
+    fused = normalize and hidden.element_size() == 2 and projection.shape[0] <= MOST_UNITS
+    if fused:
+        tokens, norms = project_to_unit(hidden, projection)
+    else:
+        projected = hidden @ projection.T
+        tokens = normalize_tokens(projected) if normalize else projected
     Q, R = grad.shape[0], queries.shape[0]
-    projected = projected.contiguous()
-    unit = normalize_tokens(projected) if normalize else projected
     through, dqueries, _ = backward_of_checked(
-        grad.T, None, winners.contiguous(), unit, queries.contiguous(), cu_seqlens.contiguous(),
+        grad.T, None, winners.contiguous(), tokens, queries.contiguous(), cu_seqlens.contiguous(),
         summed=max(R // max(Q, 1), 1), longest=longest,
-        need_hidden=need_projected, need_weight=need_queries, activation="none",
+        need_hidden=need_hidden or need_projection, need_weight=need_queries, activation="none",
     )  # fmt: skip
-    if normalize and through is not None:
-        through = normalize_tokens_backward(through, projected)
-    return through, dqueries
+    if through is None:
+        return dqueries, None, None
+    if fused:
+        dhidden = project_to_unit_backward(
+            through, tokens, norms, projection, need_hidden=need_hidden
+        )
+    else:
+        if normalize:
+            through = normalize_tokens_backward(through, projected)
+        dhidden = through @ projection if need_hidden else None
+    return dqueries, dhidden, through.T @ hidden if need_projection else None

@@ -56,15 +56,18 @@ def route_hidden_cpu(
     grad: Tensor,
     winners: Tensor,
     queries: Tensor,
-    projected: Tensor,
+    hidden: Tensor,
+    projection: Tensor,
     cu_seqlens: Tensor,
     longest: int | None,
     *,
     normalize: bool,
     need_queries: bool,
-    need_projected: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+    need_hidden: bool,
+    need_projection: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Arguments and results of :func:`~sparton.kernels.maxsim.hidden.route_hidden`."""
+    projected = hidden @ projection.T
     wide = torch.promote_types(projected.dtype, torch.float32)
     unit = normalize_tokens_cpu(projected).to(projected.dtype) if normalize else projected
     through, dqueries = (torch.zeros_like(x, dtype=wide) for x in (projected, queries))
@@ -76,7 +79,9 @@ def route_hidden_cpu(
         dqueries[rows] += g * unit[tokens].to(wide)
     if normalize:
         through = normalize_tokens_backward_cpu(through, projected)
+    through = through.to(hidden.dtype)
     return (
-        through.to(projected.dtype) if need_projected else None,
         dqueries.to(queries.dtype) if need_queries else None,
+        through @ projection if need_hidden else None,
+        through.T @ hidden if need_projection else None,
     )

@@ -63,17 +63,13 @@ def _differentiate(
         route = route_hidden
     # A backward may run under an autocast that the forward did not see.
     with without_autocast(hidden.device):
-        through, dqueries = route(
-            grad, winners, queries, hidden @ projection.T, cu_seqlens, longest,
-            normalize=normalize, need_queries=need_queries,
-            need_projected=need_hidden or need_projection,
+        gradients = route(
+            grad, winners, queries, hidden, projection, cu_seqlens, longest, normalize=normalize,
+            need_queries=need_queries, need_hidden=need_hidden, need_projection=need_projection,
         )  # fmt: skip
-        # An operator's schema knows no optional results: an unwanted one is an empty tensor.
-        return (
-            grad.new_empty(0) if dqueries is None else dqueries,
-            through @ projection if through is not None and need_hidden else grad.new_empty(0),
-            through.T @ hidden if through is not None and need_projection else grad.new_empty(0),
-        )
+    # An operator's schema knows no optional results: an unwanted one is an empty tensor.
+    dqueries, dhidden, dprojection = (grad.new_empty(0) if x is None else x for x in gradients)
+    return dqueries, dhidden, dprojection
 
 
 _search_op = torch.library.custom_op("sparton::maxsim_from_hidden", _search, mutates_args=())
