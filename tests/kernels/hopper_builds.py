@@ -123,7 +123,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for V, activation in ((1000, "none"), (6000, "relu")):
         yield f"gradients {V} {activation}", partial(gradients, V, activation)
     for by in ("row", "matrix"):
-        for D in (1, 8, 17, 128):
+        for D in (1, 100, 128):
             operands = (torch.zeros(n, D, dtype=BF16) for n in (600, 70))
             yield f"rounding {by} {D}", partial(quantize.quantize_operands, *operands, by=by)
     for dtype in (BF16, FP32):

@@ -5,6 +5,7 @@ from itertools import accumulate
 import pytest
 import torch
 
+from sparton.kernels.maxsim import hidden as hidden_module
 from sparton.kernels.maxsim import hidden_function, maxsim_from_hidden, maxsim_reference
 from sparton.kernels.maxsim.hidden import HiddenConfig, route_hidden, search_hidden
 from sparton.kernels.maxsim.hidden_cpu import route_hidden_cpu, search_hidden_cpu
@@ -268,26 +269,46 @@ def test_projection_to_unit_length(T, H, E, need_hidden, device):
         assert ((dhidden - dexact).abs() <= 1e-5 * sizes).all()
 
 
-@pytest.mark.parametrize("most_units", [128, 8])
-def test_gradients_in_16_bits(most_units, device, monkeypatch):
-    """Of embeddings that are few enough for the fused products, or too many."""
-    monkeypatch.setattr("sparton.kernels.maxsim.hidden.MOST_UNITS", most_units)
+@pytest.mark.parametrize(
+    ("most_units", "normalize", "fused"), [(12, True, True), (11, True, False), (12, False, False)]
+)
+def test_gradients_in_16_bits(most_units, normalize, fused, device, monkeypatch):
+    """By fused products where embeddings are normalised and narrow enough; any strides."""
+    calls = []
+    monkeypatch.setattr(hidden_module, "MOST_UNITS", most_units)
+    monkeypatch.setattr(
+        hidden_module, "project_to_unit", lambda *x: calls.append(1) or project_to_unit(*x)
+    )
     # Not bfloat16, of which the interpreter multiplies the bits.
     operands, _, _ = make_problem(device, Lq=18, H=20, E=12, dtype=torch.float16)
-    flat = (*(x.flatten(0, 1) for x in operands[:2]), operands[2])
+    flat = [x.T.contiguous().T for x in (*(x.flatten(0, 1) for x in operands[:2]), operands[2])]
     cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
-    _, winners = search_hidden(*flat, cu_seqlens, None, None, 3, normalize=True, argmax=True)
+    _, winners = search_hidden(*flat, cu_seqlens, None, None, 3, normalize=normalize, argmax=True)
     grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(3)).to(device)
     wanted = {"need_queries": True, "need_hidden": True, "need_projection": True}
-    gradients = route_hidden(grad, winners, *flat, cu_seqlens, 37, normalize=True, **wanted)
+    gradients = route_hidden(grad, winners, *flat, cu_seqlens, 37, normalize=normalize, **wanted)
+    assert bool(calls) == fused
     exact = (x.cpu().double() for x in flat)
     bounds = (cu_seqlens.cpu(), 37)
     expected = route_hidden_cpu(
-        grad.cpu().double(), winners.cpu(), *exact, *bounds, normalize=True, **wanted
+        grad.cpu().double(), winners.cpu(), *exact, *bounds, normalize=normalize, **wanted
     )
     for actual, truth_ in zip(gradients, expected, strict=True):
         assert actual.dtype == torch.float16
         assert error(actual.cpu(), truth_) < 1e-3 < error(1.01 * actual.cpu(), truth_)
+
+
+def test_nothing_of_a_radial_gradient_is_left(device):
+    """Although tokens of 16 bits are not of unit length."""
+    generator = torch.Generator().manual_seed(0)
+    operands = (torch.randn(*x, generator=generator) for x in ((40, 64), (16, 64)))
+    hidden, projection = (x.to(device, torch.float16) for x in operands)
+    unit, norms = project_to_unit(hidden, projection)
+    assert ((unit.float().norm(dim=1) - 1).abs() > 1e-5).any()
+    for grad, most in ((unit.clone(), 1e-6), (unit.roll(1, 1), float("inf"))):
+        project_to_unit_backward(grad, unit, norms, projection, need_hidden=False)
+        assert grad.abs().amax() * norms.amin() < most
+    assert grad.abs().amax() * norms.amin() > 0.1
 
 
 def test_nothing_to_search(device):
@@ -418,6 +439,11 @@ def test_registration():
     cu_seqlens = torch.tensor([0, 3, 6], dtype=torch.int32)
     arguments = (*leaves, cu_seqlens, None, mask.flatten(), 3, 3, True, True)
     torch.library.opcheck(torch.ops.sparton.maxsim_from_hidden.default, arguments)
+    winners = torch.zeros(2, rows.shape[0], dtype=torch.int32)
+    halves = [x.detach().half() for x in leaves]
+    for needs in ((True, False, False), (False, True, True)):
+        arguments = (torch.ones(3, 2), winners, *halves, cu_seqlens, 3, True, *needs)
+        torch.library.opcheck(torch.ops.sparton.maxsim_from_hidden_backward.default, arguments)
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def _differentiate(
             need_queries=need_queries, need_hidden=need_hidden, need_projection=need_projection,
         )  # fmt: skip
     # An operator's schema knows no optional results: an unwanted one is an empty tensor.
-    dqueries, dhidden, dprojection = (grad.new_empty(0) if x is None else x for x in gradients)
+    dqueries, dhidden, dprojection = (hidden.new_empty(0) if x is None else x for x in gradients)
     return dqueries, dhidden, dprojection
 
 

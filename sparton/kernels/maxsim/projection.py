@@ -4,7 +4,7 @@ T tokens, H hidden, E embedding.
 
 A program owns a tile of tokens and holds all their units: the product and the normalisation, and
 on the way back the Jacobian of the normalisation and the product, need no memory between them.
-Norms and the Jacobian are computed in fp32.
+Norms and the Jacobian are computed in fp32, the latter from tokens in the dtype of the operands.
 """
 
 import functools
@@ -15,10 +15,10 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
+from sparton.kernels.maxsim.normalization import EPSILON
 
-EPSILON = tl.constexpr(1e-12)
 BLOCKS = {"BLOCK_T": 64, "BLOCK_H": 64}
-# Beyond, or in fp32, the registers of a program do not suffice.
+# Wider tiles do not fit into the shared memory of smaller GPUs, nor those of fp32 into registers.
 MOST_UNITS = 128
 
 
@@ -49,7 +49,7 @@ def norms_of(x):
 
 @triton.jit
 def divided_by(x, norms):
-    """Rows of unit length, but for those that have next to none."""
+    """Rows over their norms, or over EPSILON where those are less."""
     return x / tl.maximum(norms, EPSILON)[:, None]
 
 
@@ -83,7 +83,9 @@ def _project_backward_kernel(
     unit = tl.load(unit_ptr + places, inside, 0.0).to(tl.float32)
     norms = tl.load(norms_ptr + t, t < T, 1.0)
     grad = tl.load(grad_ptr + places, inside, 0.0).to(tl.float32)
-    radial = tl.where(norms >= EPSILON, tl.sum(grad * unit, 1), 0.0)
+    # Rounding moved the token off the unit sphere: nothing of a radial gradient may be left over.
+    radial = tl.sum(grad * unit, 1) / tl.sum(unit * unit, 1)
+    radial = tl.where(norms >= EPSILON, radial, 0.0)
     through = divided_by(grad - unit * radial[:, None], norms).to(grad_ptr.dtype.element_ty)
     tl.store(grad_ptr + places, through, inside)
     if dhidden_ptr is not None:

@@ -147,7 +147,7 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
 
     Returns:
         float8_e4m3fn ``[T, P]`` and ``[V, P]`` (tensor descriptors ask for rows of whole 16 bytes)
-        with zeros in the added columns, and the scales, fp32, as
+        with zeros in the added columns (NaN where the scale is), and the scales, fp32, as
         :func:`~sparton.kernels.segment_max.forward.segment_max_forward` takes them: ``[T]``, or
         None by matrix, whose scale is a factor of the others then, and ``[V]``.
     """
