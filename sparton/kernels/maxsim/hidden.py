@@ -18,11 +18,13 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
-from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
+from sparton.kernels.maxsim.normalization import (
+    divided_by,
+    normalize_tokens,
+    normalize_tokens_backward,
+)
 from sparton.kernels.maxsim.projection import (
     MOST_UNITS,
-    divided_by,
-    norms_of,
     project,
     project_to_unit,
     project_to_unit_backward,
@@ -105,7 +107,8 @@ def _search_hidden_kernel(
             hidden_ptr, projection_ptr, offs_t.to(tl.int64), valid, H, E, BLOCK_T, BLOCK_E, BLOCK_H
         )
         if NORMALIZE:
-            embedding = divided_by(embedding, norms_of(embedding))
+            # Not norms_of: a root that is rounded exactly takes registers that are not left.
+            embedding = divided_by(embedding, tl.sqrt(tl.sum(embedding * embedding, 1)))
         embedding = embedding.to(hidden_ptr.dtype.element_ty)
         # A token that is not a number spoils every maximum of its document; comparisons would hide
         # it, and others with it.

@@ -28,8 +28,15 @@ def _load(x_ptr, rows, mask, offs_e, E: tl.constexpr):
 
 
 @triton.jit
-def _norm(x):
+def norms_of(x):
+    """Of the rows."""
     return tl.sqrt_rn(tl.sum(x * x, 1))
+
+
+@triton.jit
+def divided_by(x, norms):
+    """Rows over their norms, or over EPSILON where those are less."""
+    return x / tl.maximum(norms, EPSILON)[:, None]
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -42,7 +49,7 @@ def _normalize_kernel(
     if rows_ptr is not None:
         rows = tl.load(rows_ptr + t, t < T, 0)
     x = _load(x_ptr, rows, t < T, offs_e, E)
-    y = x / tl.maximum(_norm(x), EPSILON)[:, None]
+    y = divided_by(x, norms_of(x))
     ptrs = y_ptr + t.to(tl.int64)[:, None] * E + offs_e[None, :]
     tl.store(ptrs, y.to(y_ptr.dtype.element_ty), (t < T)[:, None] & (offs_e < E)[None, :])
 
@@ -55,11 +62,10 @@ def _normalize_backward_kernel(
     offs_e = tl.arange(0, BLOCK_E)
     x = _load(x_ptr, t, t < T, offs_e, E)
     g = _load(grad_ptr, t, t < T, offs_e, E)
-    norm = _norm(x)
-    longer = tl.maximum(norm, EPSILON)
-    unit = x / longer[:, None]
-    radial = tl.where(norm >= EPSILON, tl.sum(g * unit, 1), 0.0)
-    dx = (g - unit * radial[:, None]) / longer[:, None]
+    norms = norms_of(x)
+    unit = divided_by(x, norms)
+    radial = tl.where(norms >= EPSILON, tl.sum(g * unit, 1), 0.0)
+    dx = divided_by(g - unit * radial[:, None], norms)
     ptrs = dx_ptr + t.to(tl.int64)[:, None] * E + offs_e[None, :]
     tl.store(ptrs, dx.to(dx_ptr.dtype.element_ty), (t < T)[:, None] & (offs_e < E)[None, :])
 

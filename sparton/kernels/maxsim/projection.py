@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
-from sparton.kernels.maxsim.normalization import EPSILON
+from sparton.kernels.maxsim.normalization import EPSILON, divided_by, norms_of
 
-BLOCKS = {"BLOCK_T": 64, "BLOCK_H": 64}
+BLOCK_T, BLOCK_H = 64, 64  # tokens of a program, hidden units of a step
 # Wider tiles do not fit into the shared memory of smaller GPUs, nor those of fp32 into registers.
 MOST_UNITS = 128
 
@@ -39,18 +39,6 @@ def project(
         w = tl.load(ptrs, (offs_e < E)[:, None] & inside[None, :], 0.0)
         embedding = tl.dot(h, w.T, embedding, input_precision="ieee")
     return embedding
-
-
-@triton.jit
-def norms_of(x):
-    """Of the rows."""
-    return tl.sqrt(tl.sum(x * x, 1))
-
-
-@triton.jit
-def divided_by(x, norms):
-    """Rows over their norms, or over EPSILON where those are less."""
-    return x / tl.maximum(norms, EPSILON)[:, None]
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -103,8 +91,8 @@ def _project_backward_kernel(
 def _plan(backward: bool, T: int, H: int, E: int) -> Launch:
     return Launch(
         _project_backward_kernel if backward else _project_kernel,
-        (cdiv(T, BLOCKS["BLOCK_T"]),), T, H=H, E=E, BLOCK_E=max(next_power_of_2(E), 16),
-        num_warps=4, num_stages=3, **BLOCKS,
+        (cdiv(T, BLOCK_T),), T, H=H, E=E, BLOCK_T=BLOCK_T, BLOCK_H=BLOCK_H,
+        BLOCK_E=max(next_power_of_2(E), 16), num_warps=4, num_stages=3,
     )  # fmt: skip
 
 
