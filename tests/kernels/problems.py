@@ -64,11 +64,13 @@ def tolerances(problem: Problem) -> tuple[float, ...]:
 def assert_close_to_truth(
     results: tuple[Tensor, ...], problem: Problem, upstream: Tensor, **variant: Any
 ) -> None:
-    """Near float64 by :func:`tolerances`, and no worse than the reference at this precision."""
+    """Near float64 by :func:`tolerances`, and no worse than the reference at this precision, but
+    for the luck that roundings of few elements have."""
     truth = with_gradients(problem, upstream, torch.float64, **variant)
     eager = with_gradients(problem, upstream, problem.hidden.dtype, **variant)
     for actual, exact, same_precision, allowed in zip(
         results, truth, eager, tolerances(problem), strict=False
     ):
         assert error(actual, exact) <= allowed
-        assert error(actual, exact) <= error(same_precision, exact) + 5e-6
+        luck = allowed / max(actual.numel(), 1) ** 0.5
+        assert error(actual, exact) <= error(same_precision, exact) + 5e-6 + luck

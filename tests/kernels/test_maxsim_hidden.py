@@ -116,7 +116,7 @@ def test_embeddings_of_any_width_on_a_gpu(E, dtype):
 def test_embeddings_too_wide_for_the_kernel(device):
     rows = torch.ones(2, 2048, device=device)
     cu_seqlens = torch.tensor([0, 2], dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match=r"at most 4096 bytes.*E = 2048.*project first"):
+    with pytest.raises(ValueError, match=r"at most 1024 units of 4 bytes.*E = 2048.*project first"):
         search_hidden(rows, rows, rows, cu_seqlens, None, None, 1, normalize=True, argmax=False)
 
 
@@ -396,6 +396,24 @@ def test_a_token_that_is_not_a_number_is_seen(config, normalize, device):
     assert torch.equal(scores[:, [0, 1, 3]], expected[:, [0, 1, 3]])
     on_cpu = maxsim_from_hidden(*(x.cpu() for x in (queries, hidden, projection)), None, mask.cpu())
     assert on_cpu.isnan().tolist() == scores.isnan().tolist()
+
+
+@pytest.mark.parametrize("config", [SMALL, SHARED])
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_query_that_is_not_a_number_is_seen(config, masked, device):
+    """Its winners are tokens of the document, or none."""
+    (queries, hidden, projection), _, mask = make_problem(device)
+    queries[1, 2, 3] = float("nan")
+    cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
+    scores, winners = search_hidden(
+        queries.flatten(0, 1), hidden.flatten(0, 1), projection, cu_seqlens, None,
+        mask.flatten() if masked else None, 3, normalize=True, argmax=True, config=config,
+    )  # fmt: skip
+    empty = torch.arange(4, device=device) == 1
+    assert torch.equal(scores[1].isnan(), ~empty if masked else torch.full_like(empty, True))
+    assert not scores[[0, 2]].isnan().any()
+    inside = (winners >= cu_seqlens[:-1, None]) & (winners < cu_seqlens[1:, None])
+    assert (inside | (winners == -1)).all()
 
 
 def test_a_backward_under_autocast_is_that_of_the_forward(device):

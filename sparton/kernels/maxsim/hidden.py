@@ -40,37 +40,51 @@ class HiddenConfig(NamedTuple):
         block_r: query tokens that are compared with them at once.
         block_h: hidden units of one step of the projection.
         programs: documents are shared out into about as many, where tiles and documents allow it.
+        maxnreg: registers of a thread at most, or None.
     """
 
     block_t: int = 64
-    block_r: int = 128
+    block_r: int = 64
     block_h: int = 64
     programs: int = 640
     num_warps: int = 4
     num_stages: int = 3
+    maxnreg: int | None = None
 
 
 MOST_SHARES = 64
 SUMMED_AT_ONCE = 8  # documents of a program that sums up shares
-# By the most bytes of an embedding, a power of 2: wide ones leave shared memory for smaller tiles.
+# By the bytes of an element, then the most units of an embedding, a power of 2. With 168 registers
+# a thread, three programs share a multiprocessor of Hopper. Wide embeddings leave shared memory for
+# smaller tiles, and products of fp32 leave registers for smaller ones.
 CONFIGS = {
-    256: HiddenConfig(),
-    512: HiddenConfig(block_r=64),
-    1024: HiddenConfig(block_r=32, block_h=32, num_warps=8, num_stages=2),
-    2048: HiddenConfig(32, 16, 16, num_warps=8, num_stages=2),
-    4096: HiddenConfig(16, 16, 16, num_warps=8, num_stages=2),
+    2: {
+        64: HiddenConfig(block_r=128, maxnreg=168),
+        128: HiddenConfig(maxnreg=168),
+        256: HiddenConfig(),
+        512: HiddenConfig(block_r=32, block_h=32, num_warps=8, num_stages=2),
+        1024: HiddenConfig(32, 32, 16, num_warps=8, num_stages=2),
+        2048: HiddenConfig(16, 16, 16, num_warps=8, num_stages=2),
+    },
+    4: {
+        64: HiddenConfig(),
+        128: HiddenConfig(32, 32, 32),
+        256: HiddenConfig(32, 64, 32, num_warps=8, num_stages=2),
+        512: HiddenConfig(32, 16, 16, num_warps=8, num_stages=2),
+        1024: HiddenConfig(16, 16, 16, num_warps=8, num_stages=2),
+    },
 }
 
 
 @functools.cache
 def _select_config(E: int, element_size: int) -> HiddenConfig:
-    row = next_power_of_2(E) * element_size
-    if row > max(CONFIGS):
+    configs = CONFIGS[element_size]
+    if max(configs) < E:
         raise ValueError(
-            f"maxsim_from_hidden takes embeddings of at most {max(CONFIGS)} bytes on a GPU, got "
-            f"E = {E} of {element_size} bytes each; project first and use maxsim"
+            f"maxsim_from_hidden takes embeddings of at most {max(configs)} units of "
+            f"{element_size} bytes on a GPU, got E = {E}; project first and use maxsim"
         )
-    return CONFIGS[max(row, min(CONFIGS))]
+    return configs[max(next_power_of_2(E), min(configs))]
 
 
 @triton.jit(do_not_specialize=["N", "shares"])
@@ -99,13 +113,10 @@ def _search_hidden_kernel(
                 tl.store(winners_ptr + row + offs_r, tl.full((BLOCK_R,), -1, tl.int32), offs_r < R)
     for tile in range(first_tile, tl.minimum(first_tile + each, tiles)):
         lo = begin + tile * BLOCK_T
-        offs_t = lo + tl.arange(0, BLOCK_T)
-        valid = offs_t < end
-        if MASK:
-            valid = valid & (tl.load(mask_ptr + offs_t, valid, 0) != 0)
-        embedding = project(
-            hidden_ptr, projection_ptr, offs_t.to(tl.int64), valid, H, E, BLOCK_T, BLOCK_E, BLOCK_H
-        )
+        # Past the document's end its last token comes again, which changes no maximum.
+        offs_t = tl.minimum(tl.arange(0, BLOCK_T), end - 1 - lo)
+        tile_ptr = hidden_ptr + lo.to(tl.int64) * H
+        embedding = project(tile_ptr, projection_ptr, offs_t, H, E, BLOCK_T, BLOCK_E, BLOCK_H)
         if NORMALIZE:
             # Not norms_of: a root that is rounded exactly takes registers that are not left.
             embedding = divided_by(embedding, tl.sqrt(tl.sum(embedding * embedding, 1)))
@@ -113,19 +124,33 @@ def _search_hidden_kernel(
         # A token that is not a number spoils every maximum of its document; comparisons would hide
         # it, and others with it.
         sums = tl.sum(embedding.to(tl.float32), 1)
-        spoiled = tl.max((valid & (sums != sums)).to(tl.int32)) > 0
+        broken = sums != sums
+        exists = True
+        if MASK:
+            taken = tl.load(mask_ptr + lo + offs_t) != 0
+            broken = broken & taken
+            exists = tl.max(taken.to(tl.int32)) > 0
+        spoiled = tl.max(broken.to(tl.int32)) > 0
         # Rows of maxima change hands among the threads of the program.
         tl.debug_barrier()
         for first in range(0, R, BLOCK_R):
             offs_r = first + tl.arange(0, BLOCK_R)
             present = offs_r < R
-            ptrs = queries_ptr + offs_r.to(tl.int64)[:, None] * E + offs_e[None, :]
+            ptrs = tl.arange(0, BLOCK_R)[:, None] * E + offs_e[None, :]
+            ptrs += queries_ptr + tl.cast(first, tl.int64) * E
             q = tl.load(ptrs, present[:, None] & (offs_e < E)[None, :], 0.0)
             similarity = tl.dot(q, embedding.T, input_precision="ieee")
-            similarity = tl.where(valid[None, :], similarity, float("-inf"))
-            best, place = tl.max(similarity, 1, return_indices=True)
-            winner = tl.where(best == float("-inf"), -1, lo + place)
-            best = tl.where(spoiled, float("nan"), best)
+            if MASK:
+                similarity = tl.where(taken[None, :], similarity, float("-inf"))
+            best = tl.max(similarity, 1)
+            if ARGMAX:
+                # Cheaper than a maximum that takes its place along. Nothing is less than a NaN.
+                places = tl.arange(0, BLOCK_T)[None, :]
+                place = tl.min(tl.where(similarity < best[:, None], BLOCK_T, places), 1)
+                winner = tl.where(best == float("-inf"), -1, lo + place)
+            # A query token that is not a number leaves nothing to compare where there are tokens.
+            spoils = exists & (best == float("-inf"))
+            best = tl.where(spoiled | spoils, float("nan"), best)
             # The first tile does not wait to read what nobody wrote.
             follows = tile > first_tile
             before = tl.load(maxima_ptr + row + offs_r, present & follows, float("-inf"))
@@ -247,6 +272,7 @@ def _plan_search(
         H=H, E=E, BLOCK_T=config.block_t, BLOCK_R=min(config.block_r, max(next_power_of_2(R), 32)),
         BLOCK_E=max(next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
         MASK=mask, ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
+        maxnreg=config.maxnreg,
     )  # fmt: skip
     block_n = min(next_power_of_2(N), SUMMED_AT_ONCE)
     add_up = Launch(

@@ -186,7 +186,7 @@ def maxsim_from_hidden(
     Args:
         queries: ``[Q, Lq, E]`` float16, bfloat16 or float32: projected already, and normalised
             where that is wanted. On Hopper E is at most 2,048 in 16 bits and 1,024 in float32; a
-            GPU with less shared memory may refuse more than 512.
+            GPU with less shared memory may refuse more than 128.
         hidden: ``[N, Ld, H]``, or packed ``[T, H]`` with ``document_cu_seqlens``; the same dtype
             (or any under autocast).
         projection: ``[E, H]``, likewise.

@@ -24,17 +24,16 @@ MOST_UNITS = 128
 
 @triton.jit
 def project(
-    hidden_ptr, projection_ptr, rows_t, valid, H: tl.constexpr, E: tl.constexpr,
+    hidden_ptr, projection_ptr, rows, H: tl.constexpr, E: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """Embeddings of a tile of tokens, fp32 ``[BLOCK_T, BLOCK_E]``."""
+    """Embeddings of BLOCK_T rows of hidden states, fp32 ``[BLOCK_T, BLOCK_E]``."""
     offs_e = tl.arange(0, BLOCK_E)
     embedding = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
     for first in range(0, H, BLOCK_H):
         offs_h = first + tl.arange(0, BLOCK_H)
         inside = offs_h < H
-        ptrs = hidden_ptr + rows_t[:, None] * H + offs_h[None, :]
-        h = tl.load(ptrs, valid[:, None] & inside[None, :], 0.0)
+        h = tl.load(hidden_ptr + rows[:, None] * H + offs_h[None, :], inside[None, :], 0.0)
         ptrs = projection_ptr + offs_e[:, None] * H + offs_h[None, :]
         w = tl.load(ptrs, (offs_e < E)[:, None] & inside[None, :], 0.0)
         embedding = tl.dot(h, w.T, embedding, input_precision="ieee")
@@ -47,9 +46,11 @@ def _project_kernel(
     H: tl.constexpr, E: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    first = tl.program_id(0).to(tl.int64) * BLOCK_T
+    t = first + tl.arange(0, BLOCK_T)
     offs_e = tl.arange(0, BLOCK_E)
-    x = project(hidden_ptr, projection_ptr, t, t < T, H, E, BLOCK_T, BLOCK_E, BLOCK_H)
+    rows = tl.minimum(tl.arange(0, BLOCK_T), T - 1 - first)
+    x = project(hidden_ptr + first * H, projection_ptr, rows, H, E, BLOCK_T, BLOCK_E, BLOCK_H)
     norms = norms_of(x)
     unit = divided_by(x, norms).to(unit_ptr.dtype.element_ty)
     inside = (t < T)[:, None] & (offs_e < E)[None, :]
