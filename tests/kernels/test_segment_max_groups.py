@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sparton.kernels.segment_max.forward import balanced_groups
+from sparton.kernels.segment_max.hopper import balanced_groups
 from sparton.kernels.segment_max.reduction import sequences_of_group
 
 PROCESSORS = 132

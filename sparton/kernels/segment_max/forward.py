@@ -9,22 +9,19 @@ hold Hopper's warpgroups up. Here they are chosen and given buffers.
 
 import functools
 import os
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import cdiv, fits_descriptor, multiprocessors
+from sparton.kernels.launch import fits_descriptor
 from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
 from sparton.kernels.segment_max.operands import check_operands, num_rows
 from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
 from sparton.kernels.segment_max.tuning_cache import Regime, read_winners, regime_of
 
 Config = PortableConfig | HopperConfig
-# Waves of programs from which on an incomplete last one does not matter, and what a program costs
-# beyond its tokens, in tokens.
-MANY_WAVES, START_TOKENS = 8, 256
 CONFIG_KINDS = (PortableConfig, HopperConfig)
 HOPPER: tuple[Config, ...] = (
     HopperConfig(),
@@ -56,27 +53,6 @@ def forward_configs(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Co
 @functools.cache
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
-
-
-@functools.lru_cache(maxsize=4096)
-def balanced_groups(total: int, blocks: int, processors: int, most: int) -> int:
-    """Tokens of a group so that the programs fill whole waves of the multiprocessors.
-
-    Args:
-        total: tokens of all sequences.
-        blocks: blocks of rows; each has a program for every group.
-        processors: multiprocessors, each of which runs one program at a time.
-        most: tokens of a group where there are many waves anyway.
-    """
-    if cdiv(total, most) * blocks >= MANY_WAVES * processors:
-        return most
-
-    def cost(groups: int) -> int:
-        waves = cdiv(groups * blocks, processors)
-        return waves * (cdiv(total, groups) + START_TOKENS)
-
-    candidates = {max(waves * processors // blocks, 1) for waves in range(1, MANY_WAVES + 1)}
-    return cdiv(total, min(sorted(candidates), key=cost))
 
 
 def _fits_descriptors(hidden: Tensor, weight: Tensor) -> bool:
@@ -215,14 +191,11 @@ def forward_of_checked(
         raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     if V % summed or config.block_v % summed:
         raise ValueError(f"summed must divide V = {V} and the block_v of {config}, got {summed}")
-    variant: Any = {"pooling": pooling, "activation": activation, "summed": summed}
-    if isinstance(config, HopperConfig):
-        blocks = cdiv(V, config.rows)
-        processors = multiprocessors(hidden.device)
-        tokens = balanced_groups(T, blocks, processors, config.group_tokens)
-        operands = (hidden, weight, bias, cu_seqlens)
-        launch_hopper(config, operands, tokens, scales, reps, winners, **variant)
-    else:
-        operands = (hidden.view(T, -1), weight.view(V, -1), bias, cu_seqlens)
-        launch_portable(config, operands, config.group_tokens, scales, reps, winners, **variant)
+    launch: Callable[..., None] = launch_hopper
+    if not isinstance(config, HopperConfig):
+        launch, hidden, weight = launch_portable, hidden.view(T, -1), weight.view(V, -1)
+    launch(
+        config, (hidden, weight, bias, cu_seqlens), scales, reps, winners,
+        pooling=pooling, activation=activation, summed=summed,
+    )  # fmt: skip
     return reps, winners

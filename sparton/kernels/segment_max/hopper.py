@@ -13,6 +13,7 @@ query tokens) are copied once and stay.
 import functools
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, multiprocessors
 from sparton.kernels.segment_max.operands import num_rows
 from sparton.kernels.segment_max.reduction import (
     SLOTS,
@@ -40,6 +41,9 @@ from sparton.kernels.segment_max.reduction import (
 # Bytes for the operands' buffers: what a program can have, less its barriers and scratch.
 SHARED_MEMORY = 224 * 1024
 MOST_STAGES = 8
+# Waves of programs from which on an incomplete last one does not matter, and what a program costs
+# beyond its tokens, in tokens.
+MANY_WAVES, START_TOKENS = 8, 256
 
 
 class HopperConfig(NamedTuple):
@@ -264,6 +268,26 @@ def _segment_max_hopper_kernel(
             )
 
 
+def balanced_groups(total: int, blocks: int, processors: int, most: int) -> int:
+    """Tokens of a group so that the programs fill whole waves of the multiprocessors.
+
+    Args:
+        total: tokens of all sequences.
+        blocks: blocks of rows; each has a program for every group.
+        processors: multiprocessors, each of which runs one program at a time.
+        most: tokens of a group where there are many waves anyway.
+    """
+    if cdiv(total, most) * blocks >= MANY_WAVES * processors:
+        return most
+
+    def cost(groups: int) -> int:
+        waves = cdiv(groups * blocks, processors)
+        return waves * (cdiv(total, groups) + START_TOKENS)
+
+    candidates = {max(waves * processors // blocks, 1) for waves in range(1, MANY_WAVES + 1)}
+    return cdiv(total, min(sorted(candidates), key=cost))
+
+
 @functools.cache
 def _layout(bits: int) -> gl.NVMMASharedLayout:
     """Rows of 128 bytes, swizzled."""
@@ -281,7 +305,6 @@ def _stages(config: HopperConfig, chunks: int) -> tuple[int, bool]:
 def launch_hopper(
     config: HopperConfig,
     operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
-    group_tokens: int,
     scales: tuple[Tensor | None, Tensor] | None,
     reps: Tensor,
     winners: Tensor,
@@ -297,7 +320,6 @@ def launch_hopper(
         operands: hidden ``[T, D]`` and weight ``[V, D]`` of 8 or 16 bit, contiguous with rows of
             whole 16 bytes, along one axis or several; bias ``[V]`` or None; cu_seqlens int32
             ``[N + 1]``.
-        group_tokens: how long a group of sequences is.
         scales: factors of the rows of hidden and weight, fp32 ``[T]`` (None: 1) and ``[V]``, or
             None.
         reps: fp32 ``[N, V]``, or ``[V // summed, N]``.
@@ -308,7 +330,7 @@ def launch_hopper(
     D, N = hidden.shape[-1], cu_seqlens.shape[0] - 1
     T, V = num_rows(hidden), num_rows(weight)
     launch, boxes, layout = _plan(
-        config, N, T, D, V, hidden.element_size(), group_tokens, pooling == "sum", activation,
+        config, N, T, D, V, hidden.element_size(), hidden.device, pooling, activation,
         winners.numel() > 0, summed,
     )  # fmt: skip
     launch(
@@ -320,19 +342,21 @@ def launch_hopper(
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
 def _plan(
-    config: HopperConfig, N: int, T: int, D: int, V: int, size: int, group_tokens: int,
-    sum_pooling: bool, activation: str, argmax: bool, summed: int,
+    config: HopperConfig, N: int, T: int, D: int, V: int, size: int, device: torch.device,
+    pooling: str, activation: str, argmax: bool, summed: int,
 ) -> tuple[Launch, tuple[list[int], list[int]], gl.NVMMASharedLayout]:  # fmt: skip
     """What a launch takes beside tensors, and what is copied of tokens and rows at once: its shape
     and its layout. ``size``: bytes of an element."""
-    num_groups, block_d = cdiv(T, group_tokens), 128 // size
+    blocks, block_d = cdiv(V, config.rows), 128 // size
+    group_tokens = balanced_groups(T, blocks, multiprocessors(device), config.group_tokens)
+    num_groups = cdiv(T, group_tokens)
     chunks = cdiv(D, block_d)
     stages, resident = _stages(config, chunks)
     launch = Launch(
-        _segment_max_hopper_kernel, (cdiv(V, config.rows) * num_groups,),
+        _segment_max_hopper_kernel, (blocks * num_groups,),
         T, N, V, group_tokens, num_groups,
         CHUNKS=chunks, STAGES=stages, RESIDENT=resident, WARPGROUPS=config.warpgroups,
-        SEGMENT=config.segment, BAND=config.band, SUM=sum_pooling, ACTIVATION=activation,
+        SEGMENT=config.segment, BAND=config.band, SUM=pooling == "sum", ACTIVATION=activation,
         ARGMAX=argmax, SUMMED=summed, num_warps=4,
     )  # fmt: skip
     return launch, ([config.block_t, block_d], [config.block_v, block_d]), _layout(8 * size)

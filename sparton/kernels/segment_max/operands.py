@@ -1,7 +1,5 @@
 """What the operands must look like; shared by CPU and GPU versions."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -39,7 +37,7 @@ def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqle
 
 def num_rows(x: Tensor) -> int:
     """Of a matrix, or of a tensor whose rows lie along several axes."""
-    return x.shape[0] if x.dim() == 2 else math.prod(x.shape[:-1])
+    return x.shape[:-1].numel()
 
 
 def sequence_of_tokens(cu_seqlens: Tensor, num_tokens: int) -> Tensor:

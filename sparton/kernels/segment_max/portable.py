@@ -146,7 +146,6 @@ def kernel_operands(hidden: Tensor, weight: Tensor, config: PortableConfig) -> t
 def launch_portable(
     config: PortableConfig,
     operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
-    group_tokens: int,
     scales: tuple[Tensor | None, Tensor] | None,
     reps: Tensor,
     winners: Tensor,
@@ -160,8 +159,7 @@ def launch_portable(
     hidden, weight, bias, cu_seqlens = operands
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.shape[0] - 1
     launch = _plan(
-        config, N, T, D, V, group_tokens, bias is not None, pooling == "sum", activation,
-        winners.numel() > 0, summed,
+        config, N, T, D, V, bias is not None, pooling, activation, winners.numel() > 0, summed
     )  # fmt: skip
     launch(
         *kernel_operands(hidden, weight, config), bias, cu_seqlens, reps, winners,
@@ -171,15 +169,15 @@ def launch_portable(
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
 def _plan(
-    config: PortableConfig, N: int, T: int, D: int, V: int, group_tokens: int, bias: bool,
-    sum_pooling: bool, activation: str, argmax: bool, summed: int,
+    config: PortableConfig, N: int, T: int, D: int, V: int, bias: bool,
+    pooling: str, activation: str, argmax: bool, summed: int,
 ) -> Launch:  # fmt: skip
-    num_groups = cdiv(T, group_tokens)
+    num_groups = cdiv(T, config.group_tokens)
     return Launch(
         _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
-        T, N, V, group_tokens, num_groups, D, D,  # Rows follow one another.
+        T, N, V, config.group_tokens, num_groups, D, D,  # Rows follow one another.
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors, BIAS=bias,
-        SUM=sum_pooling, ACTIVATION=activation, ARGMAX=argmax, SUMMED=summed,
+        SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=argmax, SUMMED=summed,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
