@@ -127,7 +127,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             operands = (torch.zeros(n, D, dtype=BF16) for n in (600, 70))
             yield f"rounding {by} {D}", partial(quantize.quantize_operands, *operands, by=by)
     for dtype in (BF16, FP32):
-        for E in (64, 96, 128, 320, 1024, 4096 // dtype.itemsize):
+        for E in (64, 96, 128, 256, 320, 1024, 4096 // dtype.itemsize):
             yield f"from hidden {dtype} {E}", partial(from_hidden, dtype, E)
         for method in ("lowmem", "unified"):
             name = f"own documents {dtype} {method}"

@@ -64,13 +64,13 @@ def tolerances(problem: Problem) -> tuple[float, ...]:
 def assert_close_to_truth(
     results: tuple[Tensor, ...], problem: Problem, upstream: Tensor, **variant: Any
 ) -> None:
-    """Near float64 by :func:`tolerances`, and no worse than the reference at this precision, but
-    for the luck that roundings of few elements have."""
+    """Near float64 by :func:`tolerances`, and no worse than the reference at this precision;
+    on a GPU, whose eager kernels round elsewhere, but for the luck of few elements."""
     truth = with_gradients(problem, upstream, torch.float64, **variant)
     eager = with_gradients(problem, upstream, problem.hidden.dtype, **variant)
     for actual, exact, same_precision, allowed in zip(
         results, truth, eager, tolerances(problem), strict=False
     ):
         assert error(actual, exact) <= allowed
-        luck = allowed / max(actual.numel(), 1) ** 0.5
+        luck = allowed / max(actual.numel(), 1) ** 0.5 if actual.is_cuda else 0
         assert error(actual, exact) <= error(same_precision, exact) + 5e-6 + luck

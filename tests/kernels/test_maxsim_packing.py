@@ -70,13 +70,15 @@ def test_kernels_of_unit_length(E, dtype, device):
     unit = normalize_tokens(tokens)
     dtokens = normalize_tokens_backward(grad, tokens)
     assert unit.dtype == dtokens.dtype == dtype
-    tolerance = 2 * torch.finfo(dtype).eps
+    tolerance = torch.finfo(dtype).eps
+    # A GPU's division in fp32 is right to two units in the last place.
+    units = 2 if unit.is_cuda and dtype == torch.float32 else 1
     for row in range(tokens.shape[0]):
         exact = normalize_tokens_cpu(tokens[row : row + 1].double())
-        assert error(unit[row : row + 1], exact) <= tolerance
+        assert error(unit[row : row + 1], exact) <= units * tolerance
         assert tokens[row].any() == (error(unit[row : row + 1] * 1.01, exact) > tolerance)
         exact = normalize_tokens_backward_cpu(grad[row : row + 1].double(), tokens[row : row + 1])
         if E > 1:  # of one unit, the gradient is a difference of equals
-            assert error(dtokens[row : row + 1], exact) <= tolerance
+            assert error(dtokens[row : row + 1], exact) <= 2 * tolerance
     rows = torch.tensor([3, 3, 0], dtype=torch.int32, device=device)
     assert torch.equal(normalize_tokens(tokens, rows), unit[rows.long()])

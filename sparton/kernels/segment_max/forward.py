@@ -191,9 +191,8 @@ def forward_of_checked(
         raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     if V % summed or config.block_v % summed:
         raise ValueError(f"summed must divide V = {V} and the block_v of {config}, got {summed}")
-    launch: Callable[..., None] = launch_hopper
-    if not isinstance(config, HopperConfig):
-        launch, hidden, weight = launch_portable, hidden.view(T, -1), weight.view(V, -1)
+    hopper = isinstance(config, HopperConfig)
+    launch: Callable[..., None] = launch_hopper if hopper else launch_portable
     launch(
         config, (hidden, weight, bias, cu_seqlens), scales, reps, winners,
         pooling=pooling, activation=activation, summed=summed,

@@ -157,6 +157,7 @@ def launch_portable(
     """Arguments of :func:`~sparton.kernels.segment_max.hopper.launch_hopper`, whose operands may
     here be of any float dtype and, without descriptors, of any width."""
     hidden, weight, bias, cu_seqlens = operands
+    hidden, weight = hidden.flatten(0, -2), weight.flatten(0, -2)
     (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.shape[0] - 1
     launch = _plan(
         config, N, T, D, V, bias is not None, pooling, activation, winners.numel() > 0, summed
