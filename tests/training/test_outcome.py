@@ -58,7 +58,7 @@ def test_a_run_that_is_asked_to_end_leaves_that_word(tmp_path):
             time.sleep(0.5)
             child.terminate()
             child.join()
-            print(child.exitcode, Path({str(tmp_path)!r}, "status.json").read_text())
+            print(child.exitcode, Path({str(tmp_path)!r}, "status.json").read_text(), flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(60)
 
