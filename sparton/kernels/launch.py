@@ -136,9 +136,12 @@ def run_steps(steps: Iterable[Step], tensors: dict[str, Any]) -> None:
 
 
 def descriptor(x: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
-    """Of a contiguous matrix, read in such blocks. (``TensorDescriptor.from_tensor`` asks for the
-    strides, and the rows of a matrix that has but one may be said to lie anywhere.)"""
-    return TensorDescriptor(x, [*x.shape], [x.shape[1], 1], [block_rows, block_columns])
+    """Of a contiguous matrix, whose rows may lie along several axes, read in such blocks.
+    (``TensorDescriptor.from_tensor`` asks for the strides, and the rows of a matrix that has but
+    one may be said to lie anywhere.)"""
+    columns = x.shape[-1]
+    shape = [x.shape[:-1].numel(), columns]
+    return TensorDescriptor(x, shape, [columns, 1], [block_rows, block_columns])
 
 
 def fits_descriptor(x: Tensor) -> bool:

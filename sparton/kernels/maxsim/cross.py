@@ -11,6 +11,7 @@ cut. Masked document tokens are left out before the product. Masked query tokens
 then left out of the sums; their winner is -1.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import Launch, cdiv
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.packing import compact
@@ -27,7 +28,14 @@ from sparton.kernels.segment_max.backward import (
     BackwardConfig,
     backward_of_checked,
 )
-from sparton.kernels.segment_max.forward import Config, forward_of_checked, select_config
+from sparton.kernels.segment_max.forward import (
+    Config,
+    ForwardPlan,
+    default_config,
+    fit_descriptors,
+    forward_of_checked,
+    plan_forward,
+)
 from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 MAXIMA_AT_ONCE = 2**28
@@ -120,17 +128,33 @@ def equal_queries_forward(
     ``length`` tokens each, all of which take part. The maxima stay on the chip if whole queries
     fit into a tile. ``scales``: as in
     :func:`~sparton.kernels.segment_max.forward.segment_max_forward`."""
-    N = cu_seqlens.shape[0] - 1
-    if config is None:
-        config = select_config(documents, queries, N, activation="none", scales=scales)
-    summed = length if config.block_v % length == 0 else 1
-    scores, winners = forward_of_checked(
-        documents, queries, None, cu_seqlens, argmax=argmax, activation="none", summed=summed,
-        scales=scales, config=config,
+    plan, summed = _plan_equal_queries(
+        cu_seqlens.shape[0] - 1, documents.shape, queries.shape, documents.dtype, documents.device,
+        fit_descriptors(documents, queries), length, argmax,
+        scales is not None and scales[0] is not None, config,
     )  # fmt: skip
-    if summed == 1:
-        scores = scores.view(N, -1, length).transpose(0, 1).sum(2)
+    scores, winners = plan.run(documents, queries, None, cu_seqlens, scales)
+    if not summed:
+        scores = scores.view(scores.shape[0], -1, length).transpose(0, 1).sum(2)
     return scores, winners
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan_equal_queries(
+    N: int, document_shape: torch.Size, query_shape: torch.Size, dtype: torch.dtype,
+    device: torch.device, fits: bool, length: int, argmax: bool, scaled: bool,
+    config: Config | None,
+) -> tuple[ForwardPlan, bool]:  # fmt: skip
+    """The maxima, and whether they come as sums of queries."""
+    if config is None:
+        config = default_config(dtype, device, fits, "max", "none", scaled)
+    summed = length if config.block_v % length == 0 else 1
+    Td, Tq = document_shape[:-1].numel(), query_shape[:-1].numel()
+    plan = plan_forward(
+        config, N, Td, document_shape[-1], Tq, dtype.itemsize, device, fits, False, "max", "none",
+        argmax, summed,
+    )  # fmt: skip
+    return plan, summed > 1
 
 
 def cross_forward(

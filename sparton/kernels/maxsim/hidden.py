@@ -29,6 +29,7 @@ from sparton.kernels.maxsim.projection import (
     project_to_unit,
     project_to_unit_backward,
 )
+from sparton.kernels.maxsim.streaming import greater
 from sparton.kernels.segment_max.backward import backward_of_checked
 
 
@@ -121,16 +122,8 @@ def _search_hidden_kernel(
             # Not norms_of: a root that is rounded exactly takes registers that are not left.
             embedding = divided_by(embedding, tl.sqrt(tl.sum(embedding * embedding, 1)))
         embedding = embedding.to(hidden_ptr.dtype.element_ty)
-        # A token that is not a number spoils every maximum of its document; comparisons would hide
-        # it, and others with it.
-        sums = tl.sum(embedding.to(tl.float32), 1)
-        broken = sums != sums
-        exists = True
         if MASK:
             taken = tl.load(mask_ptr + lo + offs_t) != 0
-            broken = broken & taken
-            exists = tl.max(taken.to(tl.int32)) > 0
-        spoiled = tl.max(broken.to(tl.int32)) > 0
         # Rows of maxima change hands among the threads of the program.
         tl.debug_barrier()
         for first in range(0, R, BLOCK_R):
@@ -142,15 +135,12 @@ def _search_hidden_kernel(
             similarity = tl.dot(q, embedding.T, input_precision="ieee")
             if MASK:
                 similarity = tl.where(taken[None, :], similarity, float("-inf"))
-            best = tl.max(similarity, 1)
+            best = tl.reduce(similarity, 1, greater)
             if ARGMAX:
-                # Cheaper than a maximum that takes its place along. Nothing is less than a NaN.
+                # Cheaper than a maximum that takes its place along. Nothing is less than NaN.
                 places = tl.arange(0, BLOCK_T)[None, :]
                 place = tl.min(tl.where(similarity < best[:, None], BLOCK_T, places), 1)
                 winner = tl.where(best == float("-inf"), -1, lo + place)
-            # A query token that is not a number leaves nothing to compare where there are tokens.
-            spoils = exists & (best == float("-inf"))
-            best = tl.where(spoiled | spoils, float("nan"), best)
             # The first tile does not wait to read what nobody wrote.
             follows = tile > first_tile
             before = tl.load(maxima_ptr + row + offs_r, present & follows, float("-inf"))

@@ -63,7 +63,8 @@ def inverse_norms(squares):
 
 
 @triton.jit
-def _greater(x, y):
+def greater(x, y):
+    """The maximum, NaN if either is."""
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -134,14 +135,14 @@ def _document_maxima(
             x = tl.where(_masked(document_mask_ptr, t, t < end)[:, None], acc, float("-inf"))
             if ARGMAX:
                 token = tl.where(x > best, t[:, None], token)
-            best = _greater(best, x)
+            best = greater(best, x)
             if CHUNKS > 1:
                 acc = tl.zeros_like(acc)
             squares = tl.zeros_like(squares)
     if ARGMAX:
         maximum, winner = tl.reduce((best, token), 0, _better)
     else:
-        maximum = tl.reduce(best, 0, _greater)
+        maximum = tl.reduce(best, 0, greater)
         winner = tl.full((s.shape[0],), -1, tl.int32)
     return maximum, winner
 

@@ -82,7 +82,8 @@ DEFAULT_CONFIG = BackwardConfig()
 
 
 class _Sizes(NamedTuple):
-    """What the plan of a backward follows from; ``element_bytes`` of hidden and weight."""
+    """What the plan of a backward follows from: ``element_bytes`` of hidden and weight, ``strides``
+    of the upstream gradient, and which gradients are wanted."""
 
     N: int
     V: int
@@ -94,6 +95,30 @@ class _Sizes(NamedTuple):
     activation: str
     longest: int | None
     config: BackwardConfig
+    dhidden: bool
+    dweight: bool
+    dbias: bool
+
+    @property
+    def direct(self) -> bool:
+        """Whether the owner of a row of the weight walks down the sequences, without a list."""
+        return self.dweight and self.activation == "none" and not self.dbias
+
+
+class _Plan(NamedTuple):
+    """Steps of a backward, and the memory that they need beyond its results.
+
+    Attributes:
+        by_token: steps to dhidden, and to dweight where one launch sums both.
+        memory: elements, int32, of the lists by token; 0 where these lie in the memory of dweight.
+        by_row: steps to what else is wanted.
+        rows: rows of the vocabulary that these list at a time.
+    """
+
+    by_token: tuple[Step, ...]
+    memory: int
+    by_row: tuple[Step, ...]
+    rows: int
 
 
 def _cut_units(rows: int, D: int, size: int, config: BackwardConfig) -> tuple[int, dict[str, int]]:
@@ -114,17 +139,14 @@ def _num_buckets(T: int, N: int, longest: int | None, most: int) -> int:
     return min(max(next_power_of_2(tokens), 32), most)
 
 
-@functools.lru_cache(maxsize=KEPT_PLANS)
-def _plan_dhidden(
-    sizes: _Sizes, lent: int, direct: bool
-) -> tuple[TokenLists, bool, tuple[Step, ...]]:
-    """Lists, for which ``lent`` bytes may be borrowed; whether the last step sums the weight's
-    gradient as well, which it may if that is ``direct``; and the steps."""
-    N, V, T, D, element_bytes, summed, strides, activation, longest, config = sizes
+def _plan_dhidden(sizes: _Sizes) -> tuple[TokenLists, bool, tuple[Step, ...]]:
+    """Lists, whether the last step sums the weight's gradient as well, and the steps."""
+    N, V, T, D, element_bytes, summed, strides, activation, longest, config, *_ = sizes
     lists = plan_token_lists(
         N, V, D, chunk=config.chunk,
         share=config.share if FEW_SHARES * config.share < V else UNSPLIT,
-        buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace, lent=lent,
+        buckets=_num_buckets(T, N, longest, config.buckets), workspace=config.workspace,
+        lent=V * D * element_bytes[1] if sizes.dweight else 0,
     )  # fmt: skip
     slices, cut = _cut_units(V, D, element_bytes[1], config)
     row_slices, row_cut = _cut_units(T, D, element_bytes[0], config)
@@ -132,7 +154,7 @@ def _plan_dhidden(
     block_t = min(max(lists.rows * length * slices // config.programs, 1), config.block_t)
     programs = cdiv(length, block_t)
     # Until dweight is written, its memory may hold the lists that dhidden is summed from.
-    joint = direct and not lists.lent
+    joint = sizes.direct and not lists.lent
     constants = {"BUCKETS": lists.buckets, "SHARE": lists.share, **cut}
     steps: list[Step] = []
     for first in range(0, N, lists.rows):
@@ -158,12 +180,11 @@ def _plan_dhidden(
     return lists, joint, tuple(steps)
 
 
-@functools.lru_cache(maxsize=KEPT_PLANS)
-def _plan_dweight(sizes: _Sizes, dbias: bool) -> tuple[int, tuple[Step, ...]]:
+def _plan_dweight(sizes: _Sizes) -> tuple[int, tuple[Step, ...]]:
     """Rows of the vocabulary that are listed at a time, 0 if none need be, and the steps."""
-    N, V, T, D, element_bytes, summed, strides, activation, _, config = sizes
+    N, V, T, D, element_bytes, summed, strides, activation, _, config, *_ = sizes
     slices, cut = _cut_units(T, D, element_bytes[0], config)
-    if _is_direct(activation, dbias):
+    if sizes.direct:
         return 0, (plan_step(dweight_direct_kernel, (V, slices), N, V, summed, *strides, **cut),)
     R = vocabulary_rows(N, V, config.workspace)
     steps: list[Step] = []
@@ -171,25 +192,36 @@ def _plan_dweight(sizes: _Sizes, dbias: bool) -> tuple[int, tuple[Step, ...]]:
         last = min(first + R, V)
         steps.append(
             plan_vocabulary_listing(
-                N, V, first, last, summed, strides, activation=activation, lists=True, dbias=dbias
+                N, V, first, last, summed, strides, activation=activation, lists=True,
+                dbias=sizes.dbias,
             )
-        )
+        )  # fmt: skip
         steps.append(plan_step(dweight_kernel, (last - first, slices), first, N, **cut))
     return R, tuple(steps)
 
 
-@functools.lru_cache(maxsize=KEPT_PLANS)
 def _plan_dbias(sizes: _Sizes) -> tuple[Step, ...]:
-    N, V, *_, summed, strides, activation, _, _ = sizes
+    N, V, *_ = sizes
     step = plan_vocabulary_listing(
-        N, V, 0, V, summed, strides, activation=activation, lists=False, dbias=True
-    )
+        N, V, 0, V, sizes.summed, sizes.strides, activation=sizes.activation, lists=False,
+        dbias=True,
+    )  # fmt: skip
     return (step,)
 
 
-def _is_direct(activation: str, dbias: bool) -> bool:
-    """Whether the owner of a row of the weight walks down the sequences, without a list."""
-    return activation == "none" and not dbias
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def _plan(sizes: _Sizes) -> _Plan:
+    by_token: tuple[Step, ...] = ()
+    by_row: tuple[Step, ...] = ()
+    memory, rows, joint = 0, 0, False
+    if sizes.dhidden:
+        lists, joint, by_token = _plan_dhidden(sizes)
+        memory = 0 if lists.lent else lists.rows * lists.size // 4
+    if sizes.dweight and not joint:
+        rows, by_row = _plan_dweight(sizes)
+    elif sizes.dbias and not sizes.dweight:
+        by_row = _plan_dbias(sizes)
+    return _Plan(by_token, memory, by_row, rows)
 
 
 @on_its_device
@@ -297,29 +329,24 @@ def backward_of_checked(
         dbias = torch.empty(V, dtype=bias_dtype, device=weight.device)
     if empty:
         return dhidden, dweight, None if dbias is None else dbias.zero_()
-    element_bytes = (hidden.element_size(), weight.element_size())
-    sizes = _Sizes(N, V, T, D, element_bytes, summed, grad.stride(), activation, longest, config)
+    sizes = _Sizes(
+        N, V, T, D, (hidden.element_size(), weight.element_size()), summed, grad.stride(),
+        activation, longest, config, need_hidden, need_weight, dbias is not None,
+    )  # fmt: skip
+    plan = _plan(sizes)
+    memory = argmax.new_empty(plan.memory, dtype=torch.int32) if plan.memory else dweight
     tensors: dict[str, Tensor | None] = {
         "grad": grad, "columns": columns, "reps": reps, "argmax": argmax, "hidden": hidden,
         "weight": weight, "cu": cu_seqlens, "dhidden": dhidden, "dweight": dweight, "dbias": dbias,
+        "memory": memory,
     }  # fmt: skip
-    joint = False
-    if dhidden is not None:
-        lent = 0 if dweight is None else V * D * element_bytes[1]
-        direct = dweight is not None and _is_direct(activation, dbias is not None)
-        lists, joint, steps = _plan_dhidden(sizes, lent, direct)
-        tensors["memory"] = dweight
-        if not lists.lent:
-            count = lists.rows * lists.size // 4
-            tensors["memory"] = argmax.new_empty(count, dtype=torch.int32)
-        run_steps(steps, tensors)
-    if dweight is not None and not joint:
-        R, steps = _plan_dweight(sizes, dbias is not None)
-        if R:
-            tensors["memory"] = None
-            tensors["entries"] = argmax.new_empty((R, N), dtype=torch.int64)
-            tensors["counts"] = argmax.new_empty(R, dtype=torch.int32)
-        run_steps(steps, tensors)
-    elif dweight is None and dbias is not None:
-        run_steps(_plan_dbias(sizes), {"entries": None, "counts": None, **tensors})
+    run_steps(plan.by_token, tensors)
+    if plan.by_row:
+        # The lists by token are gone before there are others.
+        memory = tensors["memory"] = None
+        tensors["entries"] = tensors["counts"] = None
+        if plan.rows:
+            tensors["entries"] = argmax.new_empty((plan.rows, N), dtype=torch.int64)
+            tensors["counts"] = argmax.new_empty(plan.rows, dtype=torch.int32)
+        run_steps(plan.by_row, tensors)
     return dhidden, dweight, dbias

@@ -10,15 +10,16 @@ hold Hopper's warpgroups up. Here they are chosen and given buffers.
 import functools
 import os
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import fits_descriptor
-from sparton.kernels.segment_max.hopper import HopperConfig, launch_hopper
+from sparton.kernels.launch import KEPT_PLANS, fits_descriptor
+from sparton.kernels.segment_max.hopper import HopperConfig, plan_hopper
 from sparton.kernels.segment_max.operands import check_operands, num_rows
-from sparton.kernels.segment_max.portable import PortableConfig, launch_portable
+from sparton.kernels.segment_max.portable import PortableConfig, plan_portable
 from sparton.kernels.segment_max.tuning_cache import Regime, read_winners, regime_of
 
 Config = PortableConfig | HopperConfig
@@ -55,16 +56,21 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def _fits_descriptors(hidden: Tensor, weight: Tensor) -> bool:
+def fit_descriptors(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether descriptors can address both."""
     return fits_descriptor(hidden) and fits_descriptor(weight)
+
+
+@functools.cache
+def _addressing(dtype: torch.dtype, capability: tuple[int, int], fits: bool) -> tuple[Config, ...]:
+    """Those of :func:`forward_configs` that can address operands which fit descriptors, or not."""
+    configs = forward_configs(dtype, capability)
+    return configs if fits else tuple(config for config in configs if not config.descriptors)
 
 
 def fitting_configs(hidden: Tensor, weight: Tensor) -> tuple[Config, ...]:
     """Those of :func:`forward_configs` that can address the operands."""
-    configs = forward_configs(hidden.dtype, _capability(hidden.device))
-    if _fits_descriptors(hidden, weight):
-        return configs
-    return tuple(config for config in configs if not config.descriptors)
+    return _addressing(hidden.dtype, _capability(hidden.device), fit_descriptors(hidden, weight))
 
 
 @functools.cache
@@ -73,6 +79,24 @@ def tuned_configs() -> dict[Regime, Config]:
     :func:`forward_configs`: those of this process and, if the environment has SPARTON_TUNED=1,
     those of earlier ones."""
     return read_winners(CONFIG_KINDS) if os.environ.get("SPARTON_TUNED") == "1" else {}
+
+
+def default_config(
+    dtype: torch.dtype,
+    device: torch.device,
+    fits: bool,
+    pooling: str,
+    activation: str,
+    scaled: bool,
+) -> Config:
+    """The first of :func:`forward_configs` that serves operands which fit descriptors or do not,
+    this variant of the kernel, and tokens that are ``scaled`` or are not."""
+    configs = _addressing(dtype, _capability(device), fits)
+    if scaled or (pooling, activation) == ("sum", "log1p_relu"):
+        # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit:
+        # its warpgroups wait for their loads.
+        return next(config for config in configs if isinstance(config, PortableConfig))
+    return configs[0]
 
 
 def select_config(
@@ -84,19 +108,79 @@ def select_config(
     activation: str = "relu",
     scales: tuple[Tensor | None, Tensor] | None = None,
 ) -> Config:
-    """The winner of a search, if it verified this variant of the kernel, or else the first of
-    :func:`fitting_configs`."""
-    configs = fitting_configs(hidden, weight)
-    if (pooling, activation) == ("sum", "log1p_relu") or (scales and scales[0] is not None):
-        # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit:
-        # its warpgroups wait for their loads.
-        return next(config for config in configs if isinstance(config, PortableConfig))
+    """The winner of a search, if it verified this variant of the kernel, or else
+    :func:`default_config`."""
+    fits = fit_descriptors(hidden, weight)
     if (pooling, activation, scales) == ("max", "relu", None) and (tuned := tuned_configs()):
         T, D, V = num_rows(hidden), hidden.shape[-1], num_rows(weight)
         winner = tuned.get(regime_of(hidden.device, hidden.dtype, D, V, T / num_sequences))
-        if winner is not None and (_fits_descriptors(hidden, weight) or not winner.descriptors):
+        if winner is not None and (fits or not winner.descriptors):
             return winner
-    return configs[0]
+    scaled = scales is not None and scales[0] is not None
+    return default_config(hidden.dtype, hidden.device, fits, pooling, activation, scaled)
+
+
+class ForwardPlan(NamedTuple):
+    """A forward of known sizes.
+
+    Attributes:
+        launch: what :func:`~sparton.kernels.segment_max.hopper.plan_hopper` gives; None where there
+            is no token to look at.
+        shape, winners_shape: of the results.
+    """
+
+    launch: Callable[..., None] | None
+    shape: tuple[int, int]
+    winners_shape: tuple[int, ...]
+
+    def run(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        cu_seqlens: Tensor,
+        scales: tuple[Tensor | None, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The results of contiguous operands on the current device."""
+        reps = hidden.new_empty(self.shape, dtype=torch.float32)
+        winners = cu_seqlens.new_empty(self.winners_shape)
+        if self.launch is None:
+            return reps.zero_(), winners.fill_(-1)
+        self.launch(hidden, weight, bias, cu_seqlens, reps, winners, *(scales or (None, None)))
+        return reps, winners
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def plan_forward(
+    config: Config, N: int, T: int, D: int, V: int, size: int, device: torch.device, fits: bool,
+    bias: bool, pooling: str, activation: str, argmax: bool, summed: int,
+) -> ForwardPlan:  # fmt: skip
+    """The forward of N sequences, T tokens and V rows of D elements, of ``size`` bytes each.
+
+    Args:
+        fits: whether descriptors can address the operands.
+        bias: whether there is one.
+        config, pooling, activation, argmax, summed: as in :func:`segment_max_forward`.
+
+    Raises:
+        ValueError: sizes that ``config`` does not serve.
+    """
+    shape = (N, V) if summed == 1 else (V // summed, N)
+    winners_shape = (N, V) if argmax else (0,)
+    if not (N and V and T):
+        return ForwardPlan(None, shape, winners_shape)
+    if config.descriptors and not fits:
+        raise ValueError(
+            f"{config} needs 16-byte aligned rows, got D = {D} of {size} bytes each; use a "
+            "configuration without descriptors"
+        )
+    if pooling == "sum" and config.segment > 32:
+        raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
+    if V % summed or config.block_v % summed:
+        raise ValueError(f"summed must divide V = {V} and the block_v of {config}, got {summed}")
+    plan: Callable[..., Any] = plan_hopper if isinstance(config, HopperConfig) else plan_portable
+    launch = plan(config, N, T, D, V, size, device, bias, pooling, activation, argmax, summed)
+    return ForwardPlan(launch, shape, winners_shape)
 
 
 @on_its_device
@@ -170,31 +254,14 @@ def forward_of_checked(
     """:func:`segment_max_forward` of operands that are known to fit together, to be contiguous and
     to lie on the current device: the host of a small call has no time to check again. The rows of
     hidden and weight may lie along several axes."""
-    T, V, N = num_rows(hidden), num_rows(weight), cu_seqlens.shape[0] - 1
-    shape = (N, V) if summed == 1 else (V // summed, N)
-    reps = hidden.new_empty(shape, dtype=torch.float32)
-    winners = cu_seqlens.new_empty((N, V) if argmax else 0)
-    if N == 0 or V == 0:
-        return reps, winners
-    if T == 0:
-        return reps.zero_(), winners.fill_(-1)
+    N = cu_seqlens.shape[0] - 1
     if config is None:
         config = select_config(
-            hidden, weight, N, pooling=pooling, activation=activation, scales=scales
+            hidden, weight, max(N, 1), pooling=pooling, activation=activation, scales=scales
         )
-    elif config.descriptors and not _fits_descriptors(hidden, weight):
-        raise ValueError(
-            f"{config} needs 16-byte aligned rows, got D = {hidden.shape[-1]} of {hidden.dtype}; "
-            "use a configuration without descriptors"
-        )
-    if pooling == "sum" and config.segment > 32:
-        raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
-    if V % summed or config.block_v % summed:
-        raise ValueError(f"summed must divide V = {V} and the block_v of {config}, got {summed}")
-    hopper = isinstance(config, HopperConfig)
-    launch: Callable[..., None] = launch_hopper if hopper else launch_portable
-    launch(
-        config, (hidden, weight, bias, cu_seqlens), scales, reps, winners,
-        pooling=pooling, activation=activation, summed=summed,
+    plan = plan_forward(
+        config, N, num_rows(hidden), hidden.shape[-1], num_rows(weight), hidden.element_size(),
+        hidden.device, fit_descriptors(hidden, weight), bias is not None, pooling, activation,
+        argmax, summed,
     )  # fmt: skip
-    return reps, winners
+    return plan.run(hidden, weight, bias, cu_seqlens, scales)

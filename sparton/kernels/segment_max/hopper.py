@@ -11,6 +11,7 @@ query tokens) are copied once and stay.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -26,8 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, multiprocessors
-from sparton.kernels.segment_max.operands import num_rows
+from sparton.kernels.launch import Launch, cdiv, multiprocessors
 from sparton.kernels.segment_max.reduction import (
     SLOTS,
     first_slots,
@@ -302,51 +302,26 @@ def _stages(config: HopperConfig, chunks: int) -> tuple[int, bool]:
     return (stages, True) if stages >= config.num_stages else (config.num_stages, False)
 
 
-def launch_hopper(
-    config: HopperConfig,
-    operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
-    scales: tuple[Tensor | None, Tensor] | None,
-    reps: Tensor,
-    winners: Tensor,
-    *,
-    pooling: str,
-    activation: str,
-    summed: int,
-) -> None:
-    """Fill ``reps`` and, where it is not empty, ``winners``.
+def plan_hopper(
+    config: HopperConfig, N: int, T: int, D: int, V: int, size: int, device: torch.device,
+    bias: bool, pooling: str, activation: str, argmax: bool, summed: int,
+) -> Callable[..., None]:  # fmt: skip
+    """What launches the kernel for operands of these sizes.
 
     Args:
         config: how to launch.
-        operands: hidden ``[T, D]`` and weight ``[V, D]`` of 8 or 16 bit, contiguous with rows of
-            whole 16 bytes, along one axis or several; bias ``[V]`` or None; cu_seqlens int32
-            ``[N + 1]``.
-        scales: factors of the rows of hidden and weight, fp32 ``[T]`` (None: 1) and ``[V]``, or
-            None.
-        reps: fp32 ``[N, V]``, or ``[V // summed, N]``.
-        winners: int32 ``[N, V]``, or empty.
-        pooling, activation, summed: as in forward.py.
+        N, T, D, V: sizes.
+        size: bytes of an element of the operands, 1 or 2; their rows have whole 16 bytes.
+        device: where they lie.
+        bias: whether there is one; the kernel sees by itself.
+        pooling, activation, argmax, summed: as in forward.py.
+
+    Returns:
+        A function of contiguous tensors: hidden ``[T, D]`` and weight ``[V, D]``, along one axis or
+        several; bias ``[V]`` or None; cu_seqlens int32 ``[N + 1]``; reps fp32 ``[N, V]``, or
+        ``[V // summed, N]``, to be filled; winners int32 ``[N, V]``, likewise, or empty; factors of
+        the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None.
     """
-    hidden, weight, bias, cu_seqlens = operands
-    D, N = hidden.shape[-1], cu_seqlens.shape[0] - 1
-    T, V = num_rows(hidden), num_rows(weight)
-    launch, boxes, layout = _plan(
-        config, N, T, D, V, hidden.element_size(), hidden.device, pooling, activation,
-        winners.numel() > 0, summed,
-    )  # fmt: skip
-    launch(
-        _Descriptor(hidden, (T, D), (D, 1), boxes[0], layout),
-        _Descriptor(weight, (V, D), (D, 1), boxes[1], layout),
-        bias, cu_seqlens, reps, winners, *(scales or (None, None)),
-    )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=KEPT_PLANS)
-def _plan(
-    config: HopperConfig, N: int, T: int, D: int, V: int, size: int, device: torch.device,
-    pooling: str, activation: str, argmax: bool, summed: int,
-) -> tuple[Launch, tuple[list[int], list[int]], gl.NVMMASharedLayout]:  # fmt: skip
-    """What a launch takes beside tensors, and what is copied of tokens and rows at once: its shape
-    and its layout. ``size``: bytes of an element."""
     blocks, block_d = cdiv(V, config.rows), 128 // size
     group_tokens = balanced_groups(T, blocks, multiprocessors(device), config.group_tokens)
     num_groups = cdiv(T, group_tokens)
@@ -359,4 +334,14 @@ def _plan(
         SEGMENT=config.segment, BAND=config.band, SUM=pooling == "sum", ACTIVATION=activation,
         ARGMAX=argmax, SUMMED=summed, num_warps=4,
     )  # fmt: skip
-    return launch, ([config.block_t, block_d], [config.block_v, block_d]), _layout(8 * size)
+    token_box, row_box = [config.block_t, block_d], [config.block_v, block_d]
+    layout = _layout(8 * size)
+
+    def run(hidden: Tensor, weight: Tensor, *others: Tensor | None) -> None:
+        launch(
+            _Descriptor(hidden, (T, D), (D, 1), token_box, layout),
+            _Descriptor(weight, (V, D), (D, 1), row_box, layout),
+            *others,
+        )
+
+    return run

@@ -9,14 +9,15 @@ sum) of the sequence in progress is carried from tile to tile and written out wh
 ends.
 """
 
-import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, descriptor
+from sparton.kernels.launch import Launch, cdiv, descriptor
 from sparton.kernels.segment_max.reduction import (
     clean_slots,
     locate,
@@ -143,38 +144,14 @@ def kernel_operands(hidden: Tensor, weight: Tensor, config: PortableConfig) -> t
     )
 
 
-def launch_portable(
-    config: PortableConfig,
-    operands: tuple[Tensor, Tensor, Tensor | None, Tensor],
-    scales: tuple[Tensor | None, Tensor] | None,
-    reps: Tensor,
-    winners: Tensor,
-    *,
-    pooling: str,
-    activation: str,
-    summed: int,
-) -> None:
-    """Arguments of :func:`~sparton.kernels.segment_max.hopper.launch_hopper`, whose operands may
-    here be of any float dtype and, without descriptors, of any width."""
-    hidden, weight, bias, cu_seqlens = operands
-    hidden, weight = hidden.flatten(0, -2), weight.flatten(0, -2)
-    (T, D), V, N = hidden.shape, weight.shape[0], cu_seqlens.shape[0] - 1
-    launch = _plan(
-        config, N, T, D, V, bias is not None, pooling, activation, winners.numel() > 0, summed
-    )  # fmt: skip
-    launch(
-        *kernel_operands(hidden, weight, config), bias, cu_seqlens, reps, winners,
-        *(scales or (None, None)),
-    )  # fmt: skip
-
-
-@functools.lru_cache(maxsize=KEPT_PLANS)
-def _plan(
-    config: PortableConfig, N: int, T: int, D: int, V: int, bias: bool,
-    pooling: str, activation: str, argmax: bool, summed: int,
-) -> Launch:  # fmt: skip
+def plan_portable(
+    config: PortableConfig, N: int, T: int, D: int, V: int, size: int, device: torch.device,
+    bias: bool, pooling: str, activation: str, argmax: bool, summed: int,
+) -> Callable[..., None]:  # fmt: skip
+    """Arguments and result of :func:`~sparton.kernels.segment_max.hopper.plan_hopper`, whose
+    operands may here be of any float dtype and, without descriptors, of any width."""
     num_groups = cdiv(T, config.group_tokens)
-    return Launch(
+    launch = Launch(
         _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
         T, N, V, config.group_tokens, num_groups, D, D,  # Rows follow one another.
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
@@ -182,3 +159,8 @@ def _plan(
         SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=argmax, SUMMED=summed,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
+
+    def run(hidden: Tensor, weight: Tensor, *others: Tensor | None) -> None:
+        launch(*kernel_operands(hidden, weight, config), *others)
+
+    return run
