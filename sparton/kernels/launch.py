@@ -17,8 +17,9 @@ from triton import knobs
 from triton.runtime import JITFunction, driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-# Plans, launches made of sizes, that each function keeps.
-KEPT_PLANS = 128
+# Plans, launches made of sizes, that each function keeps: more than the shapes of a training step.
+# Packed batches never come again, and plans of large vocabularies have many launches.
+KEPT_PLANS = 32
 
 # What Triton compiled: by kernel, constants and kinds of integers; then by device and kinds of
 # tensors.
@@ -31,7 +32,7 @@ class Launch:
     Who launches the same sizes again keeps it: a call looks at nothing but tensors then.
     """
 
-    __slots__ = ("_codes", "constants", "grid", "integers", "kernel")
+    __slots__ = ("_codes", "_programs", "constants", "grid", "integers", "kernel")
 
     def __init__(
         self, kernel: Any, grid: tuple[int, ...], *integers: int, **constants: Any
@@ -45,6 +46,7 @@ class Launch:
             constants: the constexpr ones and options of compilation, hashable.
         """
         self.kernel, self.grid, self.integers = kernel, grid, integers
+        self._programs = (*grid, 1, 1)[:3]
         self.constants = constants
         kinds = [1 if i == 1 else 2 + (i % 16 == 0) + 2 * (-(2**31) <= i < 2**31) for i in integers]
         self._codes = _compiled[id(kernel), *constants, *constants.values(), *kinds]
@@ -99,7 +101,7 @@ class Launch:
             return
         compiled, constants, _ = found
         compiled.run(
-            *(*self.grid, 1, 1)[:3], active.get_current_stream(device),
+            *self._programs, active.get_current_stream(device),
             compiled.function, compiled.packed_metadata, None, None, None,
             *arguments, *self.integers, *constants,
         )  # fmt: skip

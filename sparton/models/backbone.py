@@ -84,7 +84,7 @@ class Backbone(EncoderBody):
 
     @contextmanager
     def decoder_in_place(self) -> Iterator[PreTrainedModel]:
-        """The complete Hugging Face model, for saving; inside, :meth:`forward` gives logits."""
+        """The complete Hugging Face model, for saving."""
         setattr(*self._decoder_place, self.decoder)
         try:
             yield self.model

@@ -9,7 +9,7 @@ import torch
 from sparton.kernels.maxsim import cross
 from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
-from sparton.kernels.segment_max.backward import BackwardConfig
+from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.portable import PortableConfig
 from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,

@@ -35,6 +35,30 @@ def test_close_to_full_products(scales):
     assert error(maxsim_fp8(operands[0] * 1.1, operands[1], *masks, scales=scales), exact) > 5e-2
 
 
+@pytest.mark.parametrize("broken", [1e6, float("nan")])
+def test_masked_tokens_have_no_say_in_a_scale(broken, device):
+    if device.type == "cuda" and not FP8:
+        pytest.skip("needs FP8 tensor cores")
+    operands, masks = make_problem(device)
+    expected = maxsim_fp8(*operands, *masks, scales="tensor")
+    assert expected.any()
+    for x, mask in zip(operands, masks, strict=True):
+        x[~mask] = broken
+    # The last document's last token too: what is left out must not come back as padding.
+    masks[1][-1, -1] = False
+    operands[1][-1, -1] = broken
+    again = maxsim_fp8(*operands, *masks, scales="tensor")
+    assert error(again[:, :-1], expected[:, :-1].double()) < 1e-2
+    assert again.isfinite().all()
+
+
+def test_autocast_changes_nothing():
+    operands, masks = make_problem()
+    expected = maxsim_fp8(*operands, *masks)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(maxsim_fp8(*operands, *masks), expected)
+
+
 def test_a_scale_for_each_token_keeps_short_ones():
     operands, masks = make_problem(spread=8.0, dtype=torch.float16)
     operands[1] = operands[1].clamp(-100, 100)

@@ -19,6 +19,7 @@ from tests.kernels.maxsim_problems import (
     QUERY_LENGTHS,
     boundaries,
     make_problem,
+    upstream_for,
 )
 
 Q, K, LQ, LD, E = 4, 3, 7, 13, 24
@@ -261,6 +262,10 @@ def test_registration(per_query, normalize, device):
     for masks in (problem[4:6], (None, None)):
         arguments = (*leaves, *problem[2:4], *masks, *problem[6:], normalize, "auto", True)
         torch.library.opcheck(operators._forward_op, arguments)
+    transposed = [x.detach().T.contiguous().T for x in leaves]
+    winners = torch.zeros(problem.argmax_shape, dtype=torch.int32, device=device)
+    arguments = (upstream_for(problem), winners, *transposed, *problem[2:], normalize, "auto")
+    torch.library.opcheck(operators._backward_op, (*arguments, True, True))
     arguments = (*leaves, *problem[2:], normalize, "auto", False)
     with torch.no_grad():
         torch.library.opcheck(operators._forward_op, arguments)

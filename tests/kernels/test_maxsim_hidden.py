@@ -458,7 +458,7 @@ def test_registration():
     arguments = (*leaves, cu_seqlens, None, mask.flatten(), 3, 3, True, True)
     torch.library.opcheck(torch.ops.sparton.maxsim_from_hidden.default, arguments)
     winners = torch.zeros(2, rows.shape[0], dtype=torch.int32)
-    halves = [x.detach().half() for x in leaves]
+    halves = [x.detach().half().T.contiguous().T for x in leaves]
     for needs in ((True, False, False), (False, True, True)):
         arguments = (torch.ones(3, 2), winners, *halves, cu_seqlens, 3, True, *needs)
         torch.library.opcheck(torch.ops.sparton.maxsim_from_hidden_backward.default, arguments)

@@ -15,7 +15,7 @@ from sparton.kernels.maxsim.streaming_backward import (
     streaming_backward_lowmem,
     streaming_backward_unified,
 )
-from sparton.kernels.segment_max.backward import BackwardConfig
+from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.portable import PortableConfig
 from tests.kernels.maxsim_problems import error, make_problem, upstream_for
 
@@ -49,6 +49,22 @@ def test_the_choice(lengths, per_query, backward, expected, monkeypatch):
     paths.maxsim_forward_cuda(problem, normalize=False, argmax=True)
     paths.maxsim_backward_cuda(nothing, nothing, problem, normalize=False, backward=backward)
     assert tuple(called) == expected
+
+
+@pytest.mark.parametrize("backward", ["auto", "unified"])
+def test_wide_embeddings_are_products(backward, monkeypatch):
+    """The streaming backward holds whole embeddings. What it cannot hold is refused beforehand."""
+    called = []
+    for name in ("cross_forward", "cross_backward"):
+        monkeypatch.setattr(paths, name, lambda *_, name=name, **__: called.append(name))
+    problem = make_problem((3,), (4, 2), paths.LARGEST_E + 1)
+    paths.maxsim_forward_cuda(problem, normalize=False, argmax=True)
+    nothing = torch.empty(0)
+    paths.maxsim_backward_cuda(nothing, nothing, problem, normalize=False, backward=backward)
+    assert called == ["cross_forward", "cross_backward"]
+    own = make_problem((3,), (4, 2), paths.LARGEST_E + 1, per_query=2)
+    with pytest.raises(ValueError, match=f"E <= 2048 on a GPU, got E = {paths.LARGEST_E + 1}"):
+        paths.maxsim_forward_cuda(own, normalize=False, argmax=True)
 
 
 @pytest.mark.slow

@@ -368,6 +368,28 @@ def test_nothing_to_score(device):
     assert scores.tolist() == [[0.0]] * 3
 
 
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize(("forward", "backward"), VERSIONS)
+def test_a_query_token_that_is_not_a_number_is_seen(forward, backward, masks, device):
+    """Under masks and at the edge of a tile, too; documents without tokens still score 0."""
+    problem = make_problem([3, 4], [5, 0, 33], 16, 2, device, masks=masks)
+    if masks:
+        problem.query_mask[:] = True
+        problem.document_mask[:5] = False
+    problem.queries[1] = torch.nan
+    for argmax in (False, True):
+        scores, winners = forward(
+            *problem[:5], *problem[5:], normalize=False, argmax=argmax,
+            **({"config": SMALL} if forward is residual_forward else {}),
+        )  # fmt: skip
+        empty = [masks, True, False]
+        assert scores[0].isnan().tolist() == [not x for x in empty]
+        assert scores[1].isfinite().all()
+    lengths = problem.document_cu_seqlens.diff()
+    assert (winners[:, 1] >= 0).tolist() == [not x for x in empty]
+    assert (winners < lengths[:, None]).all()
+
+
 def test_operators_are_registered_properly(device):
     problem = make_problem([3, 4], [5, 9], 16, 2, device)
     from sparton.kernels.maxsim.residual import operators

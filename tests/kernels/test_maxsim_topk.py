@@ -63,11 +63,21 @@ def test_signed_zeros_tie():
     assert documents.tolist() == [[5, 6, 7, 8, 9]]
 
 
+def test_nan_is_the_largest_whatever_its_sign():
+    nan = torch.tensor(torch.nan)
+    scores = torch.stack([torch.tensor(1e30), nan, -nan, torch.tensor(torch.inf)])[None]
+    assert len(set(scores.view(torch.int32)[0, 1:3].sign().tolist())) == 2
+    keys = topk._keys(scores, 0)
+    assert keys.argsort(dim=1, descending=True).tolist() == [[1, 2, 3, 0]]
+    assert topk._unpack(keys).scores.isnan().tolist() == [[False, True, True, False]]
+
+
 @pytest.mark.parametrize(("N", "kept", "first"), [(5, 0, 0), (1, 3, 7), (1030, 9, 2**31 - 1100)])
 def test_keys_in_one_launch(N, kept, first, device):
     generator = torch.Generator().manual_seed(0)
     scores = torch.randn(3, N, generator=generator)
     scores[0, 0], scores[1, 0], scores[2, 0] = 0.0, -0.0, float("-inf")
+    scores[0, -1], scores[1, -1] = torch.nan, -torch.tensor(torch.nan)
     best = topk._keys(torch.randn(3, kept, generator=generator), 0)
     expected = torch.cat((best, topk._keys(scores, first)), 1)
     keys = keys_beside(scores.to(device), best.to(device), first)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.backward import segment_max_backward
+from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.forward import (
     FULL_PRECISION,
     HOPPER,
@@ -278,6 +279,14 @@ def test_only_wanted_gradients(wanted, device):
         assert [n for n, x in zip(names, gradients, strict=True) if x is not None] == [wanted]
 
 
+def test_nothing_to_look_at_needs_no_configuration():
+    """Nor a GPU, by which one is chosen."""
+    problem = make_problem([0, 0], 9, 8, "cpu")
+    reps, argmax = segment_max_forward(*problem)
+    assert not reps.any()
+    assert (argmax == -1).all()
+
+
 def test_launcher_refuses_what_it_cannot_do(device):
     problem = make_problem([5, 3], 9, 8, device)
     with pytest.raises(ValueError, match="float64"):
@@ -285,6 +294,9 @@ def test_launcher_refuses_what_it_cannot_do(device):
     narrow = Problem(problem.hidden[:, :5], problem.weight[:, :5], *problem[2:])
     with pytest.raises(ValueError, match="D = 5"):
         segment_max_forward(*narrow, config=SMALL._replace(descriptors=True))
+    without = Problem(problem.hidden[:, :0], problem.weight[:, :0], *problem[2:])
+    with pytest.raises(ValueError, match=r"same D > 0, got \(8, 0\) and \(9, 0\)"):
+        segment_max_forward(*without, config=SMALL)
     reps, argmax = segment_max_forward(*problem, config=SMALL)
     with pytest.raises(ValueError, match=r"\(2, 9\).*\(1, 9\)"):
         segment_max_backward(

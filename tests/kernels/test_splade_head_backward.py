@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max import backward
-from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max import backward_plan
+from sparton.kernels.segment_max.backward import segment_max_backward
+from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.ordering import vocabulary_rows
 from sparton.kernels.segment_max.token_lists import plan_token_lists
 
@@ -103,7 +104,7 @@ def test_slices_of_the_hidden_units(D, device):
 def test_narrow_slices_only_where_wide_ones_leave_the_cache():
     config = BackwardConfig(slice_bytes=2**20)
     widths = {
-        (rows, D, dtype): backward._cut_units(rows, D, dtype.itemsize, config)[1]
+        (rows, D, dtype): backward_plan._cut_units(rows, D, dtype.itemsize, config)[1]
         for rows, D, dtype in (
             (2048, 768, torch.float16),
             (2049, 768, torch.float16),
@@ -167,7 +168,7 @@ def test_the_lists_fill_their_workspace(N, V, D, lent):
     ],
 )
 def test_buckets_follow_the_lengths(T, N, longest, buckets):
-    assert backward._num_buckets(T, N, longest, 1024) == buckets
+    assert backward_plan._num_buckets(T, N, longest, 1024) == buckets
 
 
 @needs_gpu
@@ -234,7 +235,7 @@ def test_unwanted_gradients_cost_nothing(unwanted, device, monkeypatch):
         "bias_dtype": ["_plan_dbias"],
     }
     for name in unused[next(iter(unwanted))]:
-        monkeypatch.setattr(backward, name, None)
+        monkeypatch.setattr(backward_plan, name, None)
     for a, b in zip(run(case, **unwanted), expected, strict=True):
         assert a is None or torch.equal(a, b)
 

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.backward import segment_max_backward
+from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.forward import (
     HOPPER_FP8,
     PORTABLE_FP8,

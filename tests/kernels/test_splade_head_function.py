@@ -170,7 +170,8 @@ def test_operands_that_do_not_fit(operands, index, replacement, message):
 
 
 def test_nan_among_other_logits_is_ignored_on_the_cpu_too():
-    hidden, weight = torch.randn(9, 4), torch.randn(5, 4)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 4, generator=generator) for n in (9, 5))
     cu_seqlens = torch.tensor([0, 4, 6, 9], dtype=torch.int32)
     expected = splade_head(hidden, weight, None, cu_seqlens)
     broken = hidden.clone()
@@ -181,4 +182,5 @@ def test_nan_among_other_logits_is_ignored_on_the_cpu_too():
     assert reps[1].isnan().all()
     others = torch.tensor([0, 2], dtype=torch.int32)
     alone = splade_head(hidden[[6, 8]], weight, None, others)[0]
-    torch.testing.assert_close(reps[2], alone, rtol=1e-6, atol=0)
+    # Products of other shapes may be rounded otherwise.
+    assert (reps[2] - alone).abs().max() < 1e-6 < (reps[2] - alone * 1.001).abs().max()

@@ -5,7 +5,8 @@ from itertools import accumulate
 import pytest
 import torch
 
-from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.backward import segment_max_backward
+from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.forward import (
     FULL_PRECISION,
     PORTABLE,

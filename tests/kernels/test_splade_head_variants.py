@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sparton.kernels.segment_max.backward import BackwardConfig, segment_max_backward
+from sparton.kernels.segment_max.backward import segment_max_backward
+from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.forward import segment_max_forward
 from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.splade_head import (
@@ -117,7 +118,9 @@ def test_registration(device):
     without_bias = (*operands[:2], None, problem.cu_seqlens)
     torch.library.opcheck(sum_function.sum_op, (*without_bias, "log1p_relu"))
     for needs in ((True, True, True), (True, False, False), (False, False, True)):
-        arguments = (upstream_for(problem), *(x.detach() for x in operands), "relu", *needs)
+        hidden, weight, *rest = (x.detach() for x in operands)
+        transposed = (x.T.contiguous().T for x in (hidden, weight))
+        arguments = (upstream_for(problem), *transposed, *rest, "relu", *needs)
         torch.library.opcheck(sum_function._backward_op, arguments)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.hybrid_head.logits import check_padded_operands, logit_tiles
 from sparton.kernels.launch import Launch, cdiv
-from sparton.kernels.segment_max.reduction import _log1p
+from sparton.kernels.segment_max.reduction import greater, log1p
 
 
 class ReductionConfig(NamedTuple):
@@ -48,11 +48,10 @@ def _masked_max_kernel(
         ptrs = logits_ptr + (b * S + s + offs_s)[:, None] * C + offs_c[None, :]
         logits = tl.load(ptrs, real[:, None] & in_tile[None, :], 0.0).to(tl.float32)
         step = tl.where(logits > best, s, step)
-        best = tl.maximum(best, logits, propagate_nan=tl.PropagateNan.ALL)
-    value = tl.max(best, 0)
-    value = tl.where(tl.max((best != best).to(tl.int32), 0) > 0, float("nan"), value)
+        best = greater(best, logits)
+    value = tl.reduce(best, 0, greater)
     entry = b * V + first_v + offs_c
-    tl.store(reps_ptr + entry, _log1p(value), in_tile)
+    tl.store(reps_ptr + entry, log1p(value), in_tile)
     if ARGMAX:
         position = tl.where(best == value[None, :], step + offs_s[:, None], S)
         first = tl.min(position, 0)

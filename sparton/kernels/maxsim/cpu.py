@@ -116,8 +116,8 @@ def maxsim_backward_cpu(
     operands = operands.flat()
     queries, documents = (_rows(x, normalize) for x in operands[:2])
     owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
-    dqueries = torch.zeros_like(queries) if need_queries else None
-    ddocuments = torch.zeros_like(documents) if need_documents else None
+    dqueries = queries.new_zeros(queries.shape) if need_queries else None
+    ddocuments = documents.new_zeros(documents.shape) if need_documents else None
     step = max(ENTRIES_AT_ONCE // max(queries.shape[0], 1), 1)
     size = (documents.shape[0], queries.shape[0])
     for first in range(0, argmax.shape[0], step):

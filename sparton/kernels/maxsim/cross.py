@@ -23,11 +23,8 @@ from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv
 from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tokens_backward
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.packing import compact
-from sparton.kernels.segment_max.backward import (
-    DEFAULT_CONFIG,
-    BackwardConfig,
-    backward_of_checked,
-)
+from sparton.kernels.segment_max.backward import backward_of_checked
+from sparton.kernels.segment_max.backward_plan import DEFAULT_CONFIG, BackwardConfig
 from sparton.kernels.segment_max.forward import (
     Config,
     ForwardPlan,
@@ -35,6 +32,7 @@ from sparton.kernels.segment_max.forward import (
     fit_descriptors,
     forward_of_checked,
     plan_forward,
+    tokens_scaled,
 )
 from sparton.kernels.segment_max.operands import sequence_of_tokens
 
@@ -131,7 +129,7 @@ def equal_queries_forward(
     plan, summed = _plan_equal_queries(
         cu_seqlens.shape[0] - 1, documents.shape, queries.shape, documents.dtype, documents.device,
         fit_descriptors(documents, queries), length, argmax,
-        scales is not None and scales[0] is not None, config,
+        tokens_scaled(scales), config,
     )  # fmt: skip
     scores, winners = plan.run(documents, queries, None, cu_seqlens, scales)
     if not summed:
@@ -149,11 +147,10 @@ def _plan_equal_queries(
     if config is None:
         config = default_config(dtype, device, fits, "max", "none", scaled)
     summed = length if config.block_v % length == 0 else 1
-    Td, Tq = document_shape[:-1].numel(), query_shape[:-1].numel()
+    Td, Tq, E = document_shape[:-1].numel(), query_shape[:-1].numel(), query_shape[-1]
     plan = plan_forward(
-        config, N, Td, document_shape[-1], Tq, dtype.itemsize, device, fits, False, "max", "none",
-        argmax, summed,
-    )  # fmt: skip
+        config, N, Td, E, Tq, dtype.itemsize, device, fits, "max", "none", argmax, summed
+    )
     return plan, summed > 1
 
 

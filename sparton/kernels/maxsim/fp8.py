@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
+from sparton.kernels.dispatch import on_its_device, without_autocast
 from sparton.kernels.maxsim.function import maxsim
 from sparton.kernels.maxsim.operands import padded_operands
 from sparton.kernels.maxsim.packing import compact
@@ -74,9 +74,16 @@ def maxsim_fp8(
         # To be refused here, not halfway.
         padded_operands(queries, documents, query_mask, document_mask)
         queries, documents = (
-            rounded(x.flatten(0, 1), by=by).view(x.shape) for x in (queries, documents)
+            rounded(_scaled_tokens(x, mask, by).flatten(0, 1), by=by).view(x.shape)
+            for x, mask in ((queries, query_mask), (documents, document_mask))
         )
-    return maxsim(queries, documents, query_mask, document_mask)
+    with without_autocast(queries.device):
+        return maxsim(queries, documents, query_mask, document_mask)
+
+
+def _scaled_tokens(tokens: Tensor, mask: Tensor | None, by: By) -> Tensor:
+    """Without those that a mask leaves out, where all tokens share a scale: zeros do not enter."""
+    return tokens if mask is None or by == "row" else tokens.masked_fill(~mask[..., None], 0)
 
 
 @on_its_device
@@ -92,7 +99,9 @@ def _cross_fp8(
     from sparton.kernels.segment_max.quantize import quantize_operands
 
     operands = padded_operands(queries, documents, query_mask, document_mask)
-    tokens, cu_seqlens = operands.documents, operands.document_cu_seqlens
+    queries = _scaled_tokens(queries, query_mask, by)
+    tokens = _scaled_tokens(documents, document_mask, by)
+    cu_seqlens = operands.document_cu_seqlens
     if operands.document_mask is not None:
         rows, cu_seqlens = compact(operands.document_mask, cu_seqlens)
         tokens = tokens.flatten(0, 1).index_select(0, rows)

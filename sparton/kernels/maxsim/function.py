@@ -29,7 +29,8 @@ def maxsim(
     Equal similarities: the first token wins and gets the gradient. Products, maxima and sums run in
     fp32. Under torch.autocast both sides are cast to its dtype first. The winners are saved only
     where a gradient can follow. A token that is not a number makes the scores it enters NaN; on a
-    GPU a cross product of many query tokens leaves its similarities out instead.
+    GPU a cross product of many query tokens leaves its similarities out instead. Similarities that
+    overflow to infinity have no defined score.
 
     Args:
         queries: ``[Q, Lq, E]`` float16, bfloat16 or float32 (float64 on the CPU).

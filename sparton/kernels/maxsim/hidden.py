@@ -29,8 +29,8 @@ from sparton.kernels.maxsim.projection import (
     project_to_unit,
     project_to_unit_backward,
 )
-from sparton.kernels.maxsim.streaming import greater
 from sparton.kernels.segment_max.backward import backward_of_checked
+from sparton.kernels.segment_max.reduction import greater
 
 
 class HiddenConfig(NamedTuple):
@@ -93,8 +93,7 @@ def _search_hidden_kernel(
     queries_ptr, hidden_ptr, projection_ptr, cu_ptr, mask_ptr, maxima_ptr, winners_ptr,
     N, R, shares,
     H: tl.constexpr, E: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, NORMALIZE: tl.constexpr, MASK: tl.constexpr,
-    ARGMAX: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, NORMALIZE: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     """One share of one document's tiles: one row ``[R]`` of ``maxima`` and of ``winners``."""
     n, share = tl.program_id(0) // shares, tl.program_id(0) % shares
@@ -122,7 +121,7 @@ def _search_hidden_kernel(
             # Not norms_of: a root that is rounded exactly takes registers that are not left.
             embedding = divided_by(embedding, tl.sqrt(tl.sum(embedding * embedding, 1)))
         embedding = embedding.to(hidden_ptr.dtype.element_ty)
-        if MASK:
+        if mask_ptr is not None:
             taken = tl.load(mask_ptr + lo + offs_t) != 0
         # Rows of maxima change hands among the threads of the program.
         tl.debug_barrier()
@@ -133,7 +132,7 @@ def _search_hidden_kernel(
             ptrs += queries_ptr + tl.cast(first, tl.int64) * E
             q = tl.load(ptrs, present[:, None] & (offs_e < E)[None, :], 0.0)
             similarity = tl.dot(q, embedding.T, input_precision="ieee")
-            if MASK:
+            if mask_ptr is not None:
                 similarity = tl.where(taken[None, :], similarity, float("-inf"))
             best = tl.reduce(similarity, 1, greater)
             if ARGMAX:
@@ -244,7 +243,7 @@ def search_hidden(
     straight = (shares == 1 and query_mask is None) or not argmax
     found = winners if straight else cu_seqlens.new_empty((shares, N, R))
     search, add_up = _plan_search(
-        num_queries, N, R, H, E, shares, normalize, mask is not None, argmax, not straight, config
+        num_queries, N, R, H, E, shares, normalize, argmax, not straight, config
     )
     search(queries, hidden, projection, cu_seqlens, mask, maxima, found)
     add_up(maxima, found, query_mask, scores, winners)
@@ -253,7 +252,7 @@ def search_hidden(
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
 def _plan_search(
-    Q: int, N: int, R: int, H: int, E: int, shares: int, normalize: bool, mask: bool, argmax: bool,
+    Q: int, N: int, R: int, H: int, E: int, shares: int, normalize: bool, argmax: bool,
     collect: bool, config: HiddenConfig,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """The search by shares, and their sum, which is to ``collect`` the winners, too."""
@@ -261,7 +260,7 @@ def _plan_search(
         _search_hidden_kernel, (N * shares,), N, R, shares,
         H=H, E=E, BLOCK_T=config.block_t, BLOCK_R=min(config.block_r, max(next_power_of_2(R), 32)),
         BLOCK_E=max(next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
-        MASK=mask, ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
+        ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
         maxnreg=config.maxnreg,
     )  # fmt: skip
     block_n = min(next_power_of_2(N), SUMMED_AT_ONCE)

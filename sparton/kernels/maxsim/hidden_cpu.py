@@ -70,7 +70,7 @@ def route_hidden_cpu(
     projected = hidden @ projection.T
     wide = torch.promote_types(projected.dtype, torch.float32)
     unit = normalize_tokens_cpu(projected).to(projected.dtype) if normalize else projected
-    through, dqueries = (torch.zeros_like(x, dtype=wide) for x in (projected, queries))
+    through, dqueries = (x.new_zeros(x.shape, dtype=wide) for x in (projected, queries))
     length = queries.shape[0] // max(grad.shape[0], 1)
     for upstream, row in zip(grad.T, winners, strict=True):
         rows = (row >= 0).nonzero().squeeze(1)

@@ -164,19 +164,14 @@ def _in_shape(gradient: Tensor, operand: Tensor) -> Tensor:
 
 
 class MaxSimFunction(torch.autograd.Function):
-    """The operators for eager mode."""
+    """The operators for eager mode. ``call`` is operands, whether to normalise, and the backward:
+    one argument, as autograd looks at each."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        queries: Tensor,
-        documents: Tensor,
-        make_operands: Callable[..., MaxSimOperands],
-        arguments: tuple,
-        normalize: bool,
-        backward: str,
+        ctx: Any, queries: Tensor, documents: Tensor, call: tuple[MaxSimOperands, bool, str]
     ) -> Tensor:
-        operands = make_operands(queries, documents, *arguments)
+        operands, normalize, backward = call
         scores, winners = _forward(operands, normalize, True)
         ctx.save_for_backward(winners, queries, documents, *operands[2:6])
         ctx.options = (operands[6:], normalize, backward)
@@ -186,7 +181,7 @@ class MaxSimFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         argmax, *tensors = ctx.saved_tensors
         sizes, normalize, backward = ctx.options
-        need_queries, need_documents = ctx.needs_input_grad[:2]
+        need_queries, need_documents, _ = ctx.needs_input_grad
         operands = MaxSimOperands(*tensors, *sizes)
         # The operator refuses second derivatives where someone asks for them.
         if torch.is_grad_enabled() or needs_operators():
@@ -200,7 +195,7 @@ class MaxSimFunction(torch.autograd.Function):
         return (
             _in_shape(dqueries, operands.queries) if need_queries else None,
             _in_shape(ddocuments, operands.documents) if need_documents else None,
-            *(None, None, None, None),
+            None,
         )
 
 
@@ -215,12 +210,10 @@ def maxsim_scores(
     """Scores of what ``make_operands(queries, documents, *arguments)`` checks and describes."""
     check_backward(backward)
     queries, documents = cast_for_autocast(queries, documents)
+    operands = make_operands(queries, documents, *arguments)
     differentiate = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
     if needs_operators():
-        operands = make_operands(queries, documents, *arguments).flat()
-        return _forward_op(*operands, normalize, backward, differentiate)[0]
+        return _forward_op(*operands.flat(), normalize, backward, differentiate)[0]
     if differentiate:
-        return MaxSimFunction.apply(
-            queries, documents, make_operands, arguments, normalize, backward
-        )
-    return _forward(make_operands(queries, documents, *arguments), normalize, False)[0]
+        return MaxSimFunction.apply(queries, documents, (operands, normalize, backward))
+    return _forward(operands, normalize, False)[0]

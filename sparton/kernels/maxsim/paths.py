@@ -5,7 +5,8 @@ Q queries, N documents, K documents per query, C = N or K columns, T packed toke
 cross.py shares every tile of documents among many query tokens and is bound by arithmetic.
 streaming.py reads each document once for a few query tokens and is bound by memory; it alone serves
 documents of each query's own. A cross product goes to cross.py if it has more than FEW query
-tokens: about where a product of that many 16-bit rows costs as much time as reading its columns.
+tokens, about where a product of that many 16-bit rows costs as much time as reading its columns, or
+embeddings wider than the streaming backward holds.
 """
 
 from collections.abc import Callable
@@ -20,13 +21,16 @@ from sparton.kernels.maxsim.streaming_backward import (
     streaming_backward_lowmem,
     streaming_backward_unified,
 )
+from sparton.kernels.maxsim.streaming_rows import LARGEST_E
 
 FEW = 256
 
 
 def is_product(operands: MaxSimOperands) -> bool:
     """Whether cross.py serves these operands."""
-    return operands.per_query is None and operands.num_query_tokens > FEW
+    if operands.per_query is not None:
+        return False
+    return operands.num_query_tokens > FEW or operands.queries.shape[-1] > LARGEST_E
 
 
 @on_its_device
@@ -36,6 +40,11 @@ def maxsim_forward_cuda(
     """Scores fp32 ``[Q, C]`` and winners int32 ``[C, Tq]``, None without argmax."""
     if is_product(operands):
         return cross_forward(operands, normalize=normalize, argmax=argmax)
+    if argmax and operands.queries.shape[-1] > LARGEST_E:
+        raise ValueError(
+            f"gradients of queries' own documents take E <= {LARGEST_E} on a GPU, got "
+            f"E = {operands.queries.shape[-1]}; project the tokens to fewer units"
+        )
     return streaming_forward(operands.flat(), normalize=normalize, argmax=argmax)
 
 
@@ -52,13 +61,14 @@ def maxsim_backward_cuda(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of the operands' rows in their dtype, None where not wanted.
 
-    "auto" and "lowmem" are the same: whatever the kernels, sums run in a fixed order.
+    "auto" and "lowmem" are the same: whatever the kernels, sums run in a fixed order. So is
+    "unified" where embeddings are too wide for its kernel.
     """
+    unified = backward == "unified" and operands.queries.shape[-1] <= LARGEST_E
     chosen: Callable[..., tuple[Tensor | None, Tensor | None]]
-    if backward != "unified" and is_product(operands):
+    if not unified and is_product(operands):
         chosen = cross_backward
     else:
-        unified = backward == "unified"
         chosen = streaming_backward_unified if unified else streaming_backward_lowmem
         operands = operands.flat()
     return chosen(

@@ -28,6 +28,7 @@ from sparton.kernels.launch import (
     next_power_of_2,
 )
 from sparton.kernels.maxsim.operands import MaxSimOperands
+from sparton.kernels.segment_max.reduction import greater
 
 
 class StreamingConfig(NamedTuple):
@@ -60,12 +61,6 @@ class StreamingConfig(NamedTuple):
 def inverse_norms(squares):
     """1 / max(|x|, 1e-12) from the sums of squares."""
     return 1.0 / tl.maximum(tl.sqrt_rn(squares), 1e-12)
-
-
-@triton.jit
-def greater(x, y):
-    """The maximum, NaN if either is."""
-    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -302,7 +297,7 @@ def streaming_forward(
 @functools.lru_cache(maxsize=KEPT_PLANS)
 def _plan(
     Q: int, N: int, C: int, Tq: int, E: int, dtype: torch.dtype, cross: bool, normalize: bool,
-    fits_descriptor: bool, config: StreamingConfig | None,
+    fits: bool, config: StreamingConfig | None,
 ) -> tuple[int, tuple[int, int] | None, Launch]:  # fmt: skip
     """How many programs share a query and a document, the block of a descriptor, if the documents
     are read by one, and the launch."""
@@ -310,7 +305,7 @@ def _plan(
     group = config.group if cross else 1
     programs = cdiv(Q, group) * N if cross else N
     splits = _splits(Q, Tq, programs, config)
-    descriptors = config.descriptors and fits_descriptor
+    descriptors = config.descriptors and fits
     launch = Launch(
         _maxsim_streaming_fwd_kernel, (programs * splits,),
         Q, C, Tq, splits, E=E, PER_QUERY=not cross, NORMALIZE=normalize, GROUP=group,

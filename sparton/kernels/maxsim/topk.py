@@ -29,8 +29,9 @@ class BestDocuments(NamedTuple):
 
 def _keys(scores: Tensor, first: int) -> Tensor:
     """int64 keys that order scores, and among equal scores smaller documents, ascending."""
-    # Adding 0 makes -0.0 equal 0.0; fp32 as integers descend where the sign bit is set.
-    bits = (scores + 0.0).view(torch.int32)
+    # NaN may have either sign, adding 0 makes -0.0 equal 0.0; fp32 as integers descend where the
+    # sign bit is set.
+    bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32)
     bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     documents = torch.arange(first, first + scores.shape[1], device=scores.device)
     return (bits.long() << 32) | (_LOW - documents)
@@ -77,9 +78,9 @@ def maxsim_topk(
     """The k documents with the largest :func:`~sparton.kernels.maxsim.maxsim_varlen` of each query.
 
     Documents pass in chunks, whose scores are merged into the best k so far on the queries'
-    device; equal scores go to the document that comes first. The collection may lie on the CPU
-    while the queries are on a GPU: its chunks are copied as they are needed. For inference: the
-    result has no gradient.
+    device; equal scores go to the document that comes first, and NaN is larger than any number. The
+    collection may lie on the CPU while the queries are on a GPU: its chunks are copied as they are
+    needed. For inference: the result has no gradient.
 
     Args:
         queries: ``[Tq, E]``, Q queries end to end.

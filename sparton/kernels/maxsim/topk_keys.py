@@ -18,6 +18,7 @@ def _keys_kernel(scores_ptr, best_ptr, keys_ptr, N, kept, first, BLOCK: tl.const
     n = place - kept
     fresh = (n >= 0) & (n < N)
     score = tl.load(scores_ptr + q * N + n, fresh, 0.0)
+    score = tl.where(score != score, float("nan"), score)
     bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
     key = ((bits + 1) << 32) - 1 - (first + n)

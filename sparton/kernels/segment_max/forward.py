@@ -68,17 +68,23 @@ def _addressing(dtype: torch.dtype, capability: tuple[int, int], fits: bool) -> 
     return configs if fits else tuple(config for config in configs if not config.descriptors)
 
 
-def fitting_configs(hidden: Tensor, weight: Tensor) -> tuple[Config, ...]:
-    """Those of :func:`forward_configs` that can address the operands."""
-    return _addressing(hidden.dtype, _capability(hidden.device), fit_descriptors(hidden, weight))
-
-
 @functools.cache
 def tuned_configs() -> dict[Regime, Config]:
     """Winners of searches (see splade_head/tuning.py) that replace the first of
     :func:`forward_configs`: those of this process and, if the environment has SPARTON_TUNED=1,
     those of earlier ones."""
     return read_winners(CONFIG_KINDS) if os.environ.get("SPARTON_TUNED") == "1" else {}
+
+
+def tokens_scaled(scales: tuple[Tensor | None, Tensor] | None) -> bool:
+    """Whether the tokens have factors, and not the rows of the weight alone."""
+    return scales is not None and scales[0] is not None
+
+
+def default_portable(dtype: torch.dtype, device: torch.device, fits: bool) -> PortableConfig:
+    """The first of the portable kernel's that serves operands which fit descriptors or do not."""
+    configs = _addressing(dtype, _capability(device), fits)
+    return next(config for config in configs if isinstance(config, PortableConfig))
 
 
 def default_config(
@@ -91,12 +97,11 @@ def default_config(
 ) -> Config:
     """The first of :func:`forward_configs` that serves operands which fit descriptors or do not,
     this variant of the kernel, and tokens that are ``scaled`` or are not."""
-    configs = _addressing(dtype, _capability(device), fits)
     if scaled or (pooling, activation) == ("sum", "log1p_relu"):
         # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit:
         # its warpgroups wait for their loads.
-        return next(config for config in configs if isinstance(config, PortableConfig))
-    return configs[0]
+        return default_portable(dtype, device, fits)
+    return _addressing(dtype, _capability(device), fits)[0]
 
 
 def select_config(
@@ -116,8 +121,9 @@ def select_config(
         winner = tuned.get(regime_of(hidden.device, hidden.dtype, D, V, T / num_sequences))
         if winner is not None and (fits or not winner.descriptors):
             return winner
-    scaled = scales is not None and scales[0] is not None
-    return default_config(hidden.dtype, hidden.device, fits, pooling, activation, scaled)
+    return default_config(
+        hidden.dtype, hidden.device, fits, pooling, activation, tokens_scaled(scales)
+    )
 
 
 class ForwardPlan(NamedTuple):
@@ -125,7 +131,7 @@ class ForwardPlan(NamedTuple):
 
     Attributes:
         launch: what :func:`~sparton.kernels.segment_max.hopper.plan_hopper` gives; None where there
-            is no token to look at.
+            is nothing to look at.
         shape, winners_shape: of the results.
     """
 
@@ -152,22 +158,22 @@ class ForwardPlan(NamedTuple):
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
 def plan_forward(
-    config: Config, N: int, T: int, D: int, V: int, size: int, device: torch.device, fits: bool,
-    bias: bool, pooling: str, activation: str, argmax: bool, summed: int,
+    config: Config | None, N: int, T: int, D: int, V: int, size: int, device: torch.device,
+    fits: bool, pooling: str, activation: str, argmax: bool, summed: int,
 ) -> ForwardPlan:  # fmt: skip
     """The forward of N sequences, T tokens and V rows of D elements, of ``size`` bytes each.
 
     Args:
+        config: as in :func:`segment_max_forward`; None for a forward with nothing to look at.
         fits: whether descriptors can address the operands.
-        bias: whether there is one.
-        config, pooling, activation, argmax, summed: as in :func:`segment_max_forward`.
+        pooling, activation, argmax, summed: as in :func:`segment_max_forward`.
 
     Raises:
         ValueError: sizes that ``config`` does not serve.
     """
     shape = (N, V) if summed == 1 else (V // summed, N)
     winners_shape = (N, V) if argmax else (0,)
-    if not (N and V and T):
+    if config is None or not (N and V and T):
         return ForwardPlan(None, shape, winners_shape)
     if config.descriptors and not fits:
         raise ValueError(
@@ -178,8 +184,13 @@ def plan_forward(
         raise ValueError(f"sum pooling takes segments of at most 32 tokens, got {config}")
     if V % summed or config.block_v % summed:
         raise ValueError(f"summed must divide V = {V} and the block_v of {config}, got {summed}")
-    plan: Callable[..., Any] = plan_hopper if isinstance(config, HopperConfig) else plan_portable
-    launch = plan(config, N, T, D, V, size, device, bias, pooling, activation, argmax, summed)
+    variant: Any = {
+        "pooling": pooling, "activation": activation, "argmax": argmax, "summed": summed,
+    }  # fmt: skip
+    if isinstance(config, HopperConfig):
+        launch = plan_hopper(config, N, T, D, V, size=size, device=device, **variant)
+    else:
+        launch = plan_portable(config, N, T, D, V, **variant)
     return ForwardPlan(launch, shape, winners_shape)
 
 
@@ -254,14 +265,13 @@ def forward_of_checked(
     """:func:`segment_max_forward` of operands that are known to fit together, to be contiguous and
     to lie on the current device: the host of a small call has no time to check again. The rows of
     hidden and weight may lie along several axes."""
-    N = cu_seqlens.shape[0] - 1
-    if config is None:
+    T, V, N = num_rows(hidden), num_rows(weight), cu_seqlens.shape[0] - 1
+    if config is None and T and V and N:
         config = select_config(
-            hidden, weight, max(N, 1), pooling=pooling, activation=activation, scales=scales
+            hidden, weight, N, pooling=pooling, activation=activation, scales=scales
         )
     plan = plan_forward(
-        config, N, num_rows(hidden), hidden.shape[-1], num_rows(weight), hidden.element_size(),
-        hidden.device, fit_descriptors(hidden, weight), bias is not None, pooling, activation,
-        argmax, summed,
+        config, N, T, hidden.shape[-1], V, hidden.element_size(), hidden.device,
+        fit_descriptors(hidden, weight), pooling, activation, argmax, summed,
     )  # fmt: skip
     return plan.run(hidden, weight, bias, cu_seqlens, scales)

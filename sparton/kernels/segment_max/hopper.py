@@ -303,8 +303,8 @@ def _stages(config: HopperConfig, chunks: int) -> tuple[int, bool]:
 
 
 def plan_hopper(
-    config: HopperConfig, N: int, T: int, D: int, V: int, size: int, device: torch.device,
-    bias: bool, pooling: str, activation: str, argmax: bool, summed: int,
+    config: HopperConfig, N: int, T: int, D: int, V: int, *, size: int, device: torch.device,
+    pooling: str, activation: str, argmax: bool, summed: int,
 ) -> Callable[..., None]:  # fmt: skip
     """What launches the kernel for operands of these sizes.
 
@@ -313,7 +313,6 @@ def plan_hopper(
         N, T, D, V: sizes.
         size: bytes of an element of the operands, 1 or 2; their rows have whole 16 bytes.
         device: where they lie.
-        bias: whether there is one; the kernel sees by itself.
         pooling, activation, argmax, summed: as in forward.py.
 
     Returns:

@@ -6,9 +6,9 @@ from torch import Tensor
 
 def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor) -> None:
     """Raise ValueError unless the shapes and dtypes fit together; reads no values."""
-    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+    if hidden.dim() != 2 or weight.dim() != 2 or not hidden.shape[1] == weight.shape[1] > 0:
         raise ValueError(
-            "hidden [T, D] and weight [V, D] must be matrices with the same D, got "
+            "hidden [T, D] and weight [V, D] must be matrices with the same D > 0, got "
             f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
         )
     if hidden.dtype != weight.dtype or not hidden.is_floating_point():

@@ -12,7 +12,6 @@ ends.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -86,8 +85,7 @@ def _segment_max_kernel(
     T, N, V, group_tokens, num_groups, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
     SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
-    BIAS: tl.constexpr, SUM: tl.constexpr, ACTIVATION: tl.constexpr,
-    ARGMAX: tl.constexpr, SUMMED: tl.constexpr,
+    SUM: tl.constexpr, ACTIVATION: tl.constexpr, ARGMAX: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
     group, block = locate(num_groups, tl.cdiv(V, BLOCK_V), BAND)
     first_v = block * BLOCK_V
@@ -99,7 +97,7 @@ def _segment_max_kernel(
     end = tl.load(cu_ptr + last)
     offs_v = first_v + tl.arange(0, BLOCK_V)
     bias = tl.zeros((BLOCK_V,), tl.float32)
-    if BIAS:
+    if bias_ptr is not None:
         bias = tl.load(bias_ptr + offs_v, offs_v < V, 0.0).to(tl.float32)
     scale = None
     if scale_w_ptr is not None:
@@ -145,17 +143,17 @@ def kernel_operands(hidden: Tensor, weight: Tensor, config: PortableConfig) -> t
 
 
 def plan_portable(
-    config: PortableConfig, N: int, T: int, D: int, V: int, size: int, device: torch.device,
-    bias: bool, pooling: str, activation: str, argmax: bool, summed: int,
+    config: PortableConfig, N: int, T: int, D: int, V: int, *,
+    pooling: str, activation: str, argmax: bool, summed: int,
 ) -> Callable[..., None]:  # fmt: skip
-    """Arguments and result of :func:`~sparton.kernels.segment_max.hopper.plan_hopper`, whose
-    operands may here be of any float dtype and, without descriptors, of any width."""
+    """As :func:`~sparton.kernels.segment_max.hopper.plan_hopper`, for operands of any float dtype
+    and, without descriptors, of any width."""
     num_groups = cdiv(T, config.group_tokens)
     launch = Launch(
         _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
         T, N, V, config.group_tokens, num_groups, D, D,  # Rows follow one another.
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
-        SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors, BIAS=bias,
+        SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
         SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=argmax, SUMMED=summed,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -83,7 +83,7 @@ def clean_slots(BLOCK_V: tl.constexpr, SUM: tl.constexpr):
 @triton.jit
 def summands(logits, bias, ACTIVATION: tl.constexpr):
     """What sum pooling multiplies by, less 1, of a tile of logits without bias ``[BLOCK_V, 1]``."""
-    x = _positive_part(logits + bias)
+    x = positive_part(logits + bias)
     if ACTIVATION == "log1p_relu":
         x = tl.where(x == 0.0, x, tl.log(1.0 + x))
     return x
@@ -159,7 +159,7 @@ def _fold(
 
 
 @triton.jit
-def _log1p(x):
+def log1p(x):
     """Accurate for small x >= 0 too: the rounding error of 1 + x is divided out."""
     one_more = 1.0 + x
     lost = (one_more == 1.0) | (x == float("inf"))
@@ -167,7 +167,13 @@ def _log1p(x):
 
 
 @triton.jit
-def _positive_part(x):
+def greater(x, y):
+    """The maximum, NaN if either is."""
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def positive_part(x):
     return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -199,14 +205,14 @@ def _write_max(
     logit = value if scale is None else value * scale
     logit += bias
     if ACTIVATION != "none":
-        logit = _positive_part(logit)
+        logit = positive_part(logit)
     # Comparisons drop NaN: if nothing was greater than -inf, every logit was NaN.
     lost = value == float("-inf")
     reps = tl.where(lost, tl.where(occupied, float("nan"), 0.0), logit)
     if ACTIVATION != "none":
-        reps = _log1p(reps)
+        reps = log1p(reps)
     if ACTIVATION == "log1p_relu":
-        reps = _log1p(reps)
+        reps = log1p(reps)
     if SUMMED > 1:
         sums = tl.sum(_neighbours(reps, SUMMED), 1)
         tl.store(reps_ptr + offs_s.to(tl.int64) * N + n, sums, offs_s * SUMMED < V)
@@ -223,7 +229,7 @@ def _write_sum(product, exponent, n, out):
     """Join the slots and store sequence ``n``: the logarithm of what they hold."""
     LOG_2: tl.constexpr = 0.6931471805599453
     reps_ptr, _, offs_v, V, _, _ = out
-    reps = tl.sum(exponent, 1) * LOG_2 + tl.sum(_log1p(product - 1.0), 1)
+    reps = tl.sum(exponent, 1) * LOG_2 + tl.sum(log1p(product - 1.0), 1)
     tl.store(reps_ptr + n.to(tl.int64) * V + offs_v, reps, offs_v < V)
 
 

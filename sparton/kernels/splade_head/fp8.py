@@ -20,7 +20,7 @@ from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.segment_max.forward import Config, segment_max_forward
 from sparton.kernels.segment_max.operands import check_fp8, check_operands
 from sparton.kernels.segment_max.quantize import quantize_operands
-from sparton.kernels.segment_max.reduction import _log1p, _positive_part
+from sparton.kernels.segment_max.reduction import log1p, positive_part
 from sparton.kernels.splade_head.fp8_cpu import search_bias
 
 
@@ -45,7 +45,7 @@ class RescoreConfig(NamedTuple):
 def _rescore_kernel(
     hidden_ptr, weight_ptr, bias_ptr, reps_ptr, argmax_ptr, list_ptr, N, V,
     D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_D: tl.constexpr, BIAS: tl.constexpr, TWICE: tl.constexpr, NUM_STAGES: tl.constexpr,
+    BLOCK_D: tl.constexpr, TWICE: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """The active entries of BLOCK_N sequences and BLOCK_V vocabulary rows: list them, row by row
     of the vocabulary, then compute their logits, BLOCK_E at once."""
@@ -80,11 +80,11 @@ def _rescore_kernel(
             w = tl.load(weight_ptr + v[:, None] * D + offs_d[None, :], present, 0.0)
             acc += h.to(tl.float32) * w.to(tl.float32)
         logit = tl.sum(acc, 1)
-        if BIAS:
+        if bias_ptr is not None:
             logit += tl.load(bias_ptr + v, mask, 0.0).to(tl.float32)
-        value = _log1p(_positive_part(logit))
+        value = log1p(positive_part(logit))
         if TWICE:
-            value = _log1p(value)
+            value = log1p(value)
         tl.store(reps_ptr + place, value, mask)
 
 
@@ -126,7 +126,7 @@ def rescore(
     Launch(
         _rescore_kernel, grid, N, V,
         D=D, BLOCK_N=config.block_n, BLOCK_V=config.block_v, BLOCK_E=config.block_e,
-        BLOCK_D=config.block_d or _rescore_block(D), BIAS=bias is not None,
+        BLOCK_D=config.block_d or _rescore_block(D),
         TWICE=activation == "log1p_relu", NUM_STAGES=config.num_stages, num_warps=config.num_warps,
     )(hidden, weight, bias, reps, argmax, entries)  # fmt: skip
 

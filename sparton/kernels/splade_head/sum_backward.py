@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv
-from sparton.kernels.segment_max.forward import fitting_configs
+from sparton.kernels.segment_max.forward import default_portable, fit_descriptors
 from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
 from sparton.kernels.segment_max.portable import PortableConfig, kernel_operands, load_tile
 from sparton.kernels.segment_max.reduction import halves
@@ -90,8 +90,7 @@ def _logit_grads_kernel(
     hidden, weight, bias_ptr, cu_ptr, sequence_ptr, grad_ptr, out_ptr, sums_ptr,
     first_t, stop_t, first_v, stop_v, V, stride_ht, stride_wv, stride_ov,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    SEGMENT: tl.constexpr, DESCRIPTORS: tl.constexpr, BIAS: tl.constexpr, TWICE: tl.constexpr,
-    SUMS: tl.constexpr,
+    SEGMENT: tl.constexpr, DESCRIPTORS: tl.constexpr, TWICE: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_V vocabulary rows by BLOCK_T tokens of a tile; with SUMS also their sums over the
     tokens."""
@@ -106,7 +105,7 @@ def _logit_grads_kernel(
     rows = block_v * BLOCK_V + tl.arange(0, BLOCK_V)
     offs_v = first_v + rows
     bias = tl.zeros((BLOCK_V,), tl.float32)
-    if BIAS:
+    if bias_ptr is not None:
         bias = tl.load(bias_ptr + offs_v, offs_v < stop_v, 0.0).to(tl.float32)
     n = tl.load(sequence_ptr + lo)
     upstream = tl.load(grad_ptr + n.to(tl.int64) * V + offs_v, offs_v < stop_v, 0.0)
@@ -148,7 +147,7 @@ def _logit_grads(problem: _Problem, t: slice, v: slice, out: Tensor, dbias: Tens
         t.start, t.stop, v.start, v.stop, len(weight),
         hidden.stride(0), weight.stride(0), out.stride(0),
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
-        SEGMENT=config.segment, DESCRIPTORS=config.descriptors, BIAS=problem.bias is not None,
+        SEGMENT=config.segment, DESCRIPTORS=config.descriptors,
         TWICE=problem.activation == "log1p_relu", SUMS=sums is not None,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )(
@@ -201,11 +200,6 @@ def _walk(
             dhidden[t] = total
 
 
-def _default_launch(hidden: Tensor, weight: Tensor) -> PortableConfig:
-    configs = fitting_configs(hidden, weight)
-    return next(config for config in configs if isinstance(config, PortableConfig))
-
-
 @on_its_device
 def splade_head_sum_backward(
     grad: Tensor,
@@ -253,7 +247,9 @@ def splade_head_sum_backward(
     dweight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
     dbias = hidden.new_zeros(V, dtype=torch.float32) if need_bias and bias is not None else None
     if T and V:
-        chosen = config.launch or _default_launch(hidden, weight)
+        chosen = config.launch or default_portable(
+            hidden.dtype, hidden.device, fit_descriptors(hidden, weight)
+        )
         sequences = sequence_of_tokens(cu_seqlens, T)
         problem = _Problem(grad, hidden, weight, bias, cu_seqlens, sequences, activation, chosen)
         _walk(problem, dhidden, dweight, dbias, config)

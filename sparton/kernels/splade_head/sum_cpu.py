@@ -65,8 +65,8 @@ def splade_head_sum_backward_cpu(
     T, V = hidden.shape[0], weight.shape[0]
     sequences = sequence_of_tokens(cu_seqlens, T)
     dtype = torch.promote_types(hidden.dtype, torch.float32)
-    dhidden = torch.zeros_like(hidden, dtype=dtype) if need_hidden else None
-    dweight = torch.zeros_like(weight, dtype=dtype) if need_weight else None
+    dhidden = hidden.new_zeros(hidden.shape, dtype=dtype) if need_hidden else None
+    dweight = weight.new_zeros(weight.shape, dtype=dtype) if need_weight else None
     dbias = torch.zeros_like(bias, dtype=dtype) if need_bias and bias is not None else None
     for t, v in _tiles(T, V):
         logits = _logits(hidden[t], weight[v], None if bias is None else bias[v])

@@ -61,13 +61,12 @@ def _maxsim_residual_bwd_kernel(
     grad_ptr, argmax_ptr, query_ptr, mask_ptr, cu_ptr, codes_ptr, residuals_ptr, inverse_ptr,
     centroids_ptr, weights_ptr, dqueries_ptr, N, W, per_run, stride_gq, stride_gn,
     E: tl.constexpr, NBITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr,
-    SCALED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     w = tl.program_id(0).to(tl.int64) % W
     run = tl.program_id(0).to(tl.int64) // W
     first_e = tl.program_id(1) * BLOCK_E
     last = tl.minimum((run + 1) * per_run, N)
-    if MASKED:
+    if mask_ptr is not None:
         last = tl.where(tl.load(mask_ptr + w) != 0, last, 0)
     q = tl.load(query_ptr + w).to(tl.int64)
     acc = tl.zeros((BLOCK_E,), tl.float32)
@@ -77,7 +76,7 @@ def _maxsim_residual_bwd_kernel(
         valid = winner >= 0
         token = tl.load(cu_ptr + n, valid, 0).to(tl.int64) + winner
         scale = tl.load(grad_ptr + q * stride_gq + n * stride_gn, valid, 0.0)
-        if SCALED:
+        if inverse_ptr is not None:
             scale *= tl.load(inverse_ptr + token, valid, 0.0).to(tl.float32)
         x = _restore(
             token, valid, first_e, codes_ptr, residuals_ptr, centroids_ptr, weights_ptr,
@@ -86,11 +85,6 @@ def _maxsim_residual_bwd_kernel(
         acc += tl.sum(x * scale[:, None], 0)
     e = first_e + tl.arange(0, BLOCK_E)
     tl.store(dqueries_ptr + (run * W + w) * E + e, acc, e < E)
-
-
-def _bucket_table(codec: ResidualCodec) -> Tensor:
-    """fp32, as the codec numbers them."""
-    return codec.bucket_weights.float()
 
 
 @on_its_device
@@ -104,8 +98,8 @@ def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) ->
             _inverse_norm_kernel, (cdiv(T, 32),), T,
             E=E, NBITS=codec.nbits, BLOCK_T=32, BLOCK_E=min(next_power_of_2(E), 128), num_warps=4,
         )(
-            documents.codes, documents.residuals, codec.centroids.float(), _bucket_table(codec),
-            inverse,
+            documents.codes, documents.residuals, codec.centroids.float(),
+            codec.bucket_weights.float(), inverse,
         )  # fmt: skip
     return inverse
 
@@ -143,10 +137,9 @@ def residual_backward(
     Launch(
         _maxsim_residual_bwd_kernel, (runs * W, cdiv(E, block_e)),
         N, W, cdiv(N, runs), *grad.stride(),
-        E=E, NBITS=codec.nbits, BLOCK_N=16, BLOCK_E=block_e,
-        SCALED=documents.inverse_norms is not None, MASKED=query_mask is not None, num_warps=4,
+        E=E, NBITS=codec.nbits, BLOCK_N=16, BLOCK_E=block_e, num_warps=4,
     )(
         grad, argmax, query, bytes_of(query_mask), document_cu_seqlens, *documents,
-        codec.centroids.float(), _bucket_table(codec), partial,
+        codec.centroids.float(), codec.bucket_weights.float(), partial,
     )  # fmt: skip
     return partial.sum(0).to(dtype)

@@ -76,7 +76,8 @@ def residual_forward_cpu(
             if document_mask is not None:
                 similarity.masked_fill_(~document_mask[part, None], float("-inf"))
             value, token = similarity.max(dim=0)
-            winner = torch.where(value > best, token + (first - start), winner)
+            better = (value > best) | (value.isnan() & ~best.isnan())
+            winner = torch.where(better, token + (first - start), winner)
             best = torch.maximum(best, value)
         maxima[:, n] = best.masked_fill(winner < 0, 0.0)
         if argmax:

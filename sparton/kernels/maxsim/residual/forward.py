@@ -22,6 +22,7 @@ from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.lookup import bucket_weights, load_table
 from sparton.kernels.maxsim.residual.prepare import prepare
+from sparton.kernels.segment_max.reduction import greater
 
 PRODUCTS_AT_ONCE = 2**24
 COLUMNS_AT_ONCE = 2**14
@@ -81,15 +82,14 @@ def _maxsim_residual_fwd_kernel(
     maximum_ptr, argmax_ptr, T, W, last_w, stride_an,
     E: tl.constexpr, P: tl.constexpr, NBITS: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
-    UNPACK: tl.constexpr,
-    SCALED: tl.constexpr, MASKED: tl.constexpr, ARGMAX: tl.constexpr,
+    UNPACK: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
     tiles = W // BLOCK_W
     n = (tl.program_id(0) // tiles).to(tl.int64)
     offs_w = tl.program_id(0) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
     start = tl.load(cu_ptr + n).to(tl.int64)
     length = (tl.load(cu_ptr + n + 1) - start).to(tl.int32)
-    if MASKED:
+    if mask_ptr is not None:
         length = _occupied_length(mask_ptr + start, length, 1024)
     rows = tl.arange(0, BLOCK_T)
     offs_p = tl.arange(0, BLOCK_P)
@@ -104,10 +104,10 @@ def _maxsim_residual_fwd_kernel(
         acc = tl.load(products_ptr + code[:, None] * W + offs_w[None, :])
         ahead = first + BLOCK_T + rows
         code = tl.load(codes_ptr + start + ahead, ahead < length, 0).to(tl.int64)
-        if SCALED:
+        if inverse_ptr is not None:
             inverse = tl.load(inverse_ptr + token, valid, 0.0).to(tl.float32)
         takes_part = valid
-        if MASKED:
+        if mask_ptr is not None:
             takes_part &= tl.load(mask_ptr + token, valid, 0) != 0
         for p in tl.static_range(0, P, BLOCK_P):
             present = valid[:, None] & (p + offs_p < P)[None, :]
@@ -119,20 +119,18 @@ def _maxsim_residual_fwd_kernel(
                 weights = bucket_weights(packed, j, table, table_ptr, query, NBITS, UNPACK)
                 acc = tl.dot(weights, query, acc, input_precision="ieee")
         similarity = acc
-        if SCALED:
+        if inverse_ptr is not None:
             similarity *= inverse[:, None]
+        similarity = tl.where(takes_part[:, None], similarity, float("-inf"))
         if ARGMAX:
-            better = (similarity > best) & takes_part[:, None]
-            best = tl.where(better, similarity, best)
-            tile = tl.where(better, first, tile)
-        else:
-            similarity += tl.where(takes_part, 0.0, float("-inf"))[:, None]
-            best = tl.maximum(best, similarity)
-    maximum = tl.max(best, 0)
-    found = maximum > float("-inf")
+            tile = tl.where(similarity > best, first, tile)
+        best = greater(best, similarity)
+    maximum = tl.reduce(best, 0, greater)
+    found = maximum != float("-inf")
     tl.store(maximum_ptr + n * W + offs_w, tl.where(found, maximum, 0.0))
     if ARGMAX:
-        index = tl.where(best == maximum[None, :], tile + rows[:, None], 2**31 - 1)
+        # Nothing is less than NaN.
+        index = tl.where(best < maximum[None, :], 2**31 - 1, tile + rows[:, None])
         winner = tl.where(found, tl.min(index, 0), -1)
         tl.store(argmax_ptr + n * stride_an + offs_w, winner, offs_w < last_w)
 
@@ -140,7 +138,7 @@ def _maxsim_residual_fwd_kernel(
 @triton.jit(do_not_specialize=["N", "first_w", "last_w"])
 def _sum_queries_kernel(
     maximum_ptr, mask_ptr, cu_ptr, scores_ptr, N, W, stride_qn, first_w, last_w,
-    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, MASKED: tl.constexpr, ADD: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_W: tl.constexpr, ADD: tl.constexpr,
 ):  # fmt: skip
     """Sum the maxima of columns ``first_w : last_w`` for the queries they are of. ADD to what
     earlier columns gave."""
@@ -155,7 +153,7 @@ def _sum_queries_kernel(
     for first in range(start, stop, BLOCK_W):
         w = first + tl.arange(0, BLOCK_W)
         present = w < stop
-        if MASKED:
+        if mask_ptr is not None:
             present &= tl.load(mask_ptr + w, present, 0) != 0
         places = n[:, None] * W + (w - first_w)[None, :]
         maximum = tl.load(maximum_ptr + places, (n < N)[:, None] & present[None, :], 0.0)
@@ -240,7 +238,6 @@ def residual_forward(
                 documents.codes.shape[0], width, W - first, W,
                 E=E, P=P, NBITS=nbits, UNPACK=unpack,
                 BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p,
-                SCALED=documents.inverse_norms is not None, MASKED=document_mask is not None,
                 ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
             )(
                 tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],
@@ -249,6 +246,6 @@ def residual_forward(
             Launch(
                 _sum_queries_kernel, (Q * cdiv(count, 64),),
                 count, width, N, first, last, ADD=first > 0,
-                BLOCK_N=64, BLOCK_W=min(block_w, 32), MASKED=query_mask is not None, num_warps=4,
+                BLOCK_N=64, BLOCK_W=min(block_w, 32), num_warps=4,
             )(maximum, query_mask, query_cu_seqlens, scores[:, n:])  # fmt: skip
     return scores, winners
