@@ -4,6 +4,7 @@ imported, hence here and not in the folder of the kernel tests."""
 import os
 import signal
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -15,3 +16,9 @@ def pytest_configure() -> None:
     # they start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def the_same_random_numbers() -> None:
+    """For tests that draw some without a generator of their own."""
+    torch.manual_seed(0)

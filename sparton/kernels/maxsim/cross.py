@@ -128,8 +128,7 @@ def equal_queries_forward(
     :func:`~sparton.kernels.segment_max.forward.segment_max_forward`."""
     plan, summed = _plan_equal_queries(
         cu_seqlens.shape[0] - 1, documents.shape, queries.shape, documents.dtype, documents.device,
-        fit_descriptors(documents, queries), length, argmax,
-        tokens_scaled(scales), config,
+        fit_descriptors(documents, queries), length, argmax, tokens_scaled(scales), config,
     )  # fmt: skip
     scores, winners = plan.run(documents, queries, None, cu_seqlens, scales)
     if not summed:
