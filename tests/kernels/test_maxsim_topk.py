@@ -8,6 +8,7 @@ import torch
 
 from sparton.kernels.maxsim import maxsim_topk, maxsim_varlen, topk
 from sparton.kernels.maxsim.topk_keys import keys_beside
+from sparton.kernels.segment_max.host_boundaries import runs_of_sequences
 
 LENGTHS = [3, 0, 7, 1, 12, 4, 4, 9]
 
@@ -90,9 +91,29 @@ def test_keys_in_one_launch(N, kept, first, device):
 
 def test_chunks_hold_whole_documents():
     bounds = [0, 3, 3, 10, 11, 23]
-    assert topk._chunks(bounds, 8) == [(0, 2), (2, 4), (4, 5)]
-    assert topk._chunks(bounds, 100) == [(0, 5)]
-    assert topk._chunks([0], 8) == []
+    assert [*runs_of_sequences(bounds, 8)] == [(0, 2), (2, 4), (4, 5)]
+    assert [*runs_of_sequences(bounds, 100)] == [(0, 5)]
+    assert [*runs_of_sequences([0], 8)] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({3: [0, 3, 3, 10, 11, 23, 27, 31, 99]}, "from 0 to the number of tokens, 40; it goes fr"),
+        ({3: [1, 3, 3, 10, 11, 23, 27, 31, 40]}, "it goes from 1 to 40"),
+        ({3: [0, 3, 10, 3, 11, 23, 27, 31, 40]}, "entry 2 is 10 and the next one 3"),
+        ({3: [0.0, 40.0]}, "document_cu_seqlens must be int32"),
+        ({6: [True] * 41}, r"document_mask must be bool \(40,\)"),
+    ],
+)
+def test_malformed_collections_are_refused(change, words):
+    """Wherever a chunk begins: each alone might look right."""
+    arguments = [*make_problem(), 1, None, None]
+    for place, value in change.items():
+        value = torch.tensor(value)
+        arguments[place] = value if value.dtype != torch.int64 else value.int()
+    with pytest.raises(ValueError, match=words):
+        maxsim_topk(*arguments, tokens_at_once=5)
 
 
 @pytest.mark.parametrize("k", [0, 9, 2.5])

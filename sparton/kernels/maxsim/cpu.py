@@ -11,6 +11,7 @@ from sparton.kernels.maxsim.normalization_cpu import (
     normalize_tokens_cpu,
 )
 from sparton.kernels.maxsim.operands import MaxSimOperands
+from sparton.kernels.segment_max.host_boundaries import read_boundaries
 from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 SIMILARITIES_AT_ONCE = 2**22
@@ -48,7 +49,7 @@ def maxsim_forward_cpu(
     if per_query is not None and not argmax:
         return _own_scores(operands, normalize), torch.empty(0, dtype=torch.int32)
     queries = _rows(operands.queries, normalize)
-    query_bounds, bounds = (x.tolist() for x in operands[2:4])
+    query_bounds, bounds = _read_boundaries(operands)
     owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
     kept = operands.query_mask
     if kept is None:
@@ -72,15 +73,24 @@ def maxsim_forward_cpu(
     return scores.float(), winners
 
 
+def _read_boundaries(operands: MaxSimOperands) -> tuple[list[int], list[int]]:
+    """Of the queries and of the documents."""
+    queries, documents, query_cu, document_cu, *_ = operands
+    return (
+        read_boundaries("query_cu_seqlens", query_cu, len(queries)),
+        read_boundaries("document_cu_seqlens", document_cu, len(documents)),
+    )
+
+
 def _own_scores(operands: MaxSimOperands, normalize: bool) -> Tensor:
     """Scores fp32 ``[Q, K]`` of each query's own documents, many of them in one product."""
+    query_bounds, bounds = _read_boundaries(operands)
     queries, K = _rows(operands.queries, normalize), operands.scores_shape[1]
     mask, boundaries = operands.document_mask, operands.document_cu_seqlens.long()
     counts = boundaries.diff()
     longest = int(counts.max()) if counts.numel() else 0
     if mask is not None:
         counts = torch.cat([boundaries.new_zeros(1), mask.cumsum(0)])[boundaries].diff()
-    query_bounds, bounds = operands.query_cu_seqlens.tolist(), boundaries.tolist()
     scores = queries.new_zeros(operands.scores_shape)
     for q, own in enumerate(scores):
         rows = slice(query_bounds[q], query_bounds[q + 1])

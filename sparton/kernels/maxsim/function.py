@@ -119,7 +119,8 @@ def maxsim_varlen(
 
     Raises:
         ValueError: as :func:`maxsim`, for an unknown pairing, for numbers of queries and documents
-            that it does not allow, and for more tokens than a ``max_seqlen`` does.
+            that it does not allow, and for more tokens than a ``max_seqlen`` does. On a CPU also
+            for boundaries that do not ascend from 0 to the number of tokens.
     """
     bounds = (query_cu_seqlens, document_cu_seqlens)
     longest = (query_max_seqlen, document_max_seqlen)

@@ -12,6 +12,7 @@ from sparton.kernels.maxsim.normalization_cpu import (
     normalize_tokens_backward_cpu,
     normalize_tokens_cpu,
 )
+from sparton.kernels.segment_max.host_boundaries import read_boundaries
 
 
 @torch.autocast("cpu", enabled=False)
@@ -31,7 +32,7 @@ def search_hidden_cpu(
     """Arguments and results of :func:`~sparton.kernels.maxsim.hidden.search_hidden`; also takes
     float64, whose similarities and sums stay float64. ``longest`` makes no difference here."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
-    bounds = cu_seqlens.tolist()
+    bounds = read_boundaries("document_cu_seqlens", cu_seqlens, len(hidden))
     maxima = queries.new_zeros(len(bounds) - 1, queries.shape[0], dtype=wide)
     winners = torch.full(maxima.shape, -1, dtype=torch.int32)
     for n, (start, stop) in enumerate(pairwise(bounds)):

@@ -109,7 +109,7 @@ def _check_rows(name: str, rows: int) -> None:
         )
 
 
-def _check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
+def check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
     if mask.dtype != torch.bool or mask.shape != shape:
         raise ValueError(
             f"{name} must be bool {tuple(shape)}, True at tokens that take part, got "
@@ -117,7 +117,7 @@ def _check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_cu_seqlens(name: str, cu_seqlens: Tensor) -> None:
+def check_cu_seqlens(name: str, cu_seqlens: Tensor) -> None:
     if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.shape[0] < 1:
         raise ValueError(
             f"{name} must be int32 with one more entry than sequences, got "
@@ -180,10 +180,10 @@ def padded_operands(
     _check_rows("queries", Tq)
     _check_rows("documents", Td)
     if query_mask is not None:
-        _check_mask("query_mask", query_mask, query_shape[:-1])
+        check_mask("query_mask", query_mask, query_shape[:-1])
         query_mask = query_mask.reshape(Tq)
     if document_mask is not None:
-        _check_mask("document_mask", document_mask, document_shape[:-1])
+        check_mask("document_mask", document_mask, document_shape[:-1])
         document_mask = document_mask.reshape(Td)
     return MaxSimOperands(
         queries,
@@ -224,12 +224,12 @@ def packed_operands(
     _check_tensors(queries, documents, *bounds, query_mask, document_mask)
     _check_rows("queries", queries.shape[0])
     _check_rows("documents", documents.shape[0])
-    _check_cu_seqlens("query_cu_seqlens", query_cu_seqlens)
-    _check_cu_seqlens("document_cu_seqlens", document_cu_seqlens)
+    check_cu_seqlens("query_cu_seqlens", query_cu_seqlens)
+    check_cu_seqlens("document_cu_seqlens", document_cu_seqlens)
     if query_mask is not None:
-        _check_mask("query_mask", query_mask, queries.shape[:1])
+        check_mask("query_mask", query_mask, queries.shape[:1])
     if document_mask is not None:
-        _check_mask("document_mask", document_mask, documents.shape[:1])
+        check_mask("document_mask", document_mask, documents.shape[:1])
     named: dict[str | int, int | None] = {"cross": None, "pairs": 1}
     per_query = named.get(pairing, -1 if isinstance(pairing, str) else pairing)
     if per_query is not None:

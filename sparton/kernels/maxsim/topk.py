@@ -10,6 +10,8 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.function import maxsim_varlen
+from sparton.kernels.maxsim.operands import check_cu_seqlens, check_mask
+from sparton.kernels.segment_max.host_boundaries import read_boundaries, runs_of_sequences
 
 TOKENS_AT_ONCE = 2**22
 _LOW = 2**32 - 1
@@ -52,16 +54,6 @@ def _unpack(keys: Tensor) -> BestDocuments:
     return BestDocuments(bits.view(torch.float32), _LOW - (keys & _LOW))
 
 
-def _chunks(bounds: list[int], tokens: int) -> list[tuple[int, int]]:
-    """Consecutive documents ``first, last`` of at most ``tokens`` tokens, or a single one."""
-    chunks, first = [], 0
-    for n in range(1, len(bounds)):
-        if bounds[n] - bounds[first] > tokens and n - 1 > first:
-            chunks.append((first, n - 1))
-            first = n - 1
-    return [*chunks, (first, len(bounds) - 1)] if len(bounds) > 1 else chunks
-
-
 @torch.no_grad()
 def maxsim_topk(
     queries: Tensor,
@@ -100,9 +92,12 @@ def maxsim_topk(
     N, Q = document_cu_seqlens.numel() - 1, query_cu_seqlens.numel() - 1
     if not hasattr(k, "__index__") or not 1 <= k <= N:
         raise ValueError(f"k must be a whole number from 1 to the N = {N} documents, got {k}")
-    bounds = document_cu_seqlens.tolist()
+    check_cu_seqlens("document_cu_seqlens", document_cu_seqlens)
+    if document_mask is not None:
+        check_mask("document_mask", document_mask, documents.shape[:1])
+    bounds = read_boundaries("document_cu_seqlens", document_cu_seqlens, documents.shape[0])
     best = torch.empty(Q, 0, dtype=torch.int64, device=queries.device)
-    for first, last in _chunks(bounds, tokens_at_once):
+    for first, last in runs_of_sequences(bounds, tokens_at_once):
         rows = slice(bounds[first], bounds[last])
         own_bounds = document_cu_seqlens[first : last + 1]
         chunk = (

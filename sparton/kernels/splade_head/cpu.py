@@ -3,27 +3,15 @@
 N sequences, T packed tokens, D hidden, V vocabulary.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
+from sparton.kernels.segment_max.host_boundaries import read_boundaries, runs_of_sequences
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.variants import activate
 
 LOGITS_AT_ONCE = 2**22
 TOKENS_AT_ONCE = 1024
-
-
-def _runs(bounds: list[int]) -> Iterator[tuple[int, int]]:
-    """Consecutive sequences ``first, last`` of at most TOKENS_AT_ONCE tokens, or a single one."""
-    first = 0
-    for n in range(1, len(bounds)):
-        if bounds[n] - bounds[first] > TOKENS_AT_ONCE and n - 1 > first:
-            yield first, n - 1
-            first = n - 1
-    if len(bounds) > 1:
-        yield first, len(bounds) - 1
 
 
 def _first_maximum(block: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,10 +37,11 @@ def splade_head_forward_cpu(
     in tiles of at most LOGITS_AT_ONCE logits (or one vocabulary row). Also takes float64; the
     representations are fp32 all the same."""
     check_operands(hidden, weight, bias, cu_seqlens)
-    bounds, V = cu_seqlens.tolist(), weight.shape[0]
+    bounds = read_boundaries("cu_seqlens", cu_seqlens, hidden.shape[0])
+    V = weight.shape[0]
     maximum = hidden.new_full((len(bounds) - 1, V), float("-inf"))
     winners = torch.full((len(bounds) - 1, V) if argmax else (0,), -1, dtype=torch.int32)
-    for first, last in _runs(bounds):
+    for first, last in runs_of_sequences(bounds, TOKENS_AT_ONCE):
         low, high = bounds[first], bounds[last]
         tile = max(LOGITS_AT_ONCE // max(high - low, 1), 1)
         for v in range(0, V, tile):

@@ -204,8 +204,9 @@ def splade_head(
         come in the dtype of each.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together, an unknown name, or what fp8
-            does not serve: sum pooling, other operands, an older GPU.
+        ValueError: shapes, dtypes or devices that do not fit together, an unknown name, what fp8
+            does not serve (sum pooling, other operands, an older GPU), or on a CPU boundaries that
+            do not ascend from 0 to T.
     """
     check_variant(pooling, activation, fp8)
     hidden, weight = cast_for_autocast(hidden, weight)

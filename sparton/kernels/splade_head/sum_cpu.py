@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from sparton.kernels.segment_max.host_boundaries import read_boundaries
 from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
 from sparton.kernels.splade_head.variants import activate
 
@@ -39,6 +40,7 @@ def splade_head_sum_forward_cpu(
     operands, which it sums in float64."""
     check_operands(hidden, weight, bias, cu_seqlens)
     T, V = hidden.shape[0], weight.shape[0]
+    read_boundaries("cu_seqlens", cu_seqlens, T)
     sequences = sequence_of_tokens(cu_seqlens, T)
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     reps = hidden.new_zeros((cu_seqlens.numel() - 1, V), dtype=dtype)

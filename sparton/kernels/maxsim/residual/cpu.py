@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, restore
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_cpu
+from sparton.kernels.segment_max.host_boundaries import read_boundaries
 
 TOKENS_AT_ONCE = 2**13
 SIMILARITIES_AT_ONCE = 2**22
@@ -58,8 +59,10 @@ def residual_forward_cpu(
     """Arguments and results of
     :func:`~sparton.kernels.maxsim.residual.forward.residual_forward`. Works in fp32, in float64 for
     queries of that dtype; the scores are fp32 all the same."""
-    W, bounds, rounded = queries.shape[0], document_cu_seqlens.tolist(), dtype or queries.dtype
-    Q, N = query_cu_seqlens.numel() - 1, len(bounds) - 1
+    W, T, rounded = queries.shape[0], documents.codes.shape[0], dtype or queries.dtype
+    bounds = read_boundaries("document_cu_seqlens", document_cu_seqlens, T)
+    query_bounds = read_boundaries("query_cu_seqlens", query_cu_seqlens, W)
+    Q, N = len(query_bounds) - 1, len(bounds) - 1
     winners = torch.full((N, W) if argmax else (0,), -1, dtype=torch.int32)
     if Q == 0 or N == 0 or W == 0:
         return torch.zeros(Q, N, dtype=torch.float32), winners
@@ -84,7 +87,7 @@ def residual_forward_cpu(
             winners[n] = winner
     if query_mask is not None:
         maxima[~query_mask] = 0.0
-    return _query_sums(maxima, query_cu_seqlens.tolist()).float(), winners
+    return _query_sums(maxima, query_bounds).float(), winners
 
 
 @torch.autocast("cpu", enabled=False)
