@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import hydra
@@ -13,9 +14,15 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from rich.console import Console
 
 from sparton import config, evaluation
+from sparton.datasets.collection import read_before
+from sparton.retrieval.bm25 import BM25
+from sparton.retrieval.encoding import autocast_dtype
 from sparton.training.manifest import describe_environment
+from sparton.types import RetrievalTask
 
 transformers.utils.logging.disable_progress_bar()
+
+System = Callable[[RetrievalTask], evaluation.TaskResult]
 
 
 def run(cfg: DictConfig) -> None:
@@ -24,35 +31,76 @@ def run(cfg: DictConfig) -> None:
     if not tasks:
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
     overrides = HydraConfig.get().overrides.task
-    of_encoders = [each for each in overrides if config.top_level(each) == "encoder"]
-    if cfg.model == "bm25" and of_encoders:
-        settings = ", ".join(of_encoders)
-        raise ValueError(f"model=bm25 is no encoder and ignores {settings}: leave it out")
-    asked, bounds = cfg.encoder, ("max_query_terms", "max_document_terms")
-    evaluation.check_term_bounds(**{f"encoder.{name}": asked[name] for name in bounds})
-    evaluation.check_search(asked.search, asked.rerank_depth, asked.vector_dtype)
-    for name in ("metrics", "encoder.metrics", "bm25.metrics"):
-        evaluation.check_metrics(OmegaConf.select(cfg, name), setting=name)
+    build = build_bm25 if cfg.model == "bm25" else build_encoder
+    evaluate = build(cfg, overrides)
     for task in tasks.values():
         instantiate(task)  # Every task is downloaded and checked before the first is encoded.
-    device = evaluation.choose_device(cfg.device)
-    if cfg.model == "bm25":
-        evaluate = instantiate(cfg.bm25, device=device)
-    else:
-        model = (cfg.model, cfg.query_length, cfg.document_length)
-        evaluate = instantiate(cfg.encoder, *evaluation.load_retriever(*model, device=device))
     name = config.folder_name(overrides, left_out={"output", "device"})
     output = Path(cfg.output or Path("runs", "evaluate", name))
     output.mkdir(parents=True, exist_ok=True)
     description = {"config": resolved, "environment": describe_environment()}
     results = []
     for name, task in tasks.items():
-        results.append(evaluate(instantiate(task)._replace(name=name)))
+        with read_before():
+            again = instantiate(task)
+        results.append(evaluate(again._replace(name=name)))
         evaluation.write_results(results, output, description)
         evaluation.write_task_run(results[-1], output)
     console = Console(width=None if sys.stdout.isatty() else 120)
     console.print(evaluation.results_table(results, title=cfg.model))
     console.print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
+
+
+def build_bm25(cfg: DictConfig, overrides: Sequence[str]) -> System:
+    """BM25; what it ignores or cannot do is refused.
+
+    Raises:
+        ValueError: names the setting.
+    """
+    of_encoders = ("encoder", "query_length", "document_length")
+    refuse(config.overrides_in(overrides, of_encoders), "model=bm25 is no encoder and")
+    check_metrics(cfg, "bm25")
+    BM25(cfg.bm25.k1, cfg.bm25.b)  # refuses what is out of range
+    return instantiate(cfg.bm25, device=evaluation.choose_device(cfg.device))
+
+
+def build_encoder(cfg: DictConfig, overrides: Sequence[str]) -> System:
+    """A trained model and how it is searched; what it ignores or cannot do is refused.
+
+    Raises:
+        ValueError: names the setting.
+        OSError: there is no such model, or files are missing.
+    """
+    asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
+    bounds = ("max_query_terms", "max_document_terms")
+    evaluation.check_term_bounds(**{f"encoder.{name}": asked[name] for name in bounds})
+    evaluation.check_search(asked.search, asked.rerank_depth, asked.vector_dtype)
+    check_metrics(cfg, "encoder")
+    autocast_dtype(asked.precision)  # refuses what does not exist
+    BM25(**words)  # likewise
+    device = evaluation.choose_device(cfg.device)
+    model = (cfg.model, cfg.query_length, cfg.document_length)
+    encoder, tokenizer = evaluation.load_retriever(*model, device=device)
+    settings = {name: asked[name] for name in ("metrics", "k", "search", "rerank_depth")}
+    search = evaluation.plan_search(encoder, **settings)
+    if evaluation.bm25_finds(search, encoder):
+        rest = config.overrides_in(overrides, ["bm25"], but=("bm25.k1", "bm25.b"))
+        refuse(rest, "BM25 finds the encoder.rerank_depth candidates with bm25.k1 and bm25.b, and")
+    else:
+        rest = config.overrides_in(overrides, ["bm25"])
+        refuse(rest, f"search={search} with this model takes no BM25 and")
+    return instantiate(asked, encoder, tokenizer, **words)
+
+
+def refuse(overrides: Sequence[str], because: str) -> None:
+    if overrides:
+        raise ValueError(f"{because} ignores {', '.join(overrides)}: leave that out")
+
+
+def check_metrics(cfg: DictConfig, system: str) -> None:
+    evaluation.check_metrics(cfg.metrics)
+    asked = cfg[system]
+    evaluation.check_metrics(asked.metrics, asked.k, f"{system}.k", f"{system}.metrics")
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="evaluate")

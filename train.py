@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -103,15 +103,23 @@ def launch(cfg: DictConfig, folder: Path, is_rank: bool) -> str | None:
         # Where the folder's name has a time in it, every rank would have a folder of its own.
         command = [sys.executable, *sys.argv, config.run_in(folder)]
         return run_on_gpus(command, cfg.gpus, folder)
-    return run_here(lambda: run(cfg, join_world(), folder), folder, EXPECTED_ERRORS, config.explain)
+    typed = HydraConfig.get().overrides.task
+
+    def work() -> None:
+        run(cfg, join_world(), folder, typed)
+
+    return run_here(work, folder, EXPECTED_ERRORS, config.explain)
 
 
-def run(cfg: DictConfig, world: World, folder: Path) -> None:
-    """Train, or go on with what ``folder`` holds; then evaluate the best model."""
+def run(cfg: DictConfig, world: World, folder: Path, typed: Sequence[str] = ()) -> None:
+    """Train, or go on with what ``folder`` holds; then evaluate the best model.
+
+    ``typed``: the overrides of the command line.
+    """
     if not world.is_main:  # the main process says the same
         for name in ("sparton", __name__):
             logging.getLogger(name).setLevel(logging.ERROR)
-    config.check(cfg, world.size)
+    config.check(cfg, world.size, typed)
     cfg = config.without_replaced(cfg)
     data = instantiate(cfg.data)
     dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hard_negatives import parts
-from hard_negatives.arguments import check, parser
+from hard_negatives.arguments import check, fill_in, parser
 from hard_negatives.examples import (
     Documents,
     PositiveDocuments,
@@ -70,6 +70,7 @@ def main() -> None:
 def mine(arguments: argparse.Namespace) -> None:
     """All of it; ValueError or OSError says what is wrong and what to do."""
     rule, device = check(arguments), choose_device(arguments.device)
+    fill_in(arguments)
     source = read(arguments)
     with parts.lock(arguments.output):
         settings = {
@@ -104,6 +105,7 @@ def read(arguments: argparse.Namespace) -> Source:
         FileNotFoundError, ValueError: from the readers of training.
     """
     common: dict[str, Any] = {"on_error": arguments.on_error}
+    collection = locate(arguments.collection) if arguments.collection else None
     if arguments.beir:
         records = beir_pairs(arguments.beir, arguments.split, **common)
     else:
@@ -115,9 +117,9 @@ def read(arguments: argparse.Namespace) -> Source:
     content = [records.table.folder.name]
     if records.texts is not None:
         return Source(records, TableDocuments(records.texts[1]), content)
-    if not arguments.collection:
+    if collection is None:
         return Source(records, None, content)
-    table = text_table("collection", locate(arguments.collection), Reading())
+    table = text_table("collection", collection, Reading())
     content.append(table.table.folder.name)
     return Source(records, TableDocuments(table), content)
 

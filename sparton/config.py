@@ -114,6 +114,14 @@ def top_level(override: str) -> str:
     return re.split("[=.@/]", override.lstrip("+~"), maxsplit=1)[0]
 
 
+def overrides_in(
+    overrides: Sequence[str], groups: Collection[str], but: Collection[str] = ()
+) -> list[str]:
+    """The overrides of settings and groups of the top level, but for those of some dotted keys."""
+    own = (each for each in overrides if top_level(each) in groups)
+    return [each for each in own if each.lstrip("+~").partition("=")[0] not in but]
+
+
 def explain(error: Exception) -> str:
     """What went wrong in the words of who noticed: Hydra wraps errors of the objects it builds."""
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
@@ -204,8 +212,12 @@ def total_steps(cfg: DictConfig) -> int:
     return cfg.steps if cfg.steps is not None else cfg.examples // cfg.batch
 
 
-def check(cfg: DictConfig, world_size: int) -> None:
-    """Refuse combinations that could not train.
+def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
+    """Refuse combinations that could not train, or that would ignore what was asked for.
+
+    Args:
+        typed: the overrides of the command line. An experiment's file may name a backbone that
+            ``init_from`` replaces, a user may not.
 
     Raises:
         ValueError: names the setting, its value, and what would be right.
@@ -218,7 +230,7 @@ def check(cfg: DictConfig, world_size: int) -> None:
                 f"{name}=false"
             )
     if cfg.init_from is not None:
-        _check_start(cfg)
+        _check_start(cfg, typed)
     check_search(cfg.search, cfg.rerank_depth)
     check_metrics(cfg.metrics)
     if SELECT_BY not in cfg.metrics:
@@ -253,7 +265,7 @@ def check(cfg: DictConfig, world_size: int) -> None:
         )
 
 
-def _check_start(cfg: DictConfig) -> None:
+def _check_start(cfg: DictConfig, typed: Sequence[str]) -> None:
     """What a trained model says itself."""
     if not cfg.init_from:
         raise ValueError("init_from= is empty: name a folder, or init_from=null for a new model")
@@ -266,6 +278,14 @@ def _check_start(cfg: DictConfig) -> None:
         raise ValueError(
             f"init_from={cfg.init_from} encodes texts, and backbone=cached looks them up: choose "
             "one of them"
+        )
+    kept = [f"backbone.{name}" for name in BodyOptions.__annotations__]
+    ignored = overrides_in(typed, ["backbone"], but=kept)
+    if ignored:
+        raise ValueError(
+            f"init_from={cfg.init_from} brings a backbone of its own and ignores "
+            f"{', '.join(ignored)}: leave that out, or init_from. Of a backbone only "
+            f"{', '.join(kept)} go with it"
         )
 
 

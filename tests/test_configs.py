@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,6 +196,22 @@ def test_misspelt_or_mistyped_scalars_stop_before_any_work(override, message):
 def test_combinations_that_could_not_train_are_refused(overrides, world_size, message):
     with pytest.raises(ValueError, match=message):
         config.check(train_config(*overrides), world_size)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["backbone=modernbert_base", "backbone.name=/nowhere", "+backbone.logit_scale=1", "~backbone"],
+)
+def test_a_backbone_that_was_asked_for_beside_a_trained_model_is_refused(typed):
+    cfg = train_config("init_from=runs/x/model", "backbone=bert_base")
+    with pytest.raises(ValueError, match=rf"init_from=runs/x/model .* ignores {re.escape(typed)}:"):
+        config.check(cfg, 1, ["init_from=runs/x/model", typed])
+
+
+def test_how_a_trained_model_runs_may_be_asked_for_and_experiments_name_any_backbone():
+    for name in ("compile", "half_residual", "gradient_checkpointing"):
+        typed = ["experiment=in_domain", "init_from=runs/x/model", f"backbone.{name}=true"]
+        config.check(train_config(*typed), 1, typed)
 
 
 def test_settings_of_a_regularizer_that_was_not_chosen_are_refused():

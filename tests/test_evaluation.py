@@ -299,7 +299,7 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
         ),
         (("model=./nowhere", "evaluation=quickstart"), "./nowhere: no such folder"),
         (("model=bm25", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),
-        (("model=./nowhere", "evaluation=in_domain"), "corpus.jsonl[.gz] does not exist"),
+        (("model=./nowhere", "evaluation=in_domain"), "./nowhere: no such folder"),
         (("model=bm25", "evaluation=quickstart", "split=train"), "split=train has no tasks"),
         (("model=bm25", "evaluation=in_domain", "split=every"), "try dev or test"),
         (("model=bm25", "evaluation=none"), "split=test has no tasks in this evaluation"),
@@ -332,7 +332,7 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
         "no_path",
         "model",
         "data",
-        "tasks_before_model",
+        "model_before_tasks",
         "split",
         "key_that_is_no_split",
         "no_tasks",
@@ -364,7 +364,7 @@ def refusal(monkeypatch, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("bm25.k=50", "evaluate.py: recall@100 looks deeper than the k=50 documents"),
+        ("bm25.k=50", "evaluate.py: recall@100 looks deeper than the bm25.k=50 documents"),
         ("bm25.b=2", "evaluate.py: BM25 needs k1 >= 0 and 0 <= b <= 1, got k1=0.9, b=2"),
     ],
 )

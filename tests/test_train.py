@@ -93,6 +93,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="bit-identical is promised on a CPU only")
 def test_a_run_killed_by_the_system_ends_bit_identical(tmp_path, reference):
     """SIGKILL as soon as the checkpoint of step 2 is there, then the same command again."""
     command = run_command(tmp_path)
@@ -117,6 +118,9 @@ def gentle(tmp_path_factory) -> list[dict]:
     return run_here(tmp_path_factory.mktemp("gentle"), *GENTLE)
 
 
+@pytest.mark.skipif(
+    torch.cuda.device_count() == 1, reason="two processes of NCCL cannot share the one GPU"
+)
 def test_two_processes_train_as_one(tmp_path, gentle):
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     command = run_command(tmp_path, *GENTLE, launcher=torchrun)
@@ -254,6 +258,7 @@ def test_a_loss_that_its_data_cannot_serve_is_refused_before_any_step(tmp_path):
         ("precision=fp16", "precision=fp16 needs a CUDA GPU"),
         ("document_length=1000", "document_length=1000 is more than the 64 positions"),
         ("query_regularizer.flops.weight=-1", "weight must not be negative, got -1"),
+        ("init_from=runs/x/model", "ignores backbone.hidden_size=32: leave that out"),
     ],
 )
 def test_what_could_not_train_is_refused_in_one_sentence(tmp_path, override, message):

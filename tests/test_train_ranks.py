@@ -5,12 +5,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 
 from sparton.training.status import Status, read_status
 from tests.test_train import read_records, run_command, run_here
 
 # A small rate: Adam makes large updates of the rounding errors of tiny gradients.
 MORTAL = ("optimizer._target_=tests.sweeps.broken.Mortal", "optimizer.lr=1e-4", "evaluation=none")
+
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.device_count() == 1, reason="two processes of NCCL cannot share the one GPU"
+)
 
 
 @pytest.fixture(scope="module")

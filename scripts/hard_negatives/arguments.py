@@ -1,12 +1,17 @@
 """The command line of mining."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hard_negatives.parts import check_output
 from hard_negatives.selection import Rule
-from sparton.evaluation import check_term_bounds
+from sparton.evaluation import check_model, check_term_bounds
+from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import AUTOCAST
+
+DEFAULTS = {"k1": 0.9, "b": 0.4, "precision": "fp32"}
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -16,12 +21,15 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     add_input(parser.add_argument_group("examples and collection"))
     group = parser.add_argument_group("miner")
     group.add_argument("--miner", default="bm25", help="bm25, or a model of this project")
-    group.add_argument("--k1", type=float, default=0.9)
-    group.add_argument("--b", type=float, default=0.4)
+    group.add_argument("--k1", type=float, help="of BM25; default: 0.9")
+    group.add_argument("--b", type=float, help="of BM25; default: 0.4")
     group.add_argument("--query-length", type=int, help="default: as the model was trained")
     group.add_argument("--document-length", type=int, help="default: as the model was trained")
     group.add_argument("--max-document-terms", type=int, help="keep a document's largest weights")
-    group.add_argument("--precision", choices=list(AUTOCAST), default="fp32", help="of the model")
+    group.add_argument(
+        "--precision", choices=list(AUTOCAST),
+        help="of models as miner or --teacher-kind retriever; default: fp32",
+    )  # fmt: skip
     group.add_argument("--device", help="default: a GPU if there is one")
     add_choice(parser.add_argument_group("choice"))
     group = parser.add_argument_group("teacher")
@@ -102,10 +110,13 @@ def check(arguments: argparse.Namespace) -> Rule:
     )
     rule.check()
     check_term_bounds(**{"--max-document-terms": arguments.max_document_terms})
+    _check_models(arguments)
     if arguments.beir and (arguments.files or arguments.queries or arguments.collection):
         raise ValueError("--beir FOLDER stands alone: it names examples, queries and collection")
-    if arguments.beir and (arguments.columns or arguments.limit):
+    if arguments.beir and (arguments.columns or arguments.limit is not None):
         raise ValueError("--columns and --limit do not apply to --beir")
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ValueError(f"--limit {arguments.limit} must be at least 1")
     if not arguments.beir and not arguments.files:
         raise ValueError("name files of training examples, or --beir FOLDER")
     if arguments.queries and not arguments.collection:
@@ -116,3 +127,34 @@ def check(arguments: argparse.Namespace) -> Rule:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} needs examples with ids: --beir, or --queries")
     return rule
+
+
+def _check_models(arguments: argparse.Namespace) -> None:
+    """Miner and teacher: folders that do not exist, and options of the other kind of miner."""
+    by_words = arguments.miner == "bm25"
+    ignored = ["query_length", "document_length", "max_document_terms"] if by_words else ["k1", "b"]
+    if by_words and not (arguments.teacher and arguments.teacher_kind == "retriever"):
+        ignored.append("precision")
+    named = _given(arguments, ignored)
+    if named:
+        flags = ", ".join("--" + name.replace("_", "-") for name in named)
+        raise ValueError(f"--miner {arguments.miner} ignores {flags}: leave that out")
+    BM25(**_given(arguments, ["k1", "b"]))  # refuses what is out of range
+    for flag, model in (("miner", arguments.miner), ("teacher", arguments.teacher)):
+        if model and not (flag == "miner" and by_words):
+            try:
+                check_model(model)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(f"--{flag} {error}") from None
+
+
+def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def fill_in(arguments: argparse.Namespace) -> None:
+    """Give the options that were left out their defaults, when :func:`check` has seen which."""
+    for name, default in DEFAULTS.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)

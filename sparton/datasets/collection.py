@@ -1,12 +1,13 @@
 """Evaluation tasks: a collection, its judged queries, and their graded judgments.
 
-Everything is checked while it is read, so that a fault in a file stops the run before a model is
-loaded and not after an hour of encoding.
+Everything is checked while it is read, so that a fault in a file stops the run before anything is
+encoded and not after an hour of it.
 """
 
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +35,17 @@ class Judgment(NamedTuple):
     document_id: str
     grade: int
     number: int
+
+
+@contextmanager
+def read_before() -> Iterator[None]:
+    """Tasks that were read to check them, and reported then, are read again without a report."""
+    was = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = was
 
 
 def beir_folder(

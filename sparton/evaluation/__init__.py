@@ -2,6 +2,7 @@
 
 from sparton.evaluation.explanation import TokenMatch, explain, explain_match
 from sparton.evaluation.models import (
+    check_model,
     choose_device,
     load_retriever,
     packed_tokenizer,
@@ -16,6 +17,7 @@ from sparton.evaluation.results import (
     write_task_run,
 )
 from sparton.evaluation.settings import (
+    bm25_finds,
     check_metrics,
     check_search,
     check_term_bounds,
@@ -27,7 +29,9 @@ from sparton.evaluation.testing import run_tests
 __all__ = [
     "TaskResult",
     "TokenMatch",
+    "bm25_finds",
     "check_metrics",
+    "check_model",
     "check_search",
     "check_term_bounds",
     "choose_device",

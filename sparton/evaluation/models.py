@@ -26,6 +26,17 @@ def choose_device(name: str | None) -> torch.device:
     return device
 
 
+def check_model(model: Path | str) -> None:
+    """Refuse what is neither a folder nor a name on the hub, before anything is read.
+
+    Raises:
+        FileNotFoundError: names what would be right.
+    """
+    from sparton.models.folders import check_place
+
+    check_place(model)
+
+
 def load_retriever(
     model: Path | str,
     query_length: int | None = None,

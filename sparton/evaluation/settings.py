@@ -59,13 +59,15 @@ def check_metrics(
     """Refuse metrics that do not exist, or that look deeper than the ``k`` best documents.
 
     Args:
-        k: None where it is not known yet how many documents are retrieved.
+        k: from 1 on; None where it is not known yet how many documents are retrieved.
         bound: name of ``k``.
         setting: where the metrics were given.
 
     Raises:
-        ValueError: names the ``setting`` and the metric, or the metric and the ``bound``.
+        ValueError: names the ``setting`` and the metric, or the ``bound``.
     """
+    if k is not None and not _is_count(k):
+        raise ValueError(f"{bound}={k}: must be a whole number from 1 on")
     if isinstance(metrics, str) or not metrics:
         raise ValueError(f"{setting}={metrics}: must be a list of metrics, such as [ndcg@10]")
     for metric in metrics:
@@ -100,6 +102,11 @@ def plan_search(
     if chosen == "rerank":
         check_metrics(metrics, rerank_depth, "rerank_depth")
     return chosen
+
+
+def bm25_finds(search: Search, encoder: "Encoder") -> bool:
+    """Whether the candidates of ``search``, as :func:`plan_search` gives it, come from BM25."""
+    return search == "rerank" and "sparse" not in encoder.kinds
 
 
 def _choose_search(search: Search | None, encoder: "Encoder") -> Search:

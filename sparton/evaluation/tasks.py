@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
+    bm25_finds,
     check_bounds_apply,
     check_metrics,
     check_search,
@@ -51,6 +52,8 @@ def evaluate_encoder(
     max_query_terms: int | None = None,
     max_document_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
+    k1: float = 0.9,
+    b: float = 0.4,
     progress: bool = True,
 ) -> TaskResult:
     """An encoder on a full collection, searched exactly, on the encoder's own device.
@@ -70,12 +73,14 @@ def evaluate_encoder(
         rerank_depth: candidates of a query in "rerank". Rankings are no deeper than that.
         max_query_terms, max_document_terms: keep this many of a text's largest weights; None, or
             more than there are, for all.
+        k1, b: of BM25, where it finds the candidates.
         batch_tokens, batch_sequences, precision, vector_dtype, progress: see :func:`encode_texts`.
 
     Raises:
         ValueError: a task without texts, a metric that does not exist or is deeper than the
-            rankings, a ``search`` or a bound of terms that the encoder cannot serve (all before
-            anything is encoded), or representations that are not finite.
+            rankings, a ``search`` or a bound of terms that the encoder cannot serve, ``k1`` or
+            ``b`` out of range (all before anything is encoded), or representations that are not
+            finite.
     """
     check_texts(task)
     check_search(search, rerank_depth, vector_dtype)
@@ -85,6 +90,7 @@ def evaluate_encoder(
     chosen = plan_search(encoder, metrics=metrics, k=k, search=search, rerank_depth=rerank_depth)
     kinds = encoder.kinds if chosen == "rerank" else (_COMPARED[chosen],)
     check_bounds_apply(chosen, kinds, **bounds)
+    bm25 = BM25(k1, b)
 
     def encode(texts: Sequence[str], side: Side, max_terms: int | None) -> EncodedTexts:
         return encode_texts(
@@ -96,14 +102,14 @@ def evaluate_encoder(
     start = perf_counter()
     documents = encode(task.documents.texts, "document", max_document_terms)
     queries = encode(task.queries.texts, "query", max_query_terms)
-    by_words = chosen == "rerank" and "sparse" not in kinds
+    by_words = bm25_finds(chosen, encoder)
     return _retrieve(
         task,
         _Sides(queries, documents),
         metrics,
         k,
         search=f"{'bm25' if by_words else 'sparse'} + maxsim" if chosen == "rerank" else chosen,
-        first_stage=_bm25(task) if by_words else None,
+        first_stage=_encode_words(task, bm25) if by_words else None,
         rerank_depth=rerank_depth,
         device=device_of(encoder),
         start=start,
@@ -123,8 +129,9 @@ def evaluate_bm25(
     """BM25 on the same task, through the same index and metrics."""
     check_texts(task)
     check_metrics(metrics, k)
+    bm25 = BM25(k1, b)
     start = perf_counter()
-    sides = _bm25(task, k1, b)
+    sides = _encode_words(task, bm25)
     return _retrieve(task, sides, metrics, k, search="bm25", device=device, start=start)
 
 
@@ -133,8 +140,7 @@ class _Sides(NamedTuple):
     documents: EncodedTexts
 
 
-def _bm25(task: RetrievalTask, k1: float = 0.9, b: float = 0.4) -> _Sides:
-    bm25 = BM25(k1, b)
+def _encode_words(task: RetrievalTask, bm25: BM25) -> _Sides:
     documents = EncodedTexts(bm25.fit(task.documents.texts))
     return _Sides(EncodedTexts(bm25.queries(task.queries.texts)), documents)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
+from sparton.datasets.collection import read_before
 from sparton.evaluation.results import TaskResult, results_table, write_results, write_task_run
 from sparton.types import RetrievalTask
 
@@ -18,10 +19,15 @@ def run_tests(
     folder: Path,
     description: Mapping[str, Any],
 ) -> list[TaskResult]:
-    """``results.json`` and the runs in ``folder`` grow with each task, a table ends it."""
+    """``results.json`` and the runs in ``folder`` grow with each task, a table ends it.
+
+    ``tasks`` were built before, to check them, and are built again one at a time.
+    """
     results: list[TaskResult] = []
     for name, build in tasks.items():
-        results.append(evaluate(build()._replace(name=name)))
+        with read_before():
+            task = build()
+        results.append(evaluate(task._replace(name=name)))
         write_results(results, folder, {"model": str(folder / "model"), **description})
         write_task_run(results[-1], folder)
     console = Console()

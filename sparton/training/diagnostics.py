@@ -12,6 +12,7 @@ from sparton.representations import Representations, TokenVectors
 from sparton.sparse_vectors import SparseVectors, used_terms
 
 _MOST_ROWS = 256
+_ALIKE = 0.95
 
 
 def describe_representations(reps: Representations) -> dict[str, float]:
@@ -74,36 +75,58 @@ def _mean_cosine(rows: Tensor) -> Tensor:
 
 def collapse_warning(
     side: str,
+    reps: Representations,
     figures: dict[str, float],
     before: dict[str, float] | None,
-    vocabulary_size: int = 0,
 ) -> str | None:
     """A sentence for the user when the representations of a side look collapsed, else None.
 
     Args:
         side: query or document.
-        figures: of :func:`describe_representations`, now.
+        reps: the representations.
+        figures: what :func:`describe_representations` says of them.
         before: those of the previous logging step, or None at the first. Dense representations
             that are getting sparser are no cause for alarm.
-        vocabulary_size: V, where there are sparse representations.
     """
-    if figures.get("token_cosine", 0.0) > 0.95:
+    if figures.get("token_cosine", 0.0) > _ALIKE:
+        pooled = figures["vectors"] == 1
+        vectors = f"{side} vectors" if pooled else f"vectors of all {side} tokens"
         return (
-            f"the vectors of all {side} tokens are nearly the same (mean cosine "
-            f"{figures['token_cosine']:.3f}): lower the learning rate"
+            f"the {vectors} are nearly the same (mean cosine {figures['token_cosine']:.3f}): "
+            "lower the learning rate"
         )
-    if "active_terms" not in figures:
+    if reps.sparse is None:
         return None
+    # An autoencoder, which brings losses, has no MLM head, and its k no regularizer.
+    return (
+        _latents_warning(side, figures)
+        if reps.losses
+        else _terms_warning(side, figures, before, reps.width)
+    )
+
+
+def _latents_warning(side: str, figures: dict[str, float]) -> str | None:
+    if figures["dead_rows"] > 0.5:
+        return f"{_empty(side, figures)}: lower the learning rate"
+    if figures["cosine"] > _ALIKE:
+        return (
+            f"{_alike(side, figures)}: lower the learning rate, or raise head.reconstruction_weight"
+        )
+    return None
+
+
+def _terms_warning(
+    side: str, figures: dict[str, float], before: dict[str, float] | None, vocabulary_size: int
+) -> str | None:
     if figures["dead_rows"] > 0.5:
         return (
-            f"{figures['dead_rows']:.0%} of the {side} representations are empty: lower the "
-            "regularizer's weight, lengthen its ramp, or add the anti_zero regularizer"
+            f"{_empty(side, figures)}: lower the regularizer's weight, lengthen its ramp, or add "
+            "the anti_zero regularizer"
         )
-    if figures["cosine"] > 0.95:
+    if figures["cosine"] > _ALIKE:
         return (
-            f"the {side} representations are nearly the same (mean cosine "
-            f"{figures['cosine']:.3f}): lower the learning rate, or scale down the MLM head at "
-            "the start (logit_scale)"
+            f"{_alike(side, figures)}: lower the learning rate, or scale down the MLM head at the "
+            "start (logit_scale)"
         )
     falling = before is None or figures["active_terms"] < 0.98 * before["active_terms"]
     if figures["active_terms"] > 0.5 * vocabulary_size and not falling:
@@ -112,3 +135,11 @@ def collapse_warning(
             "they do not get fewer: raise the regularizer's weight or shorten its ramp"
         )
     return None
+
+
+def _empty(side: str, figures: dict[str, float]) -> str:
+    return f"{figures['dead_rows']:.0%} of the {side} representations are empty"
+
+
+def _alike(side: str, figures: dict[str, float]) -> str:
+    return f"the {side} representations are nearly the same (mean cosine {figures['cosine']:.3f})"

@@ -147,7 +147,7 @@ class Trainer:
         for side, reps in (("query", output.queries), ("document", output.documents)):
             figures = describe_representations(reps)
             record |= {f"{side}_{name}": value for name, value in figures.items()}
-            warning = collapse_warning(side, figures, self._figures.get(side), reps.width)
+            warning = collapse_warning(side, reps, figures, self._figures.get(side))
             self._figures[side] = figures
             if warning and self.world.is_main:
                 log.warning("step %d: %s", completed, warning)

@@ -1,7 +1,9 @@
 """Every data configuration reads a small folder of the files that it names."""
 
 import gzip
+import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hydra.errors import InstantiationException
-from hydra.utils import instantiate
+from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
 from sparton.datasets.mixture import Mixture
@@ -49,6 +51,23 @@ def test_text_files_with_renamed_columns(write_jsonl: Callable[..., str], tmp_pa
     changes = {"files": {"mine": "mine.jsonl"}, "columns": {"question": "query"}}
     (example,) = build("text_files", tmp_path, **changes).examples([0], seed=0)
     assert example[:2] == ("q", "p")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_columns_are_a_setting_wherever_they_can_be_renamed(path: Path) -> None:
+    config = OmegaConf.load(path)
+    places = [config, *config.get("sources", {}).values()]
+    for place in places:
+        takes = "columns" in inspect.signature(get_object(place._target_)).parameters
+        assert ("columns" in place) == takes, place._target_
+
+
+def test_the_shelf_has_a_row_for_every_configuration() -> None:
+    text = (CONFIGS.parents[1] / "data" / "README.md").read_text()
+    rows = dict(re.findall(r"^\| `data=(\w+)` \|.*\| (.+) \| .+ \|$", text, re.MULTILINE))
+    assert set(rows) == {path.stem for path in CONFIGS.glob("*.yaml")}
+    assert rows["quickstart"] == "random"
+    build("quickstart", Path()).check(2)
 
 
 def test_triples(write_lines: Callable[..., str], tmp_path: Path) -> None:

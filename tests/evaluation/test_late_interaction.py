@@ -115,6 +115,17 @@ def test_bm25_finds_for_an_encoder_without_sparse_vectors(tokenizer):
     assert (result.query_terms, result.flops) == (None, None), "BM25's are not the encoder's"
 
 
+def test_bm25_finds_with_its_own_settings(tokenizer):
+    options = {"search": "rerank", "rerank_depth": 2, "metrics": ["recall@2"]}
+    candidates = [
+        {name for name, _ in scored(evaluate(tokenizer, **options, k1=k1))["own"]}
+        for k1 in (0.9, 0.0)
+    ]
+    assert candidates == [{"own", "d1"}, {"own", "d0"}], "d1 says dog twice"
+    with pytest.raises(ValueError, match="k1=-1"):
+        evaluate(tokenizer, search="rerank", k1=-1)
+
+
 class SilentEncoder(LexicalEncoder):
     def encode(self, tokens, side):
         raise AssertionError("nothing is encoded before the refusal")

@@ -247,6 +247,12 @@ def beir(tmp_path) -> Path:
     return tmp_path / "beir"
 
 
+def test_a_beir_folder_takes_no_limit(beir, tmp_path):
+    for limit in (0, 3):
+        with pytest.raises(ValueError, match="--columns and --limit do not apply to --beir"):
+            mine("--beir", beir, "--limit", limit, "--output", tmp_path / "out.jsonl")
+
+
 def test_a_beir_folder_gives_ids_that_training_reads(beir, tmp_path):
     output = tmp_path / "out.jsonl"
     arguments = ["--beir", beir, "--ids", "--negatives", 2]
@@ -279,11 +285,20 @@ def test_a_beir_folder_gives_ids_that_training_reads(beir, tmp_path):
         (["--beir", "folder"], "--beir FOLDER stands alone"),
         (["--miner", "no/such/folder/at/all"], "no such folder"),
         (["--max-document-terms", "0"], "--max-document-terms=0"),
+        (["--k1", "-1"], "got k1=-1.0"),
+        (["--limit", "0"], "--limit 0 must be at least 1"),
+        (["--max-document-terms", "4"], "--miner bm25 ignores --max-document-terms: leave"),
+        (["--query-length", "8", "--document-length", "9"], "--query-length, --document-length:"),
+        (["--precision", "fp32"], "--miner bm25 ignores --precision"),
+        (["--precision", "bf16", "--teacher", "some/cross-encoder"], "ignores --precision"),
+        (["--miner", "a/model", "--k1", "0.9", "--b", "1"], "--miner a/model ignores --k1, --b:"),
+        (["--teacher", "/no/such/folder"], "--teacher /no/such/folder: no such folder"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(pairs, tmp_path, arguments, message):
     with pytest.raises((ValueError, OSError), match=message):
         mine(pairs, *arguments, "--output", tmp_path / "out.jsonl")
+    assert not (tmp_path / "cache").exists(), "nothing is converted"
     with pytest.raises(ValueError, match=r"must end in \.jsonl"):
         mine(pairs, "--output", tmp_path / "out.tsv")
 

@@ -89,6 +89,7 @@ def test_a_model_mines_what_its_scores_say_and_keeps_what_it_encoded(
 
 def test_a_model_as_teacher_writes_its_scores(pairs, model, tmp_path):
     arguments = ["--teacher", model, "--teacher-kind", "retriever", "--negatives", 2]
+    arguments += ["--precision", "fp32"]  # of the teacher: the miner has none
     records = mine(pairs, *arguments, "--output", tmp_path / "out.jsonl")
     for record in records[:5]:
         expected = model_scores(model, [record["query"]], [*record["pos"], *record["neg"]])
@@ -169,5 +170,6 @@ def one_step(folder: Path, *overrides: str) -> float:
 def test_a_model_without_a_trained_classifier_is_no_teacher(pairs, model, tmp_path):
     with pytest.raises(ValueError, match=r"BertForMaskedLM.*--teacher-kind retriever"):
         mine(pairs, "--teacher", model, "--output", tmp_path / "out.jsonl")
+    (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="no cross-encoder that sentence-transformers can load"):
         mine(pairs, "--teacher", tmp_path / "none", "--output", tmp_path / "out.jsonl")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparton.representations import Representations
+from sparton.representations import Representations, TokenVectors
 from sparton.training.diagnostics import collapse_warning, describe_representations
 
 
@@ -30,17 +30,44 @@ def test_one_row_has_no_pairs_to_compare():
     ],
 )
 def test_a_collapsed_side_is_named_with_a_remedy(reps, message):
-    figures = describe_representations(Representations(reps))
     with pytest.raises(AssertionError, match=message):
-        assert collapse_warning("query", figures, figures, reps.shape[1]) is None
+        assert warning("query", Representations(reps)) is None
+
+
+def warning(side: str, reps: Representations) -> str | None:
+    """At a logging step after one with the same figures."""
+    figures = describe_representations(reps)
+    return collapse_warning(side, reps, figures, figures)
+
+
+def test_the_remedy_is_one_that_the_model_has():
+    alike, dead = torch.eye(1, 10).expand(4, 10), torch.zeros(4, 10)
+    losses = {"reconstruction_k": torch.ones(4)}
+    splade = [warning("document", Representations(reps)) for reps in (alike, dead)]
+    csr = [warning("document", Representations(reps, losses=losses)) for reps in (alike, dead)]
+    assert "MLM head" in splade[0] and "regularizer" in splade[1]
+    assert "or raise head.reconstruction_weight" in csr[0]
+    assert csr[1].endswith("are empty: lower the learning rate")
+    assert not any(word in said for said in csr for word in ("MLM", "logit_scale", "regularizer"))
+    half = Representations(torch.rand(4, 10) + 0.1 + 9 * torch.eye(4, 10), losses=losses)
+    assert warning("document", half) is None, "so many latents were asked for"
+
+
+def test_vectors_of_texts_are_not_called_vectors_of_tokens():
+    values = torch.ones(4, 8)
+    pooled, tokens = (
+        warning("query", Representations(tokens=TokenVectors(values, torch.tensor(bounds))))
+        for bounds in ([0, 1, 2, 3, 4], [0, 3, 4])
+    )
+    assert pooled.startswith("the query vectors are nearly the same")
+    assert tokens.startswith("the vectors of all query tokens are nearly the same")
 
 
 def test_healthy_and_improving_representations_give_no_warning():
-    healthy = describe_representations(Representations(torch.eye(8, 100)))
-    assert collapse_warning("query", healthy, None, 100) is None
-    dense = describe_representations(
-        Representations(torch.rand(4, 10) + 0.1 + 9 * torch.eye(4, 10))
-    )
+    reps = Representations(torch.eye(8, 100))
+    assert collapse_warning("query", reps, describe_representations(reps), None) is None
+    reps = Representations(torch.rand(4, 10) + 0.1 + 9 * torch.eye(4, 10))
+    dense = describe_representations(reps)
     denser_before = dense | {"active_terms": dense["active_terms"] * 1.1}
-    assert collapse_warning("query", dense, denser_before, 10) is None
-    assert collapse_warning("query", dense, None, 10) is None
+    assert collapse_warning("query", reps, dense, denser_before) is None
+    assert collapse_warning("query", reps, dense, None) is None

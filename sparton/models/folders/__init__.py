@@ -25,7 +25,7 @@ from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
 
-__all__ = ["Lengths", "encoder_lengths", "load_encoder", "save_encoder"]
+__all__ = ["Lengths", "check_place", "encoder_lengths", "load_encoder", "save_encoder"]
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 ROUTER = ["Router"]
@@ -82,7 +82,7 @@ def load_encoder(
             another kind of encoder or has other settings.
         OSError: there is no such folder, or files are missing.
     """
-    _check_place(name)
+    check_place(name)
     load, kind, setting = _loader(name, revision)
     if head is not None and not isinstance(head, kind):
         raise ValueError(
@@ -99,7 +99,12 @@ def _is_run(folder: Path) -> bool:
     return (folder / "model").is_dir() and not any((folder / file).exists() for file in models)
 
 
-def _check_place(name: str | Path) -> None:
+def check_place(name: str | Path) -> None:
+    """Refuse what is neither a folder nor a name on the hub; nothing is read or asked of the hub.
+
+    Raises:
+        FileNotFoundError: names what would be right.
+    """
     if _is_run(Path(name)):
         raise FileNotFoundError(
             f"{name} is the folder of a run: its model is {Path(name) / 'model'}"

@@ -1,0 +1,17 @@
+"""The tests at the end of a training."""
+
+from functools import partial
+
+from sparton.datasets.collection import beir_folder
+from sparton.evaluation import evaluate_bm25, run_tests
+from tests.evaluation.problems import write_beir
+
+
+def test_tasks_that_were_checked_before_are_not_reported_again(tmp_path, caplog):
+    caplog.set_level("INFO")
+    build = partial(beir_folder, str(write_beir(tmp_path / "toy")))
+    build()
+    said = list(caplog.messages)
+    assert "toy/test: 6 documents, 3 judged queries" in said
+    [result] = run_tests(evaluate_bm25, {"own": build}, tmp_path, {})
+    assert result.name == "own" and caplog.messages == said

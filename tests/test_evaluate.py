@@ -1,0 +1,103 @@
+"""``evaluate.py`` refuses what it would ignore, before any task is read, and reports tasks once."""
+
+import json
+import logging
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparton.datasets.collection import beir_folder
+from sparton.evaluation import evaluate_encoder, load_retriever
+from sparton.models.assembly import build_encoder
+from sparton.models.backbones import tiny
+from sparton.models.colbert import ColbertHead
+from sparton.models.folders import save_encoder
+from sparton.models.heads import EagerHead
+from tests.evaluation.problems import DOCUMENTS, make_task, write_beir
+from tests.test_evaluation import ROOT, refusal
+
+RERANK = ["encoder.search=rerank", "encoder.rerank_depth=2", "metrics=[recall@2]"]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    for name, head in (("splade", EagerHead()), ("colbert", ColbertHead(16))):
+        backbone = tiny(DOCUMENTS.values(), hidden_size=32, layers=1, max_length=32)
+        encoder = build_encoder(backbone, head)
+        save_encoder(encoder, folder / name, query_length=8, document_length=12)
+    return {name: f"model={folder / name}" for name in ("splade", "colbert")} | {
+        "bm25": "model=bm25"
+    }
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def evaluated(monkeypatch, *arguments: str) -> dict:
+    """What the script, run in this process on ``toy``, writes."""
+    task = ["evaluation=beir_folder", "evaluation.path=toy"]
+    command = ["evaluate.py", "device=cpu", *task, "output=out", *arguments]
+    monkeypatch.setattr(sys, "argv", command)
+    runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
+    return json.loads(Path("out/results.json").read_text())["tasks"][0]
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "message"),
+    [
+        ("bm25", ["document_length=40"], "model=bm25 is no encoder and ignores document_length=40"),
+        ("bm25", ["query_length=4"], "model=bm25 is no encoder and ignores query_length=4: leave"),
+        ("bm25", ["bm25.k1=-1"], "BM25 needs k1 >= 0"),
+        ("bm25", ["bm25.k=50"], "recall@100 looks deeper than the bm25.k=50 documents"),
+        ("bm25", ["bm25.k=0"], "bm25.k=0: must be a whole number from 1 on"),
+        ("bm25", ["device=gpu"], "device=gpu cannot be used"),
+        ("splade", ["encoder.k=50"], "recall@100 looks deeper than the encoder.k=50 documents"),
+        ("splade", ["encoder.precision=fp8"], "precision=fp8: must be fp32"),
+        ("splade", ["encoder.search=maxsim"], "which SpladeEncoder does not give"),
+        ("splade", ["bm25.k1=1.2"], "search=sparse with this model takes no BM25 and ignores bm25"),
+        ("colbert", ["bm25.b=0.1"], "search=maxsim with this model takes no BM25 and ignores bm25"),
+        ("colbert", [*RERANK, "bm25.k=9"], "bm25.k1 and bm25.b, and ignores bm25.k=9: leave that"),
+        ("colbert", [*RERANK, "bm25.b=2"], "BM25 needs k1 >= 0 and 0 <= b <= 1, got k1=0.9, b=2"),
+        ("colbert", ["encoder.search=rerank", "encoder.rerank_depth=9"], "the rerank_depth=9 doc"),
+    ],
+)
+def test_settings_are_refused_before_any_task_is_read(
+    models, monkeypatch, model, arguments, message
+):
+    said = refusal(monkeypatch, models[model], "evaluation=in_domain", *arguments)
+    assert said.startswith("evaluate.py: ")
+    assert message in said and "\n" not in said
+    assert not list(Path().iterdir())
+
+
+def test_the_first_stage_of_rerank_takes_the_settings_of_bm25(models, monkeypatch):
+    write_beir(Path("toy"))
+    retriever = load_retriever(models["colbert"].removeprefix("model="))
+    options = {"search": "rerank", "rerank_depth": 2, "metrics": ["recall@2"], "progress": False}
+    plain = evaluate_encoder(*retriever, make_task(), **options)
+    other = evaluate_encoder(*retriever, make_task(), **options, k1=0.0)
+    assert plain.metrics != other.metrics
+    for arguments, expected in (([], plain), (["bm25.k1=0"], other)):
+        found = evaluated(monkeypatch, models["colbert"], *RERANK, *arguments)
+        assert found["metrics"] == pytest.approx(expected.metrics)
+
+
+def test_tasks_are_reported_once(monkeypatch, capsys, caplog):
+    write_beir(Path("toy"))
+    evaluated(monkeypatch, "model=bm25")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("toy/test")]
+    assert said == [
+        "toy/test: 1 of 6 documents are empty; kept",
+        "toy/test: 6 documents, 3 judged queries",
+    ]
+    with caplog.at_level("INFO"):
+        logging.getLogger().addHandler(caplog.handler)  # which Hydra has replaced
+        beir_folder("toy")
+    assert caplog.messages == said, "whoever reads it later is told again"
