@@ -15,7 +15,13 @@ from tables.bars import bars_table
 from tables.data import data_table
 from tables.heads import captured_table, heads_table, patterns_table
 from tables.in_domain import in_domain_table, models_table
-from tables.maxsim import backward_table, compiled_table, forward_table, targets_table
+from tables.maxsim import (
+    backward_table,
+    compiled_table,
+    forward_table,
+    repeated_table,
+    targets_table,
+)
 from tables.paper import figure2, table1, table2
 from tables.profile import profile_table
 from tables.sweeps import multilingual, table3, table3_in_domain
@@ -40,6 +46,7 @@ TABLES = {
     "maxsim_forward": forward_table,
     "maxsim_backward": backward_table,
     "maxsim_compiled": compiled_table,
+    "maxsim_repeated": repeated_table,
     "maxsim_targets": targets_table,
     "training_splade": splade_table,
     "training_colbert": late_table,

@@ -54,7 +54,8 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
     [
         ("bm25", ["document_length=40"], "model=bm25 is no encoder and ignores document_length=40"),
         ("bm25", ["query_length=4"], "model=bm25 is no encoder and ignores query_length=4: leave"),
-        ("bm25", ["bm25.k1=-1"], "BM25 needs k1 >= 0"),
+        ("bm25", ["bm25.k1=-1"], "BM25 needs numbers k1 >= 0"),
+        ("bm25", ["bm25.k1=word"], "got k1=word, b=0.4"),
         ("bm25", ["bm25.k=50"], "recall@100 looks deeper than the bm25.k=50 documents"),
         ("bm25", ["bm25.k=0"], "bm25.k=0: must be a whole number from 1 on"),
         ("bm25", ["device=gpu"], "device=gpu cannot be used"),
@@ -64,7 +65,11 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
         ("splade", ["bm25.k1=1.2"], "search=sparse with this model takes no BM25 and ignores bm25"),
         ("colbert", ["bm25.b=0.1"], "search=maxsim with this model takes no BM25 and ignores bm25"),
         ("colbert", [*RERANK, "bm25.k=9"], "bm25.k1 and bm25.b, and ignores bm25.k=9: leave that"),
-        ("colbert", [*RERANK, "bm25.b=2"], "BM25 needs k1 >= 0 and 0 <= b <= 1, got k1=0.9, b=2"),
+        (
+            "colbert",
+            [*RERANK, "bm25.b=2"],
+            "BM25 needs numbers k1 >= 0 and 0 <= b <= 1, got k1=0.9, b=2",
+        ),
         ("colbert", ["encoder.search=rerank", "encoder.rerank_depth=9"], "the rerank_depth=9 doc"),
     ],
 )

@@ -365,7 +365,7 @@ def refusal(monkeypatch, *arguments: str) -> str:
     ("argument", "message"),
     [
         ("bm25.k=50", "evaluate.py: recall@100 looks deeper than the bm25.k=50 documents"),
-        ("bm25.b=2", "evaluate.py: BM25 needs k1 >= 0 and 0 <= b <= 1, got k1=0.9, b=2"),
+        ("bm25.b=2", "evaluate.py: BM25 needs numbers k1 >= 0 and 0 <= b <= 1, got k1=0.9, b=2"),
     ],
 )
 def test_script_says_in_one_sentence_what_it_cannot_do(tmp_path, monkeypatch, argument, message):

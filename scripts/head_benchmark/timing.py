@@ -7,13 +7,15 @@ are recorded.
 
 While calls on a GPU are timed, the process is held to one core: Python's thread and autograd's take
 turns, and how long one takes to wake the other on another core varies, on a virtual machine above
-all, by more than small kernels take. It is the core that computes fastest just before: those of a
-virtual machine are not alike, and who else computes on them changes.
+all, by more than small kernels take. It is the core on which these calls were fastest just before:
+those of a virtual machine are not alike, and how fast one computes does not tell how fast it
+launches. Who else computes on them changes, so the core is chosen anew for each part of the time.
 """
 
 import gc
 import math
 import os
+import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 
 WARM_UP_SECONDS = 0.3
 TRIAL_SECONDS = 4e-3
+PARTS = 4
 FEWEST_REPEATS = 5
 PROFILED_CALLS = 5
 THREADS = Path("/proc/self/task")
@@ -52,11 +55,14 @@ def measure(run: Callable[[], Any], device: str, seconds: float) -> dict[str, An
     memory = _peak(run)
     once = _gpu_times(run, 1)[0] / 1e3
     warm_up = math.ceil(WARM_UP_SECONDS / once)
-    core = _fastest_core()
+    repeats = max(math.ceil(seconds / once), FEWEST_REPEATS)
     watch = _watch(WARM_UP_SECONDS + seconds / 4)
-    with _one_core(core):
-        times = _gpu_times(run, warm_up + max(math.ceil(seconds / once), FEWEST_REPEATS))
-    return {**_quantiles(times[warm_up:]), **memory, **_conditions(watch)}
+    _gpu_times(run, warm_up)
+    times: list[float] = []
+    for _ in range(PARTS):
+        with _one_core(_fastest_core(run, once)):
+            times += _gpu_times(run, math.ceil(repeats / PARTS))
+    return {**_quantiles(times), **memory, **_conditions(watch)}
 
 
 def _peak(run: Callable[[], Any]) -> dict[str, int]:
@@ -70,23 +76,22 @@ def _peak(run: Callable[[], Any]) -> dict[str, int]:
     return {"peak_bytes": peak - before, "total_peak_bytes": peak}
 
 
-def _fastest_core() -> int | None:
-    """Of those that this process may use; None where the system does not say which."""
+def _fastest_core(run: Callable[[], Any], once: float) -> int | None:
+    """Of those that this process may use; None where the system does not say which. Calls of
+    ``once`` seconds that are longer than a trial wait for the device, on any core."""
     if not (hasattr(os, "sched_setaffinity") and THREADS.is_dir()):
         return None
     cores = os.sched_getaffinity(0)
-    fastest = max(cores, key=_count_turns)
-    _move(0, cores)
-    return fastest
+    if once > TRIAL_SECONDS:
+        return max(cores)
+    calls = math.ceil(TRIAL_SECONDS / once)
+    return min(cores, key=lambda core: _trial(run, core, calls))
 
 
-def _count_turns(core: int) -> int:
-    """How often a loop turns on this core in a trial."""
-    _move(0, {core})
-    turns, end = 0, time.perf_counter() + TRIAL_SECONDS
-    while time.perf_counter() < end:
-        turns += 1
-    return turns
+def _trial(run: Callable[[], Any], core: int, calls: int) -> float:
+    """Milliseconds of a call on this core."""
+    with _one_core(core):
+        return statistics.median(_gpu_times(run, calls))
 
 
 @contextmanager

@@ -55,8 +55,9 @@ class BM25:
     """
 
     def __init__(self, k1: float = 0.9, b: float = 0.4) -> None:
-        if k1 < 0 or not 0 <= b <= 1:
-            raise ValueError(f"BM25 needs k1 >= 0 and 0 <= b <= 1, got k1={k1}, b={b}")
+        numbers = all(isinstance(x, int | float) for x in (k1, b))
+        if not numbers or k1 < 0 or not 0 <= b <= 1:
+            raise ValueError(f"BM25 needs numbers k1 >= 0 and 0 <= b <= 1, got k1={k1}, b={b}")
         self.k1 = k1
         self.b = b
         self._analyze = Analyzer()

@@ -274,8 +274,8 @@ def test_the_conditions_are_those_of_the_device_in_use(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
 def test_all_threads_share_the_fastest_core_for_as_long_as_it_measures(monkeypatch):
     cores, stop = os.sched_getaffinity(0), threading.Event()
-    monkeypatch.setattr(timing, "_count_turns", lambda core: core)
-    core = timing._fastest_core()
+    monkeypatch.setattr(timing, "_gpu_times", lambda run, calls: [run()] * calls)
+    core = timing._fastest_core(lambda: -next(iter(os.sched_getaffinity(0))), 1e-3)
     assert core == max(cores)
     other = threading.Thread(target=stop.wait)
     other.start()
@@ -290,21 +290,26 @@ def test_all_threads_share_the_fastest_core_for_as_long_as_it_measures(monkeypat
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cores cannot be chosen here")
-def test_cores_are_tried_and_left(monkeypatch):
-    """Where the system lets them be chosen, and where it does not."""
+def test_cores_are_tried_by_the_calls_and_left(monkeypatch):
+    """Where the system lets them be chosen, and where it does not; long calls need no trial."""
     cores, tried = os.sched_getaffinity(0), []
-    move = timing._move
-    monkeypatch.setattr(timing, "_move", lambda *words: (tried.append(words), move(*words)))
-    assert timing._fastest_core() in cores
-    assert tried[:-1] == [(0, {core}) for core in cores]
-    assert tried[-1] == (0, cores)
+
+    def times(run, calls):
+        tried.append((os.sched_getaffinity(0), calls))
+        return [run()] * calls
+
+    monkeypatch.setattr(timing, "_gpu_times", times)
+    assert timing._fastest_core(lambda: 1.0, 1.5e-3) in cores
+    assert tried == [({core}, 3) for core in cores]
     assert os.sched_getaffinity(0) == cores
+    assert timing._fastest_core(lambda: 1.0, 1.0) in cores
+    assert len(tried) == len(cores)
 
     def refuse(thread, cores):
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    with timing._one_core(timing._fastest_core()):
+    with timing._one_core(timing._fastest_core(lambda: 1.0, 1e-3)):
         assert os.sched_getaffinity(0) == cores
 
 

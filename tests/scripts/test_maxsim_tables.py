@@ -100,3 +100,16 @@ def test_the_roofline_is_drawn_and_shown(write, tmp_path):
     assert "128x128_32x300" in figure
     assert "residual" not in figure
     assert "(figures/roofline-test-gpu.svg)" in TABLES["maxsim_forward"]()
+
+
+def test_repeated_runs_stand_one_below_the_other(write, tmp_path):
+    write()
+    assert "Not measured" in TABLES["maxsim_repeated"]()
+    lines = []
+    for run, time in (("2030-01-02T03", 0.2), ("2030-01-02T04", 0.4)):
+        for provider, ms in (("sparton", time), ("lik_projected", 0.5)):
+            cell = Cell("64x64_hidden", "forward_backward", provider)
+            lines.append(json.dumps(record(cell) | {"run": run, "p50_ms": ms}) + "\n")
+    (tmp_path / "test-gpu/maxsim_repeated.jsonl").write_text("".join(lines))
+    found = rows(TABLES["maxsim_repeated"]())[2:]
+    assert [(row[0], row[-1]) for row in found] == [("1", "0.40"), ("2", "0.80")]
