@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -14,7 +15,6 @@ from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 from rich.console import Console
 
 from sparton import config, evaluation
-from sparton.datasets.collection import read_before
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import autocast_dtype
 from sparton.training.manifest import describe_environment
@@ -31,24 +31,16 @@ def run(cfg: DictConfig) -> None:
     if not tasks:
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
     overrides = HydraConfig.get().overrides.task
-    build = build_bm25 if cfg.model == "bm25" else build_encoder
-    evaluate = build(cfg, overrides)
-    for task in tasks.values():
-        instantiate(task)  # Every task is downloaded and checked before the first is encoded.
+    evaluate = (build_bm25 if cfg.model == "bm25" else build_encoder)(cfg, overrides)
+    builders = {name: partial(instantiate, task) for name, task in tasks.items()}
+    for build in builders.values():
+        build()  # Every task is downloaded and checked before the first is encoded.
     name = config.folder_name(overrides, left_out={"output", "device"})
     output = Path(cfg.output or Path("runs", "evaluate", name))
     output.mkdir(parents=True, exist_ok=True)
     description = {"config": resolved, "environment": describe_environment()}
-    results = []
-    for name, task in tasks.items():
-        with read_before():
-            again = instantiate(task)
-        results.append(evaluate(again._replace(name=name)))
-        evaluation.write_results(results, output, description)
-        evaluation.write_task_run(results[-1], output)
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(evaluation.results_table(results, title=cfg.model))
-    console.print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
+    evaluation.run_tests(evaluate, builders, output, description, title=cfg.model)
+    Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
 
 
 def build_bm25(cfg: DictConfig, overrides: Sequence[str]) -> System:

@@ -137,7 +137,8 @@ def run(cfg: DictConfig, world: World, folder: Path, typed: Sequence[str] = ()) 
             encoder = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
             tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
             evaluate = partial(build_evaluation(cfg, trainer.step.precision), encoder, tokenizer)
-            results = run_tests(evaluate, tests, folder, describe_run(cfg))
+            description = {"model": str(folder / "model"), **describe_run(cfg)}
+            results = run_tests(evaluate, tests, folder, description, title="test tasks")
             for logger in trainer.loggers:
                 logger.conclude(flat_metrics(results, "test"), trainer.settings.steps)
     finally:

@@ -18,8 +18,11 @@ def run_tests(
     tasks: Mapping[str, Callable[[], RetrievalTask]],
     folder: Path,
     description: Mapping[str, Any],
+    *,
+    title: str,
 ) -> list[TaskResult]:
-    """``results.json`` and the runs in ``folder`` grow with each task, a table ends it.
+    """``results.json`` and the runs in ``folder`` grow with each task, a table of that ``title``
+    ends it.
 
     ``tasks`` were built before, to check them, and are built again one at a time.
     """
@@ -28,10 +31,10 @@ def run_tests(
         with read_before():
             task = build()
         results.append(evaluate(task._replace(name=name)))
-        write_results(results, folder, {"model": str(folder / "model"), **description})
+        write_results(results, folder, description)
         write_task_run(results[-1], folder)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDE)
-    console.print(results_table(results, title="test tasks"))
+    console.print(results_table(results, title=title))
     return results

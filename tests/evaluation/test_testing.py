@@ -13,5 +13,5 @@ def test_tasks_that_were_checked_before_are_not_reported_again(tmp_path, caplog)
     build()
     said = list(caplog.messages)
     assert "toy/test: 6 documents, 3 judged queries" in said
-    [result] = run_tests(evaluate_bm25, {"own": build}, tmp_path, {})
+    [result] = run_tests(evaluate_bm25, {"own": build}, tmp_path, {}, title="toy")
     assert result.name == "own" and caplog.messages == said
