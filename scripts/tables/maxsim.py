@@ -5,18 +5,7 @@ from typing import NamedTuple
 
 from maxsim_benchmark.providers import PROVIDERS, Cell, cells
 from maxsim_benchmark.shapes import BOTH, FORWARD, SHAPES
-from tables.records import (
-    NOT_MEASURED,
-    Record,
-    by_device,
-    caption,
-    device_folders,
-    drawing,
-    find,
-    markdown,
-    milliseconds,
-    read_file,
-)
+from tables.records import Record, by_device, device_folders, drawing, find, markdown, milliseconds
 
 STUDY = "maxsim"
 OURS = tuple(name for name in PROVIDERS if name.startswith("sparton"))
@@ -71,23 +60,19 @@ def compiled_table() -> str:
 
 def repeated_table() -> str:
     """The bar from hidden states, in runs that followed one another on one machine."""
-    study, bar = f"{STUDY}_repeated", next(x for x in TARGETS if x.shape == "64x64_hidden")
-    tables = []
-    for folder in device_folders(study):
-        records = read_file(folder / f"{study}.jsonl")
-        rows = []
-        for number, run in enumerate(sorted({record["run"] for record in records}), start=1):
-            cell = Cell(bar.shape, bar.mode, bar.provider)
-            pair = (cell, cell._replace(provider=bar.rivals[0]))
-            found = [find(records, run=run, **each._asdict()) for each in pair]
-            ours, rival = (record["p50_ms"] for record in found)
-            rows.append(
-                [str(number), *(_time(record, 0) for record in found), f"{ours / rival:.2f}"]
-            )
-        names = [_words(name) for name in (bar.provider, *bar.rivals)]
-        table = markdown([f"run, {MODES[bar.mode]}, ms", *names, "ratio"], rows)
-        tables.append(f"{table}\n{caption(records)}\n")
-    return "\n".join(tables) or NOT_MEASURED
+    return by_device(f"{STUDY}_repeated", _repeated, repeated=True)
+
+
+def _repeated(records: list[Record]) -> str:
+    bar = next(target for target in TARGETS if target.shape == "64x64_hidden")
+    providers = (bar.provider, *bar.rivals)
+    rows = []
+    for number, run in enumerate(sorted({record["run"] for record in records}), start=1):
+        cells_of_run = (Cell(bar.shape, bar.mode, name) for name in providers)
+        found = [find(records, run=run, **cell._asdict()) for cell in cells_of_run]
+        ours, rival = (record["p50_ms"] for record in found)
+        rows.append([str(number), *(_time(record, 0) for record in found), f"{ours / rival:.2f}"])
+    return markdown([f"run, {MODES[bar.mode]}, ms", *map(_words, providers), "ratio"], rows)
 
 
 def _side_by_side(records: list[Record], mode: str) -> str:

@@ -190,6 +190,7 @@ def _plan_dbias(sizes: Sizes) -> tuple[Step, ...]:
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
 def plan_backward(sizes: Sizes) -> Plan:
+    """All steps to the gradients that are wanted."""
     by_token: tuple[Step, ...] = ()
     by_row: tuple[Step, ...] = ()
     memory, rows, joint = 0, 0, False
