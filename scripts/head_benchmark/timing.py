@@ -9,7 +9,8 @@ While calls on a GPU are timed, the process is held to one core: Python's thread
 turns, and how long one takes to wake the other on another core varies, on a virtual machine above
 all, by more than small kernels take. It is the core on which these calls were fastest just before:
 those of a virtual machine are not alike, and how fast one computes does not tell how fast it
-launches. Who else computes on them changes, so the core is chosen anew for each part of the time.
+launches. Who else computes on them changes within a second, so the core is chosen anew for each of
+many short parts of the time.
 """
 
 import gc
@@ -28,8 +29,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 WARM_UP_SECONDS = 0.3
-TRIAL_SECONDS = 4e-3
-PARTS = 4
+TRIAL_SECONDS = 2e-3
+PARTS = 16
 FEWEST_REPEATS = 5
 PROFILED_CALLS = 5
 THREADS = Path("/proc/self/task")

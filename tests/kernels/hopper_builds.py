@@ -20,7 +20,7 @@ from triton.runtime import driver
 from sparton.kernels.launch import Launch
 from sparton.kernels.maxsim import hidden, paths
 from sparton.kernels.maxsim.operands import padded_operands
-from sparton.kernels.maxsim.projection import MOST_UNITS, project_to_unit, project_to_unit_backward
+from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
 from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
 
@@ -74,21 +74,25 @@ def gradients(V: int, activation: str) -> None:
 
 def from_hidden(dtype: torch.dtype, E: int, config: hidden.HiddenConfig | None = None) -> None:
     queries, tokens, projection = (
-        torch.zeros(*sizes, dtype=dtype) for sizes in ((512, E), (600, 768), (E, 768))
+        torch.zeros(*sizes, dtype=dtype) for sizes in ((2, 256, E), (600, 768), (E, 768))
     )
     cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
     mask = torch.ones(600, dtype=torch.bool)
-    hidden.search_hidden(
-        queries, tokens, projection, cu_seqlens, None, mask, 2,
-        normalize=True, argmax=True, config=config,
-    )  # fmt: skip
+    for argmax in (True, False):
+        hidden.search_hidden(
+            queries, tokens, projection, cu_seqlens, None, mask,
+            normalize=True, argmax=argmax, config=config,
+        )  # fmt: skip
 
 
 def gradients_from_hidden(E: int) -> None:
-    tokens, projection = torch.zeros(600, 768, dtype=BF16), torch.zeros(E, 768, dtype=BF16)
-    unit, norms = project_to_unit(tokens, projection)
+    hidden_states, projection = torch.zeros(600, 768, dtype=BF16), torch.zeros(E, 768, dtype=BF16)
+    tokens, norms = torch.zeros(600, E, dtype=BF16), torch.zeros(600)
     for need_hidden in (True, False):
-        project_to_unit_backward(unit, unit, norms, projection, need_hidden=need_hidden)
+        project_tokens_backward(
+            tokens, tokens, norms, hidden_states, projection,
+            normalize=True, need_hidden=need_hidden, need_projection=False,
+        )  # fmt: skip
 
 
 def own_documents(dtype: torch.dtype, E: int, method: str) -> None:

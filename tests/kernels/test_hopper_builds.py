@@ -31,6 +31,5 @@ def test_kernels_compile_for_hopper_and_fit():
         "gradients_kernel",
         "dhidden_kernel",
         "_search_hidden_kernel",
-        "_project_kernel",
         "_project_backward_kernel",
     }

@@ -404,8 +404,8 @@ def test_winners_only_when_a_gradient_can_follow(batch, monkeypatch):
         asked.append(args[-1])
         return original(*args)
 
-    original = operators._forward
-    monkeypatch.setattr(operators, "_forward", spy)
+    original = operators.run_forward
+    monkeypatch.setattr(operators, "run_forward", spy)
     maxsim(*batch)
     with torch.no_grad():
         maxsim(*batch)

@@ -5,11 +5,10 @@ from itertools import accumulate
 import pytest
 import torch
 
-from sparton.kernels.maxsim import hidden as hidden_module
 from sparton.kernels.maxsim import hidden_function, maxsim_from_hidden, maxsim_reference
-from sparton.kernels.maxsim.hidden import HiddenConfig, route_hidden, search_hidden
-from sparton.kernels.maxsim.hidden_cpu import route_hidden_cpu, search_hidden_cpu
-from sparton.kernels.maxsim.projection import project_to_unit, project_to_unit_backward
+from sparton.kernels.maxsim.hidden import HiddenConfig, search_hidden, select_config
+from sparton.kernels.maxsim.projection import project_tokens, project_tokens_backward
+from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, project_tokens_cpu
 from tests.kernels.problems import error
 
 SMALL = HiddenConfig(block_t=16, block_r=16, block_h=16, programs=1)
@@ -101,23 +100,22 @@ def test_values_and_gradients_on_a_gpu(dtype, tolerance):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("E", [48, 64, 96, 320, 512, 1024])
+@pytest.mark.parametrize("E", [48, 64, 96, 320, 512, 1024, 2500])
 def test_embeddings_of_any_width_on_a_gpu(E, dtype):
+    """2,500 units are too wide for the search: they are projected first."""
     operands, *masks = make_problem(torch.device("cuda"), Lq=40, Ld=150, H=200, E=E, dtype=dtype)
-    expected = truth(
-        [x.double().cpu() for x in operands], *(x.cpu() for x in masks), normalize=True
-    )
-    scores = maxsim_from_hidden(*operands, *masks).cpu()
+    exact = [x.double().cpu().requires_grad_() for x in operands]
+    expected = truth(exact, *(x.cpu() for x in masks), normalize=True)
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    assert error(scores, expected) < tolerance
-    assert error(scores.roll(1, 1), expected) > 10 * tolerance
-
-
-def test_embeddings_too_wide_for_the_kernel(device):
-    rows = torch.ones(2, 2048, device=device)
-    cu_seqlens = torch.tensor([0, 2], dtype=torch.int32, device=device)
-    with pytest.raises(ValueError, match=r"at most 1024 units of 4 bytes.*E = 2048.*project first"):
-        search_hidden(rows, rows, rows, cu_seqlens, None, None, 1, normalize=True, argmax=False)
+    leaves = [x.clone().requires_grad_() for x in operands]
+    for inputs in (operands, leaves):
+        scores = maxsim_from_hidden(*inputs, *masks)
+        assert error(scores.detach().cpu(), expected.detach()) < tolerance
+        assert error(scores.detach().cpu().roll(1, 1), expected.detach()) > 10 * tolerance
+    gradients = torch.autograd.grad(scores.sum(), leaves)
+    for actual, wanted in zip(gradients, torch.autograd.grad(expected.sum(), exact), strict=True):
+        assert error(actual.cpu(), wanted) < 10 * tolerance
+    assert (select_config(E, dtype.itemsize) is None) == (E == 2500)
 
 
 def test_packed_documents_equal_padded_ones():
@@ -144,15 +142,16 @@ def test_similarities_that_are_all_negative_beat_no_padding():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("H", "E"), [(50, 24), (32, 48), (16, 1)])
 def test_the_kernel(config, dtype, H, E, device):
+    """Each query is one token, so that scores are maxima."""
     (queries, hidden, projection), _, mask = make_problem(device, H=H, E=E, dtype=dtype, Lq=7)
     rows, tokens = queries.flatten(0, 1), hidden.flatten(0, 1)
     cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
-    scores, winners = search_hidden(
-        rows, tokens, projection, cu_seqlens, None, mask.flatten(), len(rows),
-        normalize=True, argmax=True, config=config,
-    )  # fmt: skip
-    maxima = scores.T  # Each row is a query.
-    embeddings = torch.nn.functional.normalize(tokens.double() @ projection.double().T, dim=-1)
+    operands = (rows[:, None], tokens, projection, cu_seqlens, None, mask.flatten())
+    options = {"normalize": True, "config": config}
+    scores, winners, projected, norms = search_hidden(*operands, argmax=True, **options)
+    maxima = scores.T
+    raw = tokens.double() @ projection.double().T
+    embeddings = torch.nn.functional.normalize(raw, dim=-1)
     similarities = (rows.double() @ embeddings.T).view(len(rows), 4, 37)
     similarities = similarities.masked_fill(~mask, float("-inf"))
     expected = similarities.amax(2).T.clone()
@@ -166,12 +165,11 @@ def test_the_kernel(config, dtype, H, E, device):
     won = (rows.double() @ embeddings.T).T[winners[documents].long(), torch.arange(len(rows))]
     assert error(won, expected[documents]) < tolerance
     assert mask.flatten()[winners[documents].long()].all()
-    alone, nothing = search_hidden(
-        rows, tokens, projection, cu_seqlens, None, mask.flatten(), len(rows),
-        normalize=True, argmax=False, config=config,
-    )  # fmt: skip
+    assert error(projected, embeddings) < tolerance
+    assert error(norms, raw.norm(dim=1)) < 1e-6 < error(norms.roll(1), raw.norm(dim=1))
+    alone, *nothing = search_hidden(*operands, argmax=False, **options)
     assert torch.equal(alone, scores)
-    assert nothing.numel() == 0
+    assert nothing == [None] * 3
 
 
 @pytest.mark.parametrize("config", [SMALL, SHARED])
@@ -183,16 +181,23 @@ def test_tiles_without_tokens(config, longest, device):
     mask[2] = torch.arange(37, device=device) >= 33
     cu_seqlens = torch.tensor([0, 37, 74, 111, 116], dtype=torch.int32, device=device)
     tokens, taken = hidden.flatten(0, 1)[:116], mask.flatten()[:116]
-    operands = (queries.flatten(0, 1), tokens, projection, cu_seqlens, None, taken)
-    options = {"normalize": True, "argmax": True, "longest": longest}
-    scores, winners = search_hidden(*operands, 3, **options, config=config)
-    on_cpu = (None if x is None else x.cpu() for x in operands)
-    expected, first = search_hidden_cpu(*on_cpu, 3, **options)
+    operands = (queries, tokens, projection, cu_seqlens, None, taken)
+    scores, winners, projected, _ = search_hidden(
+        *operands, normalize=True, argmax=True, longest=longest, config=config
+    )
+    expected, first = on_cpu(operands, normalize=True)
     assert error(scores.cpu(), expected.double()) < 1e-6
     assert error(scores.cpu().roll(1, 1), expected.double()) > 1e-2
     assert torch.equal(winners.cpu(), first)
     assert (winners[3] == -1).all()
     assert (winners[2] >= 74 + 33).all()
+    assert projected.isfinite().all(), "masked tokens are projected too"
+
+
+def on_cpu(operands, *, normalize):
+    """Scores and winners in PyTorch."""
+    operands = [None if x is None else x.cpu() for x in operands]
+    return hidden_function._score(*operands, None, normalize, True)[:2]
 
 
 @pytest.mark.slow
@@ -204,41 +209,29 @@ def test_tiles_without_tokens(config, longest, device):
         pytest.param(False, SHARED, True, marks=pytest.mark.slow),
     ],
 )
-def test_kernels_agree_with_the_cpu_version(normalize, config, masked, device):
-    """Scores, winners and all gradients; document 1 has no tokens, query 2 neither."""
+def test_the_kernel_agrees_with_the_cpu_version(normalize, config, masked, device):
+    """Scores and winners, of operands with any strides; document 1 has no tokens, query 2
+    neither."""
     (queries, hidden, projection), query_mask, mask = make_problem(device, Lq=18, H=20, E=12)
-    if not masked:
-        query_mask = mask = None
+    masks = (query_mask.flatten(), mask.flatten()) if masked else (None, None)
     cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
-    flat = [None if x is None else x.flatten(0, 1) for x in (queries, hidden, query_mask, mask)]
-    operands = (flat[0], flat[1], projection, cu_seqlens, flat[2], flat[3])
+    operands = (queries, hidden, projection, cu_seqlens, *masks)
     strided = [None if x is None else x.repeat_interleave(2, -1)[..., ::2] for x in operands]
-    scores, winners = search_hidden(*strided, 3, normalize=normalize, argmax=True, config=config)
-    expected, first = search_hidden_cpu(
-        *(None if x is None else x.cpu() for x in operands), 3, normalize=normalize, argmax=True
+    scores, winners, tokens, norms = search_hidden(
+        *strided, normalize=normalize, argmax=True, config=config
     )
+    expected, first = on_cpu(operands, normalize=normalize)
     assert error(scores.cpu(), expected.double()) < 1e-6
     assert error(scores.cpu().roll(1, 1), expected.double()) > 1e-2
     assert torch.equal(winners.cpu(), first)
     if masked:
-        assert (winners[:, ~flat[2]] == -1).all()
+        assert (winners[:, ~masks[0]] == -1).all()
         assert (winners[1] == -1).all()
-    grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(3)).to(device).T
-    wanted = {"need_queries": True, "need_hidden": True, "need_projection": True}
-    arguments = (grad, winners, flat[0], flat[1], projection, cu_seqlens, 37)
-    gradients = route_hidden(*arguments, normalize=normalize, **wanted)
-    expected = route_hidden_cpu(
-        *(x if isinstance(x, int) else x.cpu() for x in arguments), normalize=normalize, **wanted
-    )
-    for actual, truth_ in zip(gradients, expected, strict=True):
-        assert error(actual.cpu(), truth_.double()) < 2e-6
-        assert error(actual.cpu().roll(1, 0), truth_.double()) > 0.1
-    for need in wanted:
-        only = {**wanted, need: False}
-        results = route_hidden(*arguments, normalize=normalize, **only)
-        assert [x is not None for x in results] == [*only.values()]
-        for actual, full in zip(results, gradients, strict=True):
-            assert actual is None or torch.equal(actual, full)
+    for actual, wanted in zip((tokens, norms), project_tokens_cpu(
+        hidden.cpu(), projection.cpu(), normalize=normalize
+    )):  # fmt: skip
+        assert actual.shape == wanted.shape
+        torch.testing.assert_close(actual.cpu(), wanted, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("need_hidden", [True, False])
@@ -251,7 +244,7 @@ def test_projection_to_unit_length(T, H, E, need_hidden, device):
     )
     hidden[3:4] = 0
     hidden[4:5] *= 1e-14
-    unit, norms = project_to_unit(hidden, projection)
+    unit, norms = project_tokens(hidden, projection, normalize=True)
     exact = [x.double().requires_grad_() for x in (hidden, projection)]
     projected = exact[0] @ exact[1].T
     expected = projected / projected.norm(dim=1, keepdim=True).clamp_min(1e-12)
@@ -260,42 +253,51 @@ def test_projection_to_unit_length(T, H, E, need_hidden, device):
     dprojected, dexact = torch.autograd.grad((expected * grad).sum(), (projected, exact[0]))
     # The way back of E = 1 is 0 but for rounding, which is relative to grad / norm.
     scale = (grad.double() / projected.detach().norm(dim=1, keepdim=True).clamp_min(1e-12)).abs()
-    dhidden = project_to_unit_backward(grad, unit, norms, projection, need_hidden=need_hidden)
+    dhidden, dprojection = project_tokens_backward(
+        grad, unit, norms, hidden, projection,
+        normalize=True, need_hidden=need_hidden, need_projection=True,
+    )  # fmt: skip
     assert ((grad - dprojected).abs() <= 1e-5 * scale.amax(1, keepdim=True)).all()
     assert T < 2 or not ((grad.roll(1, 0) - dprojected).abs() <= 0.1 * scale).all()
+    torch.testing.assert_close(dprojection, grad.T @ hidden)
     assert (dhidden is None) != need_hidden
     if dhidden is not None:
         sizes = scale.amax(1, keepdim=True) * projection.abs().sum(0)
         assert ((dhidden - dexact).abs() <= 1e-5 * sizes).all()
 
 
-@pytest.mark.parametrize(
-    ("most_units", "normalize", "fused"), [(12, True, True), (11, True, False), (12, False, False)]
-)
-def test_gradients_in_16_bits(most_units, normalize, fused, device, monkeypatch):
-    """By fused products where embeddings are normalised and narrow enough; any strides."""
-    calls = []
-    monkeypatch.setattr(hidden_module, "MOST_UNITS", most_units)
-    monkeypatch.setattr(
-        hidden_module, "project_to_unit", lambda *x: calls.append(1) or project_to_unit(*x)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 1e-3)])
+@pytest.mark.parametrize("E", [12, 130])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_projection_agrees_with_the_cpu_version(normalize, E, dtype, tolerance, device):
+    """By one kernel where embeddings are narrow and of 16 bits, by PyTorch's products elsewhere;
+    tokens along one axis or two."""
+    generator = torch.Generator().manual_seed(E)
+    hidden, projection, grad = (
+        torch.randn(*size, generator=generator).to(dtype)
+        for size in ((3, 30, 50), (E, 50), (3, 30, E))
     )
-    # Not bfloat16, of which the interpreter multiplies the bits.
-    operands, _, _ = make_problem(device, Lq=18, H=20, E=12, dtype=torch.float16)
-    flat = [x.T.contiguous().T for x in (*(x.flatten(0, 1) for x in operands[:2]), operands[2])]
-    cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
-    _, winners = search_hidden(*flat, cu_seqlens, None, None, 3, normalize=normalize, argmax=True)
-    grad = torch.randn(3, 4, generator=torch.Generator().manual_seed(3)).to(device)
-    wanted = {"need_queries": True, "need_hidden": True, "need_projection": True}
-    gradients = route_hidden(grad, winners, *flat, cu_seqlens, 37, normalize=normalize, **wanted)
-    assert bool(calls) == fused
-    exact = (x.cpu().double() for x in flat)
-    bounds = (cu_seqlens.cpu(), 37)
-    expected = route_hidden_cpu(
-        grad.cpu().double(), winners.cpu(), *exact, *bounds, normalize=normalize, **wanted
-    )
-    for actual, truth_ in zip(gradients, expected, strict=True):
-        assert actual.dtype == torch.float16
-        assert error(actual.cpu(), truth_) < 1e-3 < error(1.01 * actual.cpu(), truth_)
+    wanted = {"normalize": normalize, "need_hidden": True, "need_projection": True}
+    expected = project_tokens_cpu(hidden, projection, normalize=normalize)
+    expected += project_tokens_backward_cpu(grad, *expected, hidden, projection, **wanted)
+    for axes in (2, 3):
+        own = [
+            x.to(device) if axes == 3 else x.flatten(0, -2).to(device)
+            for x in (hidden, projection, grad)
+        ]
+        found = project_tokens(*own[:2], normalize=normalize)
+        found += project_tokens_backward(own[2].clone(), *found, *own[:2], **wanted)
+        for actual, truth_ in zip(found, expected, strict=True):
+            actual = actual.cpu().view(truth_.shape)
+            assert actual.dtype == truth_.dtype
+            assert error(actual, truth_.double()) < tolerance
+            assert not truth_.numel() or error(1.01 * actual, truth_.double()) > 5 * tolerance
+    for need in ("need_hidden", "need_projection"):
+        fewer = project_tokens_backward(
+            own[2].clone(), *found[:2], *own[:2], **{**wanted, need: False}
+        )
+        assert [x is None for x in fewer] == [need == "need_hidden", need == "need_projection"]
+        assert all(x is None or torch.equal(x, y) for x, y in zip(fewer, found[2:], strict=True))
 
 
 def test_nothing_of_a_radial_gradient_is_left(device):
@@ -303,10 +305,13 @@ def test_nothing_of_a_radial_gradient_is_left(device):
     generator = torch.Generator().manual_seed(0)
     operands = (torch.randn(*x, generator=generator) for x in ((40, 64), (16, 64)))
     hidden, projection = (x.to(device, torch.float16) for x in operands)
-    unit, norms = project_to_unit(hidden, projection)
+    unit, norms = project_tokens(hidden, projection, normalize=True)
     assert ((unit.float().norm(dim=1) - 1).abs() > 1e-5).any()
     for grad, most in ((unit.clone(), 1e-6), (unit.roll(1, 1), float("inf"))):
-        project_to_unit_backward(grad, unit, norms, projection, need_hidden=False)
+        project_tokens_backward(
+            grad, unit, norms, hidden, projection,
+            normalize=True, need_hidden=True, need_projection=False,
+        )  # fmt: skip
         assert grad.abs().amax() * norms.amin() < most
     assert grad.abs().amax() * norms.amin() > 0.1
 
@@ -320,10 +325,12 @@ def test_nothing_to_search(device):
         scores.sum().backward()
         assert (queries.grad == 0).all()
         cu_seqlens = torch.arange(N + 1, dtype=torch.int32, device=device) * Ld
-        packed = (queries.detach().flatten(0, 1), hidden.flatten(0, 1), projection, cu_seqlens)
-        scores, winners = search_hidden(*packed, None, None, Q, normalize=True, argmax=True)
+        packed = (queries.detach(), hidden.flatten(0, 1), projection, cu_seqlens, None, None)
+        scores, winners, tokens, norms = search_hidden(*packed, normalize=True, argmax=True)
         assert torch.equal(scores, torch.zeros(Q, N, device=device))
         assert torch.equal(winners, torch.full((N, Q * Lq), -1, device=device).int())
+        assert tokens.isfinite().all()
+        assert norms.isfinite().all()
 
 
 def test_eager_and_registered_agree(monkeypatch):
@@ -334,7 +341,7 @@ def test_eager_and_registered_agree(monkeypatch):
         monkeypatch.setattr(hidden_function, "needs_operators", lambda value=registered: value)
         leaves = [x.clone().requires_grad_() for x in operands]
         scores = maxsim_from_hidden(*leaves, *masks)
-        assert ("_Search" in scores.grad_fn.name()) is not registered
+        assert ("_Score" in scores.grad_fn.name()) is not registered
         upstream = torch.randn(4, 3, generator=torch.Generator().manual_seed(3)).T
         gradients = torch.autograd.grad(scores, leaves, upstream)
         for i, leaf in enumerate(leaves):
@@ -387,8 +394,8 @@ def test_a_token_that_is_not_a_number_is_seen(config, normalize, device):
 
     def search(tokens):
         return search_hidden(
-            queries.flatten(0, 1), tokens.flatten(0, 1), projection, cu_seqlens, None,
-            mask.flatten(), len(queries), normalize=normalize, argmax=False, config=config,
+            queries, tokens, projection, cu_seqlens, None, mask.flatten(),
+            normalize=normalize, argmax=False, config=config,
         )[0]  # fmt: skip
 
     scores, expected = search(hidden), search(clean)
@@ -405,9 +412,9 @@ def test_a_query_that_is_not_a_number_is_seen(config, masked, device):
     (queries, hidden, projection), _, mask = make_problem(device)
     queries[1, 2, 3] = float("nan")
     cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
-    scores, winners = search_hidden(
-        queries.flatten(0, 1), hidden.flatten(0, 1), projection, cu_seqlens, None,
-        mask.flatten() if masked else None, 3, normalize=True, argmax=True, config=config,
+    scores, winners, *_ = search_hidden(
+        queries, hidden, projection, cu_seqlens, None, mask.flatten() if masked else None,
+        normalize=True, argmax=True, config=config,
     )  # fmt: skip
     empty = torch.arange(4, device=device) == 1
     assert torch.equal(scores[1].isnan(), ~empty if masked else torch.full_like(empty, True))
@@ -439,29 +446,33 @@ def test_autocast_rounds_the_operands_alone(device):
 
 
 def test_ties_go_to_the_first_token(device):
-    queries = torch.ones(3, 4, device=device)
+    queries = torch.ones(1, 3, 4, device=device)
     hidden = torch.ones(70, 4, device=device)
     cu_seqlens = torch.tensor([0, 30, 70], dtype=torch.int32, device=device)
     for config in (SMALL, SHARED):
-        _, winners = search_hidden(
-            queries, hidden, torch.eye(4, device=device), cu_seqlens, None, None, 1,
+        _, winners, tokens, norms = search_hidden(
+            queries, hidden, torch.eye(4, device=device), cu_seqlens, None, None,
             normalize=False, argmax=True, config=config,
         )  # fmt: skip
         assert winners.tolist() == [[0] * 3, [30] * 3]
+        assert torch.equal(tokens, hidden), "not normalised, so that there are no norms"
+        assert norms.numel() == 0
 
 
-def test_registration():
-    operands, _, mask = make_problem(torch.device("cpu"), N=2, Ld=3)
-    rows, tokens = operands[0].flatten(0, 1), operands[1].flatten(0, 1)
-    leaves = [x.requires_grad_() for x in (rows, tokens, operands[2])]
+@pytest.mark.parametrize("normalize", [True, False])
+def test_registration(normalize):
+    (queries, hidden, projection), _, mask = make_problem(torch.device("cpu"), N=2, Ld=3)
+    leaves = [x.requires_grad_() for x in (queries, hidden, projection)]
     cu_seqlens = torch.tensor([0, 3, 6], dtype=torch.int32)
-    arguments = (*leaves, cu_seqlens, None, mask.flatten(), 3, 3, True, True)
-    torch.library.opcheck(torch.ops.sparton.maxsim_from_hidden.default, arguments)
-    winners = torch.zeros(2, rows.shape[0], dtype=torch.int32)
-    halves = [x.detach().half().T.contiguous().T for x in leaves]
+    rest = (cu_seqlens, None, mask.flatten(), 3, normalize)
+    score, backward = hidden_function._score_op, hidden_function._backward_op
+    torch.library.opcheck(score, (*leaves, *rest, True))
+    torch.library.opcheck(score, (*(x.detach() for x in leaves), *rest, False))
+    halves = [x.detach().half() for x in leaves]
+    _, winners, tokens, norms = score(*halves, *rest, True)
     for needs in ((True, False, False), (False, True, True)):
-        arguments = (torch.ones(3, 2), winners, *halves, cu_seqlens, 3, True, *needs)
-        torch.library.opcheck(torch.ops.sparton.maxsim_from_hidden_backward.default, arguments)
+        arguments = (torch.ones(3, 2), winners, tokens, norms, *halves, *rest, *needs)
+        torch.library.opcheck(backward, arguments)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,12 @@ N documents, T packed hidden states, H hidden, R query tokens, E embedding.
 
 A program owns a share of one document's tokens. It projects a tile of them, normalises it and keeps
 it on the chip while all query tokens pass: each token is projected once, whatever the number of
-queries, and no projected token is stored. The maxima so far lie in memory, in rows that belong to
-the program alone.
+queries. Projected tokens are stored for a backward alone. The maxima so far lie in memory, in rows
+that belong to the program alone.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -18,18 +19,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
-from sparton.kernels.maxsim.normalization import (
-    divided_by,
-    normalize_tokens,
-    normalize_tokens_backward,
-)
-from sparton.kernels.maxsim.projection import (
-    MOST_UNITS,
-    project,
-    project_to_unit,
-    project_to_unit_backward,
-)
-from sparton.kernels.segment_max.backward import backward_of_checked
+from sparton.kernels.maxsim.normalization import divided_by
 from sparton.kernels.segment_max.reduction import greater
 
 
@@ -78,24 +68,47 @@ CONFIGS = {
 
 
 @functools.cache
-def _select_config(E: int, element_size: int) -> HiddenConfig:
+def select_config(E: int, element_size: int) -> HiddenConfig | None:
+    """None for embeddings that no configuration takes."""
     configs = CONFIGS[element_size]
-    if max(configs) < E:
-        raise ValueError(
-            f"maxsim_from_hidden takes embeddings of at most {max(configs)} units of "
-            f"{element_size} bytes on a GPU, got E = {E}; project first and use maxsim"
-        )
-    return configs[max(next_power_of_2(E), min(configs))]
+    return configs.get(max(next_power_of_2(E), min(configs)))
+
+
+@triton.jit
+def _project(
+    hidden_ptr, projection_ptr, rows, H: tl.constexpr, E: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
+):  # fmt: skip
+    """Embeddings of BLOCK_T rows of hidden states, fp32 ``[BLOCK_T, BLOCK_E]``."""
+    offs_e = tl.arange(0, BLOCK_E)
+    embedding = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
+    for first in range(0, H, BLOCK_H):
+        offs_h = first + tl.arange(0, BLOCK_H)
+        inside = offs_h < H
+        h = tl.load(hidden_ptr + rows[:, None] * H + offs_h[None, :], inside[None, :], 0.0)
+        ptrs = projection_ptr + offs_e[:, None] * H + offs_h[None, :]
+        w = tl.load(ptrs, (offs_e < E)[:, None] & inside[None, :], 0.0)
+        embedding = tl.dot(h, w.T, embedding, input_precision="ieee")
+    return embedding
+
+
+@triton.jit
+def _behind(maxima_ptr, N, R, shares):
+    """Where the winners of shares lie that are still to be collected."""
+    behind = maxima_ptr + shares.to(tl.int64) * N * R
+    return behind.to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit(do_not_specialize=["N", "shares"])
 def _search_hidden_kernel(
-    queries_ptr, hidden_ptr, projection_ptr, cu_ptr, mask_ptr, maxima_ptr, winners_ptr,
-    N, R, shares,
+    queries_ptr, hidden_ptr, projection_ptr, cu_ptr, mask_ptr, maxima_ptr, winners_ptr, tokens_ptr,
+    norms_ptr, N, R, shares,
     H: tl.constexpr, E: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, NORMALIZE: tl.constexpr, ARGMAX: tl.constexpr,
+    COLLECT: tl.constexpr,
 ):  # fmt: skip
-    """One share of one document's tiles: one row ``[R]`` of ``maxima`` and of ``winners``."""
+    """One share of one document's tiles: one row ``[R]`` of maxima, and one of winners with
+    ARGMAX."""
     n, share = tl.program_id(0) // shares, tl.program_id(0) % shares
     begin = tl.load(cu_ptr + n)
     end = tl.load(cu_ptr + n + 1)
@@ -104,23 +117,32 @@ def _search_hidden_kernel(
     first_tile = share * each
     offs_e = tl.arange(0, BLOCK_E)
     row = (share.to(tl.int64) * N + n) * R
+    found_ptr = winners_ptr
+    if COLLECT:
+        found_ptr = _behind(maxima_ptr, N, R, shares)
     if first_tile >= tiles:
         for first in range(0, R, BLOCK_R):
             offs_r = first + tl.arange(0, BLOCK_R)
             nothing = tl.full((BLOCK_R,), float("-inf"), tl.float32)
             tl.store(maxima_ptr + row + offs_r, nothing, offs_r < R)
             if ARGMAX:
-                tl.store(winners_ptr + row + offs_r, tl.full((BLOCK_R,), -1, tl.int32), offs_r < R)
+                tl.store(found_ptr + row + offs_r, tl.full((BLOCK_R,), -1, tl.int32), offs_r < R)
     for tile in range(first_tile, tl.minimum(first_tile + each, tiles)):
         lo = begin + tile * BLOCK_T
         # Past the document's end its last token comes again, which changes no maximum.
         offs_t = tl.minimum(tl.arange(0, BLOCK_T), end - 1 - lo)
         tile_ptr = hidden_ptr + lo.to(tl.int64) * H
-        embedding = project(tile_ptr, projection_ptr, offs_t, H, E, BLOCK_T, BLOCK_E, BLOCK_H)
+        embedding = _project(tile_ptr, projection_ptr, offs_t, H, E, BLOCK_T, BLOCK_E, BLOCK_H)
         if NORMALIZE:
             # Not norms_of: a root that is rounded exactly takes registers that are not left.
-            embedding = divided_by(embedding, tl.sqrt(tl.sum(embedding * embedding, 1)))
+            norms = tl.sqrt(tl.sum(embedding * embedding, 1))
+            embedding = divided_by(embedding, norms)
+            if ARGMAX:
+                tl.store(norms_ptr + lo + offs_t, norms)
         embedding = embedding.to(hidden_ptr.dtype.element_ty)
+        if ARGMAX:
+            own = tokens_ptr + lo.to(tl.int64) * E + offs_t[:, None] * E + offs_e[None, :]
+            tl.store(own, embedding, (offs_e < E)[None, :])
         if mask_ptr is not None:
             taken = tl.load(mask_ptr + lo + offs_t) != 0
         # Rows of maxima change hands among the threads of the program.
@@ -139,22 +161,24 @@ def _search_hidden_kernel(
                 # Cheaper than a maximum that takes its place along. Nothing is less than NaN.
                 places = tl.arange(0, BLOCK_T)[None, :]
                 place = tl.min(tl.where(similarity < best[:, None], BLOCK_T, places), 1)
-                winner = tl.where(best == float("-inf"), -1, lo + place)
+                winner = tl.where(best == float("-inf"), -1, tl.minimum(lo + place, end - 1))
             # The first tile does not wait to read what nobody wrote.
             follows = tile > first_tile
             before = tl.load(maxima_ptr + row + offs_r, present & follows, float("-inf"))
             better = present & ((best > before) | (best != best) | (tile == first_tile))
             tl.store(maxima_ptr + row + offs_r, best, better)
             if ARGMAX:
-                tl.store(winners_ptr + row + offs_r, winner, better)
+                tl.store(found_ptr + row + offs_r, winner, better)
 
 
 @triton.jit(do_not_specialize=["N", "R", "length", "shares"])
 def _sum_shares_kernel(
-    maxima_ptr, found_ptr, mask_ptr, scores_ptr, winners_ptr, N, R, length, shares,
-    BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, ARGMAX: tl.constexpr,
+    maxima_ptr, mask_ptr, scores_ptr, winners_ptr, N, R, length, shares,
+    BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, COLLECT: tl.constexpr,
 ):  # fmt: skip
     """One query and BLOCK_N documents. Of equal shares the first wins, whose tokens come first."""
+    if COLLECT:
+        found_ptr = _behind(maxima_ptr, N, R, shares)
     blocks = tl.cdiv(N, BLOCK_N)
     q = (tl.program_id(0) // blocks).to(tl.int64)
     n = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -172,11 +196,11 @@ def _sum_shares_kernel(
             other = tl.load(maxima_ptr + share * N * R.to(tl.int64) + places, taken, float("-inf"))
             better = (other > best) | (other != other)
             best = tl.where(better, other, best)
-            if ARGMAX:
+            if COLLECT:
                 token = tl.load(found_ptr + share * N * R.to(tl.int64) + places, better, -1)
                 winner = tl.where(better, token, winner)
         total += tl.where(best == float("-inf"), 0.0, best)
-        if ARGMAX:
+        if COLLECT:
             tl.store(winners_ptr + places, winner, inside)
     tl.store(scores_ptr + q * N + n, tl.sum(total, 1), n < N)
 
@@ -198,130 +222,78 @@ def search_hidden(
     cu_seqlens: Tensor,
     query_mask: Tensor | None,
     mask: Tensor | None,
-    num_queries: int,
     *,
     normalize: bool,
     argmax: bool,
     longest: int | None = None,
     config: HiddenConfig | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """Scores of every query against every document, and the tokens that won.
 
     Args:
-        queries: ``[R, E]`` float16, bfloat16 or float32: Q queries of R / Q tokens each.
-        hidden: ``[T, H]``, the same dtype.
+        queries: ``[Q, L, E]`` float16, bfloat16 or float32.
+        hidden: ``[T, H]``, or these rows along several axes, the same dtype.
         projection: ``[E, H]``, the same dtype.
-        cu_seqlens: int32 ``[N + 1]``.
-        query_mask: bool ``[R]``, True at query tokens that take part, or None.
+        cu_seqlens: int32 ``[N + 1]``, from 0 to T.
+        query_mask: bool ``[R]`` of R = Q * L, True at query tokens that take part, or None.
         mask: bool ``[T]``, True at tokens that take part, or None.
-        num_queries: Q.
         normalize: give projected tokens unit length.
-        argmax: also return the winners.
+        argmax: also return what a backward needs.
         longest: most tokens of a document where that is known. The result is right whatever it
             says.
-        config: how to launch; by default according to the width of the embeddings.
-
-    Raises:
-        ValueError: embeddings wider than any configuration takes.
+        config: how to launch; by default :func:`select_config`, which must have one.
 
     Returns:
-        scores fp32 ``[Q, N]`` and the winning rows of ``hidden``, int32 ``[N, R]``, -1 for a masked
-        query token or a document without tokens; or an empty tensor.
+        scores fp32 ``[Q, N]``. With ``argmax`` also the winning rows of ``hidden``, int32
+        ``[N, R]``, -1 for a masked query token or a document without tokens; the projected tokens,
+        ``[T, E]`` along the axes of ``hidden``, in its dtype; and their norms before they were
+        normalised, fp32 ``[T]``, empty if they were not. Otherwise None for each.
     """
     queries, hidden, projection = (x.contiguous() for x in (queries, hidden, projection))
     cu_seqlens = cu_seqlens.contiguous()
     query_mask, mask = (None if x is None else x.contiguous() for x in (query_mask, mask))
-    (R, E), H, N = queries.shape, hidden.shape[1], cu_seqlens.shape[0] - 1
-    scores = hidden.new_empty((num_queries, N), dtype=torch.float32)
-    winners = cu_seqlens.new_empty((N, R) if argmax else 0)
+    (Q, L, E), N, R = queries.shape, cu_seqlens.shape[0] - 1, queries.shape[0] * queries.shape[1]
+    *rows, H = hidden.shape
+    scores = hidden.new_empty((Q, N), dtype=torch.float32)
+    winners = tokens = norms = None
+    if argmax:
+        winners = cu_seqlens.new_empty((N, R))
+        tokens = hidden.new_empty((*rows, E))
+        norms = scores.new_empty(math.prod(rows) if normalize else 0)
     if N == 0 or R == 0:
-        return scores.zero_(), winners
-    if config is None:
-        config = _select_config(E, queries.element_size())
+        for x in (scores, tokens, norms):
+            if x is not None:
+                x.zero_()
+        return scores, winners, tokens, norms
+    config = config or select_config(E, queries.element_size())
+    assert config is not None
     shares = _num_shares(N, longest, config)
-    maxima = hidden.new_empty((shares, N, R), dtype=torch.float32)
-    straight = (shares == 1 and query_mask is None) or not argmax
-    found = winners if straight else cu_seqlens.new_empty((shares, N, R))
-    search, add_up = _plan_search(
-        num_queries, N, R, H, E, shares, normalize, argmax, not straight, config
-    )
-    search(queries, hidden, projection, cu_seqlens, mask, maxima, found)
-    add_up(maxima, found, query_mask, scores, winners)
-    return scores, winners
+    # Of one share the search itself leaves the winners, unless a mask takes some away.
+    collect = argmax and (shares > 1 or query_mask is not None)
+    maxima = scores.new_empty((1 + collect, shares, N, R))
+    search, add_up = _plan_search(Q, L, N, H, E, shares, normalize, argmax, collect, config)
+    search(queries, hidden, projection, cu_seqlens, mask, maxima, winners, tokens, norms)
+    add_up(maxima, query_mask, scores, winners)
+    return scores, winners, tokens, norms
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
 def _plan_search(
-    Q: int, N: int, R: int, H: int, E: int, shares: int, normalize: bool, argmax: bool,
+    Q: int, L: int, N: int, H: int, E: int, shares: int, normalize: bool, argmax: bool,
     collect: bool, config: HiddenConfig,
 ) -> tuple[Launch, Launch]:  # fmt: skip
     """The search by shares, and their sum, which is to ``collect`` the winners, too."""
+    R = Q * L
     search = Launch(
         _search_hidden_kernel, (N * shares,), N, R, shares,
         H=H, E=E, BLOCK_T=config.block_t, BLOCK_R=min(config.block_r, max(next_power_of_2(R), 32)),
         BLOCK_E=max(next_power_of_2(E), 16), BLOCK_H=config.block_h, NORMALIZE=normalize,
-        ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
+        ARGMAX=argmax, COLLECT=collect, num_warps=config.num_warps, num_stages=config.num_stages,
         maxnreg=config.maxnreg,
     )  # fmt: skip
     block_n = min(next_power_of_2(N), SUMMED_AT_ONCE)
     add_up = Launch(
-        _sum_shares_kernel, (Q * cdiv(N, block_n),), N, R, R // Q, shares,
-        BLOCK_N=block_n, BLOCK_S=32, ARGMAX=collect,
+        _sum_shares_kernel, (Q * cdiv(N, block_n),), N, R, L, shares,
+        BLOCK_N=block_n, BLOCK_S=32, COLLECT=collect,
     )  # fmt: skip
     return search, add_up
-
-
-@on_its_device
-def route_hidden(
-    grad: Tensor,
-    winners: Tensor,
-    queries: Tensor,
-    hidden: Tensor,
-    projection: Tensor,
-    cu_seqlens: Tensor,
-    longest: int | None,
-    *,
-    normalize: bool,
-    need_queries: bool,
-    need_hidden: bool,
-    need_projection: bool,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the operands. Tokens are projected again; the gradients of all queries are
-    summed before they go back through the projection.
-
-    Args:
-        grad: ``[Q, N]``, any strides: gradient of the scores.
-        winners: int32 ``[N, R]`` of :func:`search_hidden`.
-        queries, hidden, projection, cu_seqlens: as given there.
-        longest: most tokens of a document where that is known.
-        normalize: of the forward.
-        need_queries, need_hidden, need_projection: whether these gradients are wanted.
-
-    Returns:
-        ``[R, E]``, ``[T, H]`` and ``[E, H]`` in the operands' dtype, None where not wanted; the
-        same bits every time.
-    """
-    hidden, projection = hidden.contiguous(), projection.contiguous()
-    fused = normalize and hidden.element_size() == 2 and projection.shape[0] <= MOST_UNITS
-    if fused:
-        tokens, norms = project_to_unit(hidden, projection)
-    else:
-        projected = hidden @ projection.T
-        tokens = normalize_tokens(projected) if normalize else projected
-    Q, R = grad.shape[0], queries.shape[0]
-    through, dqueries, _ = backward_of_checked(
-        grad.T, None, winners.contiguous(), tokens, queries.contiguous(), cu_seqlens.contiguous(),
-        summed=max(R // max(Q, 1), 1), longest=longest,
-        need_hidden=need_hidden or need_projection, need_weight=need_queries, activation="none",
-    )  # fmt: skip
-    if through is None:
-        return dqueries, None, None
-    if fused:
-        dhidden = project_to_unit_backward(
-            through, tokens, norms, projection, need_hidden=need_hidden
-        )
-    else:
-        if normalize:
-            through = normalize_tokens_backward(through, projected)
-        dhidden = through @ projection if need_hidden else None
-    return dqueries, dhidden, through.T @ hidden if need_projection else None

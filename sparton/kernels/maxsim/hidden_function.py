@@ -1,170 +1,207 @@
 """MaxSim from hidden states as a PyTorch operator.
 
-Q queries, N documents, L tokens, R = Q * Lq query tokens, T packed tokens, H hidden, E embedding.
+Q queries, N documents, L tokens, T packed tokens, H hidden, E embedding.
 
-The forward keeps the winners alone. The backward projects the tokens again, T x E, reduces the
-gradients to that shape, and ends in the Jacobian of the normalisation and two matrix products: no
-gather of hidden states per query.
+On a GPU one kernel projects, normalises and searches (hidden.py). Projected tokens never reach
+global memory unless a gradient follows. The backward needs them again, and then the same kernel
+stores them: they take E / H of the memory of the hidden states, which autograd keeps in any case.
+The backward reduces all gradients to T x E before they go back through the projection: no gather of
+hidden states per query.
 """
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from sparton.kernels.dispatch import cast_for_autocast, needs_operators, without_autocast
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
-from sparton.kernels.maxsim.hidden_cpu import route_hidden_cpu, search_hidden_cpu
+from sparton.kernels.maxsim.operands import MaxSimOperands, check_cu_seqlens, check_mask
+from sparton.kernels.maxsim.operators import in_shape, run_backward, run_forward
+from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, project_tokens_cpu
 
 
-def _search(
+def _operands(
+    queries: Tensor,
+    tokens: Tensor,
+    cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    mask: Tensor | None,
+    longest: int | None,
+) -> MaxSimOperands:
+    Q, L, _ = queries.shape
+    query_cu_seqlens = equal_cu_seqlens(Q, L, queries.device)
+    return MaxSimOperands(
+        queries, tokens, query_cu_seqlens, cu_seqlens, query_mask, mask, None, L, longest
+    )
+
+
+def _score(
     queries: Tensor,
     hidden: Tensor,
     projection: Tensor,
     cu_seqlens: Tensor,
     query_mask: Tensor | None,
     mask: Tensor | None,
-    num_queries: int,
     longest: int | None,
     normalize: bool,
-    argmax: bool,
-) -> tuple[Tensor, Tensor]:
-    """Scores and winners; see :func:`~sparton.kernels.maxsim.hidden.search_hidden`."""
-    search = search_hidden_cpu
+    differentiate: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Scores; to differentiate also winners, projected tokens and their norms. See
+    :func:`~sparton.kernels.maxsim.hidden.search_hidden`."""
+    project = project_tokens_cpu
     if hidden.is_cuda:
-        from sparton.kernels.maxsim.hidden import search_hidden
+        from sparton.kernels.maxsim.hidden import search_hidden, select_config
+        from sparton.kernels.maxsim.projection import project_tokens
 
-        search = search_hidden
-    return search(
-        queries, hidden, projection, cu_seqlens, query_mask, mask, num_queries,
-        normalize=normalize, argmax=argmax, longest=longest,
-    )  # fmt: skip
+        project = project_tokens
+        if select_config(queries.shape[-1], queries.element_size()):
+            return search_hidden(
+                queries, hidden, projection, cu_seqlens, query_mask, mask,
+                normalize=normalize, argmax=differentiate, longest=longest,
+            )  # fmt: skip
+    tokens, norms = project(hidden, projection, normalize=normalize)
+    operands = _operands(queries, tokens, cu_seqlens, query_mask, mask, longest)
+    scores, winners = run_forward(operands, False, differentiate)
+    return (scores, winners, tokens, norms) if differentiate else (scores, None, None, None)
 
 
 def _differentiate(
     grad: Tensor,
     winners: Tensor,
-    queries: Tensor,
-    hidden: Tensor,
-    projection: Tensor,
-    cu_seqlens: Tensor,
-    longest: int | None,
-    normalize: bool,
-    need_queries: bool,
-    need_hidden: bool,
-    need_projection: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the operands; empty where not wanted."""
-    route = route_hidden_cpu
-    if hidden.is_cuda:
-        from sparton.kernels.maxsim.hidden import route_hidden
-
-        route = route_hidden
-    # A backward may run under an autocast that the forward did not see.
-    with without_autocast(hidden.device):
-        gradients = route(
-            grad, winners, queries, hidden, projection, cu_seqlens, longest, normalize=normalize,
-            need_queries=need_queries, need_hidden=need_hidden, need_projection=need_projection,
-        )  # fmt: skip
-    # An operator's schema knows no optional results: an unwanted one is an empty tensor.
-    dqueries, dhidden, dprojection = (hidden.new_empty(0) if x is None else x for x in gradients)
-    return dqueries, dhidden, dprojection
-
-
-_search_op = torch.library.custom_op("sparton::maxsim_from_hidden", _search, mutates_args=())
-_backward_op = torch.library.custom_op(
-    "sparton::maxsim_from_hidden_backward", _differentiate, mutates_args=()
-)
-
-
-@_search_op.register_fake
-def _(
+    tokens: Tensor,
+    norms: Tensor,
     queries: Tensor,
     hidden: Tensor,
     projection: Tensor,
     cu_seqlens: Tensor,
     query_mask: Tensor | None,
     mask: Tensor | None,
-    num_queries: int,
-    longest: int | None,
-    normalize: bool,
-    argmax: bool,
-) -> tuple[Tensor, Tensor]:
-    N = cu_seqlens.shape[0] - 1
-    scores = hidden.new_empty((num_queries, N), dtype=torch.float32)
-    shape = (N, queries.shape[0]) if argmax else (0,)
-    return scores, hidden.new_empty(shape, dtype=torch.int32)
-
-
-@_backward_op.register_fake
-def _(
-    grad: Tensor,
-    winners: Tensor,
-    queries: Tensor,
-    hidden: Tensor,
-    projection: Tensor,
-    cu_seqlens: Tensor,
     longest: int | None,
     normalize: bool,
     need_queries: bool,
     need_hidden: bool,
     need_projection: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gradients = [
-        x.new_empty(x.shape if need else (0,))
-        for x, need in (
-            (queries, need_queries),
-            (hidden, need_hidden),
-            (projection, need_projection),
-        )
-    ]
-    return gradients[0], gradients[1], gradients[2]
+    """Gradients of queries, hidden and projection; empty where not wanted."""
+    through_projection: Any = project_tokens_backward_cpu
+    if hidden.is_cuda:
+        from sparton.kernels.maxsim.projection import project_tokens_backward
+
+        through_projection = project_tokens_backward
+    dhidden = dprojection = None
+    # A backward may run under an autocast that the forward did not see.
+    with without_autocast(hidden.device):
+        dqueries, dtokens = run_backward(
+            grad, winners, _operands(queries, tokens, cu_seqlens, query_mask, mask, longest),
+            False, "auto", need_queries, need_hidden or need_projection,
+        )  # fmt: skip
+        if dtokens is not None:
+            dhidden, dprojection = through_projection(
+                dtokens, tokens, norms, hidden.contiguous(), projection.contiguous(),
+                normalize=normalize, need_hidden=need_hidden, need_projection=need_projection,
+            )  # fmt: skip
+    if dqueries is not None:
+        dqueries = in_shape(dqueries, queries)
+    found = (dqueries, dhidden, dprojection)
+    first, second, third = (hidden.new_empty(0) if x is None else x for x in found)
+    return first, second, third
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    # The winners have no gradient: it need not be made of zeros.
-    ctx.set_materialize_grads(False)
-    queries, hidden, projection, cu_seqlens, _, _, _, ctx.longest, ctx.normalize, _ = inputs
-    ctx.save_for_backward(output[1], queries, hidden, projection, cu_seqlens)
+@torch.library.custom_op("sparton::maxsim_from_hidden", mutates_args=())
+def _score_op(
+    queries: Tensor,
+    hidden: Tensor,
+    projection: Tensor,
+    cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    mask: Tensor | None,
+    longest: int | None,
+    normalize: bool,
+    differentiate: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    scores, winners, tokens, norms = _score(
+        queries, hidden, projection, cu_seqlens, query_mask, mask, longest, normalize, differentiate
+    )
+    if winners is None or tokens is None or norms is None:
+        return scores, *_nothing(hidden)
+    return scores, winners, tokens, norms
 
 
-def _gradients(ctx: Any, grad: Tensor, differentiate: Any) -> tuple[Tensor | None, ...]:
-    needs = ctx.needs_input_grad[:3]
-    gradients = differentiate(grad, *ctx.saved_tensors, ctx.longest, ctx.normalize, *needs)
-    wanted = (x if need else None for x, need in zip(gradients, needs, strict=True))
-    return *wanted, *[None] * 7
+def _nothing(hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """In the place of winners, tokens and norms: a schema knows no optional results."""
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    winners, norms = (hidden.new_empty(0, dtype=dtype) for dtype in (torch.int32, wide))
+    return winners, hidden.new_empty(0), norms
 
 
-_search_op.register_autograd(
-    lambda ctx, grad, _: _gradients(ctx, grad, _backward_op), setup_context=_setup_context
+@_score_op.register_fake
+def _(
+    queries: Tensor, hidden: Tensor, projection: Tensor, cu_seqlens: Tensor, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (Q, L, E), N, rows = queries.shape, cu_seqlens.shape[0] - 1, hidden.shape[:-1]
+    *_, normalize, differentiate = options
+    scores = hidden.new_empty((Q, N), dtype=torch.float32)
+    winners, tokens, norms = _nothing(hidden)
+    if differentiate:
+        winners, tokens = winners.new_empty((N, Q * L)), tokens.new_empty((*rows, E))
+        norms = norms.new_empty(rows.numel() if normalize else 0)
+    return scores, winners, tokens, norms
+
+
+_backward_op = torch.library.custom_op(
+    "sparton::maxsim_from_hidden_backward", _differentiate, mutates_args=()
 )
 
 
-class _Search(torch.autograd.Function):
-    """The operator without the dispatcher; see ``needs_operators``. Takes queries and hidden states
-    of any shape: autograd need not see that they are flattened. A ``setup_context`` would have
+@_backward_op.register_fake
+def _(
+    grad: Tensor, winners: Tensor, tokens: Tensor, norms: Tensor, queries: Tensor, hidden: Tensor,
+    projection: Tensor, *options: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    wanted = zip((queries, hidden, projection), options[-3:], strict=True)
+    first, second, third = (x.new_empty(x.shape if need else (0,)) for x, need in wanted)
+    return first, second, third
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.save_for_backward(*output[1:], *inputs[:6])
+    ctx.options = inputs[6:-1]
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    # Winners, tokens and norms have no gradient: it need not be made of zeros.
+    ctx.set_materialize_grads(False)
+    _save(ctx, inputs, output)
+
+
+def _backward(ctx: Any, grad: Tensor, differentiate: Any) -> tuple[Tensor | None, ...]:
+    needs = ctx.needs_input_grad[:3]
+    gradients = differentiate(grad, *ctx.saved_tensors, *ctx.options, *needs)
+    wanted = (x if need else None for x, need in zip(gradients, needs, strict=True))
+    return *wanted, *[None] * 6
+
+
+_score_op.register_autograd(
+    lambda ctx, grad, *_: _backward(ctx, grad, _backward_op), setup_context=_setup_context
+)
+
+
+class _Score(torch.autograd.Function):
+    """The operator without the dispatcher; see ``needs_operators``. A ``setup_context`` would have
     torch bind the arguments by name at every call."""
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, hidden: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-        inputs = (queries.flatten(0, -2), hidden.flatten(0, -2), *others)
-        output = _search(*inputs)
-        ctx.mark_non_differentiable(output[1])
-        ctx.shapes = (queries.shape, hidden.shape)
-        _setup_context(ctx, inputs, output)
-        return output
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _score(*inputs)
+        _save(ctx, inputs, output)
+        return output[0]
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        dqueries, dhidden, *others = _gradients(ctx, grad, _differentiate)
-        queries_shape, hidden_shape = ctx.shapes
-        return (
-            None if dqueries is None else dqueries.view(queries_shape),
-            None if dhidden is None else dhidden.view(hidden_shape),
-            *others,
-        )
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        # The operator refuses second derivatives where someone asks for them.
+        registered = torch.is_grad_enabled() or needs_operators()
+        return _backward(ctx, grad, _backward_op if registered else _differentiate)
 
 
 def maxsim_from_hidden(
@@ -181,12 +218,13 @@ def maxsim_from_hidden(
 
     ``score(q, d) = sum over the tokens s of q of max over the tokens t of d of <q_s, p_t>`` with
     ``p_t = projection @ hidden_t``, of unit length if ``normalize``; over tokens whose mask is
-    True. Each token is projected once, and the projected tokens never reach global memory.
+    True. Each token is projected once. On a GPU the projected tokens are kept for a backward alone;
+    otherwise they never reach global memory, up to E = 2,048 in 16 bits and 1,024 in float32. (A
+    GPU with less shared memory than Hopper may refuse more than 128.)
 
     Args:
         queries: ``[Q, Lq, E]`` float16, bfloat16 or float32: projected already, and normalised
-            where that is wanted. On Hopper E is at most 2,048 in 16 bits and 1,024 in float32; a
-            GPU with less shared memory may refuse more than 128.
+            where that is wanted.
         hidden: ``[N, Ld, H]``, or packed ``[T, H]`` with ``document_cu_seqlens``; the same dtype
             (or any under autocast).
         projection: ``[E, H]``, likewise.
@@ -200,25 +238,29 @@ def maxsim_from_hidden(
         gradients in the dtype of each and the same bits every time.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together, or too large an E.
+        ValueError: shapes, dtypes or devices that do not fit together.
     """
     queries, hidden, projection = cast_for_autocast(queries, hidden, projection)
     cu_seqlens = _check(queries, hidden, projection, query_mask, document_mask, document_cu_seqlens)
-    others = (
+    differentiate = torch.is_grad_enabled() and (
+        queries.requires_grad or hidden.requires_grad or projection.requires_grad
+    )
+    inputs = (
+        queries,
+        hidden,
         projection,
         cu_seqlens,
         None if query_mask is None else query_mask.flatten(),
         None if document_mask is None else document_mask.flatten(),
-        queries.shape[0],
         hidden.shape[1] if hidden.dim() == 3 else None,
         normalize,
+        differentiate,
     )
-    operands = (queries, hidden, projection)
-    graph = torch.is_grad_enabled() and any(x.requires_grad for x in operands)
-    if graph and not needs_operators():
-        return _Search.apply(queries, hidden, *others, graph)[0]
-    search = _search_op if needs_operators() else _search
-    return search(queries.flatten(0, -2), hidden.flatten(0, -2), *others, graph)[0]
+    if needs_operators():
+        return _score_op(*inputs)[0]
+    if differentiate:
+        return _Score.apply(*inputs)
+    return _score(*inputs)[0]
 
 
 def _check(
@@ -230,37 +272,33 @@ def _check(
     cu_seqlens: Tensor | None,
 ) -> Tensor:
     """The boundaries of the documents, or ValueError; reads no values."""
-    if queries.dim() != 3 or hidden.dim() != (3 if cu_seqlens is None else 2):
+    query_shape, hidden_shape = queries.shape, hidden.shape
+    if len(query_shape) != 3 or len(hidden_shape) != (3 if cu_seqlens is None else 2):
         raise ValueError(
             "queries must be [Q, Lq, E] and hidden [N, Ld, H], or [T, H] with "
-            f"document_cu_seqlens, got {tuple(queries.shape)} and {tuple(hidden.shape)}"
+            f"document_cu_seqlens, got {tuple(query_shape)} and {tuple(hidden_shape)}"
         )
-    if projection.shape != (queries.shape[-1], hidden.shape[-1]):
+    if projection.shape != (query_shape[-1], hidden_shape[-1]):
         raise ValueError(
-            f"projection must be [E, H] = [{queries.shape[-1]}, {hidden.shape[-1]}], got "
+            f"projection must be [E, H] = [{query_shape[-1]}, {hidden_shape[-1]}], got "
             f"{tuple(projection.shape)}"
         )
-    if len({x.dtype for x in (queries, hidden, projection)}) > 1 or not hidden.is_floating_point():
+    dtype = hidden.dtype
+    if not (queries.dtype == projection.dtype == dtype and dtype.is_floating_point):
         raise ValueError(
             "queries, hidden and projection must have the same float dtype, got "
-            f"{queries.dtype}, {hidden.dtype}, {projection.dtype}; cast, or use torch.autocast"
+            f"{queries.dtype}, {dtype}, {projection.dtype}; cast, or use torch.autocast"
         )
-    for name, mask, shape in (
-        ("query_mask", query_mask, queries.shape[:-1]),
-        ("document_mask", document_mask, hidden.shape[:-1]),
-    ):
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != shape):
-            raise ValueError(
-                f"{name} must be bool {tuple(shape)}, got {mask.dtype} {tuple(mask.shape)}"
-            )
+    if query_mask is not None:
+        check_mask("query_mask", query_mask, query_shape[:-1])
+    if document_mask is not None:
+        check_mask("document_mask", document_mask, hidden_shape[:-1])
+    device = hidden.device
     if cu_seqlens is None:
-        cu_seqlens = equal_cu_seqlens(hidden.shape[0], hidden.shape[1], hidden.device)
-    elif cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or not cu_seqlens.numel():
-        raise ValueError(
-            f"document_cu_seqlens must be int32 [N + 1], got {cu_seqlens.dtype} "
-            f"{tuple(cu_seqlens.shape)}"
-        )
-    tensors = (queries, hidden, projection, query_mask, document_mask, cu_seqlens)
-    if len(devices := {x.device for x in tensors if x is not None}) > 1:
-        raise ValueError(f"operands must be on one device, got {sorted(map(str, devices))}")
+        cu_seqlens = equal_cu_seqlens(hidden_shape[0], hidden_shape[1], device)
+    else:
+        check_cu_seqlens("document_cu_seqlens", cu_seqlens)
+    for x in (queries, projection, query_mask, document_mask, cu_seqlens):
+        if x is not None and x.device != device:
+            raise ValueError(f"operands must be on one device, got {device} and {x.device}")
     return cu_seqlens

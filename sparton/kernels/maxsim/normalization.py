@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
+from sparton.kernels.segment_max.operands import num_rows
 
 EPSILON = tl.constexpr(1e-12)
 ELEMENTS = 4096
@@ -41,15 +42,19 @@ def divided_by(x, norms):
 
 @triton.jit(do_not_specialize=["T"])
 def _normalize_kernel(
-    x_ptr, rows_ptr, y_ptr, T, E: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr
-):
+    x_ptr, rows_ptr, y_ptr, norms_ptr, T,
+    E: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr,
+):  # fmt: skip
     t = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     offs_e = tl.arange(0, BLOCK_E)
     rows = t
     if rows_ptr is not None:
         rows = tl.load(rows_ptr + t, t < T, 0)
     x = _load(x_ptr, rows, t < T, offs_e, E)
-    y = divided_by(x, norms_of(x))
+    norms = norms_of(x)
+    if norms_ptr is not None:
+        tl.store(norms_ptr + t, norms, t < T)
+    y = divided_by(x, norms)
     ptrs = y_ptr + t.to(tl.int64)[:, None] * E + offs_e[None, :]
     tl.store(ptrs, y.to(y_ptr.dtype.element_ty), (t < T)[:, None] & (offs_e < E)[None, :])
 
@@ -78,14 +83,20 @@ def _plan(backward: bool, T: int, E: int) -> Launch:
     return Launch(kernel, (cdiv(T, block_t),), T, E=E, BLOCK_T=block_t, BLOCK_E=block_e)
 
 
-def normalize_tokens(tokens: Tensor, rows: Tensor | None = None) -> Tensor:
-    """``x / max(|x|, 1e-12)`` of each row of ``tokens`` ``[T, E]``, or of its ``rows`` (int32);
-    in the dtype of ``tokens``."""
-    tokens = tokens.contiguous()
-    T, E = tokens.shape[0] if rows is None else rows.shape[0], tokens.shape[1]
-    unit = tokens.new_empty((T, E))
-    if T:
-        _plan(False, T, E)(tokens, rows, unit)
+def normalize_tokens(
+    tokens: Tensor, rows: Tensor | None = None, norms: Tensor | None = None
+) -> Tensor:
+    """``x / max(|x|, 1e-12)`` of each row of ``tokens``, in their dtype.
+
+    Args:
+        tokens: ``[T, E]``, or these rows along several axes.
+        rows: int32 ``[R]``, those that are wanted; the result is ``[R, E]`` then.
+        norms: fp32 ``[T]`` or ``[R]``, to be filled, or None.
+    """
+    tokens, E = tokens.contiguous(), tokens.shape[-1]
+    unit = torch.empty_like(tokens) if rows is None else tokens.new_empty((rows.shape[0], E))
+    if unit.numel():
+        _plan(False, num_rows(unit), E)(tokens, rows, unit, norms)
     return unit
 
 

@@ -31,17 +31,17 @@ def _kernels() -> ModuleType:
     return paths
 
 
-def _forward(
+def run_forward(
     operands: MaxSimOperands, normalize: bool, argmax: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores and, if wanted, winners; otherwise None or an empty tensor."""
+    """On any device: scores and, if wanted, winners; otherwise None or an empty tensor."""
     forward = maxsim_forward_cpu
     if operands.queries.is_cuda:
         forward = _kernels().maxsim_forward_cuda
     return forward(operands, normalize=normalize, argmax=argmax)
 
 
-def _gradients(
+def run_backward(
     grad: Tensor,
     argmax: Tensor,
     operands: MaxSimOperands,
@@ -50,6 +50,8 @@ def _gradients(
     need_queries: bool,
     need_documents: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
+    """On any device: gradients of queries and documents, None where not wanted; as rows, or along
+    the axes of the operands."""
     if operands.queries.is_cuda:
         return _kernels().maxsim_backward_cuda(
             grad, argmax, operands, normalize=normalize, backward=backward,
@@ -80,7 +82,7 @@ def _forward_op(
         queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
         per_query, query_length, longest_document,
     )  # fmt: skip
-    scores, winners = _forward(operands, normalize, argmax)
+    scores, winners = run_forward(operands, normalize, argmax)
     return scores, scores.new_empty(0, dtype=torch.int32) if winners is None else winners
 
 
@@ -123,7 +125,7 @@ def _backward_op(
         queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
         per_query, query_length, longest_document,
     )  # fmt: skip
-    gradients = _gradients(
+    gradients = run_backward(
         grad, argmax, operands, normalize, backward, need_queries, need_documents
     )
     # An operator's schema knows no optional results: an unwanted one is an empty tensor.
@@ -159,7 +161,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
 
 
-def _in_shape(gradient: Tensor, operand: Tensor) -> Tensor:
+def in_shape(gradient: Tensor, operand: Tensor) -> Tensor:
     return gradient if gradient.dim() == operand.dim() else gradient.view_as(operand)
 
 
@@ -172,7 +174,7 @@ class MaxSimFunction(torch.autograd.Function):
         ctx: Any, queries: Tensor, documents: Tensor, call: tuple[MaxSimOperands, bool, str]
     ) -> Tensor:
         operands, normalize, backward = call
-        scores, winners = _forward(operands, normalize, True)
+        scores, winners = run_forward(operands, normalize, True)
         ctx.save_for_backward(winners, queries, documents, *operands[2:6])
         ctx.options = (operands[6:], normalize, backward)
         return scores
@@ -189,12 +191,12 @@ class MaxSimFunction(torch.autograd.Function):
                 grad, argmax, *operands.flat(), normalize, backward, need_queries, need_documents
             )
         else:
-            dqueries, ddocuments = _gradients(
+            dqueries, ddocuments = run_backward(
                 grad, argmax, operands, normalize, backward, need_queries, need_documents
             )
         return (
-            _in_shape(dqueries, operands.queries) if need_queries else None,
-            _in_shape(ddocuments, operands.documents) if need_documents else None,
+            in_shape(dqueries, operands.queries) if need_queries else None,
+            in_shape(ddocuments, operands.documents) if need_documents else None,
             None,
         )
 
@@ -216,4 +218,4 @@ def maxsim_scores(
         return _forward_op(*operands.flat(), normalize, backward, differentiate)[0]
     if differentiate:
         return MaxSimFunction.apply(queries, documents, (operands, normalize, backward))
-    return _forward(operands, normalize, False)[0]
+    return run_forward(operands, normalize, False)[0]

@@ -1,10 +1,11 @@
-"""Hidden states projected to embeddings of unit length, and their gradients' way back.
+"""Hidden states projected to embeddings, and their gradients' way back.
 
 T tokens, H hidden, E embedding.
 
-A program owns a tile of tokens and holds all their units: the product and the normalisation, and
-on the way back the Jacobian of the normalisation and the product, need no memory between them.
-Norms and the Jacobian are computed in fp32, the latter from tokens in the dtype of the operands.
+Narrow embeddings of unit length in 16 bits go back in one kernel: a program owns a tile of tokens
+and holds all their units, so that the Jacobian of the normalisation and the product need no memory
+between them. Other products are PyTorch's. Norms and the Jacobian are computed in fp32, the latter
+from tokens in the dtype of the operands.
 """
 
 import functools
@@ -14,48 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
-from sparton.kernels.maxsim.normalization import EPSILON, divided_by, norms_of
+from sparton.kernels.maxsim.normalization import EPSILON, divided_by, normalize_tokens
+from sparton.kernels.segment_max.operands import num_rows
 
 BLOCK_T, BLOCK_H = 64, 64  # tokens of a program, hidden units of a step
 # Wider tiles do not fit into the shared memory of smaller GPUs, nor those of fp32 into registers.
 MOST_UNITS = 128
-
-
-@triton.jit
-def project(
-    hidden_ptr, projection_ptr, rows, H: tl.constexpr, E: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
-    """Embeddings of BLOCK_T rows of hidden states, fp32 ``[BLOCK_T, BLOCK_E]``."""
-    offs_e = tl.arange(0, BLOCK_E)
-    embedding = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
-    for first in range(0, H, BLOCK_H):
-        offs_h = first + tl.arange(0, BLOCK_H)
-        inside = offs_h < H
-        h = tl.load(hidden_ptr + rows[:, None] * H + offs_h[None, :], inside[None, :], 0.0)
-        ptrs = projection_ptr + offs_e[:, None] * H + offs_h[None, :]
-        w = tl.load(ptrs, (offs_e < E)[:, None] & inside[None, :], 0.0)
-        embedding = tl.dot(h, w.T, embedding, input_precision="ieee")
-    return embedding
-
-
-@triton.jit(do_not_specialize=["T"])
-def _project_kernel(
-    hidden_ptr, projection_ptr, unit_ptr, norms_ptr, T,
-    H: tl.constexpr, E: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
-):  # fmt: skip
-    first = tl.program_id(0).to(tl.int64) * BLOCK_T
-    t = first + tl.arange(0, BLOCK_T)
-    offs_e = tl.arange(0, BLOCK_E)
-    rows = tl.minimum(tl.arange(0, BLOCK_T), T - 1 - first)
-    x = project(hidden_ptr + first * H, projection_ptr, rows, H, E, BLOCK_T, BLOCK_E, BLOCK_H)
-    norms = norms_of(x)
-    unit = divided_by(x, norms).to(unit_ptr.dtype.element_ty)
-    inside = (t < T)[:, None] & (offs_e < E)[None, :]
-    tl.store(unit_ptr + t[:, None] * E + offs_e[None, :], unit, inside)
-    tl.store(norms_ptr + t, norms, t < T)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -89,49 +56,66 @@ def _project_backward_kernel(
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
-def _plan(backward: bool, T: int, H: int, E: int) -> Launch:
+def _plan_backward(T: int, H: int, E: int) -> Launch:
+    block_e = max(next_power_of_2(E), 16)
+    # Embeddings too wide for the products come in tiles of as many elements.
+    block_t = max(min(BLOCK_T, BLOCK_T * MOST_UNITS // block_e), 1)
     return Launch(
-        _project_backward_kernel if backward else _project_kernel,
-        (cdiv(T, BLOCK_T),), T, H=H, E=E, BLOCK_T=BLOCK_T, BLOCK_H=BLOCK_H,
-        BLOCK_E=max(next_power_of_2(E), 16), num_warps=4, num_stages=3,
+        _project_backward_kernel, (cdiv(T, block_t),), T,
+        H=H, E=E, BLOCK_T=block_t, BLOCK_E=block_e, BLOCK_H=BLOCK_H, num_warps=4, num_stages=3,
     )  # fmt: skip
 
 
-def project_to_unit(hidden: Tensor, projection: Tensor) -> tuple[Tensor, Tensor]:
-    """``p / max(|p|, 1e-12)`` with ``p = projection @ hidden_t``, and ``|p|``.
+@on_its_device
+def project_tokens(hidden: Tensor, projection: Tensor, *, normalize: bool) -> tuple[Tensor, Tensor]:
+    """``projection @ hidden_t`` of each token, over its norm or 1e-12 if ``normalize``.
 
     Args:
-        hidden: contiguous ``[T, H]``, meant for 16 bits.
-        projection: contiguous ``[E, H]``, the same dtype; meant for E up to MOST_UNITS.
+        hidden: ``[T, H]``, or these rows along several axes.
+        projection: ``[E, H]``, the same dtype.
 
     Returns:
-        ``[T, E]`` in that dtype, and fp32 ``[T]``.
+        ``[T, E]``, along the axes of hidden, in that dtype, and the norms, fp32 ``[T]``; those are
+        empty without ``normalize``.
     """
-    (T, H), E = hidden.shape, projection.shape[0]
-    unit, norms = hidden.new_empty((T, E)), hidden.new_empty(T, dtype=torch.float32)
-    if T:
-        _plan(False, T, H, E)(hidden, projection, unit, norms)
-    return unit, norms
+    tokens = hidden @ projection.T
+    norms = tokens.new_empty(num_rows(tokens) if normalize else 0, dtype=torch.float32)
+    return normalize_tokens(tokens, norms=norms) if normalize else tokens, norms
 
 
-def project_to_unit_backward(
-    grad: Tensor, unit: Tensor, norms: Tensor, projection: Tensor, *, need_hidden: bool
-) -> Tensor | None:
-    """Gradient of the hidden states; that of the projected tokens is written over ``grad``.
+@on_its_device
+def project_tokens_backward(
+    grad: Tensor,
+    tokens: Tensor,
+    norms: Tensor,
+    hidden: Tensor,
+    projection: Tensor,
+    *,
+    normalize: bool,
+    need_hidden: bool,
+    need_projection: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of hidden and projection, None where not wanted; the same bits every time.
 
-    ``(g - y <y, g>) / |p|`` with ``y = p / |p|``; below a length of 1e-12 ``g / 1e-12``.
+    ``(g - y <y, g>) / |p|`` is the gradient of ``p`` from that of ``y = p / |p|``; below a length
+    of 1e-12 it is ``g / 1e-12``.
 
     Args:
-        grad: contiguous ``[T, E]``: gradient of the unit tokens, overwritten.
-        unit, norms: of :func:`project_to_unit`.
-        projection: contiguous ``[E, H]``.
-        need_hidden: whether the result is wanted.
-
-    Returns:
-        ``[T, H]`` in the dtype of the operands, or None.
+        grad: contiguous ``[T, E]``, along one axis or several: gradient of the tokens; may be
+            overwritten.
+        tokens, norms: what :func:`project_tokens` returns, or the search from hidden states.
+        hidden, projection, normalize: as given there, contiguous.
+        need_hidden, need_projection: whether these gradients are wanted.
     """
-    (T, E), H = grad.shape, projection.shape[1]
-    dhidden = grad.new_empty((T, H)) if need_hidden else None
-    if T:
-        _plan(True, T, H, E)(grad, unit, norms, projection, dhidden)
-    return dhidden
+    T, (E, H) = num_rows(hidden), projection.shape
+    dhidden = dprojection = None
+    if normalize and T:
+        if need_hidden and hidden.element_size() == 2 and E <= MOST_UNITS:
+            dhidden = torch.empty_like(hidden)
+        _plan_backward(T, H, E)(grad, tokens, norms, projection, dhidden)
+    grad = grad.view(T, E)
+    if need_hidden and dhidden is None:
+        dhidden = (grad @ projection).view_as(hidden)
+    if need_projection:
+        dprojection = grad.T @ hidden.view(T, H)
+    return dhidden, dprojection
