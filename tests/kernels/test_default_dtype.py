@@ -30,7 +30,7 @@ def operators(device):
         ),
         "cross": lambda: cross_forward(operands, normalize=True, argmax=True, config=TILES),
         "hidden": lambda: search_hidden(
-            queries, documents, identity, cu, None, None, 1, normalize=True, argmax=True
+            queries[None], documents, identity, cu, None, None, normalize=True, argmax=True
         ),
         "residual": lambda: residual_forward(*compressed, normalize=True),
         "residual_cpu": lambda: residual_forward_cpu(*compressed, normalize=True),

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from sparton.kernels.maxsim import hidden_function, maxsim_from_hidden, maxsim_reference
-from sparton.kernels.maxsim.hidden import HiddenConfig, search_hidden, select_config
+from sparton.kernels.maxsim.hidden import (
+    MANY_QUERY_TOKENS,
+    HiddenConfig,
+    search_hidden,
+    search_serves,
+)
 from sparton.kernels.maxsim.projection import project_tokens, project_tokens_backward
 from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, project_tokens_cpu
 from tests.kernels.problems import error
@@ -115,7 +120,31 @@ def test_embeddings_of_any_width_on_a_gpu(E, dtype):
     gradients = torch.autograd.grad(scores.sum(), leaves)
     for actual, wanted in zip(gradients, torch.autograd.grad(expected.sum(), exact), strict=True):
         assert error(actual.cpu(), wanted) < 10 * tolerance
-    assert (select_config(E, dtype.itemsize) is None) == (E == 2500)
+    assert search_serves(operands[0], True) == (E < 2500)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("Q", [2, 5, 40, MANY_QUERY_TOKENS // 32])
+def test_numbers_of_queries_on_a_gpu(Q, normalize):
+    """Different kernels serve few query tokens and many, with and without a gradient."""
+    shape = {"Q": Q, "Lq": 32, "N": 9, "Ld": 70, "H": 96, "E": 64}
+    operands, *masks = make_problem(torch.device("cuda"), dtype=torch.bfloat16, **shape)
+    leaves = [x.clone().requires_grad_() for x in operands]
+    exact = [x.double().cpu().requires_grad_() for x in operands]
+    expected = truth(exact, *(mask.cpu() for mask in masks), normalize=normalize)
+    scores, alone = (
+        maxsim_from_hidden(*x, *masks, normalize=normalize) for x in (leaves, operands)
+    )
+    for found in (scores.detach(), alone):
+        assert error(found.cpu(), expected.detach()) < 1e-2
+        assert error(1.1 * found.cpu(), expected.detach()) > 1e-2
+    assert search_serves(operands[0], False)
+    assert search_serves(operands[0], True) == (Q * 32 < MANY_QUERY_TOKENS)
+    gradients = torch.autograd.grad(scores.sum(), leaves)
+    for actual, wanted in zip(gradients, torch.autograd.grad(expected.sum(), exact), strict=True):
+        assert error(actual.cpu(), wanted) < 0.1
 
 
 def test_packed_documents_equal_padded_ones():

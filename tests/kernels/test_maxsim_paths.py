@@ -23,18 +23,24 @@ TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16,
 CUT = BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)
 
 
+STREAMING, PRODUCT = ("streaming_forward",), ("cross_forward",)
+HALF, MANY = (paths.FEW // 2,) * 2, (paths.FEW, 1)
+
+
 @pytest.mark.parametrize(
-    ("lengths", "per_query", "backward", "expected"),
+    ("lengths", "per_query", "normalize", "backward", "expected"),
     [
-        ((paths.FEW // 2,) * 2, None, "auto", ("streaming_forward", "streaming_backward_lowmem")),
-        ((paths.FEW + 1,), None, "auto", ("cross_forward", "cross_backward")),
-        ((paths.FEW, 1), None, "lowmem", ("cross_forward", "cross_backward")),
-        ((paths.FEW, 1), None, "unified", ("cross_forward", "streaming_backward_unified")),
-        ((paths.FEW, 1), 1, "auto", ("streaming_forward", "streaming_backward_lowmem")),
-        ((3, 1), 1, "unified", ("streaming_forward", "streaming_backward_unified")),
+        (HALF, None, False, "auto", (*STREAMING, "cross_backward")),
+        (HALF, None, True, "auto", (*STREAMING, "streaming_backward_lowmem")),
+        (HALF, None, False, "unified", (*STREAMING, "streaming_backward_unified")),
+        ((paths.FEW + 1,), None, False, "auto", (*PRODUCT, "cross_backward")),
+        (MANY, None, True, "lowmem", (*PRODUCT, "cross_backward")),
+        (MANY, None, False, "unified", (*PRODUCT, "streaming_backward_unified")),
+        (MANY, 1, False, "auto", (*STREAMING, "streaming_backward_lowmem")),
+        ((3, 1), 1, False, "unified", (*STREAMING, "streaming_backward_unified")),
     ],
 )
-def test_the_choice(lengths, per_query, backward, expected, monkeypatch):
+def test_the_choice(lengths, per_query, normalize, backward, expected, monkeypatch):
     called = []
     for name in (
         "cross_forward",
@@ -46,8 +52,8 @@ def test_the_choice(lengths, per_query, backward, expected, monkeypatch):
         monkeypatch.setattr(paths, name, lambda *_, name=name, **__: called.append(name))
     problem = make_problem(lengths, (4, 2), 8, per_query=per_query)
     nothing = torch.empty(0)
-    paths.maxsim_forward_cuda(problem, normalize=False, argmax=True)
-    paths.maxsim_backward_cuda(nothing, nothing, problem, normalize=False, backward=backward)
+    paths.maxsim_forward_cuda(problem, normalize=normalize, argmax=True)
+    paths.maxsim_backward_cuda(nothing, nothing, problem, normalize=normalize, backward=backward)
     assert tuple(called) == expected
 
 

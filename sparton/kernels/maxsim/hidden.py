@@ -67,11 +67,23 @@ CONFIGS = {
 }
 
 
+# Query tokens from which on, where projected tokens are stored anyway, products of them are faster.
+MANY_QUERY_TOKENS = 4096
+
+
 @functools.cache
-def select_config(E: int, element_size: int) -> HiddenConfig | None:
+def _select_config(E: int, element_size: int) -> HiddenConfig | None:
     """None for embeddings that no configuration takes."""
     configs = CONFIGS[element_size]
     return configs.get(max(next_power_of_2(E), min(configs)))
+
+
+def search_serves(queries: Tensor, argmax: bool) -> bool:
+    """Whether to search as one kernel, or else to project all tokens first."""
+    Q, L, E = queries.shape
+    if argmax and Q * L >= MANY_QUERY_TOKENS:
+        return False
+    return _select_config(E, queries.element_size()) is not None
 
 
 @triton.jit
@@ -241,7 +253,8 @@ def search_hidden(
         argmax: also return what a backward needs.
         longest: most tokens of a document where that is known. The result is right whatever it
             says.
-        config: how to launch; by default :func:`select_config`, which must have one.
+        config: how to launch; by default according to the width of the embeddings, which
+            :func:`search_serves`.
 
     Returns:
         scores fp32 ``[Q, N]``. With ``argmax`` also the winning rows of ``hidden``, int32
@@ -265,7 +278,7 @@ def search_hidden(
             if x is not None:
                 x.zero_()
         return scores, winners, tokens, norms
-    config = config or select_config(E, queries.element_size())
+    config = config or _select_config(E, queries.element_size())
     assert config is not None
     shares = _num_shares(N, longest, config)
     # Of one share the search itself leaves the winners, unless a mask takes some away.

@@ -3,10 +3,10 @@
 Q queries, N documents, L tokens, T packed tokens, H hidden, E embedding.
 
 On a GPU one kernel projects, normalises and searches (hidden.py). Projected tokens never reach
-global memory unless a gradient follows. The backward needs them again, and then the same kernel
-stores them: they take E / H of the memory of the hidden states, which autograd keeps in any case.
-The backward reduces all gradients to T x E before they go back through the projection: no gather of
-hidden states per query.
+global memory unless a gradient follows. The backward needs them again, so then they are stored:
+they take E / H of the memory of the hidden states, which autograd keeps in any case. The backward
+reduces all gradients to T x E before they go back through the projection: no gather of hidden
+states per query.
 """
 
 from typing import Any
@@ -51,11 +51,11 @@ def _score(
     :func:`~sparton.kernels.maxsim.hidden.search_hidden`."""
     project = project_tokens_cpu
     if hidden.is_cuda:
-        from sparton.kernels.maxsim.hidden import search_hidden, select_config
+        from sparton.kernels.maxsim.hidden import search_hidden, search_serves
         from sparton.kernels.maxsim.projection import project_tokens
 
         project = project_tokens
-        if select_config(queries.shape[-1], queries.element_size()):
+        if search_serves(queries, differentiate):
             return search_hidden(
                 queries, hidden, projection, cu_seqlens, query_mask, mask,
                 normalize=normalize, argmax=differentiate, longest=longest,

@@ -6,7 +6,8 @@ cross.py shares every tile of documents among many query tokens and is bound by 
 streaming.py reads each document once for a few query tokens and is bound by memory; it alone serves
 documents of each query's own. A cross product goes to cross.py if it has more than FEW query
 tokens, about where a product of that many 16-bit rows costs as much time as reading its columns, or
-embeddings wider than the streaming backward holds.
+embeddings wider than the streaming backward holds. The backward of a cross product goes there in
+any case, unless few tokens must be normalised, which streaming.py does on the fly.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from sparton.kernels.maxsim.streaming_backward import (
 )
 from sparton.kernels.maxsim.streaming_rows import LARGEST_E
 
-FEW = 256
+FEW = 192
 
 
 def is_product(operands: MaxSimOperands) -> bool:
@@ -65,8 +66,9 @@ def maxsim_backward_cuda(
     "unified" where embeddings are too wide for its kernel.
     """
     unified = backward == "unified" and operands.queries.shape[-1] <= LARGEST_E
+    cross = operands.per_query is None and (not normalize or is_product(operands))
     chosen: Callable[..., tuple[Tensor | None, Tensor | None]]
-    if not unified and is_product(operands):
+    if cross and not unified:
         chosen = cross_backward
     else:
         chosen = streaming_backward_unified if unified else streaming_backward_lowmem
