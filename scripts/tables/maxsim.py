@@ -50,29 +50,12 @@ def backward_table() -> str:
     return by_device(STUDY, lambda records: _side_by_side(records, BOTH))
 
 
-def compiled_table() -> str:
-    """Forward, then forward and backward, of the run that had torch.compile beside the others."""
+def other_run(name: str) -> str:
+    """Forward, then forward and backward, of a run that had what the main one leaves out."""
     return by_device(
-        f"{STUDY}_compiled",
+        f"{STUDY}_{name}",
         lambda records: "\n".join(_side_by_side(records, mode) for mode in (FORWARD, BOTH)),
     )
-
-
-def repeated_table() -> str:
-    """The bar from hidden states, in runs that followed one another on one machine."""
-    return by_device(f"{STUDY}_repeated", _repeated, repeated=True)
-
-
-def _repeated(records: list[Record]) -> str:
-    bar = next(target for target in TARGETS if target.shape == "64x64_hidden")
-    providers = (bar.provider, *bar.rivals)
-    rows = []
-    for number, run in enumerate(sorted({record["run"] for record in records}), start=1):
-        cells_of_run = (Cell(bar.shape, bar.mode, name) for name in providers)
-        found = [find(records, run=run, **cell._asdict()) for cell in cells_of_run]
-        ours, rival = (record["p50_ms"] for record in found)
-        rows.append([str(number), *(_time(record, 0) for record in found), f"{ours / rival:.2f}"])
-    return markdown([f"run, {MODES[bar.mode]}, ms", *map(_words, providers), "ratio"], rows)
 
 
 def _side_by_side(records: list[Record], mode: str) -> str:

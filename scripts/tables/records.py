@@ -49,18 +49,16 @@ def by_device(
     build: Callable[[list[Record]], str],
     suite: str | None = None,
     missing: str = NOT_MEASURED,
-    *,
-    repeated: bool = False,
 ) -> str:
     """The table of every device that has records of the study, each under its caption; ``missing``
     where no device has. With a suite: of the records of that suite, which is a run of its own.
-    Records of several runs are refused unless they are ``repeated`` ones."""
+    Records of several runs are refused."""
     tables = []
     for folder in device_folders(study):
         records = read_file(folder / f"{study}.jsonl")
         records = [r for r in records if suite is None or r["suite"] == suite]
         if runs := {record["run"] for record in records}:
-            if len(runs) > 1 and not repeated:
+            if len(runs) > 1:
                 raise ValueError(f"{folder}/{study}.jsonl mixes the runs {sorted(runs)}")
             tables.append(f"{build(records)}\n{caption(records)}\n")
     return "\n".join(tables) or missing

@@ -263,7 +263,7 @@ def test_registration(per_query, normalize, device):
         arguments = (*leaves, *problem[2:4], *masks, *problem[6:], normalize, "auto", True)
         torch.library.opcheck(operators._forward_op, arguments)
     transposed = [x.detach().T.contiguous().T for x in leaves]
-    winners = torch.zeros(problem.argmax_shape, dtype=torch.int32, device=device)
+    _, winners = operators._forward_op(*transposed, *problem[2:], normalize, "auto", True)
     arguments = (upstream_for(problem), winners, *transposed, *problem[2:], normalize, "auto")
     torch.library.opcheck(operators._backward_op, (*arguments, True, True))
     arguments = (*leaves, *problem[2:], normalize, "auto", False)

@@ -144,7 +144,8 @@ def test_numbers_of_queries_on_a_gpu(Q, normalize):
     assert search_serves(operands[0], True) == (Q * 32 < MANY_QUERY_TOKENS)
     gradients = torch.autograd.grad(scores.sum(), leaves)
     for actual, wanted in zip(gradients, torch.autograd.grad(expected.sum(), exact), strict=True):
-        assert error(actual.cpu(), wanted) < 0.1
+        # Of few query tokens a single near-tie that falls differently shows.
+        assert error(actual.cpu(), wanted) < 0.3 < error(actual.cpu().roll(1, -1), wanted)
 
 
 def test_packed_documents_equal_padded_ones():

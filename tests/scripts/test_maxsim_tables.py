@@ -102,14 +102,15 @@ def test_the_roofline_is_drawn_and_shown(write, tmp_path):
     assert "(figures/roofline-test-gpu.svg)" in TABLES["maxsim_forward"]()
 
 
-def test_repeated_runs_stand_one_below_the_other(write, tmp_path):
+def test_other_runs_have_tables_of_their_own(write, tmp_path):
     write()
-    assert "Not measured" in TABLES["maxsim_repeated"]()
-    lines = []
-    for run, time in (("2030-01-02T03", 0.2), ("2030-01-02T04", 0.4)):
-        for provider, ms in (("sparton", time), ("lik_projected", 0.5)):
-            cell = Cell("64x64_hidden", "forward_backward", provider)
-            lines.append(json.dumps(record(cell) | {"run": run, "p50_ms": ms}) + "\n")
-    (tmp_path / "test-gpu/maxsim_repeated.jsonl").write_text("".join(lines))
-    found = rows(TABLES["maxsim_repeated"]())[2:]
-    assert [(row[0], row[-1]) for row in found] == [("1", "0.40"), ("2", "0.80")]
+    assert "Not measured" in TABLES["maxsim_rest"]()
+    cell = Cell("4x8_own_512x512", "forward_backward", "sparton")
+    line = json.dumps(record(cell) | {"p50_ms": 0.5}) + "\n"
+    (tmp_path / "test-gpu/maxsim_rest.jsonl").write_text(line)
+    assert [row[0] for row in rows(TABLES["maxsim_rest"]())][-1] == cell.shape
+    (tmp_path / "test-gpu/maxsim_rest.jsonl").write_text(
+        line + line.replace(json.loads(line)["run"], "2030-01-02T03")
+    )
+    with pytest.raises(ValueError, match="mixes the runs"):
+        TABLES["maxsim_rest"]()
