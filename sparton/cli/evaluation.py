@@ -59,8 +59,8 @@ def build_encoder(cfg: DictConfig, overrides: Sequence[str]) -> System:
         OSError: there is no such model, or files are missing.
     """
     asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
-    bounds = ("max_query_terms", "max_document_terms")
-    evaluation.check_term_bounds(**{f"encoder.{name}": asked[name] for name in bounds})
+    bounds = {f"encoder.{name}": asked[name] for name in ("max_query_terms", "max_document_terms")}
+    evaluation.check_term_bounds(**bounds)
     evaluation.check_search(asked.search, asked.rerank_depth, asked.vector_dtype)
     _check_metrics(cfg, "encoder")
     autocast_dtype(asked.precision)  # refuses what does not exist
@@ -70,6 +70,7 @@ def build_encoder(cfg: DictConfig, overrides: Sequence[str]) -> System:
     encoder, tokenizer = evaluation.load_retriever(*model, device=device)
     settings = {name: asked[name] for name in ("metrics", "k", "search", "rerank_depth")}
     search = evaluation.plan_search(encoder, **settings)
+    evaluation.check_bounds_apply(search, encoder, **bounds)
     if evaluation.bm25_finds(search, encoder):
         rest = overrides_in(overrides, ["bm25"], but=("bm25.k1", "bm25.b"))
         _refuse(rest, "BM25 finds the encoder.rerank_depth candidates with bm25.k1 and bm25.b, and")
