@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from sparton.cli.overrides import overrides_in
 from sparton.cli.schema import total_steps
 from sparton.evaluation.settings import check_metrics, check_search
+from sparton.models.folders import find_model
 from sparton.training.loop import SELECT_BY
 from sparton.training.precision import PRECISIONS
 from sparton.types import BodyOptions
@@ -32,6 +33,23 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     _check_regularizers(cfg)
     _check_loss(cfg)
     _check_steps(cfg, world_size)
+
+
+def check_models(cfg: DictConfig) -> None:
+    """Look for the models that a training begins with.
+
+    Raises:
+        MissingMandatoryValue: one of them has no name.
+        OSError: names the setting, and what would be right.
+    """
+    for place in ("init_from", "backbone.name", "query_encoder.backbone.name"):
+        name = OmegaConf.select(cfg, place, throw_on_missing=True)
+        if name is not None:
+            revision = OmegaConf.select(cfg, f"{place.removesuffix('.name')}.revision")
+            try:
+                find_model(name, revision)
+            except OSError as error:
+                raise OSError(f"{place}={error}") from error
 
 
 def _check_numbers(cfg: DictConfig) -> None:

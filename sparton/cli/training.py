@@ -10,7 +10,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from sparton.cli.checks import check
+from sparton.cli.checks import check, check_models
 from sparton.cli.schema import identity, total_steps, without_replaced
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
@@ -52,6 +52,7 @@ def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[st
         logging.getLogger("sparton").setLevel(logging.ERROR)
     check(cfg, world.size, typed)
     cfg = without_replaced(cfg)
+    check_models(cfg)
     data = instantiate(cfg.data)
     dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})
     trainer, tokenizer = build_trainer(cfg, world, folder, data, dev_tasks)
