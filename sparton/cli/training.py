@@ -53,6 +53,7 @@ def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[st
     check(cfg, world.size, typed)
     cfg = without_replaced(cfg)
     check_models(cfg)
+    loggers = instantiate(cfg.logger).values() if world.is_main else ()
     data = instantiate(cfg.data)
     dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})
     trainer, tokenizer = build_trainer(cfg, world, folder, data, dev_tasks)
@@ -61,7 +62,7 @@ def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[st
     if world.is_main:
         steps, start = trainer.settings.steps, trainer.start_step
         say_what_was_there(folder, start, steps)
-        others = [build(start_step=start) for build in instantiate(cfg.logger).values()]
+        others = [open_logger(start_step=start) for open_logger in loggers]
         trainer.loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
     try:
         trainer.run(batches)

@@ -1,5 +1,6 @@
 """What a training asks for before it reads its data and builds its model."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,9 @@ def test_models_are_looked_for_before_data_is_read(overrides, message, tmp_path,
     monkeypatch.setattr("sparton.models.checkpoint.cached_file", lambda *_, **__: None)
     assert message in refusal(tmp_path, *overrides)
     assert not list(tmp_path.iterdir())
+
+
+def test_loggers_are_asked_before_data_is_read(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    settings = ["logger=wandb", f"logger.wandb.directory={tmp_path}"]
+    assert "logger=wandb needs the package" in refusal(tmp_path, "backbone=tiny", *settings)
