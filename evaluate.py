@@ -2,107 +2,26 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
 
 import hydra
 import transformers
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
-from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
-from rich.console import Console
+from omegaconf import DictConfig
 
-from sparton import config, evaluation
-from sparton.retrieval.bm25 import BM25
-from sparton.retrieval.encoding import autocast_dtype
-from sparton.training.manifest import describe_environment
-from sparton.types import RetrievalTask
+from sparton.cli.errors import EXPECTED_ERRORS, explain
+from sparton.cli.evaluation import run_evaluation
 
 transformers.utils.logging.disable_progress_bar()
-
-System = Callable[[RetrievalTask], evaluation.TaskResult]
-
-
-def run(cfg: DictConfig) -> None:
-    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    tasks = cfg.evaluation.get(cfg.split) if cfg.split in ("dev", "test") else None
-    if not tasks:
-        raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
-    overrides = HydraConfig.get().overrides.task
-    evaluate = (build_bm25 if cfg.model == "bm25" else build_encoder)(cfg, overrides)
-    builders = {name: partial(instantiate, task) for name, task in tasks.items()}
-    for build in builders.values():
-        build()  # Every task is downloaded and checked before the first is encoded.
-    name = config.folder_name(overrides, left_out={"output", "device"})
-    output = Path(cfg.output or Path("runs", "evaluate", name))
-    output.mkdir(parents=True, exist_ok=True)
-    description = {"config": resolved, "environment": describe_environment()}
-    evaluation.run_tests(evaluate, builders, output, description, title=cfg.model)
-    Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
-
-
-def build_bm25(cfg: DictConfig, overrides: Sequence[str]) -> System:
-    """BM25; what it ignores or cannot do is refused.
-
-    Raises:
-        ValueError: names the setting.
-    """
-    of_encoders = ("encoder", "query_length", "document_length")
-    refuse(config.overrides_in(overrides, of_encoders), "model=bm25 is no encoder and")
-    check_metrics(cfg, "bm25")
-    BM25(cfg.bm25.k1, cfg.bm25.b)  # refuses what is out of range
-    return instantiate(cfg.bm25, device=evaluation.choose_device(cfg.device))
-
-
-def build_encoder(cfg: DictConfig, overrides: Sequence[str]) -> System:
-    """A trained model and how it is searched; what it ignores or cannot do is refused.
-
-    Raises:
-        ValueError: names the setting.
-        OSError: there is no such model, or files are missing.
-    """
-    asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
-    bounds = ("max_query_terms", "max_document_terms")
-    evaluation.check_term_bounds(**{f"encoder.{name}": asked[name] for name in bounds})
-    evaluation.check_search(asked.search, asked.rerank_depth, asked.vector_dtype)
-    check_metrics(cfg, "encoder")
-    autocast_dtype(asked.precision)  # refuses what does not exist
-    BM25(**words)  # likewise
-    device = evaluation.choose_device(cfg.device)
-    model = (cfg.model, cfg.query_length, cfg.document_length)
-    encoder, tokenizer = evaluation.load_retriever(*model, device=device)
-    settings = {name: asked[name] for name in ("metrics", "k", "search", "rerank_depth")}
-    search = evaluation.plan_search(encoder, **settings)
-    if evaluation.bm25_finds(search, encoder):
-        rest = config.overrides_in(overrides, ["bm25"], but=("bm25.k1", "bm25.b"))
-        refuse(rest, "BM25 finds the encoder.rerank_depth candidates with bm25.k1 and bm25.b, and")
-    else:
-        rest = config.overrides_in(overrides, ["bm25"])
-        refuse(rest, f"search={search} with this model takes no BM25 and")
-    return instantiate(asked, encoder, tokenizer, **words)
-
-
-def refuse(overrides: Sequence[str], because: str) -> None:
-    if overrides:
-        raise ValueError(f"{because} ignores {', '.join(overrides)}: leave that out")
-
-
-def check_metrics(cfg: DictConfig, system: str) -> None:
-    evaluation.check_metrics(cfg.metrics)
-    asked = cfg[system]
-    evaluation.check_metrics(asked.metrics, asked.k, f"{system}.k", f"{system}.metrics")
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="evaluate")
 def main(cfg: DictConfig) -> None:
+    """One model on the tasks of one split."""
     try:
-        run(cfg)
-    except (InstantiationException, MissingMandatoryValue, ValueError, OSError) as error:
+        run_evaluation(cfg)
+    except EXPECTED_ERRORS as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        sys.exit(f"evaluate.py: {config.explain(error)}")
+        sys.exit(f"evaluate.py: {explain(error)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Train a retriever: ``python train.py head=sparton batch=512``; configs/ holds every choice."""
 
-import logging
 import os
 
 # OpenMP threads that spin while they wait would starve the processes that tokenise ahead.
@@ -9,251 +8,27 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import hydra
-import torch
 import transformers
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import InstantiationException
-from hydra.types import RunMode
-from hydra.utils import instantiate
-from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
+from omegaconf import DictConfig
 
-from sparton import config
-from sparton.datasets.loader import train_loader
-from sparton.datasets.mixture import Mixture
-from sparton.evaluation import (
-    TaskResult,
-    evaluate_encoder,
-    flat_metrics,
-    mean_metrics,
-    packed_tokenizer,
-    plan_search,
-    run_tests,
-    training_tokenizer,
-)
-from sparton.models.assembly import build_encoder
-from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.encoder import Encoder
-from sparton.models.folders import load_encoder, save_encoder
-from sparton.sweeps.cells import run_cell
-from sparton.sweeps.jobs import join_job
-from sparton.training.assembly import build_objective
-from sparton.training.distributed import World, join_world, leave_world
-from sparton.training.loggers import open_loggers
-from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
-from sparton.training.manifest import describe_environment
-from sparton.training.optimization import build_optimizer
-from sparton.training.outcome import run_here, run_on_gpus
-from sparton.training.precision import Precision
-from sparton.training.state import CheckpointError
-from sparton.training.status import only_writer
-from sparton.training.step import ExactStep
-from sparton.training.throughput import ThroughputMeter
-from sparton.types import RetrievalTask, Tokenizer, TrainBatch
+from sparton.cli import schema
+from sparton.cli.launching import launch
+from sparton.training.distributed import leave_world
 
-# What a user can mend: shown in one sentence. HYDRA_FULL_ERROR=1 shows where it was raised.
-EXPECTED_ERRORS = (
-    ValueError,
-    OSError,
-    InstantiationException,
-    MissingMandatoryValue,
-    NonFiniteLossError,
-    CheckpointError,
-)
 PROGRAM = Path(__file__).resolve()
-log = logging.getLogger(__name__)
-TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 
-config.register()
+schema.register()
 transformers.utils.logging.disable_progress_bar()
 
 
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> None:
     """A cell of a sweep, the starter of several processes, or a training."""
-    hydra_config = HydraConfig.get()
-    folder = Path(hydra_config.runtime.output_dir)
-    if hydra_config.mode == RunMode.MULTIRUN:
-        try:
-            rank = join_job()
-        except ValueError as error:
-            sys.exit(f"train.py: {error}")
-        command = config.cell_command(PROGRAM, hydra_config, folder)
-        run_cell(command, folder, config.cell_settings(cfg, hydra_config), rank)
-        return
-    is_rank = "RANK" in os.environ
-    try:
-        with nullcontext() if is_rank else only_writer(folder):
-            message = launch(cfg, folder, is_rank)
-    except BlockingIOError as error:
-        message = str(error)
-    if message:
+    if message := launch(cfg, PROGRAM):
         sys.exit(f"train.py: {message}")
-
-
-def launch(cfg: DictConfig, folder: Path, is_rank: bool) -> str | None:
-    """Train in this process, or start one for each GPU. Returns what to tell the user."""
-    if cfg.gpus > 1 and not is_rank:
-        # Where the folder's name has a time in it, every rank would have a folder of its own.
-        command = [sys.executable, *sys.argv, config.run_in(folder)]
-        return run_on_gpus(command, cfg.gpus, folder)
-    typed = HydraConfig.get().overrides.task
-
-    def work() -> None:
-        run(cfg, join_world(), folder, typed)
-
-    return run_here(work, folder, EXPECTED_ERRORS, config.explain)
-
-
-def run(cfg: DictConfig, world: World, folder: Path, typed: Sequence[str] = ()) -> None:
-    """Train, or go on with what ``folder`` holds; then evaluate the best model.
-
-    ``typed``: the overrides of the command line.
-    """
-    if not world.is_main:  # the main process says the same
-        for name in ("sparton", __name__):
-            logging.getLogger(name).setLevel(logging.ERROR)
-    config.check(cfg, world.size, typed)
-    cfg = config.without_replaced(cfg)
-    data = instantiate(cfg.data)
-    dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})
-    trainer, tokenizer = build_trainer(cfg, world, folder, data, dev_tasks)
-    needs_teacher = trainer.step.objective.ranking.needs_teacher
-    batches = build_loader(cfg, world, data, tokenizer, trainer.resume(), needs_teacher)
-    if world.is_main:
-        steps, start = trainer.settings.steps, trainer.start_step
-        say_what_was_there(folder, start, steps)
-        others = [build(start_step=start) for build in instantiate(cfg.logger).values()]
-        trainer.loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
-    try:
-        trainer.run(batches)
-        if tests:
-            encoder = load_encoder(folder / "model", instantiate(cfg.head)).to(world.device)
-            tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
-            evaluate = partial(build_evaluation(cfg, trainer.step.precision), encoder, tokenizer)
-            description = {"model": str(folder / "model"), **describe_run(cfg)}
-            results = run_tests(evaluate, tests, folder, description, title="test tasks")
-            for logger in trainer.loggers:
-                logger.conclude(flat_metrics(results, "test"), trainer.settings.steps)
-    finally:
-        for logger in trainer.loggers:
-            logger.close()
-
-
-def say_what_was_there(folder: Path, start: int, steps: int) -> None:
-    """Of an earlier run in the same folder."""
-    if start == steps:
-        log.info("all %d steps were done before: only the tests are left", steps)
-    elif start:
-        log.info("goes on from the checkpoint after step %d of %d", start, steps)
-    elif (folder / "model").exists():
-        log.warning("the model in %s is replaced; study=NAME gives a run another folder", folder)
-
-
-def build_tasks(cfg: DictConfig) -> tuple[list[RetrievalTask], TaskBuilders]:
-    """The dev tasks, and how to build each test task. Every task is downloaded and checked here,
-    before the training and not after it."""
-    dev = [instantiate(task) for task in (cfg.evaluation.dev or {}).values()]
-    tests = {name: partial(instantiate, task) for name, task in (cfg.evaluation.test or {}).items()}
-    for build in tests.values():
-        build()
-    return dev, tests
-
-
-def build_trainer(
-    cfg: DictConfig, world: World, folder: Path, data: Mixture, dev_tasks: list[RetrievalTask]
-) -> tuple[Trainer, Tokenizer]:
-    """Model, objective, optimizer and the loop around them."""
-    torch.manual_seed(cfg.seed)
-    precision = Precision(cfg.precision, world.device)
-    encoder = build_model(cfg)
-    encoder.to(world.device, precision.parameter_dtype)
-    world.broadcast(encoder)
-    lengths = {"query_length": cfg.query_length, "document_length": cfg.document_length}
-    tokenizer = training_tokenizer(encoder, dev_tasks, **lengths)
-    regularizers = {
-        side: instantiate(cfg[f"{side}_regularizer"], _convert_="partial")
-        for side in ("query", "document")
-    }
-    steps = config.total_steps(cfg)
-    objective = build_objective(encoder, instantiate(cfg.loss), regularizers, steps)
-    plan_search(encoder, **search_settings(cfg))
-    evaluate = partial(build_evaluation(cfg, precision), tokenizer=tokenizer)
-    trainer = Trainer(
-        step=ExactStep(encoder, objective, world, precision, cfg.micro_batch, cfg.seed),
-        optimizer=build_optimizer(
-            encoder, instantiate(cfg.optimizer), cfg.weight_decay, encoder.learning_rates()
-        ),
-        schedule=instantiate(cfg.scheduler),
-        settings=LoopSettings(
-            steps=steps,
-            log_every=cfg.log_every,
-            evaluate_every=cfg.evaluation.every if cfg.evaluation.dev else None,
-            checkpoint_every=cfg.checkpoint_every,
-            clip_norm=cfg.clip_norm,
-        ),
-        folder=folder,
-        meter=ThroughputMeter(world.device, encoder.flops_per_token, world.size),
-        evaluate=lambda model: mean_metrics([evaluate(model, task=task) for task in dev_tasks]),
-        save_model=partial(save_encoder, **lengths),
-        identity=config.identity(cfg) | data.identity(),
-    )
-    return trainer, tokenizer
-
-
-def build_model(cfg: DictConfig) -> Encoder:
-    """A head on a backbone, or the model that ``init_from`` names."""
-    head = instantiate(cfg.head)
-    if cfg.init_from is None:
-        return instantiate(cfg.query_encoder)(build_encoder(instantiate(cfg.backbone), head))
-    encoder = load_encoder(cfg.init_from, head, **cfg.backbone)
-    if isinstance(encoder, AsymmetricEncoder) and "query" in encoder.regularized:
-        log.warning("the queries of %s learn at optimizer.lr, as its documents do", cfg.init_from)
-    return encoder
-
-
-def search_settings(cfg: DictConfig) -> dict[str, Any]:
-    return {"metrics": list(cfg.metrics), "search": cfg.search, "rerank_depth": cfg.rerank_depth}
-
-
-def build_evaluation(cfg: DictConfig, precision: Precision) -> Callable[..., TaskResult]:
-    """What is still to be given an encoder, its tokenizer and a task."""
-    return partial(evaluate_encoder, precision=precision.autocast_name, **search_settings(cfg))
-
-
-def build_loader(
-    cfg: DictConfig,
-    world: World,
-    data: Mixture,
-    tokenizer: Tokenizer,
-    start_step: int,
-    needs_teacher: bool,
-) -> Iterable[TrainBatch]:
-    """This process's batches from ``start_step`` on; ``needs_teacher``: with teacher scores."""
-    return train_loader(
-        data,
-        tokenizer,
-        batch=cfg.batch,
-        steps=config.total_steps(cfg),
-        num_negatives=cfg.num_negatives,
-        needs_teacher=needs_teacher,
-        seed=cfg.seed,
-        start_step=start_step,
-        rank=world.rank,
-        world_size=world.size,
-        num_workers=cfg.num_workers,
-        unique_positives=cfg.unique_positives,
-    )
-
-
-def describe_run(cfg: DictConfig) -> dict[str, Any]:
-    return describe_environment() | {"config": OmegaConf.to_container(cfg, resolve=True)}
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
-from sparton import config
+from sparton.cli import schema
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.evaluation import (
     TaskResult,
@@ -61,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     disable_progress_bar()
     overrides = ["experiment=quickstart", *sys.argv[1:]]
-    config.register()
+    schema.register()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose("train", overrides, return_hydra_config=True)
         folder = Path(cfg.hydra.run.dir)

@@ -71,6 +71,12 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
             "BM25 needs numbers k1 >= 0 and 0 <= b <= 1, got k1=0.9, b=2",
         ),
         ("colbert", ["encoder.search=rerank", "encoder.rerank_depth=9"], "the rerank_depth=9 doc"),
+        ("colbert", ["encoder.max_query_terms=9"], "encoder.max_query_terms=9 keeps the largest"),
+        (
+            "colbert",
+            [*RERANK, "encoder.max_document_terms=9"],
+            "no part in search=rerank with this encoder: set it to null",
+        ),
     ],
 )
 def test_settings_are_refused_before_any_task_is_read(

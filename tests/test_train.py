@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 
-import train
-from sparton import config
+from sparton.cli.training import run_training
 from sparton.training.distributed import World
 from sparton.training.state import CheckpointError
+from tests.composing import composed
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = World(0, 1, torch.device("cpu"))
@@ -32,14 +30,8 @@ GENTLE = ["optimizer.lr=1e-4", "evaluation=none"]
 def run_here(folder: Path, *overrides: str, miniature: Sequence[str] = MINIATURE) -> list[dict]:
     """A run in this process; gives its metric records."""
     folder.mkdir(parents=True, exist_ok=True)
-    train.run(composed(*miniature, *overrides), ALONE, folder)
+    run_training(composed(*miniature, *overrides), ALONE, folder)
     return read_records(folder)
-
-
-def composed(*overrides: str) -> DictConfig:
-    config.register()
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return compose("train", [*overrides])
 
 
 def read_records(folder: Path) -> list[dict]:
@@ -131,13 +123,14 @@ def test_two_processes_train_as_one(tmp_path, gentle):
 
 
 def test_a_run_says_what_its_folder_held(tmp_path, caplog):
-    caplog.set_level("INFO", logger="train")
+    log = "sparton.cli.training"
+    caplog.set_level("INFO", logger=log)
     with_checkpoint, without = "checkpoint_every=2", "checkpoint_every=null"
     said = []
     for override in (with_checkpoint, with_checkpoint, without, without):
         caplog.clear()
         run_here(tmp_path / override, "steps=2", *GENTLE, override)
-        said.append([each.getMessage() for each in caplog.records if each.name == "train"])
+        said.append([each.getMessage() for each in caplog.records if each.name == log])
     done = "all 2 steps were done before: only the tests are left"
     replaced = (
         f"the model in {tmp_path / without} is replaced; study=NAME gives a run another folder"

@@ -10,8 +10,9 @@ from hydra.errors import InstantiationException
 from safetensors.torch import load_file
 
 import cache_embeddings
-import train
-from sparton import config
+from sparton.cli.errors import explain
+from sparton.cli.schema import without_replaced
+from sparton.cli.training import build_model
 from sparton.datasets import quickstart
 from sparton.evaluation import evaluate_encoder, load_retriever
 from sparton.models.backbones import bare, tiny
@@ -20,7 +21,8 @@ from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
 from sparton.types import BodyOptions
-from tests.test_train import MINIATURE, composed, run_here
+from tests.composing import composed
+from tests.test_train import MINIATURE, run_here
 
 JOINT = ["head=sparton_colbert", "head.tokens.width=16"]
 ONCE = ["evaluation.every=4", "query_length=12"]
@@ -70,11 +72,11 @@ def test_a_short_list_of_candidates_with_metrics_that_fit(tmp_path):
     ],
 )
 def test_init_from_is_all_of_a_trained_model(kind, tmp_path):
-    trained = train.build_model(composed(*MINIATURE, *kind))
+    trained = build_model(composed(*MINIATURE, *kind))
     save_encoder(trained, tmp_path / "model", query_length=12, document_length=32)
     head = [each for each in kind if not each.startswith("query_encoder")]
     cfg = composed(*MINIATURE, *head, f"init_from={tmp_path / 'model'}", "seed=1")
-    found = train.build_model(config.without_replaced(cfg))
+    found = build_model(without_replaced(cfg))
     assert type(found) is type(trained)
     learns = [
         {name for name, each in encoder.named_parameters() if each.requires_grad}
@@ -102,7 +104,7 @@ def test_a_run_from_a_trained_model_begins_where_that_ended(tmp_path):
 
 
 def test_a_bare_backbone_says_what_it_leaves_out(tmp_path, caplog):
-    trained = train.build_model(composed(*MINIATURE, "head=colbert", "head.width=16"))
+    trained = build_model(composed(*MINIATURE, "head=colbert", "head.width=16"))
     save_encoder(trained, tmp_path / "model", query_length=12, document_length=32)
     bare(str(tmp_path / "model"))
     assert f"init_from={tmp_path / 'model'} goes on from all of it" in caplog.text
@@ -188,5 +190,5 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
 def test_what_does_not_go_together_is_refused_before_the_training(overrides, message, tmp_path):
     with pytest.raises((ValueError, OSError, InstantiationException)) as caught:
         run_here(tmp_path, *overrides)
-    assert message in config.explain(caught.value)
+    assert message in explain(caught.value)
     assert not (tmp_path / "metrics.jsonl").exists()

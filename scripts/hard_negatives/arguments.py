@@ -11,7 +11,11 @@ from sparton.evaluation import check_model, check_term_bounds
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import AUTOCAST
 
-DEFAULTS = {"k1": 0.9, "b": 0.4, "precision": "fp32"}
+DEFAULTS = {
+    "k1": 0.9, "b": 0.4, "precision": "fp32",
+    "teacher_kind": "cross-encoder", "teacher_activation": False, "teacher_batch": 64,
+}  # fmt: skip
+OF_CROSS_ENCODERS = ["teacher_activation", "teacher_batch", "teacher_length"]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -35,15 +39,17 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     group = parser.add_argument_group("teacher")
     group.add_argument("--teacher", help="scores positives and negatives, for distillation")
     group.add_argument(
-        "--teacher-kind", choices=("cross-encoder", "retriever"), default="cross-encoder",
-        help="a cross-encoder of sentence-transformers, or a model of this project",
+        "--teacher-kind", choices=("cross-encoder", "retriever"),
+        help="a cross-encoder of sentence-transformers, the default, or a model of this project",
     )  # fmt: skip
     group.add_argument(
-        "--teacher-activation", action="store_true",
+        "--teacher-activation", action="store_true", default=None,
         help="apply the cross-encoder's own activation; default: its logits",
     )  # fmt: skip
-    group.add_argument("--teacher-batch", type=int, default=64, help="pairs scored at once")
-    group.add_argument("--teacher-length", type=int, help="tokens of a pair")
+    group.add_argument(
+        "--teacher-batch", type=int, help="pairs that a cross-encoder scores at once; default: 64"
+    )
+    group.add_argument("--teacher-length", type=int, help="tokens of a cross-encoder's pair")
     group = parser.add_argument_group("output")
     group.add_argument("--output", type=Path, required=True, help="file.jsonl or file.jsonl.gz")
     group.add_argument("--ids", action="store_true", help="write ids; default: texts")
@@ -115,8 +121,9 @@ def check(arguments: argparse.Namespace) -> Rule:
         raise ValueError("--beir FOLDER stands alone: it names examples, queries and collection")
     if arguments.beir and (arguments.columns or arguments.limit is not None):
         raise ValueError("--columns and --limit do not apply to --beir")
-    if arguments.limit is not None and arguments.limit < 1:
-        raise ValueError(f"--limit {arguments.limit} must be at least 1")
+    for name, value in _given(arguments, ["limit", "teacher_batch", "teacher_length"]).items():
+        if value < 1:
+            raise ValueError(f"{_flag(name)} {value} must be at least 1")
     if not arguments.beir and not arguments.files:
         raise ValueError("name files of training examples, or --beir FOLDER")
     if arguments.queries and not arguments.collection:
@@ -124,21 +131,21 @@ def check(arguments: argparse.Namespace) -> Rule:
     by_id = bool(arguments.beir or arguments.queries)
     for name in ("ids", "exclude_self"):
         if getattr(arguments, name) and not by_id:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} needs examples with ids: --beir, or --queries")
+            raise ValueError(f"{_flag(name)} needs examples with ids: --beir, or --queries")
     return rule
 
 
 def _check_models(arguments: argparse.Namespace) -> None:
-    """Miner and teacher: folders that do not exist, and options of the other kind of miner."""
+    """Miner and teacher: folders that do not exist, and options of another kind than theirs."""
     by_words = arguments.miner == "bm25"
     ignored = ["query_length", "document_length", "max_document_terms"] if by_words else ["k1", "b"]
     if by_words and not (arguments.teacher and arguments.teacher_kind == "retriever"):
         ignored.append("precision")
-    named = _given(arguments, ignored)
-    if named:
-        flags = ", ".join("--" + name.replace("_", "-") for name in named)
-        raise ValueError(f"--miner {arguments.miner} ignores {flags}: leave that out")
+    _refuse(arguments, ignored, f"--miner {arguments.miner}")
+    if not arguments.teacher:
+        _refuse(arguments, ["teacher_kind", *OF_CROSS_ENCODERS], "mining without --teacher")
+    elif arguments.teacher_kind == "retriever":
+        _refuse(arguments, OF_CROSS_ENCODERS, "--teacher-kind retriever")
     BM25(**_given(arguments, ["k1", "b"]))  # refuses what is out of range
     for flag, model in (("miner", arguments.miner), ("teacher", arguments.teacher)):
         if model and not (flag == "miner" and by_words):
@@ -146,6 +153,16 @@ def _check_models(arguments: argparse.Namespace) -> None:
                 check_model(model)
             except FileNotFoundError as error:
                 raise FileNotFoundError(f"--{flag} {error}") from None
+
+
+def _refuse(arguments: argparse.Namespace, names: Sequence[str], because: str) -> None:
+    """Options that were given, and would be ignored."""
+    if given := _given(arguments, names):
+        raise ValueError(f"{because} ignores {', '.join(map(_flag, given))}: leave that out")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from torch.profiler import ProfilerActivity, profile
 
-from sparton import config
+import train  # noqa: F401, it sets the environment and makes the schema known
+from sparton.cli.training import build_loader, build_trainer
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.types import SIDES, Side, TrainBatch
-from train import build_loader, build_trainer
 from training_benchmark.commands import ROOT
 
 
@@ -73,7 +73,6 @@ class ProfiledBatches:
 def main(arguments: Sequence[str]) -> None:
     run, warm_up, steps, *overrides = arguments
     folder, world = Path(run), join_world()
-    config.register()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose("train", overrides)
     data = instantiate(cfg.data)

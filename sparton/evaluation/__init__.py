@@ -18,6 +18,7 @@ from sparton.evaluation.results import (
 )
 from sparton.evaluation.settings import (
     bm25_finds,
+    check_bounds_apply,
     check_metrics,
     check_search,
     check_term_bounds,
@@ -30,6 +31,7 @@ __all__ = [
     "TaskResult",
     "TokenMatch",
     "bm25_finds",
+    "check_bounds_apply",
     "check_metrics",
     "check_model",
     "check_search",

@@ -12,6 +12,8 @@ from sparton.types import Kind, RetrievalTask
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
 
+_COMPARED: dict[str, Kind] = {"sparse": "sparse", "maxsim": "tokens"}
+
 
 def check_term_bounds(**bounds: object) -> None:
     """Refuse bounds of a text's terms that are neither a positive int nor None.
@@ -124,14 +126,24 @@ def _choose_search(search: Search | None, encoder: "Encoder") -> Search:
     return search
 
 
-def check_bounds_apply(search: Search, kinds: Collection[Kind], **bounds: int | None) -> None:
+def compared_kinds(search: Search, encoder: "Encoder") -> Collection[Kind]:
+    """What ``search``, as :func:`plan_search` gives it, takes of the encoder."""
+    return encoder.kinds if search == "rerank" else (_COMPARED[search],)
+
+
+def check_bounds_apply(search: Search, encoder: "Encoder", **bounds: int | None) -> None:
     """Refuse bounds of terms where no sparse vectors of the encoder are searched.
+
+    Args:
+        search: as :func:`plan_search` gives it.
 
     Raises:
         ValueError: names the bound and its value.
     """
+    if "sparse" in compared_kinds(search, encoder):
+        return
     for name, value in bounds.items():
-        if value is not None and "sparse" not in kinds:
+        if value is not None:
             raise ValueError(
                 f"{name}={value} keeps the largest weights of sparse vectors, which take no part "
                 f"in search={search} with this encoder: set it to null"

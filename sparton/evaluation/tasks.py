@@ -19,6 +19,7 @@ from sparton.evaluation.settings import (
     check_search,
     check_term_bounds,
     check_texts,
+    compared_kinds,
     plan_search,
 )
 from sparton.retrieval.bm25 import BM25
@@ -28,12 +29,11 @@ from sparton.retrieval.metrics import METRICS, evaluate_run
 from sparton.retrieval.run import Run
 from sparton.retrieval.sparse import mean_flops
 from sparton.retrieval.tokens import VectorDtype
-from sparton.types import Kind, RetrievalTask, Side, Tokenizer
+from sparton.types import RetrievalTask, Side, Tokenizer
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
 
-_COMPARED: dict[str, Kind] = {"sparse": "sparse", "maxsim": "tokens"}
 _PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
 
 
@@ -88,8 +88,8 @@ def evaluate_encoder(
     bounds = {"max_query_terms": max_query_terms, "max_document_terms": max_document_terms}
     check_term_bounds(**bounds)
     chosen = plan_search(encoder, metrics=metrics, k=k, search=search, rerank_depth=rerank_depth)
-    kinds = encoder.kinds if chosen == "rerank" else (_COMPARED[chosen],)
-    check_bounds_apply(chosen, kinds, **bounds)
+    check_bounds_apply(chosen, encoder, **bounds)
+    kinds = compared_kinds(chosen, encoder)
     bm25 = BM25(k1, b)
 
     def encode(texts: Sequence[str], side: Side, max_terms: int | None) -> EncodedTexts:

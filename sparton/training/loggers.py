@@ -2,15 +2,17 @@
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
 Record = dict[str, Any]
-WandbMode = Literal["online", "offline"]
+WandbMode = Literal["online", "offline", "disabled"]
 
 
 class Logger(Protocol):
@@ -24,6 +26,12 @@ class Logger(Protocol):
     def conclude(self, record: Record, step: int) -> None: ...
 
     def close(self) -> None: ...
+
+
+class OpenLogger(Protocol):
+    """What a logger's settings make; ``start_step``: steps completed before, 0 for a new run."""
+
+    def __call__(self, *, start_step: int) -> Logger: ...
 
 
 class JsonlLogger:
@@ -106,31 +114,64 @@ _SHOWN = (
 )
 
 
-class WandbLogger:
-    """Weights & Biases; the parts of a run that was stopped and resumed are one run there.
+def wandb_logger(directory: str, project: str, mode: WandbMode | None = None) -> OpenLogger:
+    """Weights & Biases, which is asked for an account at once.
 
     Args:
         directory: the run folder, which keeps the run's id.
         project: name of the project there.
-        mode: "online", or "offline" to write to the folder alone, without an account.
+        mode: "online", "offline" to write to the folder alone, without an account, or "disabled".
+            None for what WANDB_MODE says, or else "online".
+
+    Raises:
+        ValueError: the package is missing, or there is no account.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise ValueError(
+            "logger=wandb needs the package wandb: pip install -e '.[wandb]'"
+        ) from error
+    if mode in (None, "online"):
+        with _wandb_errors():
+            wandb.login(verify=False)
+    return partial(WandbLogger, directory, project, mode)
+
+
+@contextmanager
+def _wandb_errors() -> Iterator[None]:
+    """In one sentence, with what a user can do."""
+    import wandb
+
+    try:
+        yield
+    except wandb.Error as error:
+        raise ValueError(
+            f"logger=wandb cannot log in or begin a run ({' '.join(str(error).split())}): set "
+            "WANDB_API_KEY, run `wandb login`, or choose logger.wandb.mode=offline or logger=none"
+        ) from error
+
+
+class WandbLogger:
+    """A run of Weights & Biases; the parts of one that was stopped and resumed are one run there.
+
+    Args:
+        directory, project, mode: see :func:`wandb_logger`.
         start_step: steps completed before; 0 for a new run.
     """
 
     def __init__(
-        self, directory: str, project: str, mode: WandbMode = "online", start_step: int = 0
+        self, directory: str, project: str, mode: WandbMode | None = None, start_step: int = 0
     ):
-        try:
-            import wandb
-        except ImportError as error:
-            raise ValueError(
-                "logger=wandb needs the package wandb: pip install -e '.[wandb]'"
-            ) from error
+        import wandb
+
         kept = Path(directory) / "wandb-id.txt"
         if not start_step or not kept.exists():
             kept.write_text(uuid.uuid4().hex[:8])
-        self._run = wandb.init(
-            dir=directory, project=project, mode=mode, id=kept.read_text(), resume="allow"
-        )
+        with _wandb_errors():
+            self._run = wandb.init(
+                dir=directory, project=project, mode=mode, id=kept.read_text(), resume="allow"
+            )
 
     def describe(self, manifest: Record) -> None:
         self._run.config.update(manifest, allow_val_change=True)
@@ -145,17 +186,28 @@ class WandbLogger:
         self._run.finish()
 
 
+def tensorboard_logger(directory: str) -> OpenLogger:
+    """TensorBoard event files in a folder.
+
+    Raises:
+        ValueError: the package is missing.
+    """
+    try:
+        import torch.utils.tensorboard  # noqa: F401, seen before any work
+    except ImportError as error:
+        raise ValueError(
+            "logger=tensorboard needs the package: pip install -e '.[tensorboard]'"
+        ) from error
+    return partial(TensorBoardLogger, directory)
+
+
 class TensorBoardLogger:
     """TensorBoard event files in a folder; what a resumed run had written beyond ``start_step``,
     the number of steps completed, is not shown."""
 
     def __init__(self, directory: str, start_step: int = 0):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError(
-                "logger=tensorboard needs the package: pip install -e '.[tensorboard]'"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         self._writer = SummaryWriter(directory, purge_step=start_step + 1 if start_step else None)
 
     def describe(self, manifest: Record) -> None:

@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 import in_domain
-from sparton import config
+from sparton.cli.checks import check
+from tests.composing import composed
 
 
 def test_a_study_goes_on_with_tests_that_are_missing(tmp_path):
@@ -33,11 +33,7 @@ def trainings() -> list[in_domain.Step]:
 
 def test_every_training_of_the_study_composes(trainings):
     assert len(trainings) == 3 * len(in_domain.SYSTEMS) + 1  # one with a half residual
-    config.register()
-    root = Path(in_domain.__file__).resolve().parents[1]
     for step in trainings:
-        with initialize_config_dir(str(root / "configs"), version_base="1.3"):
-            words = [word for word in step.words[1:] if not word.startswith("hydra.")]
-            cfg = compose("train", words)
-        config.check(cfg, world_size=1)
+        cfg = composed(*(word for word in step.words[1:] if not word.startswith("hydra.")))
+        check(cfg, world_size=1)
         assert cfg.steps == 20 and cfg.num_negatives == (0 if "pairs" in step.name else 3)

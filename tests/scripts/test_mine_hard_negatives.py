@@ -18,6 +18,7 @@ from sparton.datasets.sources import id_records, text_records
 from tests.scripts.mining_problems import generate, mine, write
 
 ROOT = Path(__file__).resolve().parents[2]
+RETRIEVER = ["--teacher", "a/model", "--teacher-kind", "retriever"]
 
 
 @pytest.fixture(autouse=True)
@@ -291,6 +292,17 @@ def test_a_beir_folder_gives_ids_that_training_reads(beir, tmp_path):
         (["--query-length", "8", "--document-length", "9"], "--query-length, --document-length:"),
         (["--precision", "fp32"], "--miner bm25 ignores --precision"),
         (["--precision", "bf16", "--teacher", "some/cross-encoder"], "ignores --precision"),
+        (["--teacher-kind", "retriever"], "mining without --teacher ignores --teacher-kind: leave"),
+        (
+            ["--teacher-activation", "--teacher-batch", "64", "--teacher-length", "9"],
+            "ignores --teacher-activation, --teacher-batch, --teacher-length: leave that out",
+        ),
+        (
+            [*RETRIEVER, "--teacher-batch", "8", "--teacher-activation"],
+            "--teacher-kind retriever ignores --teacher-activation, --teacher-batch: leave that",
+        ),
+        (["--teacher", "a/model", "--teacher-batch", "0"], "--teacher-batch 0 must be at least 1"),
+        ([*RETRIEVER, "--teacher-length", "9"], "retriever ignores --teacher-length: leave that"),
         (["--miner", "a/model", "--k1", "0.9", "--b", "1"], "--miner a/model ignores --k1, --b:"),
         (["--teacher", "/no/such/folder"], "--teacher /no/such/folder: no such folder"),
     ],

@@ -9,21 +9,18 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
-import train
 from hard_negatives import miners
 from hard_negatives.mining import Mining
-from sparton import config
+from sparton.cli.training import run_training
 from sparton.models.backbones import tiny
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
 from sparton.training.distributed import World
 from sparton.types import TokenBatch
+from tests.composing import composed
 from tests.scripts.mining_problems import WORDS, generate, mine, write
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -158,12 +155,10 @@ def test_training_reads_what_was_mined(pairs, cross_encoder, tmp_path, loss):
 
 def one_step(folder: Path, *overrides: str) -> float:
     folder.mkdir()
-    config.register()
     miniature = ["experiment=quickstart", "debug=tiny", "backbone.hidden_size=32", "steps=1"]
     data = ["data=distillation", "num_negatives=3", "evaluation=none", "unique_positives=false"]
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        cfg = compose("train", [*miniature, *data, *overrides])
-    train.run(cfg, World(0, 1, torch.device("cpu")), folder)
+    cfg = composed(*miniature, *data, *overrides)
+    run_training(cfg, World(0, 1, torch.device("cpu")), folder)
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
 
 

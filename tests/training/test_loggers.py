@@ -1,10 +1,12 @@
-"""What the screen shows of a run."""
+"""What the screen shows of a run, and what other loggers ask for."""
 
 import io
+import sys
 
+import pytest
 from rich.console import Console
 
-from sparton.training.loggers import ScreenLogger
+from sparton.training.loggers import ScreenLogger, tensorboard_logger, wandb_logger
 
 
 def shown(record: dict[str, float], step: int) -> str:
@@ -18,3 +20,53 @@ def test_the_time_left_is_that_of_the_steps_left():
     assert line == "10/90  loss 0.5000  ms 1,500  left 0:02:00\n"
     assert "left" not in shown({"step_ms": 1500.0}, 90)
     assert "left" not in shown({"dev_ndcg@10": 0.5}, 10)
+
+
+@pytest.fixture
+def wandb(tmp_path, monkeypatch):
+    """The package on a machine where nobody has logged in."""
+    package = pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HOME", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO())  # nobody to ask, whoever runs the tests
+    package.teardown()
+    yield package
+    package.teardown()
+
+
+@pytest.mark.parametrize("mode", [None, "online"])
+def test_without_an_account_wandb_is_refused_in_one_sentence(wandb, tmp_path, mode):
+    with pytest.raises(ValueError, match=r"logger=wandb .* set WANDB_API_KEY, run") as caught:
+        wandb_logger(f"{tmp_path}", "sparton", mode)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_that_wandb_does_not_begin_is_told_in_one_sentence(wandb, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    open_logger = wandb_logger(f"{tmp_path}", "sparton", "online")
+    with pytest.raises(ValueError, match=r"logger=wandb .* set WANDB_API_KEY, run"):
+        open_logger(start_step=0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "variable"), [("offline", ""), ("disabled", ""), (None, "offline")]
+)
+def test_modes_without_an_account_need_none(wandb, tmp_path, monkeypatch, mode, variable):
+    if variable:
+        monkeypatch.setenv("WANDB_MODE", variable)
+    logger = wandb_logger(f"{tmp_path}", "sparton", mode)(start_step=0)
+    logger.log({"loss": 0.5}, 1)
+    logger.close()
+    assert bool(list(tmp_path.glob("wandb/offline-run-*"))) == (mode != "disabled")
+
+
+def test_packages_that_are_missing_are_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"logger=wandb needs the package wandb: pip install"):
+        wandb_logger(f"{tmp_path}", "sparton")
+    with pytest.raises(ValueError, match=r"logger=tensorboard needs the package: pip install"):
+        tensorboard_logger(f"{tmp_path}")

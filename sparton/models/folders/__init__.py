@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Unpack
 
 from sparton.models.asymmetric import AsymmetricEncoder
+from sparton.models.checkpoint import optional_file
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
@@ -25,8 +26,16 @@ from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
 
-__all__ = ["Lengths", "check_place", "encoder_lengths", "load_encoder", "save_encoder"]
+__all__ = [
+    "Lengths",
+    "check_place",
+    "encoder_lengths",
+    "find_model",
+    "load_encoder",
+    "save_encoder",
+]
 
+MODEL_FILES = ("config.json", "modules.json")  # a model has one of them at least
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 ROUTER = ["Router"]
 DENSE = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
@@ -95,8 +104,7 @@ def load_encoder(
 
 def _is_run(folder: Path) -> bool:
     """Whether a model is not this folder, but below it."""
-    models = ("config.json", "modules.json")
-    return (folder / "model").is_dir() and not any((folder / file).exists() for file in models)
+    return (folder / "model").is_dir() and not any((folder / file).exists() for file in MODEL_FILES)
 
 
 def check_place(name: str | Path) -> None:
@@ -115,6 +123,21 @@ def check_place(name: str | Path) -> None:
         raise FileNotFoundError(
             f"{name}: no such folder; give a folder of train.py, a sentence-transformers folder, "
             "or a hub name such as naver/splade-v3"
+        )
+
+
+def find_model(name: str | Path, revision: str | None = None) -> None:
+    """Refuse what is neither a folder nor a model on the hub; no weights are read.
+
+    Raises:
+        OSError: says what would be right.
+    """
+    check_place(name)
+    if Path(name).is_dir():
+        return
+    if not any(optional_file(str(name), file, revision) for file in MODEL_FILES):
+        raise FileNotFoundError(
+            f"{name}: no such folder, and no such model on the hub, or the hub cannot be reached"
         )
 
 

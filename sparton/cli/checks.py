@@ -1,0 +1,152 @@
+"""What a training's configuration is refused for, before any work."""
+
+import math
+from collections.abc import Sequence
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from sparton.cli.overrides import overrides_in
+from sparton.cli.schema import total_steps
+from sparton.evaluation.settings import check_metrics, check_search
+from sparton.models.folders import find_model
+from sparton.training.loop import SELECT_BY
+from sparton.training.precision import PRECISIONS
+from sparton.types import BodyOptions
+
+
+def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
+    """Refuse combinations that could not train, or that would ignore what was asked for.
+
+    Args:
+        typed: the overrides of the command line. An experiment's file may name a backbone that
+            ``init_from`` replaces, a user may not.
+
+    Raises:
+        ValueError: names the setting, its value, and what would be right.
+    """
+    _check_numbers(cfg)
+    _check_precision(cfg)
+    if cfg.init_from is not None:
+        _check_start(cfg, typed)
+    _check_evaluation(cfg)
+    _check_regularizers(cfg)
+    _check_loss(cfg)
+    _check_steps(cfg, world_size)
+
+
+def check_models(cfg: DictConfig) -> None:
+    """Look for the models that a training begins with.
+
+    Raises:
+        MissingMandatoryValue: one of them has no name.
+        OSError: names the setting, and what would be right.
+    """
+    for place in ("init_from", "backbone.name", "query_encoder.backbone.name"):
+        name = OmegaConf.select(cfg, place, throw_on_missing=True)
+        if name is not None:
+            revision = OmegaConf.select(cfg, f"{place.removesuffix('.name')}.revision")
+            try:
+                find_model(name, revision)
+            except OSError as error:
+                raise OSError(f"{place}={error}") from error
+
+
+def _check_numbers(cfg: DictConfig) -> None:
+    """Numbers out of range."""
+    positive = ("gpus", "batch", "examples", "query_length", "document_length", "log_every")
+    for name in positive:
+        if getattr(cfg, name) < 1:
+            raise ValueError(f"{name}={getattr(cfg, name)}: must be at least 1")
+    for name in ("micro_batch", "checkpoint_every", "steps", "evaluation.every"):
+        value = OmegaConf.select(cfg, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name}={value}: must be a whole number from 1 on, or null")
+    for name in ("weight_decay", "optimizer.lr"):
+        value = OmegaConf.select(cfg, name, default=0.0)
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name}={value}: must not be negative, and finite")
+    if cfg.clip_norm is not None and cfg.clip_norm <= 0:
+        raise ValueError(f"clip_norm={cfg.clip_norm}: must be positive, or null for no clipping")
+    for name in ("num_negatives", "num_workers"):
+        if getattr(cfg, name) < 0:
+            raise ValueError(f"{name}={getattr(cfg, name)}: must not be negative")
+
+
+def _check_precision(cfg: DictConfig) -> None:
+    if cfg.precision not in PRECISIONS:
+        raise ValueError(f"precision={cfg.precision}: choose from {', '.join(PRECISIONS)}")
+    for name in ("head.fp8", "head.sparse.fp8", "query_encoder.head.fp8"):
+        if OmegaConf.select(cfg, name) and cfg.precision == "fp32":
+            raise ValueError(
+                f"{name}=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
+                f"{name}=false"
+            )
+
+
+def _check_start(cfg: DictConfig, typed: Sequence[str]) -> None:
+    """What a trained model says itself."""
+    if not cfg.init_from:
+        raise ValueError("init_from= is empty: name a folder, or init_from=null for a new model")
+    if not cfg.query_encoder["_target_"].endswith(".shared_queries"):
+        raise ValueError(
+            f"init_from={cfg.init_from} says itself how queries are encoded: leave "
+            "query_encoder=shared"
+        )
+    if cfg.backbone["_target_"].endswith(".CachedBackbone"):
+        raise ValueError(
+            f"init_from={cfg.init_from} encodes texts, and backbone=cached looks them up: choose "
+            "one of them"
+        )
+    kept = [f"backbone.{name}" for name in BodyOptions.__annotations__]
+    ignored = overrides_in(typed, ["backbone"], but=kept)
+    if ignored:
+        raise ValueError(
+            f"init_from={cfg.init_from} brings a backbone of its own and ignores "
+            f"{', '.join(ignored)}: leave that out, or init_from. Of a backbone only "
+            f"{', '.join(kept)} go with it"
+        )
+
+
+def _check_evaluation(cfg: DictConfig) -> None:
+    check_search(cfg.search, cfg.rerank_depth)
+    check_metrics(cfg.metrics)
+    if SELECT_BY not in cfg.metrics:
+        raise ValueError(
+            f"metrics={list(cfg.metrics)} lack {SELECT_BY}, by which the best model is chosen: "
+            "add it"
+        )
+
+
+def _check_regularizers(cfg: DictConfig) -> None:
+    for side in ("query_regularizer", "document_regularizer"):
+        for name, settings in cfg[side].items():
+            if not settings or "_target_" not in settings:
+                raise ValueError(
+                    f"{side}.{name} has settings (of the experiment, or of the command line) but "
+                    f"no such regularizer was chosen: add {name} to regularizer@{side}=[...], or "
+                    f"remove them with ~{side}.{name}"
+                )
+
+
+def _check_loss(cfg: DictConfig) -> None:
+    loss = instantiate(cfg.loss)
+    if loss.needs_negatives and cfg.num_negatives < 1:
+        raise ValueError(
+            f"num_negatives={cfg.num_negatives}, but the loss {type(loss).__name__} compares a "
+            "query's positive with negatives of its own: set num_negatives=1 or more, or "
+            "loss=infonce"
+        )
+
+
+def _check_steps(cfg: DictConfig, world_size: int) -> None:
+    if cfg.batch % world_size:
+        raise ValueError(
+            f"batch={cfg.batch} counts the queries of a step over all processes and must be a "
+            f"multiple of their number, {world_size}; try batch="
+            f"{max(cfg.batch // world_size, 1) * world_size}"
+        )
+    if total_steps(cfg) < 1:
+        raise ValueError(
+            f"examples={cfg.examples} makes no step of batch={cfg.batch}: lower batch or set steps"
+        )

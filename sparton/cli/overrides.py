@@ -1,0 +1,37 @@
+"""What the overrides of a command line say: the name of a folder, and what was asked for."""
+
+import hashlib
+import re
+from collections.abc import Collection, Sequence
+
+_LONGEST_NAME = 120
+_NO_OVERRIDES = "defaults"
+
+
+def folder_name(overrides: Sequence[str], left_out: Collection[str] = ()) -> str:
+    """Overrides as the name of one folder: what a shell, Hydra and a file system take unquoted.
+
+    Other characters become ``_``; a long name is cut and ends in a digest of the whole text.
+
+    Args:
+        left_out: settings and groups of the top level that the name does not tell.
+    """
+    named = (each for each in overrides if top_level(each) not in left_out)
+    text = "+".join(sorted(named)).replace("=", "-")
+    name = re.sub(r"[^\w.+@-]+", "_", text).lstrip(".") or _NO_OVERRIDES
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def top_level(override: str) -> str:
+    """The setting or group of the top level that an override changes, or changes something in."""
+    return re.split("[=.@/]", override.lstrip("+~"), maxsplit=1)[0]
+
+
+def overrides_in(
+    overrides: Sequence[str], groups: Collection[str], but: Collection[str] = ()
+) -> list[str]:
+    """The overrides of settings and groups of the top level, but for those of some dotted keys."""
+    own = (each for each in overrides if top_level(each) in groups)
+    return [each for each in own if each.lstrip("+~").partition("=")[0] not in but]

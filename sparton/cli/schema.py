@@ -1,0 +1,109 @@
+"""The typed top level of a training's configuration, and what makes a run the run it is.
+
+The groups (backbone, head, ...) are plain YAML with ``_target_``; the scalars here are typed, so
+that ``batch=lots`` and ``bacth=512`` stop before any work.
+"""
+
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from sparton.cli.overrides import folder_name
+from sparton.types import BodyOptions
+
+# What may differ between the parts of one run: it changes neither the model nor its selection.
+_INCIDENTAL = {
+    "study", "gpus", "micro_batch", "log_every", "checkpoint_every", "num_workers", "logger",
+    "metrics",
+}  # fmt: skip
+_FOLDERS_OF_THEIR_OWN = {"study", "gpus", "seed"}
+
+
+@dataclass
+class TrainConfig:
+    """Everything ``train.py`` reads. ``configs/train.yaml`` holds the values."""
+
+    seed: int
+    study: str
+    data_dir: str
+    init_from: str | None
+    gpus: int
+    batch: int
+    micro_batch: int | None
+    steps: int | None
+    examples: int
+    num_negatives: int
+    query_length: int
+    document_length: int
+    precision: str
+    clip_norm: float | None
+    weight_decay: float
+    log_every: int
+    checkpoint_every: int | None
+    num_workers: int
+    unique_positives: bool
+    metrics: list[str]
+    search: str | None
+    rerank_depth: int
+    backbone: dict[str, Any] = field(default_factory=dict)
+    head: dict[str, Any] = field(default_factory=dict)
+    query_encoder: dict[str, Any] = field(default_factory=dict)
+    loss: dict[str, Any] = field(default_factory=dict)
+    query_regularizer: dict[str, Any] = field(default_factory=dict)
+    document_regularizer: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    scheduler: dict[str, Any] = field(default_factory=dict)
+    logger: dict[str, Any] = field(default_factory=dict)
+
+
+def register() -> None:
+    """Make the schema known to Hydra as ``train_schema``, and the names of folders as resolvers.
+
+    A run is found again with other incidental settings; cells of a sweep may differ in them alone.
+    ``sweep_name`` stays in all cells what it is in their sweep, as Hydra's ``now`` does.
+    """
+    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+    run_name = partial(folder_name, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
+    cell_name = partial(folder_name, left_out=_FOLDERS_OF_THEIR_OWN)
+    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+    OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)
+    OmegaConf.register_new_resolver("sweep_name", cell_name, replace=True, use_cache=True)
+
+
+def total_steps(cfg: DictConfig) -> int:
+    """``steps``, or as many as ``examples`` makes at this batch."""
+    return cfg.steps if cfg.steps is not None else cfg.examples // cfg.batch
+
+
+def without_replaced(cfg: DictConfig) -> DictConfig:
+    """The settings that count: of a backbone that ``init_from`` replaces, how it runs."""
+    if cfg.init_from is None:
+        return cfg
+    cfg = cfg.copy()
+    cfg.backbone = {name: cfg.backbone.get(name, False) for name in BodyOptions.__annotations__}
+    return cfg
+
+
+def identity(cfg: DictConfig) -> dict[str, str]:
+    """What makes a run the run it is: dotted key to value. A checkpoint belongs to one identity."""
+    flat: dict[str, str] = {}
+
+    def flatten(key: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, below in value.items():
+                flatten(f"{key}.{name}", below)
+        else:
+            flat[key] = str(value)
+
+    for each in fields(TrainConfig):
+        if each.name not in _INCIDENTAL:
+            value = cfg[each.name]
+            if OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True)
+            flatten(each.name, value)
+    return {key: value for key, value in flat.items() if not key.startswith("evaluation.test")}

@@ -1,0 +1,58 @@
+"""What could not train, or would ignore what was asked for, is refused by name."""
+
+import re
+
+import pytest
+
+from sparton.cli.checks import check
+from tests.composing import composed
+
+
+@pytest.mark.parametrize(
+    ("overrides", "world_size", "message"),
+    [
+        (["batch=0"], 1, "batch=0: must be at least 1"),
+        (["micro_batch=0"], 1, "micro_batch=0: must be a whole number from 1 on, or null"),
+        (["evaluation.every=lots"], 1, "evaluation.every=lots: must be a whole number"),
+        (["clip_norm=-1"], 1, "clip_norm=-1.0: must be positive, or null"),
+        (["num_negatives=-1"], 1, "num_negatives=-1: must not be negative"),
+        (["precision=fp8"], 1, "precision=fp8: choose from fp32, bf16"),
+        (["head.fp8=true", "precision=fp32"], 1, "needs products in 16 bit, got precision=fp32"),
+        (["batch=6"], 4, "multiple of their number, 4; try batch=4"),
+        (["batch=2"], 4, "try batch=4"),
+        (["weight_decay=-0.1"], 1, "weight_decay=-0.1: must not be negative"),
+        (["optimizer.lr=-1"], 1, "optimizer.lr=-1: must not be negative"),
+        (["examples=100"], 1, "examples=100 makes no step of batch=512"),
+    ],
+)
+def test_combinations_that_could_not_train_are_refused(overrides, world_size, message):
+    with pytest.raises(ValueError, match=message):
+        check(composed(*overrides), world_size)
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["backbone=modernbert_base", "backbone.name=/nowhere", "+backbone.logit_scale=1", "~backbone"],
+)
+def test_a_backbone_that_was_asked_for_beside_a_trained_model_is_refused(typed):
+    cfg = composed("init_from=runs/x/model", "backbone=bert_base")
+    with pytest.raises(ValueError, match=rf"init_from=runs/x/model .* ignores {re.escape(typed)}:"):
+        check(cfg, 1, ["init_from=runs/x/model", typed])
+
+
+def test_how_a_trained_model_runs_may_be_asked_for_and_experiments_name_any_backbone():
+    for name in ("compile", "half_residual", "gradient_checkpointing"):
+        typed = ["experiment=in_domain", "init_from=runs/x/model", f"backbone.{name}=true"]
+        check(composed(*typed), 1, typed)
+
+
+def test_settings_of_a_regularizer_that_was_not_chosen_are_refused():
+    overrides = ["experiment=quickstart", "regularizer@document_regularizer=l1"]
+    with pytest.raises(ValueError, match=r"document_regularizer\.flops has settings"):
+        check(composed(*overrides), world_size=1)
+    check(composed(*overrides, "~document_regularizer.flops"), world_size=1)
+
+
+def test_fp8_trains_in_16_bit():
+    for precision in ("bf16", "fp16", "bf16_pure"):
+        check(composed("head.fp8=true", f"precision={precision}"), world_size=1)

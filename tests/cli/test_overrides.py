@@ -1,0 +1,25 @@
+"""Names of folders that overrides make."""
+
+import pytest
+
+from sparton.cli.overrides import folder_name
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["head=sparton", "batch=512"], "batch-512+head-sparton"),
+        (["data.path=../../x y"], "data.path-.._.._x_y"),
+        (["+regularizer@x=[flops,l1]"], "+regularizer@x-_flops_l1_"),
+        (["seed=1", "~seed.x", "seeds=2", "loss.seed=3"], "loss.seed-3+seeds-2"),
+        (["seed=1"], "defaults"),
+    ],
+)
+def test_folder_names_need_no_quotes_and_stay_one_folder(overrides, name):
+    assert folder_name(overrides, left_out={"seed"}) == name
+
+
+def test_long_folder_names_are_cut_and_stay_apart():
+    first, second = (folder_name([f"x={'x' * 300}{end}"]) for end in "ab")
+    assert first != second
+    assert max(len(first), len(second)) < 140

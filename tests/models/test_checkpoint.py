@@ -1,0 +1,44 @@
+"""What the hub does not give is said in one sentence."""
+
+import pytest
+from transformers.utils import hub
+
+from sparton.models import checkpoint
+from sparton.models.checkpoint import optional_file
+from sparton.models.folders import find_model
+
+ANSWERS = {
+    hub.RepositoryNotFoundError: "nobody/none: no such folder, and no such model on the hub",
+    hub.GatedRepoError: "nobody/none: the hub shows this model to those only who accept its terms",
+    hub.RevisionNotFoundError: "nobody/none has no revision=v9 on the hub: name a branch, tag or",
+    hub.HfHubHTTPError: "nobody/none: There was a specific connection error when trying to load",
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_the_hubs_refusals_are_one_sentence(monkeypatch, kind):
+    def refuse(*_: object, **__: object) -> None:
+        error = kind.__new__(kind)  # without the response that its constructor asks for
+        error.args = ("401 Client Error.\nRepository Not Found for url: ...",)
+        raise error
+
+    monkeypatch.setattr(hub, "hf_hub_download", refuse)
+    with pytest.raises(OSError, match=ANSWERS[kind]) as caught:
+        optional_file("nobody/none", "config.json", "v9")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", ["config.json", "modules.json"])
+def test_a_model_is_a_folder_or_on_the_hub(tmp_path, monkeypatch, file):
+    there = {"nobody/some": file}
+    monkeypatch.setattr(
+        checkpoint,
+        "cached_file",
+        lambda name, asked, **_: asked if there.get(name) == asked else None,
+    )
+    find_model(tmp_path)
+    find_model("nobody/some")
+    with pytest.raises(FileNotFoundError, match="nobody/none: no such folder, and no such model"):
+        find_model("nobody/none")
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder; give a folder of train"):
+        find_model(tmp_path / "nowhere")
