@@ -19,12 +19,14 @@ from tables.in_domain import in_domain_table, models_table
 from tables.maxsim import backward_table, forward_table, other_run, targets_table
 from tables.paper import figure2, table1, table2
 from tables.profile import profile_table
+from tables.summary import summary_table
 from tables.sweeps import multilingual, table3, table3_in_domain
 from tables.training import any_batch_table, gpus_table, late_table, splade_table, steps_table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/benchmarks.md")
 TABLES = {
+    "summary": summary_table,
     "in_domain": in_domain_table,
     "in_domain_models": models_table,
     "heads": heads_table,

@@ -76,11 +76,11 @@ def _side_by_side(records: list[Record], mode: str) -> str:
         figures = [_time(record, min(times, default=0.0)) for record in found]
         floor, share = _floor(found)
         rows.append([shape, *figures, floor, share])
-    names = [_words(name) for name in providers]
+    names = [provider_name(name) for name in providers]
     return markdown([f"{MODES[mode]}, ms", *names, "floor", "share of the floor"], rows)
 
 
-def _words(provider: str) -> str:
+def provider_name(provider: str) -> str:
     """``lik_lowmem`` is "LIK lowmem"."""
     package, _, option = provider.partition("_")
     return f"{WORDS.get(package, package)} {option}".strip()
@@ -123,9 +123,11 @@ def _targets(records: list[Record]) -> str:
         if "p50_ms" in ours and timed:
             best = min(timed, key=lambda record: record["p50_ms"])
             ratio = ours["p50_ms"] / best["p50_ms"]
-            times = f"{_time(ours, 0)} / {_time(best, 0)} ms, {_words(best['provider'])}"
+            times = f"{_time(ours, 0)} / {_time(best, 0)} ms, {provider_name(best['provider'])}"
             verdict, met = f"{times}: {ratio:.2f}", "yes" if ratio <= target.limit else "**no**"
-        rivals_said = "the better peer" if target.rivals == PEERS else _words(target.rivals[0])
+        rivals_said = (
+            "the better peer" if target.rivals == PEERS else provider_name(target.rivals[0])
+        )
         row = [
             target.name,
             target.shape,

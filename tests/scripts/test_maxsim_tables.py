@@ -114,3 +114,10 @@ def test_other_runs_have_tables_of_their_own(write, tmp_path):
     )
     with pytest.raises(ValueError, match="mixes the runs"):
         TABLES["maxsim_rest"]()
+
+
+def test_the_summary_names_the_best_peer(write):
+    write()
+    assert "0.20 ms" in TABLES["summary"]()
+    assert "0.80 ms" in TABLES["summary"]()
+    assert "(flash-maxsim)" in TABLES["summary"]()

@@ -182,3 +182,13 @@ def test_figures_are_the_same_whenever_they_are_drawn(results, tmp_path, monkeyp
         drawn.append((tmp_path / "figures/figure2-test-gpu.svg").read_bytes())
     assert drawn[0] == drawn[1]
     assert b"sparton_hybrid" in drawn[0]
+
+
+def test_the_summary_has_rows_of_what_was_measured(results):
+    table = make_tables.TABLES["summary"]
+    assert "10.0 ms" in table()
+    assert "80.0 ms" in table(), "torch.compile"
+    assert "40.0 ms" in table(), "the paper's design"
+    cell = Cell(suites.TABLE1, "compiled", suites.FORWARD_BACKWARD)
+    change(results / "test-gpu/head.jsonl", cell, p50_ms=None, status="oom")
+    assert table() == "Not measured yet.\n"

@@ -125,3 +125,10 @@ def test_names_tell_cells_apart():
         named = [(training.name(r), r["batch"], r["micro_batch"], r["gpus"], r["vocabulary"])
                  for r in (record(suite, cell) for cell in cells)]  # fmt: skip
         assert len(set(named)) == len(named)
+
+
+def test_the_summary_has_both_kinds_at_the_same_batch(results):
+    splade, colbert = rows(TABLES["summary"]())[2:]
+    assert splade[:2] == ["training SPLADE, BERT-base, batch 384", "3,000 pairs/s, 25.0 GiB"]
+    assert splade[2] == "750 pairs/s, 25.0 GiB (sentence-transformers)"
+    assert colbert[0] == "training ColBERT, BERT-base, batch 384, backbone compiled"

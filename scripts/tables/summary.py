@@ -1,0 +1,73 @@
+"""The README's first figures: ours beside what people use otherwise."""
+
+from head_benchmark.suites import FORWARD_BACKWARD, TABLE1
+from head_benchmark.suites import Cell as HeadCell
+from maxsim_benchmark.providers import Cell as MaxSimCell
+from maxsim_benchmark.shapes import BOTH
+from tables.maxsim import PEERS, provider_name
+from tables.records import Record, find, markdown, mebibytes, milliseconds, read_records
+from tables.training import figures, rate
+from training_benchmark.suites import COLBERT, OURS, SPLADE, THEIRS
+from training_benchmark.suites import Cell as TrainingCell
+
+MAXSIM_SHAPE = "128x128_32x300"
+TRAININGS = (
+    TrainingCell(OURS, SPLADE, "sparton", 384),
+    TrainingCell(OURS, COLBERT, "colbert", 384, lengths=COLBERT, compiled=True),
+)
+NAMES = {SPLADE: "SPLADE", COLBERT: "ColBERT"}
+
+
+def summary_table() -> str:
+    """A row for each kind of work that was measured; both sides of a row are of one run."""
+    rows = [*_head(), *_maxsim(), *(row for cell in TRAININGS for row in _training(cell))]
+    if not rows:
+        return "Not measured yet.\n"
+    return markdown(["", "sparton", "others", "GPU"], rows)
+
+
+def _head() -> list[list[str]]:
+    records = read_records("head")
+    ours, compiled, hybrid = (
+        find(records, **HeadCell(TABLE1, head, FORWARD_BACKWARD)._asdict())
+        for head in ("sparton", "compiled", "sparton_hybrid")
+    )
+    if not all("p50_ms" in record for record in (ours, compiled, hybrid)):
+        return []
+    rivals = f"{_cost(compiled)} (`torch.compile`); {_cost(hybrid)} (the paper's design)"
+    return [["SPLADE head, forward and backward", _cost(ours), rivals, ours["gpu"]]]
+
+
+def _maxsim() -> list[list[str]]:
+    records = read_records("maxsim")
+    cells = (MaxSimCell(MAXSIM_SHAPE, BOTH, name) for name in ("sparton", *PEERS))
+    ours, *others = (find(records, **cell._asdict()) for cell in cells)
+    timed = [record for record in others if "p50_ms" in record]
+    if "p50_ms" not in ours or not timed:
+        return []
+    best = min(timed, key=lambda record: record["p50_ms"])
+    rival = f"{_cost(best)} ({provider_name(best['provider'])})"
+    work = "MaxSim, 128 queries x 128 documents, forward and backward"
+    return [[work, _cost(ours), rival, ours["gpu"]]]
+
+
+def _training(cell: TrainingCell) -> list[list[str]]:
+    """Beside the fastest of sentence-transformers' at the same batch."""
+    records = [record for record in read_records("training") if record["suite"] == cell.model]
+    ours = find(records, **cell._asdict())
+    theirs = [r for r in records if r["system"] == THEIRS and r["batch"] == cell.batch and rate(r)]
+    if not (rate(ours) and theirs):
+        return []
+    best = max(theirs, key=lambda record: record["examples_per_second_p50"])
+    work = f"training {NAMES[cell.model]}, BERT-base, batch {cell.batch}"
+    work += ", backbone compiled" if cell.compiled else ""
+    return [[work, _rate(ours), f"{_rate(best)} (sentence-transformers)", ours["gpu"]]]
+
+
+def _cost(record: Record) -> str:
+    return f"{milliseconds(record)} ms, {mebibytes(record)} MiB"
+
+
+def _rate(record: Record) -> str:
+    pairs, _, peak, *_ = figures(record)
+    return f"{pairs} pairs/s, {peak} GiB"
