@@ -35,7 +35,7 @@ bench: $(READY)  ## Measure the heads on this machine's GPU; SUITES="bars heads"
 
 OVERRIDES ?=
 
-table3: $(READY)  ## Train Table 3 of the paper, about 12 hours a row on an H200; OVERRIDES="steps=100 ..."
+table3: $(READY)  ## Train Table 3 of the paper, hours a row; OVERRIDES="steps=100 ..."
 	$(BIN)/python train.py experiment=table3 $(OVERRIDES)
 
 tables: $(READY)  ## Write the tables and figures of README.md and docs/ from the records in results/

@@ -34,8 +34,11 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
             file.flush()
             os.fsync(file.fileno())
         staged.replace(path)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, KeyboardInterrupt) as error:
         staged.unlink(missing_ok=True)
+        # torch.save makes an error of its own of an interrupt while it writes.
+        if KeyboardInterrupt in (type(error), type(error.__context__)):
+            raise KeyboardInterrupt from error
         free = shutil.disk_usage(folder).free / 2**20
         earlier = [kept.name for kept in _newest_first(folder)]
         going_on = f"from {earlier[0]}" if earlier else "from step 0, as none exists yet"

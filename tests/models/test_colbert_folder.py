@@ -159,7 +159,8 @@ def test_words_that_are_no_tokens_are_unknown_words_to_pylate(folder):
         (ColbertHead(8, skiplist=["the"]), r"skiplist={'the'}"),
         (
             EagerHead(),
-            "holds a model of head=colbert, and a EagerHead cannot stand in for its ColbertHead",
+            "holds a model of head=colbert, and a EagerHead cannot stand in for its ColbertHead: "
+            "head=colbert goes on from it.*backbone=bare",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """The loop: what it logs, keeps and refuses, and that a killed run ends where a whole one does."""
 
 import errno
+import io
 import json
 import logging
 from functools import partial
@@ -214,6 +215,22 @@ def test_only_damaged_checkpoints_are_an_error_that_says_what_to_do(tmp_path):
     (tmp_path / "step-00000004.pt").write_bytes(b"half")
     with pytest.raises(CheckpointError, match=r"step-00000004\.pt.*Delete the folder"):
         load_checkpoint(tmp_path)
+
+
+class InterruptedFile(io.BytesIO):
+    def write(self, data):
+        if self.tell():
+            raise KeyboardInterrupt
+        return super().write(data)
+
+
+def test_an_interrupt_while_a_checkpoint_is_written_stays_one(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, 2, {"weight": torch.ones(3)})
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda state, _: save(state, InterruptedFile()))
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, 4, {"weight": torch.ones(3)})
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002.pt"]
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):

@@ -96,8 +96,9 @@ def load_encoder(
     if head is not None and not isinstance(head, kind):
         raise ValueError(
             f"{name} holds a model of head={setting}, and a {type(head).__name__} cannot stand in "
-            f"for its {kind.__name__}: head={setting} goes on from it, and a model of another kind "
-            f"begins at its encoder alone, with backbone.name={name} in the place of init_from"
+            f"for its {kind.__name__}: head={setting} goes on from it. In the place of init_from, "
+            f"backbone.name={name} begins a model of another kind at its encoder alone, with "
+            "backbone=bare where that has no masked-LM head, as in ColBERT, CSR and dense models"
         )
     return load(name, head, revision=revision, **options)
 
