@@ -12,6 +12,7 @@ from sparton.kernels.maxsim.hidden import (
     search_hidden,
     search_serves,
 )
+from sparton.kernels.maxsim.paths import maxsim_backward_cuda
 from sparton.kernels.maxsim.projection import project_tokens, project_tokens_backward
 from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, project_tokens_cpu
 from tests.kernels.problems import error
@@ -120,6 +121,7 @@ def test_embeddings_of_any_width_on_a_gpu(E, dtype):
     gradients = torch.autograd.grad(scores.sum(), leaves)
     for actual, wanted in zip(gradients, torch.autograd.grad(expected.sum(), exact), strict=True):
         assert error(actual.cpu(), wanted) < 10 * tolerance
+        assert error(actual.cpu().roll(1, -1), wanted) > 20 * tolerance
     assert search_serves(operands[0], True) == (E < 2500)
 
 
@@ -230,7 +232,6 @@ def on_cpu(operands, *, normalize):
     return hidden_function._score(*operands, None, normalize, True)[:2]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("normalize", "config", "masked"),
     [
@@ -239,29 +240,45 @@ def on_cpu(operands, *, normalize):
         pytest.param(False, SHARED, True, marks=pytest.mark.slow),
     ],
 )
-def test_the_kernel_agrees_with_the_cpu_version(normalize, config, masked, device):
-    """Scores and winners, of operands with any strides; document 1 has no tokens, query 2
-    neither."""
-    (queries, hidden, projection), query_mask, mask = make_problem(device, Lq=18, H=20, E=12)
+def test_the_kernels_agree_with_the_cpu_version(normalize, config, masked, device):
+    """Scores, winners and gradients, of operands with any strides; document 1 has no tokens, query
+    2 neither."""
+    operands, query_mask, mask = make_problem(device, Lq=18, H=20, E=12)
     masks = (query_mask.flatten(), mask.flatten()) if masked else (None, None)
     cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
-    operands = (queries, hidden, projection, cu_seqlens, *masks)
-    strided = [None if x is None else x.repeat_interleave(2, -1)[..., ::2] for x in operands]
+    inputs = (*operands, cu_seqlens, *masks)
+    strided = [None if x is None else x.repeat_interleave(2, -1)[..., ::2] for x in inputs]
     scores, winners, tokens, norms = search_hidden(
         *strided, normalize=normalize, argmax=True, config=config
     )
-    expected, first = on_cpu(operands, normalize=normalize)
+    expected, first = on_cpu(inputs, normalize=normalize)
     assert error(scores.cpu(), expected.double()) < 1e-6
     assert error(scores.cpu().roll(1, 1), expected.double()) > 1e-2
     assert torch.equal(winners.cpu(), first)
     if masked:
         assert (winners[:, ~masks[0]] == -1).all()
         assert (winners[1] == -1).all()
-    for actual, wanted in zip((tokens, norms), project_tokens_cpu(
-        hidden.cpu(), projection.cpu(), normalize=normalize
-    )):  # fmt: skip
+    queries, hidden, projection = operands
+    projected = project_tokens_cpu(hidden.cpu(), projection.cpu(), normalize=normalize)
+    for actual, wanted in zip((tokens, norms), projected, strict=True):
         assert actual.shape == wanted.shape
         torch.testing.assert_close(actual.cpu(), wanted, atol=1e-6, rtol=1e-5)
+    grad = torch.randn(4, 3, generator=torch.Generator().manual_seed(3)).T
+    dqueries, dtokens = maxsim_backward_cuda(
+        grad.to(device), winners, hidden_function._operands(queries, tokens, cu_seqlens, 37),
+        normalize=False, backward="auto",
+    )  # fmt: skip
+    found = project_tokens_backward(
+        dtokens, tokens, norms, hidden, projection,
+        normalize=normalize, need_hidden=True, need_projection=True,
+    )  # fmt: skip
+    leaves = [x.cpu().requires_grad_() for x in operands]
+    own_masks = (query_mask.cpu(), mask.cpu()) if masked else (None, None)
+    scores = maxsim_from_hidden(*leaves, *own_masks, normalize=normalize)
+    gradients = torch.autograd.grad(scores, leaves, grad)
+    for actual, wanted in zip((dqueries, *found), gradients, strict=True):
+        assert error(actual.cpu(), wanted.double()) < 2e-6
+        assert error(actual.cpu().roll(1, 0), wanted.double()) > 0.1
 
 
 @pytest.mark.parametrize("need_hidden", [True, False])
@@ -371,7 +388,7 @@ def test_eager_and_registered_agree(monkeypatch):
         monkeypatch.setattr(hidden_function, "needs_operators", lambda value=registered: value)
         leaves = [x.clone().requires_grad_() for x in operands]
         scores = maxsim_from_hidden(*leaves, *masks)
-        assert ("_Score" in scores.grad_fn.name()) is not registered
+        assert ("MaxSimFromHidden" in scores.grad_fn.name()) is not registered
         upstream = torch.randn(4, 3, generator=torch.Generator().manual_seed(3)).T
         gradients = torch.autograd.grad(scores, leaves, upstream)
         for i, leaf in enumerate(leaves):
@@ -389,6 +406,28 @@ def test_eager_and_registered_agree(monkeypatch):
         assert torch.equal(x, y)
     assert not maxsim_from_hidden(*operands, *masks).requires_grad
     assert not torch.equal(results[0][1], results[0][1].roll(1, 0))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_compiled_once_for_all_sizes(packed):
+    """With gradients, without another graph for another number of tokens."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    (queries, _, projection), *_ = make_problem(torch.device("cpu"))
+    score = torch.compile(maxsim_from_hidden, backend="aot_eager", fullgraph=True, dynamic=True)
+    for T in (12, 15, 18):
+        leaves = [x.clone().requires_grad_() for x in (queries, torch.ones(4, T, 50), projection)]
+        bounds = {"document_cu_seqlens": torch.tensor([0, 5, 4 * T]).int()} if packed else {}
+        operands = (leaves[0], leaves[1].flatten(0, 1) if packed else leaves[1], leaves[2])
+        scores, expected = (f(*operands, **bounds) for f in (score, maxsim_from_hidden))
+        assert torch.equal(scores, expected)
+        for x, y in zip(
+            torch.autograd.grad(scores.sum(), leaves),
+            torch.autograd.grad(expected.sum(), leaves),
+            strict=True,
+        ):
+            assert torch.equal(x, y)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def test_compiled():
@@ -440,6 +479,7 @@ def test_a_token_that_is_not_a_number_is_seen(config, normalize, device):
 def test_a_query_that_is_not_a_number_is_seen(config, masked, device):
     """Its winners are tokens of the document, or none."""
     (queries, hidden, projection), _, mask = make_problem(device)
+    mask[2:, 0] = False
     queries[1, 2, 3] = float("nan")
     cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
     scores, winners, *_ = search_hidden(
@@ -451,6 +491,8 @@ def test_a_query_that_is_not_a_number_is_seen(config, masked, device):
     assert not scores[[0, 2]].isnan().any()
     inside = (winners >= cu_seqlens[:-1, None]) & (winners < cu_seqlens[1:, None])
     assert (inside | (winners == -1)).all()
+    if masked:
+        assert mask.flatten()[winners[winners >= 0].long()].all()
 
 
 def test_a_backward_under_autocast_is_that_of_the_forward(device):
@@ -501,7 +543,8 @@ def test_registration(normalize):
     halves = [x.detach().half() for x in leaves]
     _, winners, tokens, norms = score(*halves, *rest, True)
     for needs in ((True, False, False), (False, True, True)):
-        arguments = (torch.ones(3, 2), winners, tokens, norms, *halves, *rest, *needs)
+        sizes = (cu_seqlens, 3, normalize)
+        arguments = (torch.ones(3, 2), winners, tokens, norms, *halves, *sizes, *needs)
         torch.library.opcheck(backward, arguments)
 
 
@@ -511,6 +554,7 @@ def test_registration(normalize):
         ({"queries": (5, 24)}, r"\[Q, Lq, E\]"),
         ({"hidden": (4, 50)}, r"document_cu_seqlens"),
         ({"projection": (50, 24)}, r"\[24, 50\]"),
+        ({"queries": (3, 5, 0), "projection": (0, 50)}, r"\[0, 50\] with E > 0"),
         ({"query_mask": (3, 4)}, r"query_mask must be bool \(3, 5\)"),
         ({"document_mask": (4, 36)}, r"document_mask must be bool \(4, 37\)"),
     ],

@@ -57,6 +57,18 @@ def test_the_choice(lengths, per_query, normalize, backward, expected, monkeypat
     assert tuple(called) == expected
 
 
+def test_few_tokens_and_many_documents_are_streamed(monkeypatch):
+    called = []
+    for name in ("cross_backward", "streaming_backward_lowmem"):
+        monkeypatch.setattr(paths, name, lambda *_, name=name, **__: called.append(name))
+    monkeypatch.setattr(paths, "MANY_DOCUMENTS", 3)
+    nothing = torch.empty(0)
+    for documents in ((4, 2), (4, 2, 1)):
+        problem = make_problem((3,), documents, 8)
+        paths.maxsim_backward_cuda(nothing, nothing, problem, normalize=False, backward="auto")
+    assert called == ["cross_backward", "streaming_backward_lowmem"]
+
+
 @pytest.mark.parametrize("backward", ["auto", "unified"])
 def test_wide_embeddings_are_products(backward, monkeypatch):
     """The streaming backward holds whole embeddings. What it cannot hold is refused beforehand."""

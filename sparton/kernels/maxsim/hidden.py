@@ -171,8 +171,10 @@ def _search_hidden_kernel(
             best = tl.reduce(similarity, 1, greater)
             if ARGMAX:
                 # Cheaper than a maximum that takes its place along. Nothing is less than NaN.
-                places = tl.arange(0, BLOCK_T)[None, :]
-                place = tl.min(tl.where(similarity < best[:, None], BLOCK_T, places), 1)
+                less = similarity < best[:, None]
+                if mask_ptr is not None:
+                    less = less | ~taken[None, :]
+                place = tl.min(tl.where(less, BLOCK_T, tl.arange(0, BLOCK_T)[None, :]), 1)
                 winner = tl.where(best == float("-inf"), -1, tl.minimum(lo + place, end - 1))
             # The first tile does not wait to read what nobody wrote.
             follows = tile > first_tile
@@ -253,8 +255,10 @@ def search_hidden(
         argmax: also return what a backward needs.
         longest: most tokens of a document where that is known. The result is right whatever it
             says.
-        config: how to launch; by default according to the width of the embeddings, which
-            :func:`search_serves`.
+        config: how to launch; by default according to the width of the embeddings.
+
+    Raises:
+        ValueError: embeddings wider than any configuration takes (see :func:`search_serves`).
 
     Returns:
         scores fp32 ``[Q, N]``. With ``argmax`` also the winning rows of ``hidden``, int32
@@ -279,7 +283,8 @@ def search_hidden(
                 x.zero_()
         return scores, winners, tokens, norms
     config = config or _select_config(E, queries.element_size())
-    assert config is not None
+    if config is None:
+        raise ValueError(f"no configuration of the search takes E = {E} units; project first")
     shares = _num_shares(N, longest, config)
     # Of one share the search itself leaves the winners, unless a mask takes some away.
     collect = argmax and (shares > 1 or query_mask is not None)

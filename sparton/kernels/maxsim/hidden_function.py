@@ -2,13 +2,14 @@
 
 Q queries, N documents, L tokens, T packed tokens, H hidden, E embedding.
 
-On a GPU one kernel projects, normalises and searches (hidden.py). Projected tokens never reach
-global memory unless a gradient follows. The backward needs them again, so then they are stored:
-they take E / H of the memory of the hidden states, which autograd keeps in any case. The backward
-reduces all gradients to T x E before they go back through the projection: no gather of hidden
-states per query.
+On a GPU one kernel projects, normalises and searches (hidden.py), and projected tokens stay on the
+chip. A backward needs them again: where a gradient follows they are stored, E / H of the memory of
+the hidden states, which autograd keeps in any case, and the products of many query tokens with them
+are MaxSim's own. The backward reduces all gradients to T x E before they go back through the
+projection: no gather of hidden states per query.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,7 +17,13 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import cast_for_autocast, needs_operators, without_autocast
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
-from sparton.kernels.maxsim.operands import MaxSimOperands, check_cu_seqlens, check_mask
+from sparton.kernels.maxsim.operands import (
+    MaxSimOperands,
+    check_cu_seqlens,
+    check_mask,
+    check_precision,
+    check_rows,
+)
 from sparton.kernels.maxsim.operators import in_shape, run_backward, run_forward
 from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, project_tokens_cpu
 
@@ -25,9 +32,9 @@ def _operands(
     queries: Tensor,
     tokens: Tensor,
     cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    mask: Tensor | None,
     longest: int | None,
+    query_mask: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> MaxSimOperands:
     Q, L, _ = queries.shape
     query_cu_seqlens = equal_cu_seqlens(Q, L, queries.device)
@@ -61,7 +68,7 @@ def _score(
                 normalize=normalize, argmax=differentiate, longest=longest,
             )  # fmt: skip
     tokens, norms = project(hidden, projection, normalize=normalize)
-    operands = _operands(queries, tokens, cu_seqlens, query_mask, mask, longest)
+    operands = _operands(queries, tokens, cu_seqlens, longest, query_mask, mask)
     scores, winners = run_forward(operands, False, differentiate)
     return (scores, winners, tokens, norms) if differentiate else (scores, None, None, None)
 
@@ -75,8 +82,6 @@ def _differentiate(
     hidden: Tensor,
     projection: Tensor,
     cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    mask: Tensor | None,
     longest: int | None,
     normalize: bool,
     need_queries: bool,
@@ -93,7 +98,7 @@ def _differentiate(
     # A backward may run under an autocast that the forward did not see.
     with without_autocast(hidden.device):
         dqueries, dtokens = run_backward(
-            grad, winners, _operands(queries, tokens, cu_seqlens, query_mask, mask, longest),
+            grad, winners, _operands(queries, tokens, cu_seqlens, longest),
             False, "auto", need_queries, need_hidden or need_projection,
         )  # fmt: skip
         if dtokens is not None:
@@ -145,7 +150,7 @@ def _(
     winners, tokens, norms = _nothing(hidden)
     if differentiate:
         winners, tokens = winners.new_empty((N, Q * L)), tokens.new_empty((*rows, E))
-        norms = norms.new_empty(rows.numel() if normalize else 0)
+        norms = norms.new_empty(math.prod(rows) if normalize else 0)
     return scores, winners, tokens, norms
 
 
@@ -165,7 +170,8 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.save_for_backward(*output[1:], *inputs[:6])
+    # Masked tokens are no winners: the backward needs no masks.
+    ctx.save_for_backward(*output[1:], *inputs[:4])
     ctx.options = inputs[6:-1]
 
 
@@ -187,7 +193,7 @@ _score_op.register_autograd(
 )
 
 
-class _Score(torch.autograd.Function):
+class MaxSimFromHiddenFunction(torch.autograd.Function):
     """The operator without the dispatcher; see ``needs_operators``. A ``setup_context`` would have
     torch bind the arguments by name at every call."""
 
@@ -220,7 +226,9 @@ def maxsim_from_hidden(
     ``p_t = projection @ hidden_t``, of unit length if ``normalize``; over tokens whose mask is
     True. Each token is projected once. On a GPU the projected tokens are kept for a backward alone;
     otherwise they never reach global memory, up to E = 2,048 in 16 bits and 1,024 in float32. (A
-    GPU with less shared memory than Hopper may refuse more than 128.)
+    GPU with less shared memory than Hopper may refuse more than 128.) A token that is not a number
+    makes the scores it enters NaN; where a gradient follows, a GPU with 4,096 query tokens or more
+    leaves its similarities out instead, as :func:`~sparton.kernels.maxsim.maxsim` does.
 
     Args:
         queries: ``[Q, Lq, E]`` float16, bfloat16 or float32: projected already, and normalised
@@ -259,7 +267,7 @@ def maxsim_from_hidden(
     if needs_operators():
         return _score_op(*inputs)[0]
     if differentiate:
-        return _Score.apply(*inputs)
+        return MaxSimFromHiddenFunction.apply(*inputs)
     return _score(*inputs)[0]
 
 
@@ -278,10 +286,10 @@ def _check(
             "queries must be [Q, Lq, E] and hidden [N, Ld, H], or [T, H] with "
             f"document_cu_seqlens, got {tuple(query_shape)} and {tuple(hidden_shape)}"
         )
-    if projection.shape != (query_shape[-1], hidden_shape[-1]):
+    E, H = query_shape[-1], hidden_shape[-1]
+    if projection.shape != (E, H) or not E:
         raise ValueError(
-            f"projection must be [E, H] = [{query_shape[-1]}, {hidden_shape[-1]}], got "
-            f"{tuple(projection.shape)}"
+            f"projection must be [E, H] = [{E}, {H}] with E > 0, got {tuple(projection.shape)}"
         )
     dtype = hidden.dtype
     if not (queries.dtype == projection.dtype == dtype and dtype.is_floating_point):
@@ -289,6 +297,9 @@ def _check(
             "queries, hidden and projection must have the same float dtype, got "
             f"{queries.dtype}, {dtype}, {projection.dtype}; cast, or use torch.autocast"
         )
+    check_precision(hidden)
+    check_rows("queries", query_shape[0] * query_shape[1])
+    check_rows("documents", math.prod(hidden_shape[:-1]))
     if query_mask is not None:
         check_mask("query_mask", query_mask, query_shape[:-1])
     if document_mask is not None:

@@ -4,8 +4,8 @@ T tokens, E embedding.
 
 cross.py multiplies tokens that were normalised before: it materialises them in the dtype of the
 operands, for no longer than a call takes, instead of scaling every similarity. Its backward
-computes them and the norms again, so that nothing is saved. (streaming.py, bound by reading,
-normalises on the fly.) Norms and the Jacobian are computed in fp32.
+computes them and the norms again, so that nothing is saved; projection.py saves both. streaming.py,
+bound by reading, normalises on the fly. Norms and the Jacobian are computed in fp32.
 """
 
 import functools
@@ -91,7 +91,7 @@ def normalize_tokens(
     Args:
         tokens: ``[T, E]``, or these rows along several axes.
         rows: int32 ``[R]``, those that are wanted; the result is ``[R, E]`` then.
-        norms: fp32 ``[T]`` or ``[R]``, to be filled, or None.
+        norms: fp32, one for each row of the result, to be filled; or None.
     """
     tokens, E = tokens.contiguous(), tokens.shape[-1]
     unit = torch.empty_like(tokens) if rows is None else tokens.new_empty((rows.shape[0], E))

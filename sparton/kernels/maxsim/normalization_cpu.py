@@ -13,19 +13,34 @@ def _wide(tokens: Tensor) -> Tensor:
     return tokens.to(torch.promote_types(tokens.dtype, torch.float32))
 
 
+def unit_and_norms_cpu(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """``x / max(|x|, 1e-12)`` of each row, and ``|x|`` ``[T, 1]``; in fp32 or wider."""
+    tokens = _wide(tokens)
+    norms = tokens.norm(dim=-1, keepdim=True)
+    return tokens / norms.clamp_min(EPSILON), norms
+
+
 def normalize_tokens_cpu(tokens: Tensor) -> Tensor:
     """``x / max(|x|, 1e-12)`` of each row, computed and returned in fp32 or wider."""
-    tokens = _wide(tokens)
-    return tokens / tokens.norm(dim=-1, keepdim=True).clamp_min(EPSILON)
+    return unit_and_norms_cpu(tokens)[0]
+
+
+def through_norm_cpu(grad: Tensor, unit: Tensor, norms: Tensor) -> Tensor:
+    """Gradient ``[T, E]`` of tokens from that of the normalised ones, in fp32 or wider.
+
+    ``(g - y <y, g>) / |x|`` with ``y = x / |x|``; below a length of 1e-12 ``g / 1e-12``.
+
+    Args:
+        grad: ``[T, E]``.
+        unit, norms: of :func:`unit_and_norms_cpu`; ``unit`` may be rounded.
+    """
+    grad, unit = _wide(grad), _wide(unit)
+    # Rounding moved the token off the unit sphere: nothing of a radial gradient may be left over.
+    radial = (grad * unit).sum(-1, keepdim=True) / unit.square().sum(-1, keepdim=True)
+    radial = torch.where(norms >= EPSILON, radial, 0)
+    return (grad - unit * radial) / norms.clamp_min(EPSILON)
 
 
 def normalize_tokens_backward_cpu(grad: Tensor, tokens: Tensor) -> Tensor:
-    """Gradient ``[T, E]`` of ``tokens`` from that of the normalised ones, in fp32 or wider.
-
-    ``(g - y <y, g>) / |x|`` with ``y = x / |x|``; below a length of 1e-12 ``g / 1e-12``.
-    """
-    grad, tokens = _wide(grad), _wide(tokens)
-    norm = tokens.norm(dim=-1, keepdim=True)
-    unit = tokens / norm.clamp_min(EPSILON)
-    radial = torch.where(norm >= EPSILON, (grad * unit).sum(-1, keepdim=True), 0)
-    return (grad - unit * radial) / norm.clamp_min(EPSILON)
+    """:func:`through_norm_cpu` of tokens whose norms are not known."""
+    return through_norm_cpu(grad, *unit_and_norms_cpu(tokens))

@@ -86,10 +86,7 @@ def _check_tensors(queries: Tensor, documents: Tensor, *others: Tensor | None) -
             "queries and documents must have the same float dtype, got "
             f"{dtype} and {documents.dtype}; cast one, or run under torch.autocast"
         )
-    if queries.is_cuda and dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise ValueError(
-            f"on a GPU MaxSim takes float16, bfloat16 or float32, got {dtype}; cast both"
-        )
+    check_precision(queries)
     device = queries.device
     for x in (documents, *others):
         if x is not None and x.device != device:
@@ -100,7 +97,15 @@ def _check_tensors(queries: Tensor, documents: Tensor, *others: Tensor | None) -
             )
 
 
-def _check_rows(name: str, rows: int) -> None:
+def check_precision(tokens: Tensor) -> None:
+    """A float dtype that the kernels take."""
+    if tokens.is_cuda and tokens.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise ValueError(
+            f"on a GPU MaxSim takes float16, bfloat16 or float32, got {tokens.dtype}; cast all"
+        )
+
+
+def check_rows(name: str, rows: int) -> None:
     """A number that int32 can count."""
     if rows >= 2**31:
         raise ValueError(
@@ -177,8 +182,8 @@ def padded_operands(
             )
         N *= per_query
     Tq, Td = Q * Lq, N * Ld
-    _check_rows("queries", Tq)
-    _check_rows("documents", Td)
+    check_rows("queries", Tq)
+    check_rows("documents", Td)
     if query_mask is not None:
         check_mask("query_mask", query_mask, query_shape[:-1])
         query_mask = query_mask.reshape(Tq)
@@ -222,8 +227,8 @@ def packed_operands(
         )
     bounds = (query_cu_seqlens, document_cu_seqlens)
     _check_tensors(queries, documents, *bounds, query_mask, document_mask)
-    _check_rows("queries", queries.shape[0])
-    _check_rows("documents", documents.shape[0])
+    check_rows("queries", queries.shape[0])
+    check_rows("documents", documents.shape[0])
     check_cu_seqlens("query_cu_seqlens", query_cu_seqlens)
     check_cu_seqlens("document_cu_seqlens", document_cu_seqlens)
     if query_mask is not None:

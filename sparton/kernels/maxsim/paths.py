@@ -7,7 +7,8 @@ streaming.py reads each document once for a few query tokens and is bound by mem
 documents of each query's own. A cross product goes to cross.py if it has more than FEW query
 tokens, about where a product of that many 16-bit rows costs as much time as reading its columns, or
 embeddings wider than the streaming backward holds. The backward of a cross product goes there in
-any case, unless few tokens must be normalised, which streaming.py does on the fly.
+any case, unless few tokens meet many documents, whose lists by token take many launches, or must be
+normalised, which streaming.py does on the fly.
 """
 
 from collections.abc import Callable
@@ -24,11 +25,11 @@ from sparton.kernels.maxsim.streaming_backward import (
 )
 from sparton.kernels.maxsim.streaming_rows import LARGEST_E
 
-FEW = 192
+FEW, MANY_DOCUMENTS = 192, 1000
 
 
 def is_product(operands: MaxSimOperands) -> bool:
-    """Whether cross.py serves these operands."""
+    """Whether cross.py serves the forward of these operands, and then the backward, too."""
     if operands.per_query is not None:
         return False
     return operands.num_query_tokens > FEW or operands.queries.shape[-1] > LARGEST_E
@@ -60,13 +61,15 @@ def maxsim_backward_cuda(
     need_queries: bool = True,
     need_documents: bool = True,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the operands' rows in their dtype, None where not wanted.
+    """Gradients of the operands in their dtype, None where not wanted; as rows, or along their
+    axes.
 
     "auto" and "lowmem" are the same: whatever the kernels, sums run in a fixed order. So is
     "unified" where embeddings are too wide for its kernel.
     """
     unified = backward == "unified" and operands.queries.shape[-1] <= LARGEST_E
-    cross = operands.per_query is None and (not normalize or is_product(operands))
+    few_lists = operands.per_query is None and operands.scores_shape[1] < MANY_DOCUMENTS
+    cross = is_product(operands) or (few_lists and not normalize)
     chosen: Callable[..., tuple[Tensor | None, Tensor | None]]
     if cross and not unified:
         chosen = cross_backward

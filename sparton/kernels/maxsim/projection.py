@@ -68,7 +68,8 @@ def _plan_backward(T: int, H: int, E: int) -> Launch:
 
 @on_its_device
 def project_tokens(hidden: Tensor, projection: Tensor, *, normalize: bool) -> tuple[Tensor, Tensor]:
-    """``projection @ hidden_t`` of each token, over its norm or 1e-12 if ``normalize``.
+    """``projection @ hidden_t`` of each token, over its norm or 1e-12 if ``normalize``; rounded to
+    the dtype of the operands before that, too.
 
     Args:
         hidden: ``[T, H]``, or these rows along several axes.

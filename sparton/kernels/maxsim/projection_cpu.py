@@ -6,7 +6,7 @@ T tokens, H hidden, E embedding.
 import torch
 from torch import Tensor
 
-from sparton.kernels.maxsim.normalization_cpu import EPSILON
+from sparton.kernels.maxsim.normalization_cpu import through_norm_cpu, unit_and_norms_cpu
 
 
 @torch.autocast("cpu", enabled=False)
@@ -15,11 +15,11 @@ def project_tokens_cpu(
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results of :func:`~sparton.kernels.maxsim.projection.project_tokens`; norms of
     float64 stay float64."""
-    tokens, wide = hidden @ projection.T, torch.promote_types(hidden.dtype, torch.float32)
+    tokens = hidden @ projection.T
     if not normalize:
+        wide = torch.promote_types(tokens.dtype, torch.float32)
         return tokens, tokens.new_empty(0, dtype=wide)
-    norms = tokens.to(wide).norm(dim=-1, keepdim=True)
-    unit = tokens.to(wide) / norms.clamp_min(EPSILON)
+    unit, norms = unit_and_norms_cpu(tokens)
     return unit.to(tokens.dtype), norms.flatten()
 
 
@@ -39,11 +39,6 @@ def project_tokens_backward_cpu(
     :func:`~sparton.kernels.maxsim.projection.project_tokens_backward`; ``grad`` is left alone."""
     grad = grad.flatten(0, -2)
     if normalize:
-        g, unit = grad.to(norms.dtype), tokens.flatten(0, -2).to(norms.dtype)
-        norms = norms[:, None]
-        # Rounding moved the token off the unit sphere: nothing of a radial gradient may be left.
-        radial = (g * unit).sum(1, keepdim=True) / unit.square().sum(1, keepdim=True)
-        g = g - unit * torch.where(norms >= EPSILON, radial, 0)
-        grad = (g / norms.clamp_min(EPSILON)).to(grad.dtype)
+        grad = through_norm_cpu(grad, tokens.flatten(0, -2), norms[:, None]).to(grad.dtype)
     dhidden = (grad @ projection).view_as(hidden) if need_hidden else None
     return dhidden, grad.T @ hidden.flatten(0, -2) if need_projection else None
