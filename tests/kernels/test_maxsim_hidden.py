@@ -479,7 +479,7 @@ def test_a_token_that_is_not_a_number_is_seen(config, normalize, device):
 def test_a_query_that_is_not_a_number_is_seen(config, masked, device):
     """Its winners are tokens of the document, or none."""
     (queries, hidden, projection), _, mask = make_problem(device)
-    mask[2:, 0] = False
+    mask[2:, ::16] = False
     queries[1, 2, 3] = float("nan")
     cu_seqlens = torch.arange(5, dtype=torch.int32, device=device) * 37
     scores, winners, *_ = search_hidden(
