@@ -264,7 +264,8 @@ def test_registration(per_query, normalize, device):
         torch.library.opcheck(operators._forward_op, arguments)
     transposed = [x.detach().T.contiguous().T for x in leaves]
     _, winners = operators._forward_op(*transposed, *problem[2:], normalize, "auto", True)
-    arguments = (upstream_for(problem), winners, *transposed, *problem[2:], normalize, "auto")
+    tensors = (upstream_for(problem), winners, *transposed, *problem[2:4])
+    arguments = (*tensors, *problem[6:], normalize, "auto")
     torch.library.opcheck(operators._backward_op, (*arguments, True, True))
     arguments = (*leaves, *problem[2:], normalize, "auto", False)
     with torch.no_grad():
@@ -395,6 +396,15 @@ def test_gradients_only_where_needed(batch):
     assert queries.grad is not None
     maxsim(queries.detach(), documents, *masks, normalize=True).sum().backward()
     assert documents.grad is not None
+
+
+def test_masks_may_change_before_the_backward(batch, device):
+    expected = gradients(maxsim(*batch), batch[:2])
+    scores = maxsim(*batch)
+    for mask in batch[2:]:
+        mask.logical_not_()
+    assert all(torch.equal(x, y) for x, y in zip(gradients(scores, batch[:2]), expected))
+    assert not torch.equal(maxsim(*batch), scores)
 
 
 def test_winners_only_when_a_gradient_can_follow(batch, monkeypatch):

@@ -170,7 +170,7 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    # Masked tokens are no winners: the backward needs no masks.
+    # Without the masks: masked tokens are no winners.
     ctx.save_for_backward(*output[1:], *inputs[:4])
     ctx.options = inputs[6:-1]
 

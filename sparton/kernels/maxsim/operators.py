@@ -111,8 +111,6 @@ def _backward_op(
     documents: Tensor,
     query_cu_seqlens: Tensor,
     document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
     per_query: int | None,
     query_length: int | None,
     longest_document: int | None,
@@ -121,8 +119,9 @@ def _backward_op(
     need_queries: bool,
     need_documents: bool,
 ) -> tuple[Tensor, Tensor]:
+    # Masked tokens are no winners: a backward needs no masks.
     operands = MaxSimOperands(
-        queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
+        queries, documents, query_cu_seqlens, document_cu_seqlens, None, None,
         per_query, query_length, longest_document,
     )  # fmt: skip
     gradients = run_backward(
@@ -147,7 +146,7 @@ def _(
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     # The winners have no gradient: it need not be made of zeros.
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1], *inputs[:6])
+    ctx.save_for_backward(output[1], *inputs[:4])
     ctx.options = inputs[6:-1]
 
 
@@ -175,7 +174,7 @@ class MaxSimFunction(torch.autograd.Function):
     ) -> Tensor:
         operands, normalize, backward = call
         scores, winners = run_forward(operands, normalize, True)
-        ctx.save_for_backward(winners, queries, documents, *operands[2:6])
+        ctx.save_for_backward(winners, queries, documents, *operands[2:4])
         ctx.options = (operands[6:], normalize, backward)
         return scores
 
@@ -184,12 +183,13 @@ class MaxSimFunction(torch.autograd.Function):
         argmax, *tensors = ctx.saved_tensors
         sizes, normalize, backward = ctx.options
         need_queries, need_documents, _ = ctx.needs_input_grad
-        operands = MaxSimOperands(*tensors, *sizes)
+        operands = MaxSimOperands(*tensors, None, None, *sizes)
         # The operator refuses second derivatives where someone asks for them.
         if torch.is_grad_enabled() or needs_operators():
             dqueries, ddocuments = _backward_op(
-                grad, argmax, *operands.flat(), normalize, backward, need_queries, need_documents
-            )
+                grad, argmax, *operands.flat()[:4], *sizes, normalize, backward,
+                need_queries, need_documents,
+            )  # fmt: skip
         else:
             dqueries, ddocuments = run_backward(
                 grad, argmax, operands, normalize, backward, need_queries, need_documents
