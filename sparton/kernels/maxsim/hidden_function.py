@@ -181,24 +181,28 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     _save(ctx, inputs, output)
 
 
-def _backward(ctx: Any, grad: Tensor, differentiate: Any) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor, differentiate: Any) -> tuple[Tensor | None, ...]:
+    """Of queries, hidden and projection; None where not wanted."""
     needs = ctx.needs_input_grad[:3]
     gradients = differentiate(grad, *ctx.saved_tensors, *ctx.options, *needs)
-    wanted = (x if need else None for x, need in zip(gradients, needs, strict=True))
-    return *wanted, *[None] * 6
+    return tuple(x if need else None for x, need in zip(gradients, needs, strict=True))
 
 
 _score_op.register_autograd(
-    lambda ctx, grad, *_: _backward(ctx, grad, _backward_op), setup_context=_setup_context
+    lambda ctx, grad, *_: (*_gradients(ctx, grad, _backward_op), *[None] * 6),
+    setup_context=_setup_context,
 )
 
 
 class MaxSimFromHiddenFunction(torch.autograd.Function):
-    """The operator without the dispatcher; see ``needs_operators``. A ``setup_context`` would have
-    torch bind the arguments by name at every call."""
+    """The operator for eager mode; ``call`` is its other arguments, in one, as autograd looks at
+    each. A ``setup_context`` would have torch bind them by name at every call."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
+    def forward(
+        ctx: Any, queries: Tensor, hidden: Tensor, projection: Tensor, call: tuple
+    ) -> Tensor:
+        inputs = (queries, hidden, projection, *call)
         output = _score(*inputs)
         _save(ctx, inputs, output)
         return output[0]
@@ -207,7 +211,7 @@ class MaxSimFromHiddenFunction(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         # The operator refuses second derivatives where someone asks for them.
         registered = torch.is_grad_enabled() or needs_operators()
-        return _backward(ctx, grad, _backward_op if registered else _differentiate)
+        return *_gradients(ctx, grad, _backward_op if registered else _differentiate), None
 
 
 def maxsim_from_hidden(
@@ -253,10 +257,7 @@ def maxsim_from_hidden(
     differentiate = torch.is_grad_enabled() and (
         queries.requires_grad or hidden.requires_grad or projection.requires_grad
     )
-    inputs = (
-        queries,
-        hidden,
-        projection,
+    call = (
         cu_seqlens,
         None if query_mask is None else query_mask.flatten(),
         None if document_mask is None else document_mask.flatten(),
@@ -265,10 +266,10 @@ def maxsim_from_hidden(
         differentiate,
     )
     if needs_operators():
-        return _score_op(*inputs)[0]
+        return _score_op(queries, hidden, projection, *call)[0]
     if differentiate:
-        return MaxSimFromHiddenFunction.apply(*inputs)
-    return _score(*inputs)[0]
+        return MaxSimFromHiddenFunction.apply(queries, hidden, projection, call)
+    return _score(queries, hidden, projection, *call)[0]
 
 
 def _check(

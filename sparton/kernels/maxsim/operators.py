@@ -180,10 +180,10 @@ class MaxSimFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        argmax, *tensors = ctx.saved_tensors
+        argmax, queries, documents, *bounds = ctx.saved_tensors
         sizes, normalize, backward = ctx.options
         need_queries, need_documents, _ = ctx.needs_input_grad
-        operands = MaxSimOperands(*tensors, None, None, *sizes)
+        operands = MaxSimOperands(queries, documents, bounds[0], bounds[1], None, None, *sizes)
         # The operator refuses second derivatives where someone asks for them.
         if torch.is_grad_enabled() or needs_operators():
             dqueries, ddocuments = _backward_op(
