@@ -12,7 +12,7 @@ from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import AUTOCAST
 
 DEFAULTS = {
-    "k1": 0.9, "b": 0.4, "precision": "fp32",
+    "split": "train", "seed": 0, "k1": 0.9, "b": 0.4, "precision": "fp32",
     "teacher_kind": "cross-encoder", "teacher_activation": False, "teacher_batch": 64,
 }  # fmt: skip
 OF_CROSS_ENCODERS = ["teacher_activation", "teacher_batch", "teacher_length"]
@@ -66,7 +66,7 @@ def add_input(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--collection", nargs="+", help="records of id, text and perhaps title")
     group.add_argument("--queries", nargs="+", help="texts of the queries: the files hold ids")
     group.add_argument("--beir", help="folder: pairs of its judgments, mined in its corpus")
-    group.add_argument("--split", default="train", help="of the BEIR folder's judgments")
+    group.add_argument("--split", help="of the BEIR folder's judgments; default: train")
     group.add_argument(
         "--columns", nargs="+", metavar="NAME[=KNOWN]",
         help="question=query renames; for TSV: the names in order",
@@ -86,7 +86,7 @@ def add_choice(group: "argparse._ArgumentGroup") -> None:
         "--depth", type=int, default=100, help="last rank; the query's positives do not count"
     )
     group.add_argument("--sample", action="store_true", help="by chance; default: the first ranks")
-    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--seed", type=int, help="of the chance; default: 0")
     group.add_argument(
         "--margin", type=float,
         help="a negative scores less than the positive by more than this",
@@ -110,11 +110,15 @@ def check(arguments: argparse.Namespace) -> Rule:
         arguments.skip,
         arguments.depth,
         arguments.sample,
-        arguments.seed,
+        DEFAULTS["seed"] if arguments.seed is None else arguments.seed,
         arguments.margin,
         arguments.share,
     )
     rule.check()
+    if not arguments.sample:
+        _refuse(arguments, ["seed"], "mining without --sample")
+    if not arguments.beir:
+        _refuse(arguments, ["split"], "mining without --beir")
     check_term_bounds(**{"--max-document-terms": arguments.max_document_terms})
     _check_models(arguments)
     if arguments.beir and (arguments.files or arguments.queries or arguments.collection):

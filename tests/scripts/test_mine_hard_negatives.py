@@ -283,6 +283,8 @@ def test_a_beir_folder_gives_ids_that_training_reads(beir, tmp_path):
         (["--queries", "q.tsv"], "need --collection too"),
         (["--collection", "none.tsv"], "none.tsv: no such file"),
         (["--seed", "-1"], "--seed -1 must be at least 0"),
+        (["--seed", "1"], "mining without --sample ignores --seed: leave"),
+        (["--split", "dev"], "mining without --beir ignores --split: leave"),
         (["--beir", "folder"], "--beir FOLDER stands alone"),
         (["--miner", "no/such/folder/at/all"], "no such folder"),
         (["--max-document-terms", "0"], "--max-document-terms=0"),
