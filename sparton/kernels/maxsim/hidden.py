@@ -65,8 +65,6 @@ CONFIGS = {
         1024: HiddenConfig(16, 16, 16, num_warps=8, num_stages=2),
     },
 }
-
-
 # Query tokens from which on, where projected tokens are stored anyway, products of them are faster.
 MANY_QUERY_TOKENS = 4096
 
@@ -269,8 +267,8 @@ def search_hidden(
     queries, hidden, projection = (x.contiguous() for x in (queries, hidden, projection))
     cu_seqlens = cu_seqlens.contiguous()
     query_mask, mask = (None if x is None else x.contiguous() for x in (query_mask, mask))
-    (Q, L, E), N, R = queries.shape, cu_seqlens.shape[0] - 1, queries.shape[0] * queries.shape[1]
-    *rows, H = hidden.shape
+    (Q, L, E), (*rows, H), N = queries.shape, hidden.shape, cu_seqlens.shape[0] - 1
+    R = Q * L
     scores = hidden.new_empty((Q, N), dtype=torch.float32)
     winners = tokens = norms = None
     if argmax:

@@ -9,7 +9,9 @@ are MaxSim's own. The backward reduces all gradients to T x E before they go bac
 projection: no gather of hidden states per query.
 """
 
+import functools
 import math
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,12 +22,21 @@ from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.operands import (
     MaxSimOperands,
     check_cu_seqlens,
+    check_devices,
     check_mask,
     check_precision,
     check_rows,
 )
 from sparton.kernels.maxsim.operators import in_shape, run_backward, run_forward
 from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, project_tokens_cpu
+
+
+@functools.cache
+def _kernels() -> tuple[ModuleType, ModuleType]:
+    """Those of the search, and those around the products of projected tokens."""
+    from sparton.kernels.maxsim import hidden, projection
+
+    return hidden, projection
 
 
 def _operands(
@@ -58,15 +69,13 @@ def _score(
     :func:`~sparton.kernels.maxsim.hidden.search_hidden`."""
     project = project_tokens_cpu
     if hidden.is_cuda:
-        from sparton.kernels.maxsim.hidden import search_hidden, search_serves
-        from sparton.kernels.maxsim.projection import project_tokens
-
-        project = project_tokens
-        if search_serves(queries, differentiate):
-            return search_hidden(
+        search, products = _kernels()
+        if search.search_serves(queries, differentiate):
+            return search.search_hidden(
                 queries, hidden, projection, cu_seqlens, query_mask, mask,
                 normalize=normalize, argmax=differentiate, longest=longest,
             )  # fmt: skip
+        project = products.project_tokens
     tokens, norms = project(hidden, projection, normalize=normalize)
     operands = _operands(queries, tokens, cu_seqlens, longest, query_mask, mask)
     scores, winners = run_forward(operands, False, differentiate)
@@ -89,11 +98,9 @@ def _differentiate(
     need_projection: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, hidden and projection; empty where not wanted."""
-    through_projection: Any = project_tokens_backward_cpu
+    through_projection = project_tokens_backward_cpu
     if hidden.is_cuda:
-        from sparton.kernels.maxsim.projection import project_tokens_backward
-
-        through_projection = project_tokens_backward
+        through_projection = _kernels()[1].project_tokens_backward
     dhidden = dprojection = None
     # A backward may run under an autocast that the forward did not see.
     with without_autocast(hidden.device):
@@ -305,12 +312,9 @@ def _check(
         check_mask("query_mask", query_mask, query_shape[:-1])
     if document_mask is not None:
         check_mask("document_mask", document_mask, hidden_shape[:-1])
-    device = hidden.device
     if cu_seqlens is None:
-        cu_seqlens = equal_cu_seqlens(hidden_shape[0], hidden_shape[1], device)
+        cu_seqlens = equal_cu_seqlens(hidden_shape[0], hidden_shape[1], hidden.device)
     else:
         check_cu_seqlens("document_cu_seqlens", cu_seqlens)
-    for x in (queries, projection, query_mask, document_mask, cu_seqlens):
-        if x is not None and x.device != device:
-            raise ValueError(f"operands must be on one device, got {device} and {x.device}")
+    check_devices(hidden, queries, projection, query_mask, document_mask, cu_seqlens)
     return cu_seqlens

@@ -87,10 +87,14 @@ def _check_tensors(queries: Tensor, documents: Tensor, *others: Tensor | None) -
             f"{dtype} and {documents.dtype}; cast one, or run under torch.autocast"
         )
     check_precision(queries)
-    device = queries.device
-    for x in (documents, *others):
+    check_devices(queries, documents, *others)
+
+
+def check_devices(first: Tensor, *others: Tensor | None) -> None:
+    device = first.device
+    for x in others:
         if x is not None and x.device != device:
-            devices = {x.device for x in (queries, documents, *others) if x is not None}
+            devices = {x.device for x in (first, *others) if x is not None}
             raise ValueError(
                 "queries, documents, masks and boundaries must be on one device, got "
                 f"{', '.join(sorted(map(str, devices)))}"
