@@ -10,7 +10,8 @@ turns, and how long one takes to wake the other on another core varies, on a vir
 all, by more than small kernels take. It is the core on which these calls were fastest just before:
 those of a virtual machine are not alike, and how fast one computes does not tell how fast it
 launches. Who else computes on them changes within a second, so the core is chosen anew for each of
-many short parts of the time.
+many short parts of the time. Longer calls wait for the device on any core: their time has no parts,
+between which the device would rest.
 """
 
 import gc
@@ -60,9 +61,10 @@ def measure(run: Callable[[], Any], device: str, seconds: float) -> dict[str, An
     watch = _watch(WARM_UP_SECONDS + seconds / 4)
     _gpu_times(run, warm_up)
     times: list[float] = []
-    for _ in range(PARTS):
+    parts = PARTS if once <= TRIAL_SECONDS else 1
+    for _ in range(parts):
         with _one_core(_fastest_core(run, once)):
-            times += _gpu_times(run, math.ceil(repeats / PARTS))
+            times += _gpu_times(run, math.ceil(repeats / parts))
     return {**_quantiles(times), **memory, **_conditions(watch)}
 
 
