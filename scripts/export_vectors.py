@@ -11,13 +11,13 @@ starts again from the beginning.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import transformers
 from rich.console import Console
 
+from command_line import one_sentence
 from sparton.datasets.collection import beir_file
 from sparton.datasets.files import DataFile, locate
 from sparton.datasets.preparation import Reading
@@ -39,14 +39,8 @@ BEIR_FILES = {"documents": "corpus.jsonl", "queries": "queries.jsonl"}
 def main() -> None:
     arguments = parser(__doc__).parse_args()
     transformers.utils.logging.disable_progress_bar()
-    try:
+    with one_sentence("export_vectors.py", "nothing was written, the same command starts again"):
         export(arguments)
-    except (OSError, ValueError) as error:
-        message = str(error).replace("data.on_error=skip", "--on-error skip")
-        sys.exit(f"export_vectors.py: {message}")
-    except KeyboardInterrupt:
-        print("\ninterrupted: nothing was written, the same command starts again", file=sys.stderr)
-        sys.exit(130)
 
 
 def export(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,6 @@ the same arguments; the output appears when it is complete.
 """
 
 import argparse
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from command_line import one_sentence
 from hard_negatives import parts
 from hard_negatives.arguments import check, fill_in, parser
 from hard_negatives.examples import (
@@ -57,14 +57,8 @@ class Source(NamedTuple):
 
 def main() -> None:
     arguments = parser(__doc__).parse_args()
-    try:
+    with one_sentence("error", "the same command goes on"):
         mine(arguments)
-    except (ValueError, OSError) as error:
-        message = str(error).replace("data.on_error=skip", "--on-error skip")
-        sys.exit(f"error: {message}")
-    except KeyboardInterrupt:
-        print("\ninterrupted: the same command goes on", file=sys.stderr)
-        sys.exit(130)
 
 
 def mine(arguments: argparse.Namespace) -> None:

@@ -1,10 +1,9 @@
 """The command line of mining."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from command_line import flag, given, refuse
 from hard_negatives.parts import check_output
 from hard_negatives.selection import Rule
 from sparton.evaluation import check_model, check_term_bounds
@@ -116,18 +115,18 @@ def check(arguments: argparse.Namespace) -> Rule:
     )
     rule.check()
     if not arguments.sample:
-        _refuse(arguments, ["seed"], "mining without --sample")
+        refuse(arguments, ["seed"], "mining without --sample")
     if not arguments.beir:
-        _refuse(arguments, ["split"], "mining without --beir")
+        refuse(arguments, ["split"], "mining without --beir")
     check_term_bounds(**{"--max-document-terms": arguments.max_document_terms})
     _check_models(arguments)
     if arguments.beir and (arguments.files or arguments.queries or arguments.collection):
         raise ValueError("--beir FOLDER stands alone: it names examples, queries and collection")
     if arguments.beir and (arguments.columns or arguments.limit is not None):
         raise ValueError("--columns and --limit do not apply to --beir")
-    for name, value in _given(arguments, ["limit", "teacher_batch", "teacher_length"]).items():
+    for name, value in given(arguments, ["limit", "teacher_batch", "teacher_length"]).items():
         if value < 1:
-            raise ValueError(f"{_flag(name)} {value} must be at least 1")
+            raise ValueError(f"{flag(name)} {value} must be at least 1")
     if not arguments.beir and not arguments.files:
         raise ValueError("name files of training examples, or --beir FOLDER")
     if arguments.queries and not arguments.collection:
@@ -135,7 +134,7 @@ def check(arguments: argparse.Namespace) -> Rule:
     by_id = bool(arguments.beir or arguments.queries)
     for name in ("ids", "exclude_self"):
         if getattr(arguments, name) and not by_id:
-            raise ValueError(f"{_flag(name)} needs examples with ids: --beir, or --queries")
+            raise ValueError(f"{flag(name)} needs examples with ids: --beir, or --queries")
     return rule
 
 
@@ -145,33 +144,18 @@ def _check_models(arguments: argparse.Namespace) -> None:
     ignored = ["query_length", "document_length", "max_document_terms"] if by_words else ["k1", "b"]
     if by_words and not (arguments.teacher and arguments.teacher_kind == "retriever"):
         ignored.append("precision")
-    _refuse(arguments, ignored, f"--miner {arguments.miner}")
+    refuse(arguments, ignored, f"--miner {arguments.miner}")
     if not arguments.teacher:
-        _refuse(arguments, ["teacher_kind", *OF_CROSS_ENCODERS], "mining without --teacher")
+        refuse(arguments, ["teacher_kind", *OF_CROSS_ENCODERS], "mining without --teacher")
     elif arguments.teacher_kind == "retriever":
-        _refuse(arguments, OF_CROSS_ENCODERS, "--teacher-kind retriever")
-    BM25(**_given(arguments, ["k1", "b"]))  # refuses what is out of range
-    for flag, model in (("miner", arguments.miner), ("teacher", arguments.teacher)):
-        if model and not (flag == "miner" and by_words):
+        refuse(arguments, OF_CROSS_ENCODERS, "--teacher-kind retriever")
+    BM25(**given(arguments, ["k1", "b"]))  # refuses what is out of range
+    for role, model in (("miner", arguments.miner), ("teacher", arguments.teacher)):
+        if model and not (role == "miner" and by_words):
             try:
                 check_model(model)
             except FileNotFoundError as error:
-                raise FileNotFoundError(f"--{flag} {error}") from None
-
-
-def _refuse(arguments: argparse.Namespace, names: Sequence[str], because: str) -> None:
-    """Options that were given, and would be ignored."""
-    if given := _given(arguments, names):
-        raise ValueError(f"{because} ignores {', '.join(map(_flag, given))}: leave that out")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    values = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+                raise FileNotFoundError(f"--{role} {error}") from None
 
 
 def fill_in(arguments: argparse.Namespace) -> None:

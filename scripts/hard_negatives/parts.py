@@ -4,21 +4,19 @@ It holds the arguments, the encoded documents, and the output in parts. The outp
 when all parts are there, and the folder goes.
 """
 
-import gzip
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
-from sparton.retrieval.output import replacing
+from sparton.retrieval.output import replacing, writing
 from sparton.retrieval.progress import progress_bar
 
 PART = 1024
-COMPRESSION = 6
 ARGUMENTS = "arguments.json"
 ENDINGS = (".jsonl", ".jsonl.gz")
 
@@ -126,19 +124,14 @@ def assemble(
     description = {"arguments": dict(arguments), "counts": dict(counts)}
     with replacing(description_file(output)) as fresh:
         fresh.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-    with replacing(output) as fresh, fresh.open("wb") as sink:
-        if output.suffix == ".gz":
-            with gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as packed:
-                _copy(parts, packed)
-        else:
-            _copy(parts, sink)
+    with (
+        replacing(output) as fresh,
+        writing(fresh, compress=output.suffix == ".gz") as sink,
+    ):
+        for part in parts:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, sink)
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _copy(parts: Sequence[Path], sink: IO[bytes]) -> None:
-    for part in parts:
-        with part.open("rb") as source:
-            shutil.copyfileobj(source, sink)
 
 
 def _part_files(folder: Path, start: int) -> tuple[Path, Path]:

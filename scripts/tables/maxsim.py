@@ -108,6 +108,13 @@ def _floor(found: Sequence[Record]) -> tuple[str, str]:
     return f"{floor:.3f} ({bound})", f"{100 * record['share_of_floor']:.0f} %"
 
 
+def fastest(records: Sequence[Record], cell: Cell, providers: Sequence[str]) -> Record:
+    """The provider with the least time at the shape and mode of ``cell``; {} if none was timed."""
+    found = (find(records, **cell._replace(provider=name)._asdict()) for name in providers)
+    timed = [record for record in found if "p50_ms" in record]
+    return min(timed, key=lambda record: record["p50_ms"], default={})
+
+
 def targets_table() -> str:
     return by_device(STUDY, _targets)
 
@@ -116,12 +123,9 @@ def _targets(records: list[Record]) -> str:
     rows = []
     for target in TARGETS:
         cell = Cell(target.shape, target.mode, target.provider)
-        ours = find(records, **cell._asdict())
-        rivals = [find(records, **cell._replace(provider=x)._asdict()) for x in target.rivals]
-        timed = [record for record in rivals if "p50_ms" in record]
+        ours, best = find(records, **cell._asdict()), fastest(records, cell, target.rivals)
         verdict, met = ours.get("status", "?"), "?"
-        if "p50_ms" in ours and timed:
-            best = min(timed, key=lambda record: record["p50_ms"])
+        if "p50_ms" in ours and best:
             ratio = ours["p50_ms"] / best["p50_ms"]
             times = f"{_time(ours, 0)} / {_time(best, 0)} ms, {provider_name(best['provider'])}"
             verdict, met = f"{times}: {ratio:.2f}", "yes" if ratio <= target.limit else "**no**"

@@ -1,10 +1,9 @@
 """The command line of the export."""
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from command_line import refuse
 from sparton.evaluation import check_model, check_term_bounds
 from sparton.retrieval.encoding import AUTOCAST, KINDS
 from sparton.retrieval.tokens import VECTOR_DTYPES
@@ -69,7 +68,8 @@ def check(arguments: argparse.Namespace) -> Kind:
         if value is not None and value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")
     kind = _kind(arguments)
-    _refuse(arguments, OF_TOKENS if kind == "sparse" else OF_SPARSE, kind)
+    ignored = OF_TOKENS if kind == "sparse" else OF_SPARSE
+    refuse(arguments, ignored, f"a file of {KINDS[kind]}")
     written = [arguments.output]
     if kind == "tokens":
         written.append(ids_file(arguments.output))
@@ -98,11 +98,3 @@ def _kind(arguments: argparse.Namespace) -> Kind:
             )
     ways = (f"{' or '.join(endings)} for {KINDS[kind]}" for kind, endings in ENDINGS.items())
     raise ValueError(f"--output {arguments.output} must end in {', '.join(ways)}")
-
-
-def _refuse(arguments: argparse.Namespace, names: Sequence[str], kind: Kind) -> None:
-    """Options that were given, and would be ignored."""
-    values: dict[str, Any] = vars(arguments)
-    given = ["--" + name.replace("_", "-") for name in names if values[name] is not None]
-    if given:
-        raise ValueError(f"a file of {KINDS[kind]} ignores {', '.join(given)}: leave that out")

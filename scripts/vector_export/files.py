@@ -1,20 +1,18 @@
 """The files that hold exported vectors, written part by part."""
 
-import gzip
 import json
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sparton.retrieval.encoding import EncodedTexts
+from sparton.retrieval.output import writing
 from sparton.retrieval.sparse import SparseRows, boundaries_of
 from sparton.retrieval.tokens import TokenRows
 
-COMPRESSION = 6
 HEADER = 512  # bytes kept for the description of the tensors, which is known last
 DTYPES = {"float16": "F16", "float32": "F32"}
 
@@ -63,7 +61,7 @@ def write_sparse(
     """
     keys = [json.dumps(name, ensure_ascii=False) for name in names]
     lengths = [np.zeros(0, np.int64)]
-    with _opened(file, compress) as sink:
+    with writing(file, compress=compress) as sink:
         for part in parts:
             assert part.encoded.sparse is not None
             rows = part.encoded.sparse
@@ -157,13 +155,3 @@ def _vectors(rows: SparseRows, keys: Sequence[str]) -> Iterator[str]:
         weights = rows.values[first:last].astype(str).tolist()
         terms = rows.indices[first:last].tolist()
         yield ", ".join(f"{keys[term]}: {weight}" for term, weight in zip(terms, weights))
-
-
-@contextmanager
-def _opened(file: Path, compress: bool) -> Iterator[IO[bytes]]:
-    with file.open("wb") as sink:
-        if not compress:
-            yield sink
-            return
-        with gzip.GzipFile("", "wb", COMPRESSION, sink, mtime=0) as packed:
-            yield packed

@@ -1,9 +1,13 @@
 """Result files that are there whole or not at all."""
 
+import gzip
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedIOBase
 from pathlib import Path
+
+_COMPRESSION = 6
 
 
 @contextmanager
@@ -29,3 +33,14 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             fresh.unlink()
+
+
+@contextmanager
+def writing(file: Path, *, compress: bool) -> Iterator[BufferedIOBase]:
+    """Bytes to a file, gzipped if wanted; the same bytes make the same file at any time."""
+    with file.open("wb") as sink:
+        if not compress:
+            yield sink
+            return
+        with gzip.GzipFile("", "wb", _COMPRESSION, sink, mtime=0) as packed:
+            yield packed
