@@ -24,6 +24,8 @@ class Analyzer:
     """Text to terms: lower-case words, English stop words removed, Porter stems.
 
     Words are runs of letters and digits; an inner apostrophe joins, a possessive 's is dropped.
+    As in Lucene, words of one or two letters are their own stems: Porter's rules would make
+    nothing of "s".
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,8 @@ class Analyzer:
     def _stem(self, word: str) -> str:
         stem = self._stems.get(word)
         if stem is None:
-            stem = self._stems[word] = self._stemmer.stemWord(word)
+            stem = self._stemmer.stemWord(word) if len(word) > 2 else word
+            self._stems[word] = stem
         return stem
 
 

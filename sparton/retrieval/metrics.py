@@ -12,22 +12,27 @@ from sparton.retrieval.run import Run
 Qrels = Mapping[str, Mapping[str, int]]
 
 METRICS = ("ndcg@10", "mrr@10", "recall@100", "recall@1000")
-# Those of ranx but bpref, which would take what fills the arrays for judgments. "@" and a number of
-# results may follow, and must where ranx divides by it; rbp has a persistence in its place.
+# Those of ranx but bpref, which would take what fills the arrays for judgments, and rbp, which
+# weighs by raw grades where its definition has probabilities. "@" and a number of results may
+# follow, and must where ranx divides by it.
 NAMES = (
     "hits", "hit_rate", "precision", "recall", "f1", "r-precision", "mrr", "map", "dcg",
     "dcg_burges", "ndcg", "ndcg_burges",
 )  # fmt: skip
 CUT = ("precision", "f1")
-_FORM = re.compile(rf"(?:(?:{'|'.join(NAMES)})(?:@(?P<depth>[1-9]\d*))?|rbp[.@]\d+)(?:-l\d+)?")
+_FORM = re.compile(rf"(?:{'|'.join(NAMES)})(?:@(?P<depth>[1-9]\d*))?(?:-l[1-9]\d*)?")
+# What fills the arrays: documents that do not exist, different ones on the two sides, since ranx
+# looks judged documents up in the judgments themselves; and a grade that is never relevant.
+_NO_JUDGMENT = (-2.0, -1.0)
+_NO_RESULT = (-1.0, -1.0)
 
 
 def metric_depth(metric: str) -> int | None:
     """How many results of a query a metric looks at; None for all of them.
 
     Args:
-        metric: ranx's name, such as ``ndcg@10``, ``map``, ``rbp.95`` or, with the grade from which
-            on a document is relevant, ``recall@100-l2``.
+        metric: ranx's name, such as ``ndcg@10``, ``map`` or, with the grade from which on a
+            document is relevant, ``recall@100-l2``.
 
     Raises:
         ValueError: ranx has no such metric.
@@ -36,7 +41,7 @@ def metric_depth(metric: str) -> int | None:
     if form is None:
         raise ValueError(
             f"{metric} is no metric: choose from {', '.join(NAMES)}, each with or without a number "
-            "of results as in ndcg@10, and rbp.95"
+            "of results as in ndcg@10"
         )
     depth, name = form["depth"], metric.partition("-l")[0]
     if depth is None and name in CUT:
@@ -94,8 +99,8 @@ def _as_arrays(qrels: Qrels, run: Run) -> tuple[NDArray[np.float64], NDArray[np.
     for name in judged - row_of.keys():
         row_of[name] = len(run.document_ids) + len(row_of)
     most = max(1, *(len(grades) for grades in qrels.values()))
-    judgments = np.zeros((len(qrels), most, 2))
-    rankings = np.full((len(qrels), max(run.rows.shape[1], 1), 2), -1.0)
+    judgments = np.tile(_NO_JUDGMENT, (len(qrels), most, 1))
+    rankings = np.tile(_NO_RESULT, (len(qrels), max(run.rows.shape[1], 1), 1))
     place_of = {name: place for place, name in enumerate(run.query_ids)}
     for query, (name, grades) in enumerate(qrels.items()):
         ordered = sorted(grades.items(), key=lambda item: -item[1])

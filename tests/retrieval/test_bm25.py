@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import itertools
 import json
 import math
 import os
@@ -102,6 +103,21 @@ def test_analyzer_lowers_stems_and_drops_stop_words():
 
 def test_a_stop_word_with_a_possessive_is_one():
     assert Analyzer()("It's that\u2019s bond's") == ["bond"]
+
+
+def test_words_of_one_or_two_letters_are_their_own_stems():
+    assert Analyzer()("S us S's AS/400 es' ed uses") == ["s", "us", "s", "400", "es", "ed", "us"]
+
+
+def test_no_word_becomes_an_empty_term():
+    analyze = Analyzer()
+    letters = "aeiouylsdbt"
+    words = [*letters, *map("".join, itertools.product(letters, repeat=2))]
+    words += map("".join, itertools.product(letters, repeat=3))
+    words += [word + end for word in letters for end in ("'s", "'", "s's", "sses", "ies", "eed")]
+    terms = [term for word in words for term in analyze(word)]
+    assert len(terms) > 1400
+    assert "" not in terms
 
 
 @pytest.mark.parametrize(("k1", "b"), [(-1, 0.4), (0.9, 1.5)])

@@ -143,8 +143,6 @@ def test_metrics_that_would_read_what_fills_the_arrays_are_refused(metric):
         ("map", None, ("map", 0, 1)),
         ("r-precision", None, ("r-precision", 0, 1)),
         ("recall@100-l2", 100, ("recall", 100, 2)),
-        ("rbp.95", None, ("rbp", 0.95, 1)),
-        ("rbp@95-l2", None, ("rbp", 0.95, 2)),
     ],
 )
 def test_names_are_read_as_ranx_reads_them(metric, depth, parameters):
@@ -164,11 +162,12 @@ def test_names_are_read_as_ranx_reads_them(metric, depth, parameters):
         "ndcg@0",
         "ndcg@-1",
         "ndcg10",
-        "rbp",
+        "rbp.95",
         "recall-l",
+        "recall@10-l0",
         "",
     ],
 )
 def test_a_misspelt_metric_has_no_depth(metric):
-    with pytest.raises(ValueError, match=r"is no metric: choose from hits, .*ndcg, .* and rbp\.95"):
+    with pytest.raises(ValueError, match=r"is no metric: choose from hits, .*ndcg, .*"):
         metric_depth(metric)
