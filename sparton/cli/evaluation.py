@@ -44,7 +44,7 @@ def build_bm25(cfg: DictConfig, overrides: Sequence[str]) -> System:
     Raises:
         ValueError: names the setting.
     """
-    of_encoders = ("encoder", "query_length", "document_length")
+    of_encoders = ("encoder", "index", "query_length", "document_length")
     _refuse(overrides_in(overrides, of_encoders), "model=bm25 is no encoder and")
     _check_metrics(cfg, "bm25")
     BM25(cfg.bm25.k1, cfg.bm25.b)  # refuses what is out of range

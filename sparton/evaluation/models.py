@@ -43,6 +43,7 @@ def load_retriever(
     document_length: int | None = None,
     *,
     device: torch.device | str = "cpu",
+    revision: str | None = None,
 ) -> "tuple[Encoder, PackedTokenizer]":
     """An encoder on its device and its tokenizer, ready for :func:`evaluate_encoder`.
 
@@ -52,14 +53,15 @@ def load_retriever(
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent.
         device: where to put the encoder.
+        revision: branch, tag or commit on the hub.
 
     Raises:
         OSError, ValueError: from :func:`sparton.models.folders.load_encoder`.
     """
     from sparton.models.folders import Lengths, encoder_lengths, load_encoder
 
-    encoder = load_encoder(model).to(device)
-    lengths = encoder_lengths(model) or Lengths(query=64, document=256)
+    encoder = load_encoder(model, revision=revision).to(device)
+    lengths = encoder_lengths(model, revision) or Lengths(query=64, document=256)
     tokenizer = packed_tokenizer(
         encoder, query_length or lengths.query, document_length or lengths.document
     )

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from sparton.retrieval.encoding import KINDS
+from sparton.representations import KINDS
+from sparton.retrieval.encoding import VECTOR_DTYPES
 from sparton.retrieval.index import RERANK_DEPTH, SEARCHES, Search
 from sparton.retrieval.metrics import metric_depth
-from sparton.retrieval.tokens import VECTOR_DTYPES
 from sparton.types import Kind, RetrievalTask
 
 if TYPE_CHECKING:
