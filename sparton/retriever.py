@@ -6,6 +6,7 @@ Q queries, N documents.
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import numpy as np
@@ -201,6 +202,29 @@ class Retriever:
             query_length=self.tokenizer.query_length,
             document_length=self.tokenizer.document_length,
         )
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        license: str | None = None,
+        private: bool = False,
+        token: str | None = None,
+    ) -> str:
+        """Upload the model with its card to the Hugging Face hub; see :func:`sparton.hub.push`.
+
+        Returns:
+            the address of the commit.
+
+        Raises:
+            ValueError: no licence is known, or one that the terms of the base do not allow.
+        """
+        from sparton.hub import push
+
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "model"
+            self.save(path)
+            return push(path, repository, license=license, private=private, token=token)
 
     def _encoded(self, texts: Sequence[str] | Representations, side: Side) -> Representations:
         return texts if isinstance(texts, Representations) else self.encode(texts, side)

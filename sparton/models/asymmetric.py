@@ -45,6 +45,8 @@ class AsymmetricEncoder(Encoder):
         _check_space(query, document)
         self.query = query
         self.document = document
+        # Of two models' terms the stricter ones hold.
+        self.origin = (query if query.origin.is_non_commercial else document).origin
         self.query_lr = query_lr
         self._query_learns = any(each.requires_grad for each in query.parameters())
         self.regularized = ("query", "document") if self._query_learns else ("document",)

@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sparton.models.attention import PACKED_ATTENTION, register_packed_attention
 from sparton.models.elementwise import replace_dropout, replace_layer_norms
 from sparton.models.layers import fuse_layers
+from sparton.models.origin import Origin
 from sparton.types import TokenBatch
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
@@ -39,6 +40,8 @@ class EncoderBody(nn.Module):
     Raises:
         ValueError: the model's attention cannot be packed, or model and tokenizer do not fit.
     """
+
+    origin = Origin()  # of the weights; whoever loads them says it
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sparton.embeddings import MODEL, EmbeddingTable, TextRows
 from sparton.models.checkpoint import load_tokenizer
+from sparton.models.origin import read_origin
 from sparton.models.pooling import Pooling
 from sparton.types import Markup, TokenBatch
 
@@ -32,6 +33,7 @@ class CachedBackbone(nn.Module):
         self.table = EmbeddingTable(path, on_device=on_device)
         self.tokenizer = load_tokenizer(str(self.source))
         self.max_length = None
+        self.origin = read_origin(self.source)
 
     @property
     def source(self) -> Path:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from sparton.embeddings import TextRows
+from sparton.models.origin import Origin
 from sparton.representations import Representations
 from sparton.types import Kind, Markup, Side, TokenBatch
 
@@ -24,6 +25,7 @@ class Encoder(nn.Module):
             reaches a parameter, as behind a ReLU; training may then hold the active entries alone.
         regularized: the sides whose sparse representations training can make sparser.
         loss_weights: of the losses that its representations bring along, by name.
+        origin: what its card says of where its weights come from.
         text_rows: what reads its texts in place of the tokenizers, where it trains on embeddings
             that were made before; None for encoders that read tokens.
     """
@@ -33,6 +35,7 @@ class Encoder(nn.Module):
     zeros_are_final = True
     regularized: tuple[Side, ...] = ("query", "document")
     loss_weights: Mapping[str, float] = {}
+    origin = Origin()
     text_rows: TextRows | None = None
 
     def __init__(

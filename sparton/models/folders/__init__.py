@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Unpack
 
 from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.checkpoint import optional_file
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import csr, files
+from sparton.models.folders.card import write_card
 from sparton.models.folders.colbert import colbert_lengths, load_colbert, save_colbert
 from sparton.models.folders.csr import load_csr, save_csr
 from sparton.models.folders.dense import load_dense, save_dense
@@ -22,7 +22,9 @@ from sparton.models.folders.splade import load_splade, save_splade
 from sparton.models.folders.vectors import is_late_interaction
 from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder, JointHead
+from sparton.models.origin import origin_of_trained
 from sparton.models.pooling import Pooling
+from sparton.models.repository import optional_file
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
 
@@ -52,7 +54,8 @@ def save_encoder(
         ValueError: an encoder of a kind that has no folder.
     """
     lengths = {"query_length": query_length, "document_length": document_length}
-    with writing_folder(Path(path)) as fresh:
+    folder = Path(path)
+    with writing_folder(folder) as fresh:
         match encoder:
             case SpladeEncoder():
                 save_splade(encoder, fresh, **lengths)
@@ -68,6 +71,9 @@ def save_encoder(
                 save_dense(encoder, fresh, **lengths)
             case _:
                 raise ValueError(f"a {type(encoder).__name__} cannot be saved as a folder")
+        write_card(
+            encoder, fresh, name=Path(path).name, lengths=Lengths(query_length, document_length)
+        )
 
 
 def load_encoder(
@@ -100,7 +106,9 @@ def load_encoder(
             f"backbone.name={name} begins a model of another kind at its encoder alone, with "
             "backbone=bare where that has no masked-LM head, as in ColBERT, CSR and dense models"
         )
-    return load(name, head, revision=revision, **options)
+    encoder = load(name, head, revision=revision, **options)
+    encoder.origin = origin_of_trained(name, revision)
+    return encoder
 
 
 def _is_run(folder: Path) -> bool:

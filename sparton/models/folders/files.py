@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sparton.models.checkpoint import optional_file
+from sparton.models.repository import optional_file
 from sparton.types import Markup
 
 LENGTH_KEYS = (

@@ -1,0 +1,1 @@
+"""Commands with options of their own: `sparton NAME`."""
