@@ -109,7 +109,6 @@ class Retriever:
             ValueError: a single text in the place of a list, no texts, ``max_terms`` of a model
                 without sparse vectors, or representations that are not finite.
         """
-        _check_texts(texts, side)
         shown = len(texts) >= _SHOWN_FROM if progress is None else progress
         return encode_texts(
             self.encoder,
@@ -297,14 +296,6 @@ def load(
         revision=revision,
     )
     return Retriever(encoder, tokenizer, precision=precision)
-
-
-def _check_texts(texts: Sequence[str], side: Side) -> None:
-    if isinstance(texts, str):
-        raise ValueError(
-            f"{_PLURAL[side]} must be a list of texts, got the text {texts[:40]!r}: put it in a "
-            "list"
-        )
 
 
 def _check_ids(ids: Sequence[str], num_documents: int) -> None:

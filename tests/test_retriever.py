@@ -127,7 +127,7 @@ def test_options_reach_the_encoding(load):
 
 def test_what_cannot_be_used_is_refused(load, tmp_path):
     model = load("splade")
-    with pytest.raises(ValueError, match="queries must be a list of texts, got the text 'red'"):
+    with pytest.raises(ValueError, match="texts is the single text 'red'"):
         model.index(TEXTS).search("red")
     with pytest.raises(ValueError, match="6 documents, but 1 ids"):
         model.index(TEXTS, ["a"])

@@ -37,11 +37,14 @@ def explain(
     side: Side = "document",
     k: int = 20,
 ) -> list[tuple[str, float]]:
-    """The ``k`` heaviest terms of a text's sparse vector with their weights, heaviest first.
+    """The ``k`` heaviest terms of a text's sparse vector with their weights, heaviest first; of
+    equal weights the first term of the vocabulary. Terms without a weight are not among them.
 
     Raises:
-        ValueError: an encoder without sparse vectors.
+        ValueError: an encoder without sparse vectors, or k below 1.
     """
+    if k < 1:
+        raise ValueError(f"k is {k}, must be at least 1")
     vector = encode_texts(encoder, tokenizer, [text], side, kinds={"sparse"}).sparse
     assert isinstance(vector, SparseVectors)
     heaviest = vector.values.argsort(descending=True, stable=True)[:k]

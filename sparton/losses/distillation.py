@@ -3,6 +3,7 @@
 Q queries, N = Q * (1 + K) documents of the global batch; only a query's own 1 + K count here.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,6 +25,10 @@ class MarginMSE:
     needs_teacher: ClassVar[bool] = True
 
     scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"MarginMSE scale must be positive and finite, got {self.scale}")
 
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
         """Arguments as :class:`RankingLoss`; fp32 scalar, the mean over queries and negatives.
@@ -58,8 +63,10 @@ class KLDivergence:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "teacher_temperature"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"KLDivergence {name} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"KLDivergence {name} must be positive and finite, got {getattr(self, name)}"
+                )
 
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
         """Arguments, errors as :class:`MarginMSE`; fp32 scalar in nats, the mean over queries."""

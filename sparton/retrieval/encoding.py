@@ -14,7 +14,7 @@ from sparton.packing import cu_seqlens_of
 from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.progress import progress_bar
 from sparton.sparse_vectors import SparseVectors
-from sparton.types import Kind, Side, TokenBatch, Tokenizer
+from sparton.types import SIDES, Kind, Side, TokenBatch, Tokenizer
 
 VectorDtype = Literal["float16", "float32"]
 VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "float32")
@@ -49,7 +49,7 @@ def encode_texts(
             ``vocabulary_size`` as :class:`~sparton.models.splade.SpladeEncoder` has them, these
             spare it the dense representations where ``max_terms`` is set and only "sparse" kept.
         tokenizer: of the encoder; its ``queries`` or ``documents`` are used.
-        texts: at least one.
+        texts: at least one, in anything that has a length and gives a text by its number.
         side: which of the two.
         batch_tokens: bound of sequences times longest sequence in a batch; a single sequence may
             exceed it.
@@ -61,12 +61,16 @@ def encode_texts(
         progress: label of a progress bar on standard error; None for no bar.
 
     Raises:
-        ValueError: no texts, a precision that does not exist, an encoder that does not give one of
-            the ``kinds``, ``max_terms`` without sparse vectors, or representations that are not
-            finite.
+        ValueError: no texts, a lone text in place of several, a side or a precision that does not
+            exist, an encoder that does not give one of the ``kinds``, ``max_terms`` below 1 or
+            without sparse vectors, or representations that are not finite.
     """
-    if not texts:
+    if isinstance(texts, str):
+        raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
+    if len(texts) == 0:
         raise ValueError("there are no texts to encode")
+    if side not in SIDES:
+        raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
     kept = _checked_kinds(encoder, kinds, side, max_terms)
     order = np.argsort([-len(text) for text in texts], kind="stable")
     starts = range(0, len(order), _TEXTS_TOKENIZED_AT_ONCE)
@@ -196,6 +200,8 @@ def _checked_kinds(
         if kind not in encoder.kinds:
             raise ValueError(f"{name} gives no {KINDS[kind]}")
     kept = encoder.kinds if kinds is None else kinds
+    if max_terms is not None and max_terms < 1:
+        raise ValueError(f"max_terms is {max_terms}, must be at least 1")
     if max_terms is not None and "sparse" not in kept:
         raise ValueError(
             f"max_{side}_terms={max_terms} keeps a text's largest weights, but of {name} there "

@@ -3,6 +3,9 @@
 N texts, T tokens, E width of a token's vector.
 """
 
+from typing import Any
+
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -210,9 +213,40 @@ def test_only_the_largest_weights_of_a_text(kinds, build):
         assert encoder.tops > 0, "no dense representations then"
 
 
+def column(texts: list[str]) -> Any:
+    return datasets.Dataset.from_dict({"text": texts})["text"]
+
+
+@pytest.mark.parametrize("hold", [tuple, np.array, column])
+def test_texts_in_other_containers(hold):
+    texts = random_texts(9)
+    expected, found = (sparse_rows(CountingEncoder(), x) for x in (texts, hold(texts)))
+    for each, right in zip(found[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(each, right)
+
+
 def test_no_texts():
-    with pytest.raises(ValueError, match="no texts to encode"):
-        encode(CountingEncoder(), [])
+    for nothing in ([], np.array([], str)):
+        with pytest.raises(ValueError, match="no texts to encode"):
+            encode(CountingEncoder(), nothing)
+
+
+def test_a_lone_text_is_no_list_of_its_letters():
+    with pytest.raises(ValueError, match="texts is the single text '1 2': put it into a list"):
+        encode(CountingEncoder(), "1 2")
+
+
+def test_a_side_that_does_not_exist():
+    """It would have been taken for documents."""
+    with pytest.raises(ValueError, match="side='queries': must be query or document"):
+        encode(CountingEncoder(), ["1 2"], "queries")
+
+
+@pytest.mark.parametrize("build", [TopEncoder, CountingEncoder])
+@pytest.mark.parametrize("most", [0, -1])
+def test_no_weights_of_a_text(build, most):
+    with pytest.raises(ValueError, match=f"max_terms is {most}, must be at least 1"):
+        encode(build(), ["1 2 3"], max_terms=most)
 
 
 def test_progress_is_shown_on_standard_error_only_when_asked_for(capsys):
