@@ -10,11 +10,11 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparton.losses.ranking import own_scores
+from sparton.losses.ranking import RankingLoss, own_scores
 
 
 @dataclass(frozen=True)
-class MarginMSE:
+class MarginMSE(RankingLoss):
     """Squared error of the margins between positive and negatives (arXiv 2010.02666).
 
     Attributes:
@@ -42,7 +42,7 @@ class MarginMSE:
 
 
 @dataclass(frozen=True)
-class KLDivergence:
+class KLDivergence(RankingLoss):
     """Kullback-Leibler divergence from the teacher's distribution over a query's documents, as in
     SPLADE-v3 (Lassance et al., arXiv 2403.06789).
 

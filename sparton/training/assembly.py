@@ -3,9 +3,8 @@
 import logging
 from collections.abc import Mapping
 
-from sparton.losses.joint import KINDS, Joint
+from sparton.losses.contract import Loss
 from sparton.losses.objective import Objective
-from sparton.losses.ranking import RankingLoss
 from sparton.losses.regularizers import Regularizer
 from sparton.models.encoder import Encoder
 
@@ -14,7 +13,7 @@ log = logging.getLogger(__name__)
 
 def build_objective(
     encoder: Encoder,
-    loss: RankingLoss | Joint,
+    loss: Loss,
     regularizers: Mapping[str, Mapping[str, Regularizer]],
     steps: int,
 ) -> Objective:
@@ -24,11 +23,10 @@ def build_objective(
     Raises:
         ValueError: a loss of two kinds of representations, and an encoder with one.
     """
-    if isinstance(loss, Joint) and encoder.kinds != KINDS:
+    if missing := loss.halves - set(encoder.kinds):
         raise ValueError(
-            f"the loss {type(loss).__name__} is of a sparse half and of one with vectors of "
-            f"tokens, but this encoder has {' and '.join(encoder.kinds)} alone: set "
-            "head=sparton_colbert, or loss=infonce"
+            f"{type(loss).__name__} compares {' and '.join(sorted(loss.halves))}, but this encoder "
+            f"has no {' and '.join(sorted(missing))}: train a joint encoder, or with another loss"
         )
     kept = dict(regularizers)
     for side in kept:
