@@ -40,6 +40,14 @@ def test_without_weights_an_epoch_holds_every_example_once() -> None:
     assert queries(mixture, range(38), seed=1) != epochs[0]
 
 
+def test_sources_of_one_size_have_orders_of_their_own() -> None:
+    mixture = Mixture({name: Numbers(name, 40) for name in "ab"})
+    everything = queries(mixture, range(80))
+    orders = [[q.split()[1] for q in everything if q.startswith(name)] for name in "ab"]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+
+
 def test_with_weights_shares_are_exact_and_small_sources_are_repeated() -> None:
     sources = {"a": Numbers("a", 10), "b": Numbers("b", 100_000), "c": Numbers("c", 50)}
     mixture = Mixture(sources, {"b": 1, "a": 2, "c": 5})
