@@ -256,8 +256,8 @@ def search_hidden(
     scores = hidden.new_empty((Q, N), dtype=torch.float32)
     kept = None
     if argmax:
-        norms = scores.new_empty(math.prod(rows) if normalize else 0)
-        kept = Kept(cu_seqlens.new_empty((N, R)), hidden.new_empty((*rows, E)), norms)
+        lengths = scores.new_empty(math.prod(rows) if normalize else 0)
+        kept = Kept(cu_seqlens.new_empty((N, R)), hidden.new_empty((*rows, E)), lengths)
     winners, tokens, norms = kept or (None, None, None)
     if N == 0 or R == 0:
         for x in (scores, tokens, norms):
