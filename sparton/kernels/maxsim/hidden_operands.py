@@ -50,8 +50,10 @@ class HiddenOperands(NamedTuple):
         """The same scores from projected tokens ``[T, E]``, along one axis or several."""
         Q, L, _ = self.queries.shape
         query_cu_seqlens = equal_cu_seqlens(Q, L, self.queries.device)
-        bounds, masks = (query_cu_seqlens, self.cu_seqlens), (self.query_mask, self.mask)
-        return MaxSimOperands(self.queries, tokens, *bounds, *masks, None, L, self.longest)
+        return MaxSimOperands(
+            self.queries, tokens, query_cu_seqlens, self.cu_seqlens, self.query_mask, self.mask,
+            None, query_length=L, longest_document=self.longest,
+        )  # fmt: skip
 
 
 class Kept(NamedTuple):
