@@ -89,7 +89,8 @@ def test_init_from_is_all_of_a_trained_model(kind, tmp_path):
 
 
 def test_a_run_from_a_trained_model_begins_where_that_ended(tmp_path):
-    colbert = ["head=colbert", "head.width=16", "evaluation=none", "log_every=1", "steps=3"]
+    colbert = ["head=colbert", "head.width=16", "head.bias=true", "evaluation=none"]
+    colbert += ["log_every=1", "steps=3"]
     still = ["optimizer.lr=0", "weight_decay=0"]
     first = run_here(tmp_path / "first", *colbert)
     second = run_here(
@@ -99,6 +100,7 @@ def test_a_run_from_a_trained_model_begins_where_that_ended(tmp_path):
     for file in ("model.safetensors", "1_Dense/model.safetensors"):
         before, after = (load_file(tmp_path / run / "model" / file) for run in ("first", "second"))
         assert all(torch.equal(after[key], before[key]) for key in before)
+    assert before["linear.bias"].any(), "of the last file"
     manifest = json.loads((tmp_path / "second" / "manifest.json").read_text())
     assert set(manifest["config"]["backbone"]) == set(BodyOptions.__annotations__)
 

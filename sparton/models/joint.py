@@ -58,7 +58,7 @@ class JointEncoder(Encoder):
         backbone.add_tokens(head.tokens.markers)
         self.backbone = backbone
         self.head = head
-        self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, bias=False)
+        self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, head.tokens.bias)
         self.markup = head.tokens.markup(self.tokenizer)
         counted = head.tokens.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)
@@ -103,7 +103,8 @@ class JointEncoder(Encoder):
 
     def _represent(self, hidden: Tensor, tokens: TokenBatch, side: Side) -> Representations:
         counted = self.counted if side == "document" else None
-        vectors = self.head.tokens(hidden, self.projection.weight, tokens, counted)
+        weight, bias = self.projection.weight, self.projection.bias
+        vectors = self.head.tokens(hidden, weight, bias, tokens, counted)
         transformed, decoder, own = self._sparse_inputs(hidden, tokens)
         return Representations(
             self.head.sparse(transformed, decoder.weight, decoder.bias, own), vectors

@@ -19,6 +19,7 @@ from triton.runtime import driver
 
 from sparton.kernels.launch import Launch
 from sparton.kernels.maxsim import hidden, paths
+from sparton.kernels.maxsim.hidden_operands import HiddenOperands
 from sparton.kernels.maxsim.operands import padded_operands
 from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
 from sparton.kernels.segment_max import backward, forward, quantize
@@ -72,27 +73,26 @@ def gradients(V: int, activation: str) -> None:
     )
 
 
-def from_hidden(dtype: torch.dtype, E: int, config: hidden.HiddenConfig | None = None) -> None:
-    queries, tokens, projection = (
-        torch.zeros(*sizes, dtype=dtype) for sizes in ((2, 256, E), (600, 768), (E, 768))
+def from_hidden(
+    dtype: torch.dtype, E: int, *, biased: bool = False, config: hidden.HiddenConfig | None = None
+) -> None:
+    queries, tokens, projection, bias = (
+        torch.zeros(*sizes, dtype=dtype) for sizes in ((2, 256, E), (600, 768), (E, 768), (E,))
     )
     cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
     mask = torch.ones(600, dtype=torch.bool)
+    layer = (projection, bias if biased else None)
+    operands = HiddenOperands(queries, tokens, *layer, cu_seqlens, None, mask)
     for argmax in (True, False):
-        hidden.search_hidden(
-            queries, tokens, projection, cu_seqlens, None, mask,
-            normalize=True, argmax=argmax, config=config,
-        )  # fmt: skip
+        hidden.search_hidden(operands, argmax=argmax, config=config)
 
 
 def gradients_from_hidden(E: int) -> None:
     hidden_states, projection = torch.zeros(600, 768, dtype=BF16), torch.zeros(E, 768, dtype=BF16)
     tokens, norms = torch.zeros(600, E, dtype=BF16), torch.zeros(600)
     for need_hidden in (True, False):
-        project_tokens_backward(
-            tokens, tokens, norms, hidden_states, projection,
-            normalize=True, need_hidden=need_hidden, need_projection=False,
-        )  # fmt: skip
+        kept = (tokens, norms, hidden_states, projection)
+        project_tokens_backward(tokens, *kept, need_hidden, False, False)
 
 
 def own_documents(dtype: torch.dtype, E: int, method: str) -> None:
@@ -132,13 +132,15 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"rounding {by} {D}", partial(quantize.quantize_operands, *operands, by=by)
     for dtype in (BF16, FP32):
         for E in (64, 96, 128, 256, 320, 1024, 4096 // dtype.itemsize):
-            yield f"from hidden {dtype} {E}", partial(from_hidden, dtype, E)
+            for biased in (False, True):
+                name = f"from hidden {dtype} {E}{' biased' * biased}"
+                yield name, partial(from_hidden, dtype, E, biased=biased)
         for method in ("lowmem", "unified"):
             name = f"own documents {dtype} {method}"
             yield name, partial(own_documents, dtype, 1024, method)
     for E in (96, MOST_UNITS):
         yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
-    yield "too large", partial(from_hidden, BF16, 1024, hidden.HiddenConfig())
+    yield "too large", partial(from_hidden, BF16, 1024, config=hidden.HiddenConfig())
 
 
 def main() -> None:
