@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from sparton.kernels.splade_head import TopK
+from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.assembly import build_encoder
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
@@ -62,6 +62,16 @@ class AsymmetricEncoder(Encoder):
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """What the side's encoder makes of the texts."""
         return self.of(side).encode(tokens, side)
+
+    def encode_both(
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
+    ) -> tuple[Representations, Representations]:
+        """Each side by its own encoder."""
+        of_queries, of_documents = (
+            encoder(tokens, memory) if isinstance(encoder, SpladeEncoder) else encoder(tokens)
+            for encoder, tokens in ((self.query, queries), (self.document, documents))
+        )
+        return Representations(of_queries), Representations(of_documents)
 
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, by the side's encoder."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from sparton.embeddings import TextRows
+from sparton.kernels.splade_head import HeadMemory
 from sparton.models.origin import Origin
 from sparton.representations import Representations
 from sparton.types import Kind, Markup, Side, TokenBatch
@@ -54,10 +55,15 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def encode_both(
-        self, queries: TokenBatch, documents: TokenBatch
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
         """:meth:`encode` of either side; encoders of which both run through one body may make one
-        pass of them."""
+        pass of them.
+
+        Args:
+            queries, documents: N texts each, in general of other numbers.
+            memory: where SPLADE heads keep what they find for a second pass over the same texts.
+        """
         return self.encode(queries, "query"), self.encode(documents, "document")
 
     def complete(self, representations: Representations) -> Representations:

@@ -95,12 +95,11 @@ class ExactStep:
                 _backward(encoded, gradients)
         else:
             memory = HeadMemory()
-            with memory.keeping():
-                held, extents = self._encode_all(micro_batches)
+            held, extents = self._encode_all(micro_batches, memory)
             output, gradients = self._differentiate(held, batch.teacher_scores, step)
             del held
-            with memory.repeating():
-                self._replay(micro_batches, extents, gradients)
+            memory.rewind()
+            self._replay(micro_batches, memory, extents, gradients)
         self.encoder.observe(output.queries, output.documents)
         return output
 
@@ -121,19 +120,21 @@ class ExactStep:
                 (seed * _SEED_STRIDE + start) % 2**63,
             )
 
-    def _encode(self, micro_batch: _MicroBatch) -> tuple[Representations, Representations]:
+    def _encode(
+        self, micro_batch: _MicroBatch, memory: HeadMemory | None = None
+    ) -> tuple[Representations, Representations]:
         torch.manual_seed(micro_batch.seed)
         with self.precision.autocast():
-            return self.encoder.encode_both(micro_batch.queries, micro_batch.documents)
+            return self.encoder.encode_both(micro_batch.queries, micro_batch.documents, memory)
 
     @torch.no_grad()
     def _encode_all(
-        self, micro_batches: Sequence[_MicroBatch]
+        self, micro_batches: Sequence[_MicroBatch], memory: HeadMemory
     ) -> tuple[list[Representations], list[list[Extent]]]:
         """Both sides of the local batch, and how much of each comes from each micro-batch."""
         sides: list[list[Representations]] = [[], []]
         for micro_batch in micro_batches:
-            for side, reps in zip(sides, self._encode(micro_batch), strict=True):
+            for side, reps in zip(sides, self._encode(micro_batch, memory), strict=True):
                 side.append(self._hold(reps))
         extents = [[reps.extent for reps in side] for side in sides]
         held = []
@@ -171,6 +172,7 @@ class ExactStep:
     def _replay(
         self,
         micro_batches: Sequence[_MicroBatch],
+        memory: HeadMemory,
         extents: Sequence[Sequence[Extent]],
         gradients: Sequence[Representations],
     ) -> None:
@@ -178,9 +180,9 @@ class ExactStep:
         parts = (side.split(sizes) for side, sizes in zip(gradients, extents, strict=True))
         *others, last = zip(micro_batches, zip(*parts, strict=True), strict=True)
         for micro_batch, own in others:
-            _backward(self._encode(micro_batch), own)
+            _backward(self._encode(micro_batch, memory), own)
         micro_batch, own = last
-        encoded = self._encode(micro_batch)
+        encoded = self._encode(micro_batch, memory)
         with self._gradient_sum.of_last_backward():
             _backward(encoded, own)
 
