@@ -65,10 +65,6 @@ class AsymmetricEncoder(Encoder):
         """The min(k, V) largest term weights of each text, by the side's encoder."""
         return self.of(side).topk(tokens, side, k)
 
-    def observe(self, queries: Representations, documents: Representations) -> None:
-        for encoder in (self.query, self.document):
-            encoder.observe(queries, documents)
-
     def learning_rates(self) -> dict[str, float]:
         """Of the query encoder, where it has its own and can learn."""
         if self.query_lr is None or not self._query_learns:

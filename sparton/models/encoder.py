@@ -62,9 +62,20 @@ class Encoder(nn.Module):
         and within its graph: fills in what no part of a batch can know."""
         return representations
 
-    def observe(self, queries: Representations, documents: Representations) -> None:
-        """Called at the end of every training step, on every rank, with the representations of the
-        global batch; for encoders that count."""
+    def observe(self, queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+        """Called once in every training step, on every rank, with the flags ``used`` of the queries
+        and of the documents of the global batch; for encoders whose representations have such.
+        Returns what :meth:`finish` must know of either side."""
+        raise NotImplementedError
+
+    def finish(self, representations: Representations, seen: Tensor) -> Representations:
+        """Called after :meth:`observe` with one side of every micro-batch, within its graph: fills
+        in the losses that depend on what the global batch used, and takes ``used`` out.
+
+        Args:
+            seen: what :meth:`observe` returned for this side.
+        """
+        raise NotImplementedError
 
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of parameters that have their own, by the prefix of their names."""

@@ -50,7 +50,6 @@ def gradients(
     encoder = BagEncoder(kinds=kinds)
     step = ExactStep(encoder, objective(kinds), world, Precision("fp32", CPU), micro_batch)
     step(share(global_batch(negatives), world.rank, world.size), step=0)
-    assert encoder.observed == [(BATCH, BATCH * (1 + negatives))]
     return [parameter.grad for parameter in encoder.parameters()]
 
 

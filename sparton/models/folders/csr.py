@@ -44,7 +44,7 @@ NAMES = {
     "encoder.weight": "decoder.linear.weight",
     "latent_bias": "latent_bias",
     "pre_bias": "pre_bias",
-    "steps_since_active": "stats_last_nonzero",
+    "passes_since_active": "stats_last_nonzero",
 }
 
 
