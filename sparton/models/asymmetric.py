@@ -46,6 +46,7 @@ class AsymmetricEncoder(Encoder):
         self.query = query
         self.document = document
         self.query_lr = query_lr
+        self.similarity = document.similarity
         self._query_learns = any(each.requires_grad for each in query.parameters())
         self.regularized = ("query", "document") if self._query_learns else ("document",)
         self.markup = query.markup._replace(

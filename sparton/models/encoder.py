@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sparton.embeddings import TextRows
 from sparton.representations import Representations
-from sparton.types import Kind, Markup, Side, TokenBatch
+from sparton.types import Kind, Markup, Side, Similarity, TokenBatch
 
 
 class Encoder(nn.Module):
@@ -20,6 +20,9 @@ class Encoder(nn.Module):
         max_length: positions that its model supports; None where there is no limit.
         markup: what its texts are given beside their own tokens.
         kinds: the fields of its representations: "sparse", "tokens", or both.
+        similarity: by which search compares sparse representations: their dot product, or their
+            cosine. Training compares them by dot product in any case, as sentence-transformers does
+            unless its losses are told otherwise.
         zeros_are_final: no gradient with respect to a zero of its sparse representations ever
             reaches a parameter, as behind a ReLU; training may then hold the active entries alone.
         regularized: the sides whose sparse representations training can make sparser.
@@ -30,6 +33,7 @@ class Encoder(nn.Module):
 
     markup = Markup()
     kinds: tuple[Kind, ...] = ("sparse",)
+    similarity: Similarity = "dot"
     zeros_are_final = True
     regularized: tuple[Side, ...] = ("query", "document")
     loss_weights: Mapping[str, float] = {}

@@ -74,7 +74,8 @@ def encode_texts(
     vector_dtype: VectorDtype = "float16",
     progress: str | None = None,
 ) -> EncodedTexts:
-    """Representations of ``texts``, in their order; no dense matrix outlives its batch.
+    """Representations of ``texts``, in their order; no dense matrix outlives its batch. Sparse ones
+    have length 1 where the encoder's are compared by cosine.
 
     Long texts come first, so that a batch too large for the device shows at once, and texts of
     like length share a batch. A thread tokenises ahead of the encoder.
@@ -155,15 +156,21 @@ def _encode(
 ) -> EncodedTexts:
     if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
         values, indices = encoder.topk(tokens, side, max_terms)
-        return EncodedTexts(SparseRows.from_topk(values, indices, encoder.vocabulary_size))
+        rows = SparseRows.from_topk(values, indices, encoder.vocabulary_size)
+        return EncodedTexts(_comparable(encoder, rows))
     given: Representations = encoder.encode(tokens, side)
     sparse = given.sparse if "sparse" in kinds else None
     assert not isinstance(sparse, SparseVectors), "encoders give all entries"
     vectors = given.tokens if "tokens" in kinds else None
     return EncodedTexts(
-        None if sparse is None else _sparse_rows(sparse, max_terms),
+        None if sparse is None else _comparable(encoder, _sparse_rows(sparse, max_terms)),
         None if vectors is None else TokenRows.from_vectors(vectors, vector_dtype),
     )
+
+
+def _comparable(encoder: Any, rows: SparseRows) -> SparseRows:
+    """Rows whose dot products are the encoder's similarities."""
+    return rows.normalized() if encoder.similarity == "cosine" else rows
 
 
 def _checked_kinds(

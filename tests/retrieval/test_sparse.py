@@ -167,6 +167,24 @@ def test_from_dense_names_the_row_that_is_not_finite(bad):
         SparseRows.from_dense(reps)
 
 
+def test_normalized_rows_have_length_1_and_their_dot_products_are_cosines():
+    reps = torch.rand(6, 40, generator=torch.Generator().manual_seed(0)) * 100
+    reps[reps < 60] = 0
+    reps[[2, 5]] = 0
+    reps[3] *= 1e-30  # whose squares fp32 does not have
+    rows = SparseRows.from_dense(reps)
+    unit = SparseRows.from_dense(
+        torch.nn.functional.normalize(reps.double(), dim=1, eps=0).nan_to_num()
+    )
+    given = rows.normalized()
+    np.testing.assert_array_equal(given.indptr, rows.indptr)
+    np.testing.assert_array_equal(given.indices, rows.indices)
+    np.testing.assert_allclose(given.values, unit.values, rtol=1e-6)
+    assert given.values.dtype == np.float32 and given.row_lengths[[2, 5]].tolist() == [0, 0]
+    assert rows.values.max() > 60 and len(rows.values) > 40
+    assert SparseRows.from_dense(torch.zeros(0, 4)).normalized().num_rows == 0
+
+
 def test_mean_flops_is_the_mean_number_of_shared_terms():
     queries, documents = small_integers(7, 12, seed=11), small_integers(31, 12, seed=12)
     shared = ((queries[:, None] != 0) & (documents[None] != 0)).sum(-1).double().mean().item()

@@ -35,6 +35,7 @@ def save_joint(
         query_prompt=head.query_marker + head.query_prompt,
         document_prompt=head.document_marker + head.document_prompt,
     )
+    sparse.similarity = encoder.similarity
     save_checkpoint(sparse, path)
     (path / VECTORS_FOLDER).mkdir()
     for file in path.iterdir():
@@ -79,6 +80,7 @@ def load_joint(
     found, weight = read_vectors(name, modules, sparse.tokenizer, revision)
     check_head(name, None if head is None else head.tokens, found, sparse.tokenizer)
     encoder = JointEncoder(sparse.backbone, head or JointHead(sparse.head, found))
+    encoder.similarity = sparse.similarity
     with torch.no_grad():
         encoder.projection.weight.copy_(weight)
     return encoder
