@@ -280,3 +280,9 @@ def test_a_model_that_says_nothing_is_compared_as_its_class_does(build, tmp_path
     encoder = load_encoder(path)
     assert encoder.similarity == "dot"
     assert build is not dense or encoder.cosine
+
+
+def test_queries_of_their_own_are_compared_as_the_documents_are(tmp_path):
+    document = load_encoder(save(splade(), tmp_path / "model", similarity_fn_name="cosine"))
+    assert static_queries(document).similarity == "cosine"
+    assert static_queries(splade()).similarity == "dot"
