@@ -48,6 +48,7 @@ class AsymmetricEncoder(Encoder):
         # Of two models' terms the stricter ones hold.
         self.origin = (query if query.origin.is_non_commercial else document).origin
         self.query_lr = query_lr
+        self.similarity = document.similarity
         self._query_learns = any(each.requires_grad for each in query.parameters())
         self.regularized = ("query", "document") if self._query_learns else ("document",)
         self.markup = query.markup._replace(
@@ -76,10 +77,6 @@ class AsymmetricEncoder(Encoder):
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, by the side's encoder."""
         return self.of(side).topk(tokens, side, k)
-
-    def observe(self, queries: Representations, documents: Representations) -> None:
-        for encoder in (self.query, self.document):
-            encoder.observe(queries, documents)
 
     def learning_rates(self) -> dict[str, float]:
         """Of the query encoder, where it has its own and can learn."""
