@@ -1,6 +1,5 @@
 """Boundaries of sequences where the host reads them; a GPU does not wait for that."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 from torch import Tensor
@@ -22,14 +21,3 @@ def read_boundaries(name: str, cu_seqlens: Tensor, total: int) -> list[int]:
         if stop < start:
             raise ValueError(f"{name} must ascend; entry {n} is {start} and the next one {stop}")
     return bounds
-
-
-def runs_of_sequences(bounds: list[int], tokens: int) -> Iterator[tuple[int, int]]:
-    """Consecutive sequences ``first, last`` of at most ``tokens`` tokens, or a single one."""
-    first = 0
-    for n in range(1, len(bounds)):
-        if bounds[n] - bounds[first] > tokens and n - 1 > first:
-            yield first, n - 1
-            first = n - 1
-    if len(bounds) > 1:
-        yield first, len(bounds) - 1
