@@ -450,7 +450,7 @@ def test_padded_operands_that_do_not_fit(batch, index, replacement, message):
     ("index", "replacement", "message"),
     [
         (0, torch.zeros(2, 3, 48), r"\[Tq, E\].*\(2, 3, 48\)"),
-        (2, torch.zeros(5, dtype=torch.int64), "query_cu_seqlens .* torch.int64"),
+        (2, torch.zeros(5, dtype=torch.int16), "query_cu_seqlens .* torch.int16"),
         (3, torch.zeros(0, dtype=torch.int32), r"document_cu_seqlens .* \(0,\)"),
         (4, torch.ones(3, dtype=torch.bool), r"query_mask .* \(3,\)"),
         (5, torch.ones(102, dtype=torch.int32), "document_mask .* torch.int32"),

@@ -103,8 +103,9 @@ def maxsim_varlen(
     Args:
         queries: ``[Tq, E]``, Q queries end to end.
         documents: ``[Td, E]``, N documents end to end, the same dtype (or any under autocast).
-        query_cu_seqlens: int32 ``[Q + 1]``, boundaries of the queries; from 0 to Tq, ascending.
-        document_cu_seqlens: int32 ``[N + 1]``, from 0 to Td.
+        query_cu_seqlens: int32 or int64 ``[Q + 1]``, boundaries of the queries; from 0 to Tq,
+            ascending.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to Td.
         query_mask: bool ``[Tq]`` or None, for tokens left out (punctuation, say).
         document_mask: bool ``[Td]`` or None.
         pairing: "cross" for every query against every document, "pairs" for query p and document p,

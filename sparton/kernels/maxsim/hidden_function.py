@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import cast_for_autocast, needs_operators, without_autocast
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.operands import (
     MaxSimOperands,
-    check_cu_seqlens,
     check_devices,
     check_mask,
     check_precision,
@@ -249,7 +249,7 @@ def maxsim_from_hidden(
         projection: ``[E, H]``, likewise.
         query_mask: bool ``[Q, Lq]`` or None.
         document_mask: bool ``[N, Ld]`` or ``[T]``, holes allowed, or None.
-        document_cu_seqlens: int32 ``[N + 1]``, from 0 to T.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to T.
         normalize: L2-normalise the projected tokens.
 
     Returns:
@@ -315,6 +315,6 @@ def _check(
     if cu_seqlens is None:
         cu_seqlens = equal_cu_seqlens(hidden_shape[0], hidden_shape[1], hidden.device)
     else:
-        check_cu_seqlens("document_cu_seqlens", cu_seqlens)
+        cu_seqlens = int32_boundaries("document_cu_seqlens", cu_seqlens)
     check_devices(hidden, queries, projection, query_mask, document_mask, cu_seqlens)
     return cu_seqlens

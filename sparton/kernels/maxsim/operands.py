@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.segment_max.operands import num_rows
@@ -126,14 +127,6 @@ def check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
-def check_cu_seqlens(name: str, cu_seqlens: Tensor) -> None:
-    if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.shape[0] < 1:
-        raise ValueError(
-            f"{name} must be int32 with one more entry than sequences, got "
-            f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
-        )
-
-
 def _check_longest(name: str, tokens: Tensor, cu_seqlens: Tensor, longest: int | None) -> bool:
     """Whether all sequences must be as long as the longest for their tokens to be so many. Tracers
     may not know how many there are."""
@@ -229,12 +222,12 @@ def packed_operands(
             "packed queries must be [Tq, E] and documents [Td, E], got "
             f"{tuple(queries.shape)} and {tuple(documents.shape)}"
         )
+    query_cu_seqlens = int32_boundaries("query_cu_seqlens", query_cu_seqlens)
+    document_cu_seqlens = int32_boundaries("document_cu_seqlens", document_cu_seqlens)
     bounds = (query_cu_seqlens, document_cu_seqlens)
     _check_tensors(queries, documents, *bounds, query_mask, document_mask)
     check_rows("queries", queries.shape[0])
     check_rows("documents", documents.shape[0])
-    check_cu_seqlens("query_cu_seqlens", query_cu_seqlens)
-    check_cu_seqlens("document_cu_seqlens", document_cu_seqlens)
     if query_mask is not None:
         check_mask("query_mask", query_mask, queries.shape[:1])
     if document_mask is not None:

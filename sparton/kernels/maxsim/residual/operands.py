@@ -68,13 +68,6 @@ def check_mask(name: str, mask: Tensor | None, shape: torch.Size) -> None:
         )
 
 
-def check_boundaries(name: str, cu_seqlens: Tensor) -> None:
-    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
-        raise ValueError(f"{name} must be a vector of boundaries, got {tuple(cu_seqlens.shape)}")
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{name} must be int32 or int64, got {cu_seqlens.dtype}")
-
-
 def check_devices(**operands: Tensor | None) -> None:
     devices = {name: x.device for name, x in operands.items() if x is not None}
     if len(set(devices.values())) > 1:

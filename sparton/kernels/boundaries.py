@@ -1,0 +1,27 @@
+"""Boundaries of packed sequences as functions take them, on any device; imports no Triton.
+
+N sequences, T tokens.
+"""
+
+import torch
+from torch import Tensor
+
+
+def check_boundaries(name: str, cu_seqlens: Tensor) -> None:
+    """Raise ValueError unless ``cu_seqlens`` is int32 or int64 ``[N + 1]``; reads no values."""
+    if (
+        cu_seqlens.dim() != 1
+        or cu_seqlens.dtype not in (torch.int32, torch.int64)
+        or cu_seqlens.shape[0] < 1
+    ):
+        raise ValueError(
+            f"{name} must be int32 or int64 with one more entry than sequences, got "
+            f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
+        )
+
+
+def int32_boundaries(name: str, cu_seqlens: Tensor) -> Tensor:
+    """Checked boundaries as the kernels read them: int32, the same tensor if it is that already.
+    The kernels of these functions count tokens in int32; batches of more are refused elsewhere."""
+    check_boundaries(name, cu_seqlens)
+    return cu_seqlens.to(torch.int32)
