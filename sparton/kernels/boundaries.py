@@ -25,3 +25,14 @@ def int32_boundaries(name: str, cu_seqlens: Tensor) -> Tensor:
     The kernels of these functions count tokens in int32; batches of more are refused elsewhere."""
     check_boundaries(name, cu_seqlens)
     return cu_seqlens.to(torch.int32)
+
+
+def check_longest(name: str, longest: int, cu_seqlens: Tensor, total: int) -> None:
+    """Raise ValueError if N sequences of at most ``longest`` tokens, as ``name`` states, have no
+    room for ``total`` tokens; reads no values."""
+    count = cu_seqlens.shape[0] - 1
+    if longest * count < total:
+        raise ValueError(
+            f"{name}={longest} allows {count} sequences {longest * count} tokens at most, got "
+            f"{total}"
+        )

@@ -19,13 +19,16 @@ from triton.runtime import driver
 
 from sparton.kernels.launch import Launch
 from sparton.kernels.maxsim import hidden, paths
-from sparton.kernels.maxsim.operands import padded_operands
+from sparton.kernels.maxsim.operands import packed_operands, padded_operands
 from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
 from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
+from sparton.kernels.varlen_attention import forward as attention_kernels
+from sparton.kernels.varlen_attention.operands import attention_operands
 
 # ptxas crashes on some, and of others it makes what happens to be in a register.
 CONSTANTS_ROUNDED = re.compile(r"cvt\S+e4m3x2\.f32\s+%rs\d+, (%r\d+), \1;")
+ASSERTING = ("_verify_lengths_kernel", "_varlen_attention_fwd_kernel")
 BF16, FP8, FP32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
 
 
@@ -45,8 +48,10 @@ class Hopper:
 def build(built: list[tuple[str, int]], launch: Launch, *tensors: Any) -> None:
     kernel = launch.kernel
     compiled = kernel.warmup(*tensors, *launch.integers, grid=launch.grid, **launch.constants)
-    name = kernel.fn.__name__
-    assert not CONSTANTS_ROUNDED.search(compiled.asm["ptx"]), f"{name} rounds constants"
+    name, ptx = kernel.fn.__name__, compiled.asm["ptx"]
+    assert not CONSTANTS_ROUNDED.search(ptx), f"{name} rounds constants"
+    asserts = launch.constants.get("VERIFY", name in ASSERTING)
+    assert ("__assertfail" in ptx) == asserts, f"{name} asserts too much or nothing"
     built.append((name, compiled.metadata.shared))
 
 
@@ -104,6 +109,20 @@ def own_documents(dtype: torch.dtype, E: int, method: str) -> None:
     paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
 
 
+def stated_lengths(Lq: int, pairing: str | int) -> None:
+    """Of two queries and documents, for a product or not."""
+    queries, documents = torch.zeros(2 * Lq, 128, dtype=BF16), torch.zeros(600, 128, dtype=BF16)
+    bounds = torch.tensor([0, Lq, 2 * Lq]), torch.tensor([0, 200, 600])
+    operands = packed_operands(queries, documents, *bounds, None, None, pairing, Lq, 400)
+    paths.maxsim_forward_cuda(operands, normalize=False, argmax=True)
+
+
+def attention(d: int) -> None:
+    states, bounds = torch.zeros(600, 12, d, dtype=BF16), torch.tensor([0, 200, 600]).int()
+    operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1)
+    attention_kernels.varlen_attention_forward(operands)
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     hopper, hopper_fp8 = forward.HOPPER[0], forward.HOPPER_FP8[0]
     for D in (128, 768):
@@ -138,12 +157,17 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield name, partial(own_documents, dtype, 1024, method)
     for E in (96, MOST_UNITS):
         yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
+    for Lq, pairing in ((40, "cross"), (40, 1), (2, "cross"), (300, "cross")):
+        yield f"stated lengths {Lq} {pairing}", partial(stated_lengths, Lq, pairing)
+    for d in (64, 128):
+        yield f"attention {d}", partial(attention, d)
     yield "too large", partial(from_hidden, BF16, 1024, hidden.HiddenConfig())
 
 
 def main() -> None:
     driver.set_active(Hopper())
     forward._capability = lambda device: (9, 0)
+    attention_kernels.JITFunction = ()  # for tensors on a CPU
     built: list[tuple[str, int]] = []
     Launch.__call__ = lambda *launch: build(built, *launch)  # type: ignore[method-assign]
     for case, run in cases():

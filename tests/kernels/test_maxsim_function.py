@@ -137,6 +137,28 @@ def test_longest_sequences_that_the_host_knows(lengths, device):
             maxsim_varlen(*leaves, *bounds, **(longest | {f"{name}_max_seqlen": least}))
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU asserts: test_assertions_gpu.py")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("pairing", ["cross", 1])
+@pytest.mark.parametrize(("side", "place"), [("query", 1), ("document", 2)])
+def test_longer_sequences_than_stated(side, place, pairing, compiled):
+    """As many tokens fit, but one sequence has more than its share."""
+    queries, documents = torch.randn(10, 16), torch.randn(12, 16)
+    bounds = boundaries((3, 6, 1)), boundaries((2, 3, 7))
+    score = maxsim_varlen
+    if compiled:
+        score = torch.compile(maxsim_varlen, backend="aot_eager", fullgraph=True)
+    expected = maxsim_varlen(queries, documents, *bounds, pairing=pairing)
+    longest = {"query_max_seqlen": 6, "document_max_seqlen": 7}
+    actual = score(queries, documents, *bounds, pairing=pairing, **longest)
+    assert torch.equal(actual, expected)
+    most = longest[f"{side}_max_seqlen"]
+    longest[f"{side}_max_seqlen"] = most - 1
+    message = f"{side}_max_seqlen={most - 1}, but {side} {place} has {most} tokens"
+    with pytest.raises(ValueError, match=message):
+        score(queries, documents, *bounds, pairing=pairing, **longest)
+
+
 def test_padding_does_not_win_over_negative_similarities(batch):
     queries, documents, query_mask, _ = batch
     queries, documents = queries.detach().abs(), -documents.detach().abs()
@@ -265,7 +287,7 @@ def test_registration(per_query, normalize, device):
     transposed = [x.detach().T.contiguous().T for x in leaves]
     _, winners = operators._forward_op(*transposed, *problem[2:], normalize, "auto", True)
     tensors = (upstream_for(problem), winners, *transposed, *problem[2:4])
-    arguments = (*tensors, *problem[6:], normalize, "auto")
+    arguments = (*tensors, *problem[6:10], normalize, "auto")
     torch.library.opcheck(operators._backward_op, (*arguments, True, True))
     arguments = (*leaves, *problem[2:], normalize, "auto", False)
     with torch.no_grad():

@@ -3,6 +3,8 @@
 Q queries, N documents, K documents per query, C = N or K columns, T packed tokens, E embedding.
 """
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -74,12 +76,25 @@ def maxsim_forward_cpu(
 
 
 def _read_boundaries(operands: MaxSimOperands) -> tuple[list[int], list[int]]:
-    """Of the queries and of the documents."""
+    """Of the queries and of the documents; ValueError unless they are what they must be."""
     queries, documents, query_cu, document_cu, *_ = operands
-    return (
+    bounds = (
         read_boundaries("query_cu_seqlens", query_cu, len(queries)),
         read_boundaries("document_cu_seqlens", document_cu, len(documents)),
     )
+    if operands.verify:
+        _check_lengths("query", bounds[0], operands.longest_query)
+        _check_lengths("document", bounds[1], operands.longest_document)
+    return bounds
+
+
+def _check_lengths(side: str, bounds: list[int], longest: int | None) -> None:
+    for i, (start, stop) in enumerate(pairwise(bounds)):
+        if longest is not None and stop - start > longest:
+            raise ValueError(
+                f"{side}_max_seqlen={longest}, but {side} {i} has {stop - start} tokens; state as "
+                "many as the longest has, or None"
+            )
 
 
 def _own_scores(operands: MaxSimOperands, normalize: bool) -> Tensor:

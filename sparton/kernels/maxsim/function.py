@@ -111,8 +111,8 @@ def maxsim_varlen(
         pairing: "cross" for every query against every document, "pairs" for query p and document p,
             or K for query q against documents ``q * K : (q + 1) * K``.
         query_max_seqlen, document_max_seqlen: no query and no document has more tokens, where the
-            host knows it. That shortens the way, most of all where all queries have as many; scores
-            are wrong if some have more.
+            host knows it. That shortens the way, most of all where all queries have as many. If one
+            has more, an assertion fails on a GPU, for which nothing waits.
         normalize, backward: as in :func:`maxsim`, and so is everything else.
 
     Returns:
@@ -121,7 +121,8 @@ def maxsim_varlen(
     Raises:
         ValueError: as :func:`maxsim`, for an unknown pairing, for numbers of queries and documents
             that it does not allow, and for more tokens than a ``max_seqlen`` does. On a CPU also
-            for boundaries that do not ascend from 0 to the number of tokens.
+            for boundaries that do not ascend from 0 to the number of tokens, and for a sequence
+            that is longer than its ``max_seqlen``.
     """
     bounds = (query_cu_seqlens, document_cu_seqlens)
     longest = (query_max_seqlen, document_max_seqlen)

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import int32_boundaries
+from sparton.kernels.boundaries import check_longest, int32_boundaries
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.segment_max.operands import num_rows
@@ -31,7 +31,9 @@ class MaxSimOperands(NamedTuple):
         per_query: None scores each query against all documents, ``[Q, N]``; K scores query q
             against documents ``q * K : (q + 1) * K``, ``[Q, K]``.
         query_length: tokens of each query, where all have as many and the host knows it, or None.
-        longest_document: most tokens of a document, where the host knows it, or None.
+        longest_query, longest_document: most tokens of a query and of a document, where the host
+            knows them, or None.
+        verify: the longest are what a caller states; a forward sees to it that they are true.
     """
 
     queries: Tensor
@@ -42,7 +44,9 @@ class MaxSimOperands(NamedTuple):
     document_mask: Tensor | None
     per_query: int | None
     query_length: int | None = None
+    longest_query: int | None = None
     longest_document: int | None = None
+    verify: bool = False
 
     @property
     def scores_shape(self) -> tuple[int, int]:
@@ -127,18 +131,14 @@ def check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
         )
 
 
-def _check_longest(name: str, tokens: Tensor, cu_seqlens: Tensor, longest: int | None) -> bool:
+def _equally_long(name: str, tokens: Tensor, cu_seqlens: Tensor, longest: int | None) -> bool:
     """Whether all sequences must be as long as the longest for their tokens to be so many. Tracers
     may not know how many there are."""
     if longest is None or needs_operators():
         return False
-    count, total = cu_seqlens.shape[0] - 1, tokens.shape[0]
-    if longest * count < total:
-        raise ValueError(
-            f"{name}_max_seqlen={longest} allows {count} sequences {longest * count} tokens at "
-            f"most, got {total}"
-        )
-    return longest * count == total > 0
+    total = tokens.shape[0]
+    check_longest(name, longest, cu_seqlens, total)
+    return longest * (cu_seqlens.shape[0] - 1) == total > 0
 
 
 def padded_operands(
@@ -195,8 +195,9 @@ def padded_operands(
         query_mask,
         document_mask,
         per_query,
-        Lq,
-        Ld,
+        query_length=Lq,
+        longest_query=Lq,
+        longest_document=Ld,
     )
 
 
@@ -246,8 +247,8 @@ def packed_operands(
                 f"pairing={pairing!r} of {num_queries} queries needs "
                 f"{num_queries * per_query} documents, got {num_documents}"
             )
-    all_as_long = _check_longest("query", queries, query_cu_seqlens, query_max_seqlen)
-    _check_longest("document", documents, document_cu_seqlens, document_max_seqlen)
+    equal = _equally_long("query_max_seqlen", queries, query_cu_seqlens, query_max_seqlen)
+    _equally_long("document_max_seqlen", documents, document_cu_seqlens, document_max_seqlen)
     return MaxSimOperands(
         queries,
         documents,
@@ -255,6 +256,8 @@ def packed_operands(
         query_mask,
         document_mask,
         per_query,
-        query_max_seqlen if all_as_long else None,
-        document_max_seqlen,
+        query_length=query_max_seqlen if equal else None,
+        longest_query=query_max_seqlen,
+        longest_document=document_max_seqlen,
+        verify=query_max_seqlen is not None or document_max_seqlen is not None,
     )

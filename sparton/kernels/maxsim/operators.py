@@ -73,14 +73,16 @@ def _forward_op(
     document_mask: Tensor | None,
     per_query: int | None,
     query_length: int | None,
+    longest_query: int | None,
     longest_document: int | None,
+    verify: bool,
     normalize: bool,
     backward: str,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
     operands = MaxSimOperands(
         queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
-        per_query, query_length, longest_document,
+        per_query, query_length, longest_query, longest_document, verify,
     )  # fmt: skip
     scores, winners = run_forward(operands, normalize, argmax)
     return scores, scores.new_empty(0, dtype=torch.int32) if winners is None else winners
@@ -113,6 +115,7 @@ def _backward_op(
     document_cu_seqlens: Tensor,
     per_query: int | None,
     query_length: int | None,
+    longest_query: int | None,
     longest_document: int | None,
     normalize: bool,
     backward: str,
@@ -122,7 +125,7 @@ def _backward_op(
     # Masked tokens are no winners: a backward needs no masks.
     operands = MaxSimOperands(
         queries, documents, query_cu_seqlens, document_cu_seqlens, None, None,
-        per_query, query_length, longest_document,
+        per_query, query_length, longest_query, longest_document,
     )  # fmt: skip
     gradients = run_backward(
         grad, argmax, operands, normalize, backward, need_queries, need_documents
@@ -147,14 +150,15 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> No
     # The winners have no gradient: it need not be made of zeros.
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(output[1], *inputs[:4])
-    ctx.options = inputs[6:-1]
+    *sizes, _, normalize, backward, _ = inputs[6:]
+    ctx.options = (*sizes, normalize, backward)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     needs = ctx.needs_input_grad[:2]
     gradients = _backward_op(grad, *ctx.saved_tensors, *ctx.options, *needs)
     wanted = (x if need else None for x, need in zip(gradients, needs, strict=True))
-    return *wanted, *[None] * 10
+    return *wanted, *[None] * 12
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
@@ -175,7 +179,7 @@ class MaxSimFunction(torch.autograd.Function):
         operands, normalize, backward = call
         scores, winners = run_forward(operands, normalize, True)
         ctx.save_for_backward(winners, queries, documents, *operands[2:4])
-        ctx.options = (operands[6:], normalize, backward)
+        ctx.options = (operands[6:10], normalize, backward)
         return scores
 
     @staticmethod

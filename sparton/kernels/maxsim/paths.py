@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
+from sparton.kernels.maxsim.lengths import verify_lengths
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import streaming_forward
 from sparton.kernels.maxsim.streaming_backward import (
@@ -41,6 +42,7 @@ def maxsim_forward_cuda(
 ) -> tuple[Tensor, Tensor | None]:
     """Scores fp32 ``[Q, C]`` and winners int32 ``[C, Tq]``, None without argmax."""
     if is_product(operands):
+        verify_lengths(operands)
         return cross_forward(operands, normalize=normalize, argmax=argmax)
     if argmax and operands.queries.shape[-1] > LARGEST_E:
         raise ValueError(

@@ -27,6 +27,7 @@ from sparton.kernels.launch import (
     fits_descriptor,
     next_power_of_2,
 )
+from sparton.kernels.maxsim.lengths import assert_lengths, stated_lengths
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.segment_max.reduction import greater
 
@@ -166,15 +167,22 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
     }
 
 
-@triton.jit(do_not_specialize=["Q", "C", "Tq", "splits"], launch_metadata=_launch_metadata)
+# `debug` keeps assertions where there are any; overflows are not looked for.
+@triton.jit(
+    debug=True,
+    do_not_specialize=["Q", "C", "Tq", "splits", "longest_query", "longest_document"],
+    launch_metadata=_launch_metadata,
+)
 def _maxsim_streaming_fwd_kernel(
     query_ptr, document_ptr, query_cu_ptr, document_cu_ptr, query_mask_ptr,
-    document_mask_ptr, score_ptr, argmax_ptr, Q, C, Tq, splits,
+    document_mask_ptr, score_ptr, argmax_ptr, Q, C, Tq, splits, longest_query, longest_document,
     E: tl.constexpr, PER_QUERY: tl.constexpr, NORMALIZE: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    VERIFY: tl.constexpr,
 ):  # fmt: skip
     """One document and every ``splits``-th tile of the tokens of one query or a group of them;
-    what these add to the scores goes to ``score [splits, Q, C]``."""
+    what these add to the scores goes to ``score [splits, Q, C]``. VERIFY: nothing has more tokens
+    than the longest."""
     split = tl.program_id(0) % splits
     pid = tl.program_id(0) // splits
     if PER_QUERY:
@@ -197,6 +205,8 @@ def _maxsim_streaming_fwd_kernel(
         longest = tl.max(last - start)
     begin = tl.load(document_cu_ptr + document)
     end = tl.load(document_cu_ptr + document + 1)
+    if VERIFY:
+        assert_lengths(stop - start, longest_query, end - begin, longest_document)
     total = tl.zeros((GROUP * BLOCK_Q,), tl.float32)
     for offset in range(split * BLOCK_Q, longest, splits * BLOCK_Q):
         s = start + offset + rows % BLOCK_Q
@@ -278,7 +288,7 @@ def streaming_forward(
     (Tq, E), N = queries.shape, document_cu.shape[0] - 1
     splits, block, launch = _plan(
         Q, N, C, Tq, E, queries.dtype, per_query is None, normalize, fits_descriptor(documents),
-        config,
+        stated_lengths(operands), config,
     )  # fmt: skip
     shape = (Q, C) if splits == 1 else (splits, Q, C)
     scores = queries.new_empty(shape, dtype=torch.float32)
@@ -297,7 +307,7 @@ def streaming_forward(
 @functools.lru_cache(maxsize=KEPT_PLANS)
 def _plan(
     Q: int, N: int, C: int, Tq: int, E: int, dtype: torch.dtype, cross: bool, normalize: bool,
-    fits: bool, config: StreamingConfig | None,
+    fits: bool, stated: tuple[int, int] | None, config: StreamingConfig | None,
 ) -> tuple[int, tuple[int, int] | None, Launch]:  # fmt: skip
     """How many programs share a query and a document, the block of a descriptor, if the documents
     are read by one, and the launch."""
@@ -308,9 +318,10 @@ def _plan(
     descriptors = config.descriptors and fits
     launch = Launch(
         _maxsim_streaming_fwd_kernel, (programs * splits,),
-        Q, C, Tq, splits, E=E, PER_QUERY=not cross, NORMALIZE=normalize, GROUP=group,
+        Q, C, Tq, splits, *(stated or (0, 0)),
+        E=E, PER_QUERY=not cross, NORMALIZE=normalize, GROUP=group,
         BLOCK_Q=config.block_q, BLOCK_T=config.block_t, BLOCK_E=config.block_e,
-        DESCRIPTORS=descriptors, num_warps=config.num_warps, num_stages=config.num_stages,
-        maxnreg=config.max_registers,
+        DESCRIPTORS=descriptors, VERIFY=stated is not None, num_warps=config.num_warps,
+        num_stages=config.num_stages, maxnreg=config.max_registers, sanitize_overflow=False,
     )  # fmt: skip
     return splits, (config.block_t, config.block_e) if descriptors else None, launch

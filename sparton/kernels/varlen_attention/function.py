@@ -144,8 +144,8 @@ def varlen_attention(
         query_cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the sequences; from 0 to Tq,
             ascending.
         key_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to Tk.
-        max_query, max_key: upper bounds of the tokens of a sequence. Tokens beyond them are not
-            seen, and have neither results nor gradients: they are left unwritten.
+        max_query, max_key: upper bounds of the tokens of a sequence. Where one has more, an
+            assertion fails on the GPU; nothing waits for that.
         scale: positive factor of the scores, ``d ** -0.5`` when None.
 
     Returns:
@@ -153,7 +153,8 @@ def varlen_attention(
         to query, key and value; gradients are contiguous.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together or to the kernels.
+        ValueError: shapes, dtypes or devices that do not fit together or to the kernels, or more
+            tokens than sequences of the stated lengths have.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     bounds = (

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import check_longest
+
 DTYPES = (torch.float16, torch.bfloat16)
 WIDTHS = (16, 32, 64, 128)
 
@@ -19,7 +21,7 @@ class AttentionOperands(NamedTuple):
         query: ``[Tq, H, d]``, unit stride along d.
         key, value: ``[Tk, H, d]``, unit stride along d.
         query_cu_seqlens, key_cu_seqlens: int32 ``[N + 1]``, contiguous.
-        max_query, max_key: upper bounds of the tokens of a sequence.
+        max_query, max_key: upper bounds of the tokens of a sequence; the forward asserts them.
         scale: factor of the scores.
     """
 
@@ -79,6 +81,8 @@ def attention_operands(
         )
     if len(devices := {x.device for x in (query, key, value, *bounds)}) > 1:
         raise ValueError(f"operands must be on one device, got {sorted(map(str, devices))}")
+    check_longest("max_query", max_query, query_cu_seqlens, query.shape[0])
+    check_longest("max_key", max_key, key_cu_seqlens, key.shape[0])
     if not scale > 0:
         raise ValueError(f"scale must be positive, got {scale}")
     query, key, value = (unit_stride(x) for x in (query, key, value))

@@ -113,14 +113,16 @@ def varlen_self_attention(
             GPU, d 16, 32, 64 or 128.
         cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the sequences; from 0 to T,
             ascending.
-        max_seqlen: upper bound of the tokens of a sequence.
+        max_seqlen: upper bound of the tokens of a sequence. Where one has more, an assertion fails
+            on the GPU; nothing waits for that.
         scale: positive factor of the scores, ``d ** -0.5`` when None.
 
     Returns:
         ``[T, H, d]``, contiguous. Differentiable once; the gradient is contiguous too.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together or to the kernels.
+        ValueError: shapes, dtypes or devices that do not fit together or to the kernels, or more
+            tokens than sequences of the stated length have.
     """
     if states.dim() != 4 or states.shape[1] != 3:
         raise ValueError(f"states must be [T, 3, H, d], got {tuple(states.shape)}")
