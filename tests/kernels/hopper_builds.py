@@ -19,7 +19,7 @@ from triton.runtime import driver
 
 from sparton.kernels.launch import Launch
 from sparton.kernels.maxsim import hidden, paths
-from sparton.kernels.maxsim.operands import packed_operands, padded_operands
+from sparton.kernels.maxsim.batches import packed_operands, padded_operands
 from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
 from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
@@ -50,7 +50,9 @@ def build(built: list[tuple[str, int]], launch: Launch, *tensors: Any) -> None:
     compiled = kernel.warmup(*tensors, *launch.integers, grid=launch.grid, **launch.constants)
     name, ptx = kernel.fn.__name__, compiled.asm["ptx"]
     assert not CONSTANTS_ROUNDED.search(ptx), f"{name} rounds constants"
+    listed = dict(zip(kernel.arg_names, tensors)).get("pairs_ptr") is not None
     asserts = launch.constants.get("VERIFY", name in ASSERTING)
+    asserts |= listed and name == "_maxsim_streaming_fwd_kernel"
     assert ("__assertfail" in ptx) == asserts, f"{name} asserts too much or nothing"
     built.append((name, compiled.metadata.shared))
 
@@ -123,6 +125,17 @@ def attention(d: int) -> None:
     attention_kernels.varlen_attention_forward(operands)
 
 
+def listed_pairs(dtype: torch.dtype) -> None:
+    queries, documents = torch.zeros(80, 128, dtype=dtype), torch.zeros(600, 128, dtype=dtype)
+    bounds = torch.tensor([0, 40, 80]), torch.tensor([0, 200, 600])
+    pairs = torch.tensor([[0, 1], [1, 1], [0, 0]])
+    operands = packed_operands(queries, documents, *bounds, None, None, pairs, 40)
+    _, winners = paths.maxsim_forward_cuda(operands, normalize=True, argmax=True)
+    for method in ("lowmem", "unified"):
+        grad = torch.zeros(3, 1)
+        paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     hopper, hopper_fp8 = forward.HOPPER[0], forward.HOPPER_FP8[0]
     for D in (128, 768):
@@ -155,6 +168,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         for method in ("lowmem", "unified"):
             name = f"own documents {dtype} {method}"
             yield name, partial(own_documents, dtype, 1024, method)
+        yield f"pairs {dtype}", partial(listed_pairs, dtype)
     for E in (96, MOST_UNITS):
         yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
     for Lq, pairing in ((40, "cross"), (40, 1), (2, "cross"), (300, "cross")):

@@ -14,7 +14,7 @@ pytestmark = [
 ]
 BEGIN = """
 import torch
-from sparton.kernels.maxsim import maxsim_pairs, maxsim_varlen
+from sparton.kernels.maxsim import maxsim_varlen
 from sparton.kernels.varlen_attention import varlen_attention, varlen_self_attention
 
 def bounds(*values):
@@ -33,6 +33,14 @@ def varlen(queries, cu_queries, most, **options):
         queries, documents, cu_queries, cu_documents, query_max_seqlen=most, **options
     )
 
+made = {
+    (q, n): torch.tensor([[0, 1], [q, n]], device="cuda")
+    for q, n in ((2, 2), (3, 2), (2, -1), (1, 0))
+}
+
+def listed(query, document, most=7):
+    return varlen(queries, cu_queries, most, pairing=made[query, document])
+
 def attention(most_queries, most_keys):
     query, key = queries.view(12, 1, 64), documents.view(20, 1, 64)
     return varlen_attention(query, key, key, cu_queries, cu_documents, most_queries, most_keys)
@@ -41,7 +49,7 @@ def self_attention(most):
     states = queries.view(12, 1, 1, 64).repeat(1, 3, 1, 1)
     return varlen_self_attention(states, cu_queries, most)
 
-compiled = torch.compile(varlen, fullgraph=True)
+compiled = torch.compile(varlen, backend="aot_eager", fullgraph=True)
 """
 # What is right, what is wrong, and what the assertion says of it.
 CASES = {
@@ -78,6 +86,21 @@ CASES = {
     "compiled": (
         "compiled(long, cu_long, 170)",
         "compiled(long, cu_long, 169)",
+        "a query is longer than query_max_seqlen",
+    ),
+    "pairs, queries": (
+        "listed(2, 2)",
+        "listed(3, 2)",
+        "pairs name a query that there is not",
+    ),
+    "pairs, documents": (
+        "listed(2, 2)",
+        "listed(2, -1)",
+        "pairs name a document that there is not",
+    ),
+    "pairs, lengths": (
+        "listed(1, 0, 7)",
+        "listed(1, 0, 6)",
         "a query is longer than query_max_seqlen",
     ),
     "attention, queries": (

@@ -13,7 +13,7 @@ from sparton.kernels.maxsim import (
     maxsim_varlen,
     operators,
 )
-from sparton.kernels.maxsim.operands import packed_operands
+from sparton.kernels.maxsim.batches import packed_operands
 from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
@@ -287,7 +287,7 @@ def test_registration(per_query, normalize, device):
     transposed = [x.detach().T.contiguous().T for x in leaves]
     _, winners = operators._forward_op(*transposed, *problem[2:], normalize, "auto", True)
     tensors = (upstream_for(problem), winners, *transposed, *problem[2:4])
-    arguments = (*tensors, *problem[6:10], normalize, "auto")
+    arguments = (*tensors, None, *problem[6:10], normalize, "auto")
     torch.library.opcheck(operators._backward_op, (*arguments, True, True))
     arguments = (*leaves, *problem[2:], normalize, "auto", False)
     with torch.no_grad():

@@ -7,9 +7,9 @@ import torch
 from triton.runtime.errors import InterpreterError
 
 from sparton.kernels.maxsim import lengths, paths
+from sparton.kernels.maxsim.batches import packed_operands
 from sparton.kernels.maxsim.cross import cross_forward
 from sparton.kernels.maxsim.lengths import ANY, stated_lengths, verify_lengths
-from sparton.kernels.maxsim.operands import packed_operands
 from sparton.kernels.segment_max.portable import PortableConfig
 from tests.kernels.maxsim_problems import boundaries
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device, without_autocast
+from sparton.kernels.maxsim.batches import padded_operands
 from sparton.kernels.maxsim.function import maxsim
-from sparton.kernels.maxsim.operands import padded_operands
 from sparton.kernels.maxsim.packing import compact
 from sparton.kernels.segment_max.quantize_cpu import By, rounded
 

@@ -1,4 +1,4 @@
-"""Assertions on a GPU that no sequence is longer than a caller states.
+"""Assertions on a GPU: no sequence is longer than a caller states, and pairs name what there is.
 
 Nothing waits for them: like an index out of range, a failed one ends the process's work on the
 device. Streaming kernels assert what they read; other ways launch a kernel for it.
@@ -20,6 +20,12 @@ def assert_lengths(query_lengths, longest_query, document_lengths, longest_docum
     tl.device_assert(
         document_lengths <= longest_document, "a document is longer than document_max_seqlen"
     )
+
+
+@triton.jit
+def assert_pair(query, Q, document, N):
+    tl.device_assert((query >= 0) & (query < Q), "pairs name a query that there is not")
+    tl.device_assert((document >= 0) & (document < N), "pairs name a document that there is not")
 
 
 @triton.jit
