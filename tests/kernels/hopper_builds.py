@@ -21,6 +21,7 @@ from sparton.kernels.launch import Launch
 from sparton.kernels.maxsim import hidden, paths
 from sparton.kernels.maxsim.batches import packed_operands, padded_operands
 from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
+from sparton.kernels.maxsim.residual.centroid_forward import centroid_forward
 from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
 from sparton.kernels.varlen_attention import forward as attention_kernels
@@ -119,6 +120,13 @@ def stated_lengths(Lq: int, pairing: str | int) -> None:
     paths.maxsim_forward_cuda(operands, normalize=False, argmax=True)
 
 
+def centroids(W: int) -> None:
+    queries, codes = torch.zeros(W, 128, dtype=BF16), torch.zeros(600, dtype=torch.int32)
+    bounds = torch.tensor([0, W]), torch.tensor([0, 200, 600])
+    mask = torch.ones(600, dtype=torch.bool)
+    centroid_forward(queries, codes, torch.zeros(64, 128), *bounds, None, mask, True)
+
+
 def attention(d: int) -> None:
     states, bounds = torch.zeros(600, 12, d, dtype=BF16), torch.tensor([0, 200, 600]).int()
     operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1)
@@ -173,6 +181,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
     for Lq, pairing in ((40, "cross"), (40, 1), (2, "cross"), (300, "cross")):
         yield f"stated lengths {Lq} {pairing}", partial(stated_lengths, Lq, pairing)
+    for W in (1, 32, 200):
+        yield f"centroids {W}", partial(centroids, W)
     for d in (64, 128):
         yield f"attention {d}", partial(attention, d)
     yield "too large", partial(from_hidden, BF16, 1024, hidden.HiddenConfig())
