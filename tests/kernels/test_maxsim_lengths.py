@@ -10,7 +10,7 @@ from sparton.kernels.maxsim import lengths, paths
 from sparton.kernels.maxsim.batches import packed_operands
 from sparton.kernels.maxsim.cross import cross_forward
 from sparton.kernels.maxsim.lengths import ANY, stated_lengths, verify_lengths
-from sparton.kernels.segment_max.portable import PortableConfig
+from tests.kernels.maxsim_kernels import TILES
 from tests.kernels.maxsim_problems import boundaries
 
 
@@ -29,9 +29,6 @@ def test_what_is_to_be_verified():
         ((6, 7), (6, 7)),
     ):
         assert stated_lengths(operands(*both, longest)) == expected
-
-
-TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
 
 
 @pytest.fixture
