@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import check_boundaries, int32_boundaries, read_boundaries
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.function import maxsim_varlen
-from sparton.kernels.maxsim.operands import check_cu_seqlens, check_mask
-from sparton.kernels.segment_max.host_boundaries import read_boundaries
+from sparton.kernels.maxsim.operands import check_mask
 from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.packing import ranges_within
 
@@ -62,8 +62,9 @@ def maxsim_topk(
     Args:
         queries: ``[Tq, E]``, Q queries end to end.
         documents: ``[Td, E]``, N documents end to end, on the device of the queries or on the CPU.
-        query_cu_seqlens: int32 ``[Q + 1]``.
-        document_cu_seqlens: int32 ``[N + 1]``, beside ``documents``. Its values are read once.
+        query_cu_seqlens: int32 or int64 ``[Q + 1]``.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, beside ``documents``. Its values are read
+            once.
         k: from 1 to N.
         query_mask: bool ``[Tq]`` or None.
         document_mask: bool ``[Td]`` or None, beside ``documents``.
@@ -77,7 +78,8 @@ def maxsim_topk(
     N, Q = document_cu_seqlens.numel() - 1, query_cu_seqlens.numel() - 1
     if not hasattr(k, "__index__") or not 1 <= k <= N:
         raise ValueError(f"k must be a whole number from 1 to the N = {N} documents, got {k}")
-    check_cu_seqlens("document_cu_seqlens", document_cu_seqlens)
+    query_cu_seqlens = int32_boundaries("query_cu_seqlens", query_cu_seqlens)
+    check_boundaries("document_cu_seqlens", document_cu_seqlens)
     if document_mask is not None:
         check_mask("document_mask", document_mask, documents.shape[:1])
     bounds = read_boundaries("document_cu_seqlens", document_cu_seqlens, documents.shape[0])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import cast_for_autocast
 from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.kernels.splade_head.function import splade_head
@@ -63,6 +64,7 @@ def splade_head_topk(
             f"k must be a whole number from 1 to the V = {V} vocabulary entries, got {k}"
         )
     hidden, weight = cast_for_autocast(hidden, weight)
+    cu_seqlens = int32_boundaries("cu_seqlens", cu_seqlens)
     width = max(REPS_AT_ONCE // max(N, 1) // 256 * 256, 256)
     best = torch.full((N, k), -1, dtype=torch.int64, device=hidden.device)
     for v in range(0, V, width):
