@@ -50,9 +50,8 @@ def _operands(
     Q, L, _ = queries.shape
     query_cu_seqlens = equal_cu_seqlens(Q, L, queries.device)
     return MaxSimOperands(
-        queries, tokens, query_cu_seqlens, cu_seqlens, query_mask, mask, None,
-        query_length=L, longest_query=L, longest_document=longest,
-    )  # fmt: skip
+        queries, tokens, query_cu_seqlens, cu_seqlens, query_mask, mask, None, L, longest
+    )
 
 
 def _score(
