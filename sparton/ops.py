@@ -29,8 +29,9 @@ Late interaction, padded::
 import functools
 import inspect
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
+import torch
 from torch import Tensor
 
 from sparton.kernels import maxsim as _maxsim
@@ -41,6 +42,9 @@ from sparton.kernels.maxsim.codec import published_num_centroids, with_inverse_n
 from sparton.kernels.splade_head import TopK
 from sparton.kernels.splade_head.variants import Activation, Pooling
 from sparton.packing import Packed, boolean_mask, pack, unpack
+
+if TYPE_CHECKING:  # it needs Triton
+    from sparton.kernels.splade_head.tuning import Trial
 
 __all__ = [
     "BestDocuments",
@@ -63,7 +67,9 @@ __all__ = [
     "splade_head",
     "splade_head_topk",
     "train_codec",
+    "tune_splade_head",
     "unpack",
+    "use_tuned_configs",
     "varlen_attention",
     "varlen_self_attention",
     "with_inverse_norms",
@@ -146,6 +152,44 @@ def splade_head_topk(
     return _head.splade_head_topk(
         tokens, weight, bias, bounds, k, pooling=pooling, activation=activation, fp8=fp8
     )
+
+
+def tune_splade_head(
+    hidden_size: int,
+    vocabulary: int,
+    mean_length: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    tokens: int = 2**16,
+) -> "list[Trial]":
+    """Search the fastest way to run :func:`splade_head` on this GPU, for batches of one kind.
+
+    Every configuration's result is verified before it is timed. The winner is used from now on and
+    kept in the user's cache, which :func:`use_tuned_configs` reads; it takes about a minute.
+
+    Args:
+        hidden_size, vocabulary: D and V.
+        mean_length: mean number of tokens of a sequence.
+        dtype: of hidden states and weight.
+        tokens: T of the batch that is measured.
+
+    Returns:
+        All configurations that were tried, the fastest first, the wrong ones last.
+
+    Raises:
+        RuntimeError: no configuration gave right results.
+    """
+    from sparton.kernels.splade_head import tuning
+
+    return tuning.tune_splade_head(hidden_size, vocabulary, mean_length, dtype=dtype, tokens=tokens)
+
+
+def use_tuned_configs() -> None:
+    """Run :func:`splade_head` with the winners of earlier searches on GPUs of this kind, as
+    SPARTON_TUNED=1 in the environment of a process does."""
+    from sparton.kernels.splade_head import tuning
+
+    tuning.use_tuned_configs()
 
 
 def _packed_hidden(
