@@ -273,7 +273,9 @@ def _check_packing(body: EncoderBody) -> None:
         raise _unpackable(body.model) from error
     finally:
         body.train(training)
-    if not torch.allclose(together, alone, rtol=0, atol=1e-4 * float(alone.abs().max())):
+    # Rounding may differ between batches: by far more where weights have 16 bits.
+    tolerance = max(1e-4, 8 * torch.finfo(alone.dtype).eps)
+    if not torch.allclose(together, alone, rtol=0, atol=tolerance * float(alone.abs().max())):
         raise _unpackable(body.model)
 
 
