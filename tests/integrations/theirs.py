@@ -99,15 +99,15 @@ def train(model: Any, loss: nn.Module, data: Dataset, folder: Path, **settings: 
     return torch.tensor([list(values.values()) for values in losses.values])
 
 
-def gradients(model: nn.Module, features: list[dict[str, Any]], output: str) -> dict[str, Tensor]:
-    """Those of the parameters, of a random function of the model's output for some features."""
+def gradients(model: nn.Module, batches: list[dict[str, Any]], output: str) -> dict[str, Tensor]:
+    """Those of the parameters, of a random function of the model's outputs for some batches."""
     torch.manual_seed(1)
     total = torch.zeros(())
-    for each in features:
-        result = model(dict(each))
+    for features in batches:
+        result = model(dict(features), task=features.get("task"))
         values = result[output]
         if output == TOKENS:
-            values = values * result["attention_mask"][..., None]
+            values = values[result["attention_mask"].bool()]
         total = total + (values * torch.randn_like(values)).sum()
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     found = torch.autograd.grad(total, list(named.values()), allow_unused=True)
