@@ -3,7 +3,8 @@
 A node is a name that a module defines at its top: a function, a class, a value. An edge leads from
 a definition to every name of the package that its source mentions: imported ones (wherever the
 import stands), attributes of imported modules, and dotted paths in strings, as configs have them.
-What a module does beside defining (registrations, above all) belongs to all of its definitions.
+Where a module itself is handed on, every attribute that the file reads of anything counts. What a
+module does beside defining (registrations, above all) belongs to all of its definitions.
 """
 
 import ast
@@ -36,8 +37,7 @@ class Package:
 
     def __init__(self, folder: Path) -> None:
         self.modules = {
-            _module_name(file, folder): _read(file, _module_name(file, folder))
-            for file in sorted(folder.rglob("*.py"))
+            _module_name(file, folder): _read(file) for file in sorted(folder.rglob("*.py"))
         }
 
     def reached(self, roots: Iterable[str]) -> set[str]:
@@ -79,23 +79,43 @@ class Package:
     def _mentions(self, node: ast.AST, module: Module) -> Iterator[str]:
         """Dotted paths, whether or not they lead anywhere."""
         here = next(name for name, value in self.modules.items() if value is module)
-        for part in ast.walk(node):
+        parts = list(ast.walk(node))
+        imports = dict(module.imports)
+        for part in parts:
             if isinstance(part, ast.Import | ast.ImportFrom):
-                for target in _imports(part, here).values():
-                    yield from self._imported(target, module)
-            elif isinstance(part, ast.Name):
-                yield f"{here}.{part.id}"
+                own = _imports(part)
+                imports.update(own)
+                for target in own.values():
+                    if self._module_of(target) is None:
+                        yield from self._imported(target, module)
+        read = set()
+        for part in parts:
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+                source = self._module_of(imports.get(part.value.id))
+                if source is not None:
+                    read.add(part.value)
+                    yield f"{source}.{part.attr}"
+        for part in parts:
+            if isinstance(part, ast.Name) and part not in read:
+                target = imports.get(part.id)
+                yield from self._imported(target, module) if target else [f"{here}.{part.id}"]
             elif isinstance(part, ast.Constant) and isinstance(part.value, str):
                 yield part.value
 
-    def _imported(self, target: Import, module: Module) -> Iterator[str]:
-        """A name; of a module all that the importing file could read of it."""
+    def _module_of(self, target: Import | None) -> str | None:
+        """The module that an import binds, if it binds one."""
+        if target is None:
+            return None
         source, name = target
         path = source if name is None else f"{source}.{name}"
-        if path in self.modules and not self._defines(source, name):
-            yield path
-            yield from (f"{path}.{attribute}" for attribute in module.attributes)
-        yield path
+        return path if path in self.modules and not self._defines(source, name) else None
+
+    def _imported(self, target: Import, module: Module) -> Iterator[str]:
+        """A name; of a module that is handed on, all that the importing file could read of it."""
+        source, name = target
+        yield source if name is None else f"{source}.{name}"
+        if (whole := self._module_of(target)) is not None:
+            yield from (f"{whole}.{attribute}" for attribute in module.attributes)
 
     def _defines(self, source: str, name: str | None) -> bool:
         owner = self.modules.get(source)
@@ -107,13 +127,12 @@ def _module_name(file: Path, folder: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _read(file: Path, name: str) -> Module:
+def _read(file: Path) -> Module:
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
     module = Module({}, {}, [], set())
     for statement in tree.body:
         if isinstance(statement, ast.Import | ast.ImportFrom):
-            module.imports.update(_imports(statement, package))
+            module.imports.update(_imports(statement))
         elif isinstance(statement, Definition) and statement.name != "_":
             module.definitions[statement.name] = statement
         elif names := list(_assigned(statement)):
@@ -137,11 +156,11 @@ def _assigned(statement: ast.stmt) -> Iterator[str]:
                 yield node.id
 
 
-def _imports(statement: ast.Import | ast.ImportFrom, package: str) -> dict[str, Import]:
-    """What the statement binds in a module of ``package``."""
+def _imports(statement: ast.Import | ast.ImportFrom) -> dict[str, Import]:
+    """What the statement binds, by its name here."""
     if isinstance(statement, ast.Import):
         return {(alias.asname or alias.name): (alias.name, None) for alias in statement.names}
-    assert not statement.level, f"a relative import in {package}"
+    assert not statement.level, "relative imports are not followed"
     return {
         alias.asname or alias.name: (statement.module or "", alias.name)
         for alias in statement.names

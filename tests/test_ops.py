@@ -232,11 +232,12 @@ def test_the_example_of_the_module_runs():
     torch.testing.assert_close(reps, expected)
 
 
-def test_it_imports_torch_alone():
+@pytest.mark.parametrize("module", ["sparton.ops", "sparton.integrations.pylate"])
+def test_they_import_torch_alone(module):
     """Triton is imported with the first tensor on a GPU: a CPU has no need of it."""
     others = ("transformers", "hydra", "omegaconf", "datasets", "pandas", "pyarrow", "triton")
     code = (
-        "import sys, torch; before = set(sys.modules); import sparton.ops;"
+        f"import sys, torch; before = set(sys.modules); import {module};"
         "new = {name.split('.')[0] for name in set(sys.modules) - before};"
         f"print(sorted(new & {set(others)!r}), 'sparton' in new)"
     )
