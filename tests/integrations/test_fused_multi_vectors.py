@@ -189,6 +189,17 @@ def test_without_masks_rows_of_zeros_are_padding(name):
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+def test_products_in_another_dtype(checkpoint, name):
+    sides, masks = problem(name)
+    expected = getattr(scoring, name)(*sides, **masks)
+    found = getattr(ours, name)(*sides, **masks, dtype=torch.bfloat16)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert not torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    loss = fuse_scores(contrastive(colbert(checkpoint())), dtype=torch.bfloat16)
+    assert loss.similarity_fct.keywords == {"dtype": torch.bfloat16}
+
+
 def test_other_scores_are_refused_by_name(checkpoint):
     model = colbert(checkpoint())
     loss = contrastive(model, similarity_fct=scoring.xtr_scores)
@@ -196,6 +207,6 @@ def test_other_scores_are_refused_by_name(checkpoint):
         fuse_scores(loss)
     with pytest.raises(ValueError, match="scores with XTRScores"):
         fuse_scores(contrastive(model, similarity_fct=scoring.XTRScores(4)))
-    with pytest.raises(ValueError, match="Linear scores with nothing"):
+    with pytest.raises(ValueError, match="Linear has no similarity_fct"):
         fuse_scores(torch.nn.Linear(1, 1))
     assert fuse_scores(fuse_scores(contrastive(model))).similarity_fct is ours.colbert_scores

@@ -311,6 +311,32 @@ def test_replicas_are_refused(checkpoint):
         model(features)
 
 
+def test_distributed_data_parallel_gathers_the_same_gradients(checkpoint, tmp_path):
+    model = fuse(splade(checkpoint())).train()
+    features = model.preprocess(TEXTS)
+    expected = gradients(model, [features], "sentence_embedding")
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        parallel = nn.parallel.DistributedDataParallel(model)
+        torch.manual_seed(1)
+        output = parallel(dict(features))["sentence_embedding"]
+        (output * torch.randn_like(output)).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], **TIGHT)
+
+
+def test_compiled_models_have_one_graph(checkpoint):
+    model = fuse(splade(checkpoint()))
+    expected = model(model.preprocess(TEXTS))["sentence_embedding"]
+    compiled = torch.compile(model, backend="eager", dynamic=True, fullgraph=True)
+    found = compiled(model.preprocess(TEXTS))["sentence_embedding"]
+    torch.testing.assert_close(found, expected, **TIGHT)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_unpadded_texts_wait_for_nothing(checkpoint):

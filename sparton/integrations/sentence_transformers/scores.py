@@ -8,7 +8,7 @@ Q queries, G groups of K documents, L tokens, E embedding.
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ def colbert_scores(
     documents_mask: Tensor | None = None,
     chunk_elements: int | None = None,
     length_normalize: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Every query with every document of every group.
 
@@ -42,14 +44,16 @@ def colbert_scores(
         documents_mask: ``[G, K, Ld]`` likewise.
         chunk_elements: has no effect, as no similarities are held.
         length_normalize: divide by the number of tokens of the query.
+        dtype: of the products, where it is not that of the embeddings. Trainers leave autocast
+            before they score: embeddings then are float32, and bfloat16 would use tensor cores.
 
     Returns:
         fp32 ``[Q, G * K]``, group after group: where group q belongs to query q, its first document
         is column ``q * K``.
     """
-    queries, query_mask = _side(queries_embeddings, queries_mask)
+    queries, query_mask = _side(queries_embeddings, queries_mask, dtype)
     documents, document_mask = (
-        x.flatten(0, 1) for x in _side(documents_embeddings, documents_mask)
+        x.flatten(0, 1) for x in _side(documents_embeddings, documents_mask, dtype)
     )
     scores = maxsim(queries, documents, query_mask, document_mask)
     return _finished(scores, query_mask[:, None], document_mask, length_normalize)
@@ -62,19 +66,22 @@ def colbert_kd_scores(
     documents_mask: Tensor | None = None,
     chunk_elements: int | None = None,
     length_normalize: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Every query with the documents of its own group.
 
     Args:
         queries_embeddings: ``[Q, Lq, E]``.
         documents_embeddings: ``[Q, K, Ld, E]``.
-        queries_mask, documents_mask, chunk_elements, length_normalize: see :func:`colbert_scores`.
+        queries_mask, documents_mask, chunk_elements, length_normalize, dtype: see
+            :func:`colbert_scores`.
 
     Returns:
         fp32 ``[Q, K]``.
     """
-    queries, query_mask = _side(queries_embeddings, queries_mask)
-    documents, document_mask = _side(documents_embeddings, documents_mask)
+    queries, query_mask = _side(queries_embeddings, queries_mask, dtype)
+    documents, document_mask = _side(documents_embeddings, documents_mask, dtype)
     scores = maxsim(queries, documents, query_mask, document_mask)
     return _finished(scores, query_mask[:, None], document_mask, length_normalize)
 
@@ -86,19 +93,22 @@ def colbert_scores_pairwise(
     documents_mask: Tensor | None = None,
     chunk_elements: int | None = None,
     length_normalize: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Query p with document p.
 
     Args:
         queries_embeddings: ``[P, Lq, E]``.
         documents_embeddings: ``[P, Ld, E]``.
-        queries_mask, documents_mask, chunk_elements, length_normalize: see :func:`colbert_scores`.
+        queries_mask, documents_mask, chunk_elements, length_normalize, dtype: see
+            :func:`colbert_scores`.
 
     Returns:
         fp32 ``[P]``.
     """
-    queries, query_mask = _side(queries_embeddings, queries_mask)
-    documents, document_mask = _side(documents_embeddings, documents_mask)
+    queries, query_mask = _side(queries_embeddings, queries_mask, dtype)
+    documents, document_mask = _side(documents_embeddings, documents_mask, dtype)
     scores = maxsim_pairs(queries, documents, query_mask, document_mask)
     return _finished(scores, query_mask, document_mask, length_normalize)
 
@@ -110,10 +120,12 @@ def mean_colbert_scores(
     documents_mask: Tensor | None = None,
     chunk_elements: int | None = None,
     length_normalize: bool = True,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """:func:`colbert_scores`, divided by the number of tokens of the query."""
     sides = (queries_embeddings, documents_embeddings, queries_mask, documents_mask)
-    return colbert_scores(*sides, length_normalize=length_normalize)
+    return colbert_scores(*sides, length_normalize=length_normalize, dtype=dtype)
 
 
 def mean_colbert_kd_scores(
@@ -123,10 +135,12 @@ def mean_colbert_kd_scores(
     documents_mask: Tensor | None = None,
     chunk_elements: int | None = None,
     length_normalize: bool = True,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """:func:`colbert_kd_scores`, divided by the number of tokens of the query."""
     sides = (queries_embeddings, documents_embeddings, queries_mask, documents_mask)
-    return colbert_kd_scores(*sides, length_normalize=length_normalize)
+    return colbert_kd_scores(*sides, length_normalize=length_normalize, dtype=dtype)
 
 
 def mean_colbert_scores_pairwise(
@@ -136,10 +150,12 @@ def mean_colbert_scores_pairwise(
     documents_mask: Tensor | None = None,
     chunk_elements: int | None = None,
     length_normalize: bool = True,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """:func:`colbert_scores_pairwise`, divided by the number of tokens of the query."""
     sides = (queries_embeddings, documents_embeddings, queries_mask, documents_mask)
-    return colbert_scores_pairwise(*sides, length_normalize=length_normalize)
+    return colbert_scores_pairwise(*sides, length_normalize=length_normalize, dtype=dtype)
 
 
 _FUSED: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
@@ -152,36 +168,43 @@ _FUSED: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
 }
 
 
-def fuse_scores(loss: Scored) -> Scored:
+def fuse_scores(loss: Scored, dtype: torch.dtype | None = None) -> Scored:
     """Let a loss of sentence-transformers score with the fused MaxSim, in place; returns it.
 
     Args:
         loss: with a ``similarity_fct`` of the ColBERT family, set by hand or by default.
+        dtype: see :func:`colbert_scores`.
 
     Raises:
         ValueError: it has none, or another, such as XTR's.
     """
-    given: Any = getattr(loss, "similarity_fct", None)
-    inner = given.func if isinstance(given, functools.partial) else given
-    fused = inner if inner in _FUSED.values() else _FUSED.get(inner)
+    given = getattr(loss, "similarity_fct", None)
+    if given is None:
+        raise ValueError(f"{type(loss).__name__} has no similarity_fct")
+    partial = given if isinstance(given, functools.partial) else functools.partial(given)
+    fused = partial.func if partial.func in _FUSED.values() else _FUSED.get(partial.func)
     if fused is None:
-        name = getattr(inner, "__name__", type(inner).__name__)
+        name = getattr(partial.func, "__name__", type(partial.func).__name__)
         raise ValueError(
-            f"{type(loss).__name__} scores with {name if given is not None else 'nothing'}: of "
-            "similarity functions the ColBERT family can be fused, such as colbert_scores"
+            f"{type(loss).__name__} scores with {name}: of similarity functions the ColBERT family "
+            "can be fused, such as colbert_scores"
         )
-    if isinstance(given, functools.partial):
-        fused = functools.partial(fused, *given.args, **given.keywords)
+    settings = partial.keywords if dtype is None else {**partial.keywords, "dtype": dtype}
+    if partial.args or settings:
+        fused = functools.partial(fused, *partial.args, **settings)
     loss.similarity_fct = fused  # type: ignore[attr-defined]
     return loss
 
 
-def _side(embeddings: Embeddings, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+def _side(
+    embeddings: Embeddings, mask: Tensor | None, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
     """Floating-point embeddings, and a mask of booleans."""
     tokens = torch.as_tensor(embeddings)
-    if not tokens.is_floating_point():
-        tokens = tokens.float()
-    return tokens, tokens.any(-1) if mask is None else torch.as_tensor(mask) != 0
+    mask = tokens.any(-1) if mask is None else torch.as_tensor(mask) != 0
+    if dtype is None:
+        dtype = tokens.dtype if tokens.is_floating_point() else torch.float32
+    return tokens.to(dtype), mask
 
 
 def _finished(
