@@ -173,7 +173,7 @@ def environment() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("integrations.jsonl"))
+    parser.add_argument("--output", type=Path, default="integrations.jsonl")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--batch", type=int, default=384, help="pairs of a step")
     parser.add_argument("--windows", type=int, default=4, help="of 4,096 pairs, measured")

@@ -273,8 +273,8 @@ def _check_packing(body: EncoderBody) -> None:
         raise _unpackable(body.model) from error
     finally:
         body.train(training)
-    # Rounding differs between batches, by far more where weights have 16 bits.
-    tolerance = max(1e-4, 8 * torch.finfo(alone.dtype).eps)
+    # Rounding differs between batches, by more where products are in TF32 or weights in 16 bits.
+    tolerance = max(1e-3, 4 * torch.finfo(alone.dtype).eps)
     if not (together - alone).float().norm() <= tolerance * alone.float().norm():
         raise _unpackable(body.model)
 
