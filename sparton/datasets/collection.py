@@ -169,6 +169,20 @@ def read_texts(file: DataFile) -> Iterator[tuple[str, str, str]]:
             raise ValueError(f"{file.place(number)}: {error}") from error
 
 
+def corpus_texts(paths: Iterable[Path]) -> Iterator[str]:
+    """The documents of folders in the layout of BEIR, or of corpus files, one after the other.
+
+    Raises:
+        FileNotFoundError: a file is missing; nothing has been read then.
+        ValueError: from :func:`read_texts`, when the generator gets there.
+    """
+    files = [
+        DataFile(str(path), path) if path.is_file() else beir_file(path, "corpus.jsonl")
+        for path in paths
+    ]
+    return (text for file in files for _, _, text in read_texts(file))
+
+
 def read_judgments(file: DataFile) -> Iterator[Judgment]:
     """The lines of a qrels file."""
     for number, line in read_lines(file):

@@ -1,14 +1,17 @@
 """What training and evaluation ask of an encoder, whatever its representations are."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
 
 from sparton.embeddings import TextRows
 from sparton.representations import Representations
 from sparton.types import Kind, Markup, Side, TokenBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 class Encoder(nn.Module):
@@ -37,9 +40,9 @@ class Encoder(nn.Module):
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: "PreTrainedTokenizerFast",
         max_length: int | None,
-        query_tokenizer: PreTrainedTokenizerFast | None = None,
+        query_tokenizer: "PreTrainedTokenizerFast | None" = None,
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer

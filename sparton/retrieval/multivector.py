@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparton.kernels.maxsim import maxsim_topk, maxsim_varlen
+from sparton.ranges import boundaries_of, ranges_within
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.sparse import boundaries_of, check_request, chunk_bounds
+from sparton.retrieval.sparse import check_request
 from sparton.retrieval.tokens import TokenRows
 
 _DOCUMENTS_AT_ONCE = 65_536
@@ -99,7 +100,7 @@ class MultiVectorIndex:
             for start in range(0, queries.num_rows, self._query_block)
         ]
         best: list[tuple[Tensor, Tensor]] = []
-        chunks = chunk_bounds(self._filled.boundaries, _DOCUMENTS_AT_ONCE, self._chunk_tokens)
+        chunks = ranges_within(self._filled.boundaries, _DOCUMENTS_AT_ONCE, self._chunk_tokens)
         with progress_bar(progress, self._filled.num_rows) as advance:
             for first, last in chunks:
                 tokens, bounds = self._filled.slice(first, last).to(self.device)
@@ -191,11 +192,11 @@ def maxsim_scores(
     asked = queries.to(device)
     with progress_bar(progress, candidates.size) as advance:
         advance(int((flat < 0).sum()))
-        for first, last in chunk_bounds(documents.boundaries, _DOCUMENTS_AT_ONCE, chunk_tokens):
+        for first, last in ranges_within(documents.boundaries, _DOCUMENTS_AT_ONCE, chunk_tokens):
             chunk = documents.slice(first, last).to(device)
             slots = np.flatnonzero((flat >= first) & (flat < last))
             tokens = boundaries_of(lengths[flat[slots]])
-            for start, stop in chunk_bounds(tokens, _PAIRS_AT_ONCE, chunk_tokens):
+            for start, stop in ranges_within(tokens, _PAIRS_AT_ONCE, chunk_tokens):
                 slot = slots[start:stop]
                 (vectors, query_bounds), (own, bounds) = (
                     _take(*asked, slot // candidates.shape[1]),

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparton.ranges import boundaries_of, ranges_within
+
 _LOW_32_BITS = 2**32 - 1
 
 
@@ -148,7 +150,7 @@ class SparseIndex:
         self._query_block = 512 if self.device.type == "cuda" else 128
         self._chunks = [
             _Chunk.build(documents, start, stop, self.device)
-            for start, stop in chunk_bounds(documents.indptr, chunk_documents, chunk_weights)
+            for start, stop in ranges_within(documents.indptr, chunk_documents, chunk_weights)
         ]
 
     @torch.inference_mode()
@@ -280,20 +282,3 @@ def _dense_columns(rows: SparseRows, start: int, stop: int, device: torch.device
     weights = torch.from_numpy(rows.values[first:last]).to(device)
     block[terms, torch.from_numpy(columns).to(device)] = weights
     return block
-
-
-def chunk_bounds(
-    indptr: NDArray[np.int64], most_rows: int, most_weights: int
-) -> list[tuple[int, int]]:
-    """Consecutive row ranges, each within both limits but never empty."""
-    bounds, start, num_rows = [], 0, len(indptr) - 1
-    while start < num_rows:
-        fitting = int(np.searchsorted(indptr, indptr[start] + most_weights, side="right")) - 1
-        stop = min(max(fitting, start + 1), start + most_rows, num_rows)
-        bounds.append((start, stop))
-        start = stop
-    return bounds
-
-
-def boundaries_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparton.ranges import boundaries_of
 from sparton.representations import TokenVectors
-from sparton.retrieval.sparse import boundaries_of
 
 VectorDtype = Literal["float16", "float32"]
 VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "float32")

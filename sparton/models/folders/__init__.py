@@ -15,7 +15,7 @@ from sparton.models.folders import csr, files
 from sparton.models.folders.colbert import colbert_lengths, load_colbert, save_colbert
 from sparton.models.folders.csr import load_csr, save_csr
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.models.folders.files import Lengths, module_kinds, writing_folder
+from sparton.models.folders.files import Lengths, module_kinds
 from sparton.models.folders.joint import is_joint, load_joint, save_joint
 from sparton.models.folders.router import load_router, router_lengths, save_router
 from sparton.models.folders.splade import load_splade, save_splade
@@ -25,6 +25,7 @@ from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
+from sparton.writing import replacing_folder
 
 __all__ = [
     "Lengths",
@@ -45,14 +46,14 @@ def save_encoder(
     encoder: Encoder, path: str | Path, *, query_length: int, document_length: int
 ) -> None:
     """Write an encoder as a folder, all of it or nothing; see
-    :func:`~sparton.models.folders.files.writing_folder`.
+    :func:`~sparton.writing.replacing_folder`.
 
     Raises:
         OSError: the disk is full or not writable.
         ValueError: an encoder of a kind that has no folder.
     """
     lengths = {"query_length": query_length, "document_length": document_length}
-    with writing_folder(Path(path)) as fresh:
+    with replacing_folder(Path(path)) as fresh:
         match encoder:
             case SpladeEncoder():
                 save_splade(encoder, fresh, **lengths)

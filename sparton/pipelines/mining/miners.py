@@ -1,0 +1,195 @@
+"""What ranks the collection: BM25, or an encoder whose documents are encoded once.
+
+N documents, E positives outside of the collection, V terms, Q queries.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparton.datasets.texts import TextsByRow
+from sparton.errors import refuse_below
+from sparton.evaluation import check_model, load_retriever
+from sparton.models.encoder import Encoder
+from sparton.pipelines.identity import model_identity
+from sparton.pipelines.mining.examples import ROWS_AT_ONCE
+from sparton.ranges import ranges_of
+from sparton.retrieval.bm25 import BM25
+from sparton.retrieval.encoding import EncodedTexts, encode_texts
+from sparton.retrieval.index import RERANK_DEPTH, TextIndex, score_pairs
+from sparton.retrieval.sparse import SparseRows
+from sparton.retrieval.tokens import TokenRows
+from sparton.writing import replacing
+
+SLAB = 65_536  # documents that are encoded and kept together
+Encode = Callable[[Sequence[str]], EncodedTexts]
+
+
+class Ranker:
+    """Ranks the collection for queries, and scores single documents.
+
+    Args:
+        queries: encodes queries.
+        documents: N + E texts, of which the first N are ranked.
+        size: N.
+        device: where to search.
+    """
+
+    def __init__(
+        self, queries: Encode, documents: EncodedTexts, size: int, device: torch.device
+    ) -> None:
+        self._encode = queries
+        self._documents = documents
+        self._index = TextIndex(documents.slice(0, size), device)
+        self._device = device
+        self.size = size
+
+    def rank(
+        self, texts: Sequence[str], depth: int
+    ) -> tuple[EncodedTexts, NDArray[np.float32], NDArray[np.int64]]:
+        """The queries encoded, and scores and rows ``[Q, depth]`` as
+        :meth:`TextIndex.search` gives them."""
+        queries, depth = self._encode(texts), min(depth, self.size)
+        candidates = max(RERANK_DEPTH, depth)
+        return (queries, *self._index.search(queries, depth, rerank_depth=candidates))
+
+    def score(self, queries: EncodedTexts, query: int, rows: Sequence[int]) -> list[float]:
+        """Scores of documents of the N + E for one of the encoded queries."""
+        pairs = np.array([(query, row) for row in rows], np.int64).reshape(-1, 2)
+        return score_pairs(queries, self._documents, pairs, self._device).tolist()
+
+
+@dataclass(frozen=True)
+class BM25Miner:
+    """BM25, whose statistics count the collection and the positives outside of it.
+
+    Attributes:
+        k1, b: see :class:`~sparton.retrieval.bm25.BM25`.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    k1: float = 0.9
+    b: float = 0.4
+
+    def __post_init__(self) -> None:
+        BM25(self.k1, self.b)  # refuses what is out of range
+
+    def identity(self) -> dict[str, object]:
+        """What decides the ranking."""
+        return {"miner": "bm25", "k1": self.k1, "b": self.b}
+
+    def build(
+        self, parts: Sequence[TextsByRow], folder: Path, device: torch.device, progress: bool
+    ) -> Ranker:
+        """Count the terms of the collection, ``parts[0]``, and of what is outside of it."""
+        bm25 = BM25(self.k1, self.b)
+        texts = (
+            text
+            for part in parts
+            for rows in ranges_of(len(part), ROWS_AT_ONCE)
+            for text in part.take(rows).texts
+        )
+        documents = EncodedTexts(bm25.fit(texts))
+        return Ranker(lambda q: EncodedTexts(bm25.queries(q)), documents, len(parts[0]), device)
+
+
+@dataclass(frozen=True)
+class ModelMiner:
+    """A trained model.
+
+    Attributes:
+        model: loaded, or its folder or hub name.
+        query_length, document_length: tokens at which texts are cut; None for what the model was
+            trained with.
+        max_document_terms: keep this many of a document's largest weights; None for all.
+        precision: see :func:`~sparton.retrieval.encoding.encode_texts`.
+
+    Raises:
+        FileNotFoundError: neither a folder nor a name on the hub.
+        ArgumentError: a number out of range.
+    """
+
+    model: str | Path | Encoder
+    query_length: int | None = None
+    document_length: int | None = None
+    max_document_terms: int | None = None
+    precision: str = "fp32"
+
+    def __post_init__(self) -> None:
+        refuse_below(
+            1,
+            query_length=self.query_length,
+            document_length=self.document_length,
+            max_document_terms=self.max_document_terms,
+        )
+        if not isinstance(self.model, Encoder):
+            check_model(self.model)
+
+    def identity(self) -> dict[str, object]:
+        """What decides the ranking."""
+        return {
+            "miner": model_identity(self.model),
+            "query_length": self.query_length,
+            "document_length": self.document_length,
+            "max_document_terms": self.max_document_terms,
+            "precision": self.precision,
+            "documents at once": SLAB,
+        }
+
+    def build(
+        self, parts: Sequence[TextsByRow], folder: Path, device: torch.device, progress: bool
+    ) -> Ranker:
+        """Encode the collection, ``parts[0]``, and what is outside of it. What has been encoded is
+        kept in ``folder`` slab by slab, so that an interrupted run does not encode it again."""
+        encoder, tokenizer = load_retriever(
+            self.model, self.query_length, self.document_length, device=device
+        )
+        encode = partial(encode_texts, encoder, tokenizer, precision=self.precision)
+        slabs = [(part, rows) for part in parts for rows in ranges_of(len(part), SLAB)]
+        encoded = []
+        for number, (part, rows) in enumerate(slabs):
+            file = folder / f"documents-{number:05d}.npz"
+            if not file.exists():
+                label = f"documents, slab {number + 1} of {len(slabs)}" if progress else None
+                fresh = encode(
+                    part.take(rows).texts,
+                    "document",
+                    max_terms=self.max_document_terms,
+                    progress=label,
+                )
+                _write_slab(file, fresh)
+            encoded.append(_read_slab(file))
+        documents = EncodedTexts.concatenate(encoded)
+        return Ranker(partial(encode, side="query"), documents, len(parts[0]), device)
+
+
+def _write_slab(file: Path, texts: EncodedTexts) -> None:
+    arrays = {
+        f"{kind}.{name}": array
+        for kind, rows in texts._asdict().items()
+        if rows is not None
+        for name, array in rows._asdict().items()
+    }
+    with replacing(file) as fresh, fresh.open("wb") as sink:
+        np.savez(sink, **arrays)
+
+
+def _read_slab(file: Path) -> EncodedTexts:
+    with np.load(file) as stored:
+        halves: dict[str, dict[str, Any]] = {"sparse": {}, "tokens": {}}
+        for key in stored.files:
+            kind, name = key.split(".")
+            halves[kind][name] = stored[key]
+    sparse, tokens = halves.values()
+    return EncodedTexts(
+        SparseRows(**sparse | {"width": int(sparse["width"])}) if sparse else None,
+        TokenRows(**tokens) if tokens else None,
+    )
