@@ -4,7 +4,7 @@ import torch
 from hydra.errors import InstantiationException
 from omegaconf import MissingMandatoryValue
 
-from sparton.errors import ArgumentError
+from sparton.arguments import ArgumentError
 from sparton.training.loop import NonFiniteLossError
 from sparton.training.state import CheckpointError
 

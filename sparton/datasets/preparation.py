@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.files import (
     DataFile,
     RecordError,
@@ -19,7 +20,6 @@ from sparton.datasets.files import (
     read_lines,
     read_parquet,
 )
-from sparton.errors import ArgumentError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,9 +18,9 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from sparton.arguments import refuse_ignored
 from sparton.datasets.permutation import derive_key, permute
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.errors import refuse_ignored
 from sparton.evaluation import choose_device
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import minilm, minilm_folder, pretrained

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.embeddings import EMBEDDINGS, FACTS, KEYS, MODEL, PROGRESS, CacheFacts, text_keys
-from sparton.errors import ArgumentError
 from sparton.evaluation import choose_device, packed_tokenizer
 from sparton.models.backbones import minilm_folder
 from sparton.models.dense import DenseEncoder

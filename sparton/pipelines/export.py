@@ -6,8 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sparton.arguments import ArgumentError, refuse_below
 from sparton.datasets.texts import TextsByRow
-from sparton.errors import ArgumentError, refuse_below
 from sparton.evaluation import check_model, choose_device, load_retriever
 from sparton.models.csr import AutoencoderEncoder
 from sparton.models.encoder import Encoder
@@ -60,18 +60,25 @@ def export_vectors(
     lengths = {f"{side}_length": length}
     encoder, tokenizer = load_retriever(model, **lengths, device=choose_device(device))
     if file.kind not in encoder.kinds:
-        raise _other_kind(model, encoder, file)
+        (given,) = encoder.kinds
+        raise ArgumentError(
+            "{} gives {} and no {}: name an {output:name} that ends in {}",
+            type(encoder).__name__ if isinstance(model, Encoder) else model,
+            KINDS[given],
+            KINDS[file.kind],
+            " or ".join(FORMATS[given].endings),
+            output=file.path,
+        )
+    names = term_names(encoder) if isinstance(file, SparseFile) else []
+    texts = texts() if callable(texts) else texts
     encode = partial(
         encode_texts, encoder, tokenizer, side=side, precision=precision, kinds=(file.kind,)
     )
     if isinstance(file, SparseFile):
-        names = term_names(encoder)
-        encode = partial(encode, max_terms=file.max_terms)
-        return file.write(_parts(texts() if callable(texts) else texts, encode, progress), names)
-    encode = partial(encode, vector_dtype=file.dtype)
-    texts = texts() if callable(texts) else texts
+        return file.write(_parts(texts, partial(encode, max_terms=file.max_terms), progress), names)
+    parts = _parts(texts, partial(encode, vector_dtype=file.dtype), progress)
     ids = chain.from_iterable(texts.take(rows).ids for rows in ranges_of(len(texts), PART))
-    return file.write(_parts(texts, encode, progress), ids, len(texts))
+    return file.write(parts, ids, len(texts))
 
 
 def _parts(
@@ -82,22 +89,6 @@ def _parts(
         part = texts.take(rows)
         label = f"vectors, part {number} of {len(ranges)}" if progress else None
         yield part, encode(part.texts, progress=label)
-
-
-def _other_kind(
-    model: str | Path | Encoder, encoder: Encoder, file: SparseFile | TokenFile
-) -> ArgumentError:
-    """The model, and an ending that fits it."""
-    (given,) = encoder.kinds
-    name = type(encoder).__name__ if isinstance(model, Encoder) else model
-    return ArgumentError(
-        "{} gives {} and no {}: name an {output:name} that ends in {}",
-        name,
-        KINDS[given],
-        KINDS[file.kind],
-        " or ".join(FORMATS[given].endings),
-        output=file.path,
-    )
 
 
 def term_names(encoder: Any) -> list[str]:

@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,10 +29,10 @@ def texts_digest(texts: Iterable[str]) -> str:
 
 
 def model_identity(model: str | Path | nn.Module) -> str:
-    """What a model is: its weights where it is in memory, the state of its files where it is a
-    folder, its name where it is on the hub."""
+    """What a model is: its weights where it is in memory, its name where it is on the hub; of a
+    folder the state of its files, too."""
     if isinstance(model, nn.Module):
-        return weights_digest(model)
+        return f"weights {weights_digest(model)}"
     if not Path(model).is_dir():
         return str(model)
     files = (file for file in sorted(Path(model).rglob("*")) if file.is_file())
@@ -38,4 +40,12 @@ def model_identity(model: str | Path | nn.Module) -> str:
         f"{file.relative_to(model)} {(stat := file.stat()).st_size} {stat.st_mtime_ns}"
         for file in files
     )
-    return texts_digest(states)
+    return f"{model}, files {texts_digest(states)}"
+
+
+def settings_identity(settings: Any) -> dict[str, object]:
+    """The kind and the fields of a dataclass; of its model, if it has one, what that is."""
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    if "model" in values:
+        values["model"] = model_identity(values["model"])
+    return {"kind": type(settings).__name__, **values}

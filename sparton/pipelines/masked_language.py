@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparton.arguments import ArgumentError, refuse_below
 from sparton.datasets.permutation import derive_key, permute
-from sparton.errors import ArgumentError, refuse_below
 from sparton.ranges import boundaries_of, ranges_within
 from sparton.training.distributed import World
 from sparton.training.precision import Precision

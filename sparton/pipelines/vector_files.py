@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from sparton.errors import ArgumentError, refuse_below
+from sparton.arguments import ArgumentError, refuse_below
 from sparton.ranges import boundaries_of
 from sparton.retrieval.encoding import KINDS, EncodedTexts
 from sparton.retrieval.sparse import SparseRows

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from sparton.errors import ArgumentError
+from sparton.arguments import ArgumentError
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from sparton.datasets.sources import beir_pairs, id_records, listed_records, tex
 from sparton.datasets.texts import TextList, TextTable, text_table
 from sparton.pipelines.mining import (
     BM25Miner,
-    CrossEncoderTeacher,
-    ModelMiner,
-    RetrieverTeacher,
+    CrossEncoder,
     Rule,
+    TrainedModel,
     mine_hard_negatives,
     parts,
 )
@@ -300,11 +299,11 @@ def test_rules_that_could_choose_nothing_are_refused(settings, message):
 def test_miners_and_teachers_that_cannot_be_are_refused():
     for build, message in (
         (lambda: BM25Miner(k1=-1.0), r"got k1=-1\.0"),
-        (lambda: ModelMiner("no/such/folder/at/all"), "no such folder"),
-        (lambda: ModelMiner("a/model", max_document_terms=0), "max_document_terms=0 must be"),
-        (lambda: CrossEncoderTeacher("a/model", batch=0), "batch=0 must be at least 1"),
-        (lambda: CrossEncoderTeacher("/no/such/folder"), "/no/such/folder: no such folder"),
-        (lambda: RetrieverTeacher("/no/such/folder"), "/no/such/folder: no such folder"),
+        (lambda: TrainedModel("no/such/folder/at/all"), "no such folder"),
+        (lambda: TrainedModel("a/model", max_document_terms=0), "max_document_terms=0 must be"),
+        (lambda: CrossEncoder("a/model", batch=0), "batch=0 must be at least 1"),
+        (lambda: CrossEncoder("/no/such/folder"), "/no/such/folder: no such folder"),
+        (lambda: TrainedModel("/no/such/folder"), "/no/such/folder: no such folder"),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             build()

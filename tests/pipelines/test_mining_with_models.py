@@ -15,7 +15,7 @@ from sparton.models.backbones import tiny
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
-from sparton.pipelines.mining import CrossEncoderTeacher, ModelMiner, RetrieverTeacher, Rule, miners
+from sparton.pipelines.mining import CrossEncoder, Rule, TrainedModel, miners
 from sparton.pipelines.mining.mining import Mining
 from sparton.training.distributed import World
 from sparton.types import TokenBatch
@@ -59,7 +59,7 @@ def test_a_model_mines_what_its_scores_say_and_keeps_what_it_encoded(
     monkeypatch.setattr(miners, "SLAB", 16)
     examples = generate()
     documents = [example["positive"] for example in examples]
-    settings = {"miner": ModelMiner(model), "rule": Rule(3), "output": tmp_path / "out.jsonl"}
+    settings = {"miner": TrainedModel(model), "rule": Rule(3), "output": tmp_path / "out.jsonl"}
     with monkeypatch.context() as patched:
         patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -85,7 +85,7 @@ def test_a_model_mines_what_its_scores_say_and_keeps_what_it_encoded(
 
 
 def test_a_model_as_teacher_writes_its_scores(pairs, model, tmp_path):
-    settings = {"teacher": RetrieverTeacher(model), "rule": Rule(2)}
+    settings = {"teacher": TrainedModel(model), "rule": Rule(2)}
     records = mine(pairs, tmp_path / "out.jsonl", **settings)
     for record in records[:5]:
         expected = model_scores(model, [record["query"]], [*record["pos"], *record["neg"]])
@@ -110,9 +110,9 @@ def cross_encoder(tmp_path) -> Path:
 
 
 def test_a_cross_encoder_scores_and_sets_the_margin(pairs, cross_encoder, tmp_path):
-    from sentence_transformers import CrossEncoder
+    import sentence_transformers
 
-    settings = {"teacher": CrossEncoderTeacher(cross_encoder), "rule": Rule(3, depth=30)}
+    settings = {"teacher": CrossEncoder(cross_encoder), "rule": Rule(3, depth=30)}
     limited = mine(
         pairs, tmp_path / "limited.jsonl", **settings | {"rule": Rule(3, depth=30, margin=0.5)}
     )
@@ -121,7 +121,7 @@ def test_a_cross_encoder_scores_and_sets_the_margin(pairs, cross_encoder, tmp_pa
         assert len(record["neg_scores"]) == len(record["neg"])
         assert all(score < record["pos_scores"][0] - 0.5 for score in record["neg_scores"])
     assert any(max(each["neg_scores"]) > each["pos_scores"][0] - 0.5 for each in free)
-    teacher = CrossEncoder(str(cross_encoder), device="cpu")
+    teacher = sentence_transformers.CrossEncoder(str(cross_encoder), device="cpu")
     record = free[0]
     logits = teacher.predict(
         [(record["query"], text) for text in [*record["pos"], *record["neg"]]],
@@ -129,7 +129,7 @@ def test_a_cross_encoder_scores_and_sets_the_margin(pairs, cross_encoder, tmp_pa
     )
     found = record["pos_scores"] + record["neg_scores"]
     np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
-    settings["teacher"] = CrossEncoderTeacher(cross_encoder, activation=True)
+    settings["teacher"] = CrossEncoder(cross_encoder, activation=True)
     squashed = mine(pairs, tmp_path / "sigmoid.jsonl", **settings)
     np.testing.assert_allclose(
         squashed[0]["pos_scores"], 1 / (1 + np.exp(-logits[:1])), rtol=1e-4, atol=1e-5
@@ -139,7 +139,7 @@ def test_a_cross_encoder_scores_and_sets_the_margin(pairs, cross_encoder, tmp_pa
 def test_without_sentence_transformers_the_remedy_is_named(pairs, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
     with pytest.raises(ValueError, match="pip install 'sentence-transformers"):
-        mine(pairs, tmp_path / "out.jsonl", teacher=CrossEncoderTeacher("some/teacher"))
+        mine(pairs, tmp_path / "out.jsonl", teacher=CrossEncoder("some/teacher"))
     monkeypatch.undo()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     assert mine(pairs, tmp_path / "out.jsonl")  # no work, no bond
@@ -147,7 +147,7 @@ def test_without_sentence_transformers_the_remedy_is_named(pairs, tmp_path, monk
 
 @pytest.mark.parametrize("loss", ["infonce", "margin_mse", "kl_divergence"])
 def test_training_reads_what_was_mined(pairs, cross_encoder, tmp_path, loss):
-    teacher = None if loss == "infonce" else CrossEncoderTeacher(cross_encoder)
+    teacher = None if loss == "infonce" else CrossEncoder(cross_encoder)
     mine(pairs, tmp_path / "mined/out.jsonl", teacher=teacher, rule=Rule(3))
     losses = [one_step(tmp_path / loss, f"loss={loss}", f"data.root={tmp_path / 'mined'}")]
     assert math.isfinite(losses[0])
@@ -165,19 +165,18 @@ def one_step(folder: Path, *overrides: str) -> float:
 
 def test_a_model_without_a_trained_classifier_is_no_teacher(pairs, model, tmp_path):
     output = tmp_path / "out.jsonl"
-    with pytest.raises(ValueError, match=r"BertForMaskedLM.*\(RetrieverTeacher\)"):
-        mine(pairs, output, teacher=CrossEncoderTeacher(model))
+    with pytest.raises(ValueError, match=r"BertForMaskedLM.*TrainedModel"):
+        mine(pairs, output, teacher=CrossEncoder(model))
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="no cross-encoder that sentence-transformers can load"):
-        mine(pairs, output, teacher=CrossEncoderTeacher(tmp_path / "none"))
+        mine(pairs, output, teacher=CrossEncoder(tmp_path / "none"))
 
 
-def test_loaded_models_mine_and_teach_as_their_folders_do(pairs, model, tmp_path):
-    """At lengths that are long enough for all texts: the folder's are not asked for."""
-    encoder = load_encoder(model, EagerHead())
-    by_name = ModelMiner(model, 32, 32), RetrieverTeacher(model)
-    by_object = ModelMiner(encoder, 32, 32), ModelMiner(encoder, 32, 4)
-    settings = {"rule": Rule(3)}
-    expected = mine(pairs, tmp_path / "by-name.jsonl", miner=by_name[0], **settings)
-    assert mine(pairs, tmp_path / "by-object.jsonl", miner=by_object[0], **settings) == expected
-    assert mine(pairs, tmp_path / "cut.jsonl", miner=by_object[1], **settings) != expected
+def test_a_loaded_model_mines_and_teaches_as_its_folder_does(pairs, model, tmp_path):
+    loaded = load_encoder(model, EagerHead())
+    records = []
+    for number, source in enumerate((model, loaded, loaded)):
+        asked = TrainedModel(source, query_length=16, document_length=32 if number < 2 else 4)
+        output = tmp_path / f"{number}.jsonl"
+        records.append(mine(pairs, output, miner=asked, teacher=asked, rule=Rule(3)))
+    assert records[0] == records[1] != records[2]

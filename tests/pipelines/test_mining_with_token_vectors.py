@@ -16,7 +16,7 @@ from sparton.models.colbert import ColbertHead
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
-from sparton.pipelines.mining import ModelMiner, RetrieverTeacher, Rule, miners
+from sparton.pipelines.mining import Rule, TrainedModel, miners
 from sparton.pipelines.mining.mining import Mining
 from tests.pipelines.mining_problems import generate, mine, write
 
@@ -57,7 +57,7 @@ def test_a_model_mines_by_maxsim_and_keeps_what_it_encoded(pairs, model, tmp_pat
     monkeypatch.setattr(miners, "SLAB", 16)
     examples = generate()
     documents = [example["positive"] for example in examples]
-    settings = {"miner": ModelMiner(model), "rule": Rule(3), "output": tmp_path / "out.jsonl"}
+    settings = {"miner": TrainedModel(model), "rule": Rule(3), "output": tmp_path / "out.jsonl"}
     with monkeypatch.context() as patched:
         patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
         with pytest.raises(ZeroDivisionError):
@@ -83,7 +83,7 @@ def test_a_model_mines_by_maxsim_and_keeps_what_it_encoded(pairs, model, tmp_pat
 
 
 def test_a_margin_to_the_positive_is_measured_by_maxsim(pairs, model, tmp_path):
-    miner = ModelMiner(model)
+    miner = TrainedModel(model)
     records = mine(pairs, tmp_path / "out.jsonl", miner=miner, rule=Rule(3, margin=0.25))
     for record in records:
         scores = scores_of(model, [record["query"]], [*record["pos"], *record["neg"]])[0]
@@ -93,7 +93,7 @@ def test_a_margin_to_the_positive_is_measured_by_maxsim(pairs, model, tmp_path):
 
 
 def test_a_model_as_teacher_writes_maxsim(pairs, model, tmp_path):
-    settings = {"teacher": RetrieverTeacher(model), "rule": Rule(2)}
+    settings = {"teacher": TrainedModel(model), "rule": Rule(2)}
     records = mine(pairs, tmp_path / "out.jsonl", **settings)
     for record in records[:5]:
         expected = scores_of(model, [record["query"]], [*record["pos"], *record["neg"]])[0]
@@ -103,7 +103,7 @@ def test_a_model_as_teacher_writes_maxsim(pairs, model, tmp_path):
 
 
 def test_bounded_terms_need_a_sparse_half(pairs, model, tmp_path):
-    settings = {"miner": ModelMiner(model, max_document_terms=4), "rule": Rule(2)}
+    settings = {"miner": TrainedModel(model, max_document_terms=4), "rule": Rule(2)}
     if model.name == "joint":
         assert mine(pairs, tmp_path / "out.jsonl", **settings)
         return

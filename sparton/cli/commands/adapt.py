@@ -15,6 +15,8 @@ from pathlib import Path
 
 from sparton.cli.commands.flags import command_parser, flags_named
 
+INTERRUPTED = "the same command goes on from the last checkpoint"
+
 
 def main(arguments: Sequence[str]) -> None:
     """``sparton adapt``."""
@@ -39,12 +41,12 @@ def main(arguments: Sequence[str]) -> None:
 
     from rich.console import Console
 
-    from sparton.datasets.collection import corpus_texts
+    from sparton.datasets.collection import beir_texts
     from sparton.pipelines.masked_language import Plan
 
     with flags_named():
         plan = Plan(**{name: settings.pop(name) for name in Plan.__annotations__})
-        texts = corpus_texts(settings.pop("corpora"))
+        texts = beir_texts(settings.pop("corpora"), or_files=True)
 
         # Only now, as it takes seconds: what is wrong so far has been said.
         from sparton.pipelines import adapt_mlm

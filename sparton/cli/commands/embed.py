@@ -10,14 +10,12 @@ into the output folder, to be saved with the autoencoders. A run that was stoppe
 was when the same command is given again.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparton.cli.commands.flags import command_parser, flags_named
 
-if TYPE_CHECKING:
-    from sparton.datasets.files import DataFile
+INTERRUPTED = "the same command goes on"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -36,11 +34,10 @@ def main(arguments: Sequence[str]) -> None:
 
     from rich.console import Console
 
-    from sparton.datasets.collection import beir_file
+    from sparton.datasets.collection import beir_texts
 
     folders, output = settings.pop("folders"), settings.pop("output")
-    queries = [beir_file(folder, "queries.jsonl") for folder in folders]
-    documents = [beir_file(folder, "corpus.jsonl") for folder in folders]
+    queries, documents = beir_texts(folders, "queries.jsonl"), beir_texts(folders)
 
     # Only now, as it takes seconds: what is wrong so far has been said.
     import transformers
@@ -49,15 +46,8 @@ def main(arguments: Sequence[str]) -> None:
 
     transformers.utils.logging.disable_progress_bar()
     with flags_named():
-        held = cache_embeddings(_texts(queries), _texts(documents), output, **settings)
+        held = cache_embeddings(queries, documents, output, **settings)
     Console(soft_wrap=True, highlight=False).print(
         f"{held.queries:,} queries and {held.documents:,} documents of width {held.width} in "
         f"{output}"
     )
-
-
-def _texts(files: "list[DataFile]") -> Iterator[str]:
-    from sparton.datasets.collection import read_texts
-
-    for file in files:
-        yield from (text for _, _, text in read_texts(file))

@@ -32,11 +32,11 @@ def main(arguments: Sequence[str]) -> None:
 
     from rich.console import Console
 
+    from sparton.arguments import refuse_ignored
     from sparton.datasets.collection import beir_file
     from sparton.datasets.files import locate
     from sparton.datasets.preparation import Reading
     from sparton.datasets.texts import text_table
-    from sparton.errors import refuse_ignored
     from sparton.pipelines.vector_files import format_of
     from sparton.retrieval.encoding import KINDS
 

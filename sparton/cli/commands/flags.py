@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from sparton.errors import ArgumentError
+from sparton.arguments import ArgumentError
 
 
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from sparton.cli.commands.flags import command_parser
 
+INTERRUPTED = "nothing was written, the same command starts again"
+
 
 def main(arguments: Sequence[str]) -> None:
     """``sparton idf``."""
@@ -24,9 +26,9 @@ def main(arguments: Sequence[str]) -> None:
 
     from rich.console import Console
 
-    from sparton.datasets.collection import corpus_texts
+    from sparton.datasets.collection import beir_texts
 
-    texts = corpus_texts(parsed.corpora)
+    texts = beir_texts(parsed.corpora, or_files=True)
 
     # Only now, as it takes seconds: what is wrong so far has been said.
     from sparton.models.checkpoint import load_tokenizer

@@ -18,19 +18,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparton.arguments import refuse_below, refuse_ignored
 from sparton.cli.commands.flags import command_parser, flag, flags_named, given
 
 if TYPE_CHECKING:
     from sparton.datasets.preparation import Columns
     from sparton.datasets.sources import Records
     from sparton.datasets.texts import TextTable
-    from sparton.pipelines.mining import (
-        BM25Miner,
-        CrossEncoderTeacher,
-        ModelMiner,
-        RetrieverTeacher,
-        Rule,
-    )
+    from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel
 
 INTERRUPTED = "the same command goes on"
 OF_BM25 = ["k1", "b"]
@@ -67,8 +62,6 @@ def main(arguments: Sequence[str]) -> None:
 
 def _check_input(parsed: argparse.Namespace) -> None:
     """Refuse examples and collections that do not go together, before anything is read."""
-    from sparton.errors import refuse_below, refuse_ignored
-
     if parsed.beir and (parsed.files or parsed.queries or parsed.collection):
         raise ValueError("--beir FOLDER stands alone: it names examples, queries and collection")
     if parsed.beir and (parsed.columns or parsed.limit is not None):
@@ -86,7 +79,6 @@ def _check_input(parsed: argparse.Namespace) -> None:
 
 
 def _rule(parsed: argparse.Namespace) -> "Rule":
-    from sparton.errors import refuse_ignored
     from sparton.pipelines.mining import Rule
 
     rule = Rule(**given(parsed, [*Rule.__annotations__]))
@@ -95,36 +87,32 @@ def _rule(parsed: argparse.Namespace) -> "Rule":
     return rule
 
 
-def _miner(parsed: argparse.Namespace) -> "BM25Miner | ModelMiner":
-    from sparton.errors import refuse_ignored
-    from sparton.pipelines.mining import BM25Miner, ModelMiner
+def _miner(parsed: argparse.Namespace) -> "BM25Miner | TrainedModel":
+    from sparton.pipelines.mining import BM25Miner, TrainedModel
 
     if parsed.miner != "bm25":
         refuse_ignored(f"--miner {parsed.miner}", **given(parsed, OF_BM25))
-        return ModelMiner(parsed.miner, **given(parsed, [*OF_MODELS, "precision"]))
+        return TrainedModel(parsed.miner, **given(parsed, [*OF_MODELS, "precision"]))
     models = parsed.teacher and parsed.teacher_kind == "retriever"
     ignored = OF_MODELS if models else [*OF_MODELS, "precision"]
     refuse_ignored("--miner bm25", **given(parsed, ignored))
     return BM25Miner(**given(parsed, OF_BM25))
 
 
-def _teacher(parsed: argparse.Namespace) -> "CrossEncoderTeacher | RetrieverTeacher | None":
-    from sparton.errors import refuse_ignored
-    from sparton.pipelines.mining import CrossEncoderTeacher, RetrieverTeacher
+def _teacher(parsed: argparse.Namespace) -> "CrossEncoder | TrainedModel | None":
+    from sparton.pipelines.mining import CrossEncoder, TrainedModel
 
+    settings = given(parsed, OF_CROSS_ENCODERS)
     if not parsed.teacher:
-        ignored = given(parsed, ["teacher_kind", *OF_CROSS_ENCODERS])
-        refuse_ignored("mining without --teacher", **ignored)
+        kind = given(parsed, ["teacher_kind"])
+        refuse_ignored("mining without --teacher", **kind, **settings)
         return None
     if parsed.teacher_kind == "retriever":
-        refuse_ignored("--teacher-kind retriever", **given(parsed, OF_CROSS_ENCODERS))
-        return RetrieverTeacher(parsed.teacher, **given(parsed, ["precision"]))
-    settings = given(parsed, OF_CROSS_ENCODERS)
-    names = {name.removeprefix("teacher_"): flag(name) for name in OF_CROSS_ENCODERS}
-    with flags_named(**names):
-        return CrossEncoderTeacher(
-            parsed.teacher, **{name.removeprefix("teacher_"): settings[name] for name in settings}
-        )
+        refuse_ignored("--teacher-kind retriever", **settings)
+        return TrainedModel(parsed.teacher, **given(parsed, ["precision"]))
+    own = {name.removeprefix("teacher_"): value for name, value in settings.items()}
+    with flags_named(batch="--teacher-batch", length="--teacher-length"):
+        return CrossEncoder(parsed.teacher, **own)
 
 
 def _read(parsed: argparse.Namespace) -> "tuple[Records, TextTable | None]":

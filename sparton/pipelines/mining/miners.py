@@ -1,4 +1,4 @@
-"""What ranks the collection: BM25, or an encoder whose documents are encoded once.
+"""What ranks the collection: BM25, or a model, which can be the teacher, too.
 
 N documents, E positives outside of the collection, V terms, Q queries.
 """
@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sparton.arguments import refuse_below, refuse_ignored
 from sparton.datasets.texts import TextsByRow
-from sparton.errors import refuse_below
 from sparton.evaluation import check_model, load_retriever
 from sparton.models.encoder import Encoder
-from sparton.pipelines.identity import model_identity
 from sparton.pipelines.mining.examples import ROWS_AT_ONCE
 from sparton.ranges import ranges_of
 from sparton.retrieval.bm25 import BM25
@@ -25,10 +24,13 @@ from sparton.retrieval.encoding import EncodedTexts, encode_texts
 from sparton.retrieval.index import RERANK_DEPTH, TextIndex, score_pairs
 from sparton.retrieval.sparse import SparseRows
 from sparton.retrieval.tokens import TokenRows
+from sparton.types import SIDES
 from sparton.writing import replacing
 
 SLAB = 65_536  # documents that are encoded and kept together
 Encode = Callable[[Sequence[str]], EncodedTexts]
+Pairs = Sequence[tuple[str, str]]
+Score = Callable[[Pairs], NDArray[np.float32]]
 
 
 class Ranker:
@@ -82,10 +84,6 @@ class BM25Miner:
     def __post_init__(self) -> None:
         BM25(self.k1, self.b)  # refuses what is out of range
 
-    def identity(self) -> dict[str, object]:
-        """What decides the ranking."""
-        return {"miner": "bm25", "k1": self.k1, "b": self.b}
-
     def build(
         self, parts: Sequence[TextsByRow], folder: Path, device: torch.device, progress: bool
     ) -> Ranker:
@@ -102,8 +100,9 @@ class BM25Miner:
 
 
 @dataclass(frozen=True)
-class ModelMiner:
-    """A trained model.
+class TrainedModel:
+    """A trained model; as teacher, too, it scores by MaxSim where it gives token vectors, else by
+    the dot product of sparse ones.
 
     Attributes:
         model: loaded, or its folder or hub name.
@@ -133,26 +132,12 @@ class ModelMiner:
         if not isinstance(self.model, Encoder):
             check_model(self.model)
 
-    def identity(self) -> dict[str, object]:
-        """What decides the ranking."""
-        return {
-            "miner": model_identity(self.model),
-            "query_length": self.query_length,
-            "document_length": self.document_length,
-            "max_document_terms": self.max_document_terms,
-            "precision": self.precision,
-            "documents at once": SLAB,
-        }
-
     def build(
         self, parts: Sequence[TextsByRow], folder: Path, device: torch.device, progress: bool
     ) -> Ranker:
         """Encode the collection, ``parts[0]``, and what is outside of it. What has been encoded is
         kept in ``folder`` slab by slab, so that an interrupted run does not encode it again."""
-        encoder, tokenizer = load_retriever(
-            self.model, self.query_length, self.document_length, device=device
-        )
-        encode = partial(encode_texts, encoder, tokenizer, precision=self.precision)
+        encode = self._encoding(device)
         slabs = [(part, rows) for part in parts for rows in ranges_of(len(part), SLAB)]
         encoded = []
         for number, (part, rows) in enumerate(slabs):
@@ -169,6 +154,30 @@ class ModelMiner:
             encoded.append(_read_slab(file))
         documents = EncodedTexts.concatenate(encoded)
         return Ranker(partial(encode, side="query"), documents, len(parts[0]), device)
+
+    def load(self, device: torch.device) -> Score:
+        """What scores pairs of a query and a document.
+
+        Raises:
+            ArgumentError: documents of a teacher are encoded with all their terms.
+        """
+        refuse_ignored("a teacher", max_document_terms=self.max_document_terms)
+        encode = self._encoding(device)
+
+        def score(pairs: Pairs) -> NDArray[np.float32]:
+            sides = [list(dict.fromkeys(texts)) for texts in zip(*pairs)]
+            queries, documents = (encode(texts, side) for texts, side in zip(sides, SIDES))
+            places = [{text: row for row, text in enumerate(texts)} for texts in sides]
+            rows = np.array([(places[0][query], places[1][document]) for query, document in pairs])
+            return score_pairs(queries, documents, rows, device)
+
+        return score
+
+    def _encoding(self, device: torch.device) -> Callable[..., EncodedTexts]:
+        """``encode_texts`` of this model, still to be given texts and a side."""
+        lengths = self.query_length, self.document_length
+        retriever = load_retriever(self.model, *lengths, device=device)
+        return partial(encode_texts, *retriever, precision=self.precision)
 
 
 def _write_slab(file: Path, texts: EncodedTexts) -> None:

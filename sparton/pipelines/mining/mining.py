@@ -6,6 +6,7 @@ Q examples of a part, N documents of the collection, E positives outside of it.
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -13,9 +14,8 @@ import numpy as np
 from sparton.datasets.sources import Records
 from sparton.datasets.texts import TextsByRow
 from sparton.pipelines.mining.examples import Hashes, Item, Positives, hash_text, read_items
-from sparton.pipelines.mining.miners import Ranker
+from sparton.pipelines.mining.miners import Pairs, Ranker, Score
 from sparton.pipelines.mining.selection import Rule, Scores, choose, ordered, window
-from sparton.pipelines.mining.teachers import Score
 from sparton.retrieval.encoding import EncodedTexts
 
 Short = Literal["keep", "pad", "drop"]
@@ -44,41 +44,34 @@ class Chosen(NamedTuple):
     positive_scores: list[float]
 
 
+@dataclass
 class Mining:
     """Everything that a part needs.
 
-    Args:
+    Attributes:
         records: the examples.
         positives: of all of them.
-        parts: the collection ``[N]``, and the positives outside of it ``[E]`` or nothing.
+        documents: the collection ``[N]``, and the positives outside of it ``[E]`` or nothing.
         hashes: of both, one after the other ``[N + E]``.
         ranker: ranks the collection.
         teacher: scores pairs; None where the ranker's scores count.
         rule, output: what to choose and to write.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        positives: Positives,
-        parts: Sequence[TextsByRow],
-        hashes: Hashes,
-        ranker: Ranker,
-        teacher: Score | None,
-        rule: Rule,
-        output: Output,
-    ) -> None:
-        self.records = records
-        self.positives = positives
-        self.collection = parts[0]
-        self.hashes = hashes[: len(parts[0])]
-        self.ranker = ranker
-        self.teacher = teacher
-        self.rule = rule
-        self.output = output
-        self._by_hash = np.argsort(hashes, kind="stable")
-        self._sorted = hashes[self._by_hash]
-        self._sorted_collection = np.sort(self.hashes)
+    records: Records
+    positives: Positives
+    documents: Sequence[TextsByRow]
+    hashes: Hashes
+    ranker: Ranker
+    teacher: Score | None
+    rule: Rule
+    output: Output
+
+    def __post_init__(self) -> None:
+        self.collection = self.documents[0]
+        self._by_hash = np.argsort(self.hashes, kind="stable")
+        self._sorted = self.hashes[self._by_hash]
+        self._sorted_collection = np.sort(self.hashes[: len(self.collection)])
 
     def part(self, start: int, stop: int) -> tuple[list[str], Counter[str]]:
         """Lines for the examples ``start : stop``, in order, and what happened to them."""
@@ -130,11 +123,9 @@ class Mining:
         def score(pairs: Sequence[tuple[int, int]]) -> Scores:
             if self.teacher is None:
                 return np.array([by_miner[query][row] for query, row in pairs], np.float32)
-            counts["teacher_pairs"] += len(pairs)
             texts = self.collection.take([row for _, row in pairs]).texts
-            return self.teacher(
-                [(items[query].query, text) for (query, _), text in zip(pairs, texts)]
-            )
+            asked = [(items[query].query, text) for (query, _), text in zip(pairs, texts)]
+            return _teach(self.teacher, asked, counts)
 
         positive_scores = self._positive_scores(items, queries, counts)
         limits = [self.rule.limit(own) if own else np.inf for own in positive_scores]
@@ -152,8 +143,7 @@ class Mining:
         """By the teacher if there is one, else by the miner; nothing if nobody asks for them."""
         if self.teacher is not None:
             pairs = [(item.query, text) for item in items for text in item.positives]
-            counts["teacher_pairs"] += len(pairs)
-            scores = iter(self.teacher(pairs).tolist())
+            scores = iter(_teach(self.teacher, pairs, counts).tolist())
             return [[next(scores) for _ in item.positives] for item in items]
         if not self.rule.has_margin:
             return [[] for _ in items]
@@ -201,6 +191,14 @@ class Mining:
             record["pos_scores"] = [_short(score) for score in chosen.positive_scores]
             record["neg_scores"] = [_short(score) for score in chosen.scores]
         return record
+
+
+def _teach(teacher: Score, pairs: Pairs, counts: Counter[str]) -> Scores:
+    counts["teacher_pairs"] += len(pairs)
+    scores = teacher(pairs)
+    if not np.isfinite(scores).all():
+        raise ValueError("the teacher gave a score that is not finite: run it in fp32")
+    return scores
 
 
 def _short(score: float) -> float:

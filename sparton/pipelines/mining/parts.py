@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparton.errors import ArgumentError
+from sparton.arguments import ArgumentError
 from sparton.ranges import ranges_of
 from sparton.retrieval.progress import progress_bar
 from sparton.training.state import changes

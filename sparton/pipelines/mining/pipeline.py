@@ -7,11 +7,11 @@ from typing import get_args
 
 import numpy as np
 
+from sparton.arguments import ArgumentError, refuse_ignored
 from sparton.datasets.sources import Records
 from sparton.datasets.texts import TextsByRow, TextTable
-from sparton.errors import ArgumentError, refuse_ignored
 from sparton.evaluation import choose_device
-from sparton.pipelines.identity import texts_digest
+from sparton.pipelines.identity import settings_identity, texts_digest
 from sparton.pipelines.mining import parts
 from sparton.pipelines.mining.examples import (
     Hashes,
@@ -20,10 +20,10 @@ from sparton.pipelines.mining.examples import (
     distinct,
     hash_documents,
 )
-from sparton.pipelines.mining.miners import BM25Miner, ModelMiner
+from sparton.pipelines.mining.miners import SLAB, BM25Miner, TrainedModel
 from sparton.pipelines.mining.mining import Mining, Output, Short
 from sparton.pipelines.mining.selection import Rule
-from sparton.pipelines.mining.teachers import CrossEncoderTeacher, RetrieverTeacher
+from sparton.pipelines.mining.teachers import CrossEncoder
 from sparton.training.status import only_writer
 
 
@@ -32,9 +32,9 @@ def mine_hard_negatives(
     output: str | Path,
     *,
     collection: TextsByRow | None = None,
-    miner: BM25Miner | ModelMiner = BM25Miner(),  # noqa: B008 (frozen)
+    miner: BM25Miner | TrainedModel = BM25Miner(),  # noqa: B008 (frozen)
     rule: Rule = Rule(),  # noqa: B008
-    teacher: CrossEncoderTeacher | RetrieverTeacher | None = None,
+    teacher: CrossEncoder | TrainedModel | None = None,
     short: Short = "keep",
     ids: bool = False,
     exclude_self: bool = False,
@@ -119,9 +119,9 @@ def _collection(
 def _settings(
     examples: Records,
     collection: TextsByRow | None,
-    miner: BM25Miner | ModelMiner,
+    miner: BM25Miner | TrainedModel,
     rule: Rule,
-    teacher: CrossEncoderTeacher | RetrieverTeacher | None,
+    teacher: CrossEncoder | TrainedModel | None,
     written: Output,
 ) -> dict[str, object]:
     """All that decides what is written, and nothing else."""
@@ -130,13 +130,17 @@ def _settings(
         content.append(collection.table.folder.name)
     elif collection is not None:
         content.append(texts_digest(collection.take(range(len(collection))).texts))
+    roles = {"miner": settings_identity(miner)}
+    if teacher is not None:
+        roles["teacher"] = settings_identity(teacher)
+        roles["teacher"].pop("batch", None)  # may differ when a run goes on
     return {
-        **miner.identity(),
+        **{f"{role}_{name}": value for role, of in roles.items() for name, value in of.items()},
         **asdict(rule),
-        **(teacher.identity() if teacher else {"teacher": None}),
         **written._asdict(),
+        "examples": examples.name,
         "content of the files": content,
-        "examples of a part": parts.PART,
+        "rows of a part and a slab": [parts.PART, SLAB],
     }
 
 

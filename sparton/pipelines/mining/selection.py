@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparton.errors import ArgumentError, refuse_below
+from sparton.arguments import ArgumentError, refuse_below
 from sparton.pipelines.mining.examples import Hashes
 
 ROUNDING = 1e-5  # two sums of the same products in another order

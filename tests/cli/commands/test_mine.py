@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from sparton.cli.commands.mine import main
-from sparton.pipelines.mining import CrossEncoderTeacher, ModelMiner, Rule
+from sparton.pipelines.mining import CrossEncoder, Rule, TrainedModel
 from tests.pipelines.mining_problems import generate, read_records, write
 
 RETRIEVER = ["--teacher", "a/model", "--teacher-kind", "retriever"]
@@ -51,8 +51,8 @@ def test_flags_become_arguments(pairs, tmp_path, monkeypatch, capsys):
             *("--device", "cpu", "--short", "keep", "--output", str(tmp_path / "other.jsonl")),
         ]
     )
-    assert asked["miner"] == ModelMiner("a/model", query_length=8)
-    assert asked["teacher"] == CrossEncoderTeacher("b/model", True, 8, 9)
+    assert asked["miner"] == TrainedModel("a/model", query_length=8)
+    assert asked["teacher"] == CrossEncoder("b/model", True, 8, 9)
     assert asked["rule"] == Rule() and asked["device"] == "cpu"
     assert "data.require_negatives=true data.on_error=skip" in capsys.readouterr().out
 

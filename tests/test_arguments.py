@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
+from sparton.arguments import ArgumentError, refuse_below, refuse_ignored
 from sparton.cli.commands.flags import flags_named
-from sparton.errors import ArgumentError, refuse_below, refuse_ignored
 
 WORDS = ArgumentError(
     "{}: {depth} leaves nothing: raise {depth:name}, or take {short} or {over_all}",

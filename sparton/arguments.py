@@ -1,4 +1,4 @@
-"""Errors about the arguments of functions, which commands tell in words of their own."""
+"""What is refused of the arguments of functions; commands tell of it in words of their own."""
 
 from collections.abc import Callable
 from typing import NamedTuple
