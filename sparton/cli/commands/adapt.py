@@ -49,8 +49,11 @@ def main(arguments: Sequence[str]) -> None:
         texts = beir_texts(settings.pop("corpora"), or_files=True)
 
         # Only now, as it takes seconds: what is wrong so far has been said.
+        import transformers
+
         from sparton.pipelines import adapt_mlm
 
+        transformers.utils.logging.disable_progress_bar()
         adapted = adapt_mlm(texts, plan=plan, **settings)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{adapted.texts:,} texts")
