@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from head_benchmark.environment import folder_of
+from benchmarks.environment import folder_of
 from sparton.training.figures import training_figures
 
 FIGURES = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import product
 
-from tables.records import Record, markdown, read_records
+from tables.records import TABLES, Record, markdown, read_records
 
 TASKS = ("squad", "acl", "cranfield", "medline")
 _HEADS = {
@@ -35,7 +35,7 @@ MODELS["splade-pairs-half-residual"] = "splade, pairs, 16 bits between layers"
 NO_MODELS = "Not measured yet: `python scripts/in_domain.py`.\n"
 
 
-def in_domain_table() -> str:
+def heads() -> str:
     """Every head on real pairs: speed, memory, NDCG@10 per task; seeds as mean and spread."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in read_records("in_domain"):
@@ -56,7 +56,7 @@ def in_domain_row(label: str, records: list[Record]) -> list[str]:
     return [NAMES.get(label, label), pairs, *step, peak, *_quality(records), terms]
 
 
-def models_table() -> str:
+def models() -> str:
     """Every kind of model on every kind of data: speed, memory, NDCG@10 per task, size."""
     groups: dict[str, list[Record]] = defaultdict(list)
     for record in read_records("in_domain_models"):
@@ -122,3 +122,7 @@ def _devices(groups: Iterable[list[Record]]) -> str:
         for record in records
     }
     return "".join(f"<sub>{origin}</sub>\n" for origin in sorted(origins))
+
+
+TABLES["in_domain"] = heads
+TABLES["in_domain_models"] = models

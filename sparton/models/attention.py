@@ -26,7 +26,7 @@ from sparton.types import KeyTokens
 
 PACKED_ATTENTION = "sparton_packed"
 # Sequences of up to so many tokens go to our own kernels, which are faster there
-# (scripts/benchmark_attention.py), longer ones to FlashAttention.
+# (scripts/benchmark.py attention), longer ones to FlashAttention.
 SHORT = 512
 
 

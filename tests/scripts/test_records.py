@@ -8,6 +8,7 @@ import pytest
 
 import in_domain as study
 import record_runs
+from make_tables import TABLES
 from tables import in_domain, records
 
 
@@ -77,10 +78,10 @@ def test_a_row_shows_speed_of_one_and_quality_of_all_seeds(run_folder):
 
 def test_without_runs_the_table_of_models_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "RESULTS", tmp_path)
-    assert in_domain.models_table() == in_domain.NO_MODELS
+    assert TABLES["in_domain_models"]() == in_domain.NO_MODELS
     (tmp_path / "a-gpu").mkdir()
     (tmp_path / "a-gpu/in_domain_models.jsonl").write_text("\n")
-    assert in_domain.models_table() == in_domain.NO_MODELS
+    assert TABLES["in_domain_models"]() == in_domain.NO_MODELS
 
 
 def model_record(base: dict, label: str, **sizes: float) -> dict:
@@ -113,7 +114,7 @@ def test_the_table_of_models_has_the_systems_in_order_and_what_each_stores(
     lines = "".join(json.dumps(record) + "\n" for record in measured)
     (tmp_path / "a-gpu/in_domain_models.jsonl").write_text(lines)
     monkeypatch.setattr(records, "RESULTS", tmp_path)
-    table = in_domain.models_table()
+    table = TABLES["in_domain_models"]()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert [row[0] for row in rows[2:6]] == [
         "BM25", "splade, distilled", "colbert, pairs", "joint, mined",
