@@ -13,9 +13,16 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.environment import folder_of, record_environment
 from benchmarks.processes import run_cells
-from benchmarks.records import append_records, cell_of, discard, records_of_run, resume
+from benchmarks.records import (
+    append_records,
+    cell_of,
+    discard,
+    folder_of,
+    record_environment,
+    records_of_run,
+    resume,
+)
 from benchmarks.screen import Record, describe, result_table
 from benchmarks.study import STUDIES, C, Settings, Study, load_study
 

@@ -1,6 +1,12 @@
-"""Cells one after the other, in processes of their own; a crash or a hang costs one cell."""
+"""Cells one after the other, in processes of their own; a crash or a hang costs one cell.
+
+``python -m benchmarks.processes STUDY CELLS SETTINGS`` is such a process: it imports and prepares
+what its cells need, writes a line when it could begin, waits for a line on standard input, and
+writes a line of JSON to standard output for each cell, its records.
+"""
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -14,8 +20,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from benchmarks.gate import outcome
 from benchmarks.screen import Record
-from benchmarks.study import C, Settings, Study
+from benchmarks.study import C, Settings, Study, load_study
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 STARTED_TOGETHER = max(1, min(8, (os.cpu_count() or 1) // 2))
@@ -32,7 +41,7 @@ class Worker:
             (
                 sys.executable,
                 "-m",
-                "benchmarks.worker",
+                "benchmarks.processes",
                 study.name,
                 json.dumps(self.cells),
                 json.dumps(settings._asdict()),
@@ -164,3 +173,31 @@ def _next_worker(
         for worker in fresh.values():
             worker.wait()
     return started[groups[0]]
+
+
+def main(words: Sequence[str]) -> None:
+    # Libraries may print; standard output is for the records alone.
+    answer = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    study = load_study(words[0])
+    listed, values = (json.loads(text) for text in words[1:])
+    settings, cells = Settings(**values), [study.cell(*fields) for fields in listed]
+    measure = study.prepare(cells, settings)
+    answer.write("ready\n")
+    if not sys.stdin.readline():
+        sys.exit("nobody waits for these cells any more")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for cell in cells:
+        begin = time.perf_counter()
+        records = outcome(lambda: measure(cell))  # noqa: B023 (called at once)
+        seconds = round(time.perf_counter() - begin, 2)
+        answer.write(json.dumps([{**record, "cell_seconds": seconds} for record in records]) + "\n")
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+    # Tearing down CUDA in order takes longer than many a measurement.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,6 +1,7 @@
 """Files of records, one JSON object per line, and the rules by which a run goes on with one."""
 
 import json
+import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,33 @@ from typing import Any
 from benchmarks.screen import Record
 from benchmarks.study import C, Cell, Study
 from sparton.training.loggers import whole_lines
+from sparton.training.manifest import describe_environment
 
 # What may change between the first and the last cell of a run.
 CHANGING = ("suite", "command", "dirty", "run")
 # What another attempt may change.
 RETRIED = ("failed", "crashed", "timeout", "absent")
+
+
+def record_environment(on_gpu: bool) -> Record:
+    """Fields that all records of a run share; a tree without git names no commit."""
+    found = describe_environment()
+    git = found["git"] or {"sha": None, "dirty": None}
+    return {
+        "command": found["command"],
+        "git_sha": git["sha"],
+        "dirty": git["dirty"],
+        "gpu": found["hardware"].get("gpu", "cpu") if on_gpu else "cpu",
+        "driver": found["hardware"].get("driver"),
+        "python": found["python"],
+        "torch": found["packages"]["torch"],
+        "triton": found["packages"]["triton"],
+    }
+
+
+def folder_of(gpu: str) -> str:
+    """The name below results/ for a device."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
 
 
 def read_records(path: Path) -> list[Record]:

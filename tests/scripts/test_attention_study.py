@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from benchmarks import gate
-from benchmarks.attention import problems, providers, tuning
+from benchmarks.attention import problems, providers, study, tuning
 from benchmarks.attention.problems import ALLOWED, BOTH, FORWARD, SHAPES
 from benchmarks.attention.study import STUDY, TUNED
+from benchmarks.attention.tuning import BLOCKS, TILINGS
 from benchmarks.gate import passes
 from benchmarks.kernels import KernelCell
 from benchmarks.study import Settings
@@ -31,12 +31,42 @@ def test_providers_are_measured():
         assert f"{record['p50_ms']:.4f} ms" in STUDY.words(record)
 
 
-def test_tilings_are_records_of_one_cell():
-    for mode, count in zip(TUNED, (2, 4), strict=True):
-        cell = KernelCell("queries", mode, "sparton")
-        tried = STUDY.prepare([cell], SETTINGS)(cell)
-        assert [record["status"] for record in tried] == ["ok"] * count
-        assert all(record["tiling"] in STUDY.words(record) for record in tried)
+@pytest.mark.parametrize("part", BLOCKS)
+def test_tilings_are_verified_before_they_are_timed(monkeypatch, part):
+    cell = KernelCell("queries", TUNED, next(name for name in TILINGS if name.startswith(part)))
+    measure = STUDY.prepare([cell], SETTINGS)
+    assert measure(cell)["status"] == "ok"
+    right = study.launch
+
+    def wrong(name, problem):
+        run = right(name, problem)
+        return lambda: tuple(1.02 * x for x in run())
+
+    monkeypatch.setattr(study, "launch", wrong)
+    record = measure(cell)
+    assert record["status"] == "red_gate" and "p50_ms" not in record
+
+
+def test_a_tiling_is_that_of_its_part(monkeypatch):
+    problem = problems.make_problem(SHAPES["queries"].shrunk(), DEVICE)
+    seen = []
+    for module in (tuning.forward, tuning.backward):
+        name = f"varlen_attention_{module.__name__.rpartition('.')[2]}"
+        original = getattr(module, name)
+
+        def spy(*args, tiling=None, original=original):
+            seen.append(tiling)
+            return original(*args, tiling=tiling)
+
+        monkeypatch.setattr(module, name, spy)
+    usual = tuning.backward.backward_tiling(problem.grad.shape[2])
+    wanted = {part: Tiling(16, 16, 4, 1) for part in BLOCKS}
+    for part, tiling in wanted.items():
+        monkeypatch.setitem(TILINGS, "tried", (part, tiling))
+        tuning.launch("tried", problem)()
+    assert seen[0] == wanted["forward"]
+    assert seen[2] == usual._replace(queries=wanted["queries"])
+    assert seen[4] == usual._replace(keys=wanted["keys"])
 
 
 @pytest.mark.parametrize("provider", OWN)
@@ -63,46 +93,6 @@ def test_wrong_results_get_no_time():
         assert not passes(problems.errors(wrong, right), ALLOWED), "a token left out"
         wrong[place][rows // 2, 0, 0] = float("nan")
         assert not passes(problems.errors(wrong, right), ALLOWED), "not a number"
-
-
-def test_what_fails_is_a_row(monkeypatch):
-    def refusing(*args, **kwargs):
-        raise RuntimeError("no kernel")
-
-    monkeypatch.setattr(tuning, "timed_if_right", refusing)
-    problem = problems.make_problem(SHAPES["queries"].shrunk(), DEVICE)
-    first, *_ = tuning.tune_forward(problem, problems.truth(problem), SETTINGS)
-    assert first.pop("tiling")
-    assert first == {"status": "failed", "error": "RuntimeError: no kernel"}
-
-
-def test_each_part_of_the_backward_is_tuned_beside_the_best_of_those_before(monkeypatch):
-    """By a clock that likes small tiles of queries; a wrong result is not timed."""
-    small = Tiling(16, 16, 4, 1)
-
-    def clock(run, device, seconds):
-        run()
-        return {"p50_ms": 1.0 if seen[-1].queries == small else 2.0}
-
-    def spy(grad, operands, out, lse, *, tiling):
-        seen.append(tiling)
-        gradients = original(grad, operands, out, lse, tiling=tiling)
-        return tuple(2 * x for x in gradients) if tiling.keys == wrong else gradients
-
-    seen, wrong = [], Tiling(16, 32, 4, 1)
-    original = tuning.backward.varlen_attention_backward
-    monkeypatch.setattr(gate, "measure", clock)
-    monkeypatch.setattr(tuning.backward, "varlen_attention_backward", spy)
-    for part, choices in {"queries": (small,), "keys": (wrong,)}.items():
-        monkeypatch.setitem(tuning.BACKWARDS, part, choices)
-    problem = problems.make_problem(SHAPES["queries"].shrunk(), DEVICE)
-    tried = list(tuning.tune_backward(problem, problems.truth(problem), SETTINGS))
-    assert [record["status"] for record in tried] == ["ok"] * 3 + ["red_gate"]
-    assert "p50_ms" not in tried[-1]
-    launched = list(dict.fromkeys(seen))
-    assert launched[1].queries == small and launched[1].keys == launched[0].keys
-    assert launched[2] == launched[1]._replace(keys=wrong)
-    assert [record["tiling"] for record in tried[2:]] == [str(x) for x in launched[1:]]
 
 
 def test_least_work():

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import command, environment, gate, processes, records, timing
+from benchmarks import command, gate, processes, records, timing
 from benchmarks.head import suites
 from benchmarks.head.suites import SHORT, Cell
 from benchmarks.study import STUDIES, Settings, Study, load_study
@@ -155,11 +155,11 @@ def test_suites_of_one_file_may_be_runs_of_their_own(tmp_path):
 
 
 def test_records_name_the_commit(monkeypatch):
-    found = environment.describe_environment()
+    found = records.describe_environment()
     for git in (None, {"sha": "def", "dirty": True}, {"sha": "abc", "dirty": None}):
         described = {**found, "git": git}
-        monkeypatch.setattr(environment, "describe_environment", lambda d=described: d)
-        record = environment.record_environment(on_gpu=False)
+        monkeypatch.setattr(records, "describe_environment", lambda d=described: d)
+        record = records.record_environment(on_gpu=False)
         assert (record["git_sha"], record["dirty"]) == tuple((git or {}).values() or (None, None))
 
 

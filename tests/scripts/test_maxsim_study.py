@@ -5,7 +5,7 @@ import torch
 
 from benchmarks import processes
 from benchmarks.kernels import KernelCell, floors
-from benchmarks.maxsim import judge, problems, providers
+from benchmarks.maxsim import problems, providers
 from benchmarks.maxsim.providers import PROVIDERS, Provider
 from benchmarks.maxsim.shapes import BOTH, FORWARD, SHAPES, Shape, least_work
 from benchmarks.maxsim.study import STUDY
@@ -95,7 +95,7 @@ def test_wrong_scores_get_no_time(monkeypatch, change, shape):
 
 
 @pytest.mark.parametrize("change", [nothing, *WRONG_GRADIENTS])
-@pytest.mark.parametrize("ties", [judge.EXACT, judge.ROUNDED])
+@pytest.mark.parametrize("ties", [problems.EXACT, problems.ROUNDED])
 def test_wrong_gradients_get_no_time(monkeypatch, change, ties):
     monkeypatch.setitem(PROVIDERS, "tried", wrong(change)._replace(ties=ties))
     record = measured("128x128_32x300", BOTH, "tried")

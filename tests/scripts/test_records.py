@@ -37,7 +37,6 @@ def test_a_record_holds_medians_without_the_first_line(run_folder):
     assert record["step_ms"] == 30
     assert record["step_ms_p20"] < 30 < record["step_ms_p80"]
     assert record["peak_memory_mib"] == 6 * 1024
-    assert record_runs.device_name(record) == "nvidia-h200"
 
 
 def test_a_later_record_of_the_same_cell_replaces_the_earlier(run_folder, tmp_path):
@@ -68,10 +67,11 @@ def test_runs_of_another_variant_have_a_label_and_a_row_of_their_own(options, la
     assert in_domain.NAMES[label] == row
 
 
-def test_a_row_shows_speed_of_one_and_quality_of_all_seeds(run_folder):
+def test_a_row_shows_speed_of_one_and_quality_of_all_seeds(run_folder, monkeypatch):
     record = record_runs.describe_run(run_folder)
     better = json.loads(json.dumps(record).replace('"ndcg@10": 0.5', '"ndcg@10": 0.6'))
-    row = in_domain.in_domain_row("TiledHead compiled", [record, better])
+    monkeypatch.setattr(in_domain, "read_records", lambda _: [record, better])
+    row = TABLES["in_domain"]().splitlines()[2].strip("| ").split(" | ")
     assert row[:4] == ["tiled_compiled", "33", "30", "6.0"]
     assert row[4] == "55.0 ± 7.1"
 

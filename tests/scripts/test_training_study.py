@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from benchmarks import words
 from benchmarks.records import read_records
-from benchmarks.training import commands, figures, suites, trace, watching, workload
+from benchmarks.training import commands, figures, study, suites, trace, workload
 from benchmarks.training.profiling import STEPS
 from benchmarks.training.suites import LENGTHS, OURS, SUITES, Cell, plan
 from sparton.models.backbones import SPECIAL_TOKENS, pretrained
@@ -146,7 +146,7 @@ def test_what_failed_is_no_measure_of_others():
 def test_a_run_is_watched_and_its_end_has_a_name(tmp_path):
     def ended(code: str) -> dict:
         words = [sys.executable, "-c", f"import sys\n{code}"]
-        return watching.watch(words, tmp_path, tmp_path).outcome()
+        return study.watch(words, tmp_path, tmp_path).outcome()
 
     assert ended("pass") == {"status": "ok"}
     assert ended("sys.exit('torch.OutOfMemoryError: CUDA')")["status"] == "oom"
@@ -164,7 +164,7 @@ def test_lines_are_seen_when_they_come(tmp_path):
         "    print('Recompiling function f', file=sys.stderr, flush=True)\n"
         "    log.write('{}\\n'); time.sleep(0.4)\n"
     )
-    watched = watching.watch([sys.executable, "-c", code], tmp_path, tmp_path)
+    watched = study.watch([sys.executable, "-c", code], tmp_path, tmp_path)
     assert watched.recompiled == [1, 2, 3]
     assert watched.arrivals[0] < watched.arrivals[1] < watched.arrivals[2]
 

@@ -22,31 +22,17 @@ EXAMPLES_PER_QUERY = 10  # of ids
 PART = 20_000  # lines written at once
 
 
-def _list(query: Texts, document: Texts, n: int) -> str:
-    return json.dumps([query[n], document[n], document[n + 1]])
-
-
-def _set(query: Texts, document: Texts, n: int) -> str:
-    return json.dumps({"set": [query[n], document[n], query[n + 1], document[n + 1]]})
-
-
-def _positives(query: Texts, document: Texts, n: int) -> str:
-    return json.dumps({"query": query[n], "pos": [document[n], document[n + 1]]})
-
-
-def _negatives(query: Texts, document: Texts, n: int) -> str:
-    others = [document[n + step] for step in range(1, 8)]
-    return json.dumps({"query": query[n], "pos": [document[n]], "neg": others})
-
-
+# Lines by the kind of a file, of queries q and documents d from the n-th on.
 LINES: dict[str, Callable[[Texts, Texts, int], str]] = {
-    "pairs": lambda query, document, n: json.dumps([query[n], document[n]]),
-    "lists": _list,
-    "sets": _set,
-    "positives": _positives,
-    "negatives": _negatives,
-    "queries": lambda query, document, n: f"{n}\t{query[n]}",
-    "collection": lambda query, document, n: f"{n}\t{document[n]}",
+    "pairs": lambda q, d, n: json.dumps([q[n], d[n]]),
+    "lists": lambda q, d, n: json.dumps([q[n], d[n], d[n + 1]]),
+    "sets": lambda q, d, n: json.dumps({"set": [q[n], d[n], q[n + 1], d[n + 1]]}),
+    "positives": lambda q, d, n: json.dumps({"query": q[n], "pos": [d[n], d[n + 1]]}),
+    "negatives": lambda q, d, n: json.dumps(
+        {"query": q[n], "pos": [d[n]], "neg": [d[n + step] for step in range(1, 8)]}
+    ),
+    "queries": lambda q, d, n: f"{n}\t{q[n]}",
+    "collection": lambda q, d, n: f"{n}\t{d[n]}",
 }
 
 

@@ -2,16 +2,17 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
+from multiprocessing import active_children
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from benchmarks.data.figures import LOADING, PREPARATION
 from benchmarks.data.files import FORMATS, MIXTURE, NUM_NEGATIVES, open_files, write_files
-from benchmarks.data.processes import usages
 from benchmarks.data.texts import DOCUMENT_LENGTH, QUERY_LENGTH, build_tokenizer
 from benchmarks.screen import Columns, Record
 from benchmarks.study import Measured, Settings, Study
@@ -21,6 +22,7 @@ from sparton.types import TrainBatch
 
 Result = TypeVar("Result")
 RESUMED_STEP = 50_000
+TICKS = os.sysconf("SC_CLK_TCK")
 # What comes before loading, in the place of a number of workers.
 WRITING, PREPARING = -1, 0
 
@@ -133,25 +135,23 @@ def measure_loading(folder: Path, cell: Cell, settings: Settings) -> Record:
     tokenizer = packed_tokenizer(settings.options["tokenizer"])
     open_s, data = timed(lambda: open_files(folder, cell.format))
 
-    def batches(start: int, steps: int, num_workers: int) -> Iterator[TrainBatch]:
-        return iter(
-            train_loader(
-                data,
-                tokenizer,
-                batch=settings.options["batch"],
-                steps=steps,
-                start_step=start,
-                num_negatives=NUM_NEGATIVES[cell.format],
-                num_workers=num_workers,
-                unique_positives=True,
-            )
-        )
+    load: Callable[..., Iterable[TrainBatch]] = partial(
+        train_loader,
+        data,
+        tokenizer,
+        batch=settings.options["batch"],
+        num_negatives=NUM_NEGATIVES[cell.format],
+        unique_positives=True,
+    )
+    late = {"start_step": RESUMED_STEP, "steps": RESUMED_STEP + 1}
+    resume_s, _ = timed(lambda: next(iter(load(**late, num_workers=0))))
 
-    resume_s, _ = timed(lambda: next(batches(RESUMED_STEP, RESUMED_STEP + 1, 0)))
-    started = time.perf_counter()
-    loader = batches(0, 10**9, cell.workers)
-    next(loader)
-    first_s = time.perf_counter() - started
+    def begin() -> Iterator[TrainBatch]:
+        batches = iter(load(steps=10**9, num_workers=cell.workers))
+        next(batches)
+        return batches
+
+    first_s, loader = timed(begin)
     for _ in range(6 * cell.workers):
         next(loader)
     found = take(loader, settings.seconds)
@@ -220,6 +220,41 @@ def take(loader: Iterator[TrainBatch], seconds: float) -> Record:
         "mapped_bytes": after[0].mapped_bytes + after[1].mapped_bytes,
         "grown_bytes": grown,
     }
+
+
+class Usage(NamedTuple):
+    """Of one process, or of several together.
+
+    Attributes:
+        cpu_seconds: spent so far, of all threads.
+        page_faults: pages read from disk so far.
+        own_bytes: memory that nobody else needs and that no file stands for.
+        mapped_bytes: its proportional share of files mapped into memory, which the system gives up
+            whenever it needs the room, and of memory shared with other processes.
+    """
+
+    cpu_seconds: float = 0.0
+    page_faults: int = 0
+    own_bytes: int = 0
+    mapped_bytes: int = 0
+
+    def __add__(self, other: tuple) -> "Usage":
+        return Usage(*(a + b for a, b in zip(self, other)))
+
+
+def usage(pid: int) -> Usage:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    kibibytes = {name: int(value) for name, value, *_ in map(str.split, lines)}
+    own = kibibytes["Pss_Anon:"]
+    cpu = (int(fields[11]) + int(fields[12])) / TICKS
+    return Usage(cpu, int(fields[9]), own << 10, (kibibytes["Pss:"] - own) << 10)
+
+
+def usages() -> tuple[Usage, Usage]:
+    """Of this process, and of its child processes together."""
+    children = [usage(child.pid) for child in active_children() if child.pid]
+    return usage(os.getpid()), sum(children, Usage())
 
 
 STUDY = DataStudy()

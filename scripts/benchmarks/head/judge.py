@@ -54,11 +54,14 @@ def in_chunks(head: Run, problem: Problem, dtype: torch.dtype) -> tuple[Tensor, 
     weight, bias = (x.detach().to(dtype) for x in problem[1:3])
     like = (problem.upstream, *problem[:3])
     reps, dhidden, dweight, dbias = (torch.zeros_like(x, dtype=torch.float32) for x in like)
-    for first, last, start, stop in _chunks(problem.tokens):
-        tokens = problem.tokens.select(first, last)
-        hidden = problem.hidden[start:stop].to(dtype)
+    bounds, count = problem.tokens.cu_seqlens.tolist(), problem.tokens.num_sequences
+    step = max(CHUNK_TOKENS // problem.tokens.max_seqlen, 1)
+    for first in range(0, count, step):
+        last = min(first + step, count)
+        own = slice(bounds[first], bounds[last])
+        tokens, hidden = problem.tokens.select(first, last), problem.hidden[own].to(dtype)
         part = Problem(hidden, weight, bias, tokens, problem.upstream[first:last])
-        reps[first:last], dhidden[start:stop], *shared = gradients(head, part)
+        reps[first:last], dhidden[own], *shared = gradients(head, part)
         dweight += shared[0]
         dbias += shared[1]
     return reps, dhidden, dweight, dbias
@@ -122,13 +125,3 @@ def _sample(x: Tensor) -> Tensor:
     least = math.ceil(x.numel() / KEPT_ELEMENTS)
     stride = next((stride for stride in STRIDES if stride >= least), STRIDES[-1])
     return x.flatten()[::stride].float()
-
-
-def _chunks(tokens: TokenBatch) -> list[tuple[int, int, int, int]]:
-    """(first sequence, last, first token, last) of runs of sequences of about CHUNK_TOKENS."""
-    bounds = tokens.cu_seqlens.tolist()
-    cuts = [0]
-    for n in range(1, len(bounds)):
-        if n == len(bounds) - 1 or bounds[n + 1] - bounds[cuts[-1]] > CHUNK_TOKENS:
-            cuts.append(n)
-    return [(first, last, bounds[first], bounds[last]) for first, last in pairwise(cuts)]

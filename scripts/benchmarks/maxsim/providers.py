@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels import KernelCell
-from benchmarks.maxsim import judge
+from benchmarks.maxsim import problems
 from benchmarks.maxsim.problems import Collection, Problem, project, reference
 from benchmarks.maxsim.shapes import (
     BOTH,
@@ -136,15 +136,15 @@ class Provider(NamedTuple):
     """Attributes:
     build: from a problem to a function of its leaves.
     kinds, modes: what it serves.
-    ties, scores: what the gate allows it, see judge.py.
+    ties, scores: what the gate allows it, see problems.allowance.
     package: whose version the record names.
     """
 
     build: Callable[..., Score]
     kinds: tuple[str, ...] = KINDS
     modes: tuple[str, ...] = (FORWARD, BOTH)
-    ties: float = judge.EXACT
-    scores: float = judge.SCORES
+    ties: float = problems.EXACT
+    scores: float = problems.SCORES
     package: str = ""
 
 
@@ -160,8 +160,8 @@ PROVIDERS = {
     "sparton_fp8_token": Provider(
         partial(sparton_fp8, scales="token"), (CROSS,), (FORWARD,), scores=FP8_ERROR
     ),
-    "eager": Provider(eager, ties=judge.ROUNDED),
-    "compiled": Provider(compiled, (*DENSE, PACKED, HIDDEN), ties=judge.ROUNDED),
+    "eager": Provider(eager, ties=problems.ROUNDED),
+    "compiled": Provider(compiled, (*DENSE, PACKED, HIDDEN), ties=problems.ROUNDED),
     "lik": Provider(lik, package=LIK),
     "lik_lowmem": Provider(partial(lik, backward="lowmem"), DENSE, (BOTH,), package=LIK),
     "lik_unified": Provider(partial(lik, backward="unified"), DENSE, (BOTH,), package=LIK),

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from benchmarks.gate import Results, timed_if_right
 from benchmarks.kernels import KernelCell, KernelStudy, floors
-from benchmarks.maxsim import judge, problems
+from benchmarks.maxsim import problems
 from benchmarks.maxsim.problems import Problem
 from benchmarks.maxsim.providers import FP8_PROVIDERS, PROVIDERS, cells
 from benchmarks.maxsim.shapes import BOTH, HIDDEN, SHAPES, least_work
@@ -46,11 +46,11 @@ class MaxSimStudy(KernelStudy):
         provider = PROVIDERS[cell.provider]
         score = provider.build(problem)
         run = partial(problems.run, problem, score, cell.mode == BOTH)
-        found = judge.errors(problems.compared(problem, *run()), truth)
+        found = problems.errors(problems.compared(problem, *run()), truth)
         # Projected tokens are rounded, whatever comes after.
         rounded = problem.shape.kind == HIDDEN
-        ties = max(provider.ties, judge.ROUNDED) if rounded else provider.ties
-        allowed = judge.allowance(found, ties=ties, scores=provider.scores)
+        ties = max(provider.ties, problems.ROUNDED) if rounded else provider.ties
+        allowed = problems.allowance(found, ties=ties, scores=provider.scores)
         record = timed_if_right(found, allowed, run, settings, kernels=True)
         version = installed_version(provider.package) if provider.package else None
         work = least_work(problem.shape, cell.mode, problem.operand_bytes(), problem.tokens())

@@ -7,10 +7,9 @@ from typing import ClassVar
 from benchmarks.screen import Columns, Record, figure
 from benchmarks.study import Settings
 from benchmarks.training.commands import STEP_PROFILE, Place, launcher, overrides
-from benchmarks.training.study import TrainingStudy
+from benchmarks.training.study import TrainingStudy, Watched
 from benchmarks.training.suites import OURS, SUITES, Cell, Plan
 from benchmarks.training.trace import summarize
-from benchmarks.training.watching import Watched
 
 WARM_UP_STEPS, STEPS = 12, 10
 # A product of large bf16 matrices on an H200, back to back: what no training step can exceed.
