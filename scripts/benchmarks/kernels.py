@@ -6,8 +6,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, NamedTuple
 
+import torch
+from torch import Tensor
+
 from benchmarks.screen import Columns, Record, figure, timed_columns
 from benchmarks.study import Measured, Settings, Study
+
+FORWARD = "forward"  # the mode without a graph, as an encoder runs
 
 
 class KernelCell(NamedTuple):
@@ -30,8 +35,13 @@ def floor_ms(record: Record) -> str:
 
 
 class KernelStudy(Study[KernelCell]):
-    """Cells of one shape share a process, its problem and the truth of that."""
+    """Cells of one shape share a process, its problem and the truth of that.
 
+    Attributes:
+        shapes: by name; each has ``shrunk()``, small enough for a test on a CPU.
+    """
+
+    shapes: ClassVar[Mapping[str, Any]]
     cell = KernelCell
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "terabytes": {"type": float, "default": 4.3, "help": "per second; an H200's copy"},
@@ -42,8 +52,9 @@ class KernelStudy(Study[KernelCell]):
     )
 
     @abstractmethod
-    def problem(self, cells: Sequence[KernelCell], settings: Settings) -> tuple[Any, Any]:
-        """What the cells of one shape have in common, and its truth."""
+    def problem(self, shape: Any, gradients: bool, device: str) -> tuple[Any, Any]:
+        """What the cells of one shape have in common, and its truth, for some of them with
+        gradients."""
 
     @abstractmethod
     def measure(self, cell: KernelCell, problem: Any, truth: Any, settings: Settings) -> Measured:
@@ -59,8 +70,22 @@ class KernelStudy(Study[KernelCell]):
     def prepare(
         self, cells: Sequence[KernelCell], settings: Settings
     ) -> Callable[[KernelCell], Measured]:
-        operands = cache(lambda: self.problem(cells, settings))
+        shape, gradients = self.shapes[cells[0].shape], any(cell.mode != FORWARD for cell in cells)
+        shape = shape.shrunk() if settings.miniature else shape
+        operands = cache(lambda: self.problem(shape, gradients, settings.device))
         return lambda cell: self.measure(cell, *operands(), settings)
+
+
+def run(
+    kernel: Callable[..., Tensor], leaves: Sequence[Tensor], upstream: Tensor, mode: str
+) -> tuple[Tensor, ...]:
+    """The output without a graph, or with the gradients of all leaves."""
+    if mode == FORWARD:
+        with torch.no_grad():
+            return (kernel(*leaves),)
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    out = kernel(*leaves)
+    return out.detach(), *torch.autograd.grad(out, leaves, upstream.to(out.dtype))
 
 
 def floors(size: int, flop: int, settings: Settings, faster: float = 1.0) -> Record:

@@ -1,6 +1,7 @@
 """Attention over packed sequences: time of the kernels, ours beside PyTorch's."""
 
-from benchmarks.attention.problems import BOTH, FORWARD, SHAPES, Shape
+from benchmarks.attention.problems import BOTH, SHAPES, Shape
+from benchmarks.kernels import FORWARD
 from tables.records import Record, find, markdown, table
 
 PROVIDERS = {

@@ -4,7 +4,7 @@ is made of."""
 from collections.abc import Sequence
 from functools import partial
 
-from benchmarks.screen import figure
+from benchmarks.training.figures import SHOWN, STEPS_SHOWN
 from benchmarks.training.suites import (
     ALL_TERMS,
     COLBERT,
@@ -18,20 +18,6 @@ from benchmarks.training.suites import (
 from benchmarks.training.trace import FAMILIES
 from tables.records import Record, find, markdown, paper, table
 
-FIGURES = {
-    "pairs/s": figure("examples_per_second_p50", ",.0f"),
-    "ms/step": figure("step_ms_p50", ",.0f"),
-    "peak GiB": figure("peak_allocated_gib", ".1f"),
-    "MFU": figure("mfu", ".1%"),
-    "waits for data ms": figure("data_wait_ms", ".1f"),
-    "first step after s": figure("seconds_to_first_step", ".0f"),
-}
-STEP = {
-    "ms/step": figure("step_ms", ".1f"),
-    "busy": figure("busy_share", ".1%"),
-    "waits of the host": figure("host_waits", ".1f"),
-    "of the matrix ceiling": figure("matrix_ceiling_share", ".1%"),
-}
 DIRECT = {
     "micro_batch": 0,
     "compiled": True,
@@ -47,7 +33,7 @@ def in_order(suite: str, records: Sequence[Record]) -> list[Record]:
 
 
 def _side_by_side(records: Sequence[Record]) -> str:
-    header = ["", "batch", *FIGURES, "times sentence-transformers"]
+    header = ["", "batch", *SHOWN, "times sentence-transformers"]
     rows = []
     for record in records:
         own, best = rate(record), _best_rival(records, record)
@@ -117,7 +103,7 @@ def gpus(records: list[Record]) -> str:
         if own and base:
             gain = [f"{own / base:.2f}", f"{own / base / record['gpus']:.0%}"]
         rows.append([f"{record['gpus']}", _batch(record), *figures(record), *gain])
-    return markdown(["GPUs", "batch", *FIGURES, "times one GPU", "of linear"], rows)
+    return markdown(["GPUs", "batch", *SHOWN, "times one GPU", "of linear"], rows)
 
 
 @table("training_any_batch", "training", "any_batch", "training --suite any_batch")
@@ -127,7 +113,7 @@ def any_batch(records: list[Record]) -> str:
         [name(r), f"{r['vocabulary']:,}", _batch(r), *figures(r)]
         for r in in_order("any_batch", records)
     ]
-    return markdown(["", "terms", "batch", *FIGURES], rows)
+    return markdown(["", "terms", "batch", *SHOWN], rows)
 
 
 @table("training_steps", "training_profile", "splade", "training_profile --suite splade")
@@ -138,9 +124,9 @@ def steps(records: list[Record]) -> str:
         if record["status"] == "ok":
             times = (record["families_ms"].get(family, 0.0) for family in FAMILIES)
             spent = [f"{ms:.1f}" if ms else "" for ms in times]
-            shares = [words(record) for words in STEP.values()]
+            shares = [words(record) for words in STEPS_SHOWN.values()]
             rows.append([name(record), _batch(record), *shares, *spent])
-    return markdown(["", "batch", *STEP, *(f"{family} ms" for family in FAMILIES)], rows)
+    return markdown(["", "batch", *STEPS_SHOWN, *(f"{family} ms" for family in FAMILIES)], rows)
 
 
 def name(record: Record) -> str:
@@ -162,10 +148,10 @@ def rate(record: Record) -> float | None:
 
 
 def figures(record: Record) -> list[str]:
-    """A row's numbers under :data:`FIGURES`; what happened where there are none."""
+    """A row's numbers under :data:`SHOWN`; what happened where there are none."""
     if record["status"] != "ok":
-        return [record["status"].replace("oom", "OOM"), *[""] * (len(FIGURES) - 1)]
-    return [words(record) for words in FIGURES.values()]
+        return [record["status"].replace("oom", "OOM"), *[""] * (len(SHOWN) - 1)]
+    return [words(record) for words in SHOWN.values()]
 
 
 def _batch(record: Record) -> str:

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from benchmarks.attention import problems, providers, study, tuning
-from benchmarks.attention.problems import ALLOWED, BOTH, FORWARD, SHAPES
+from benchmarks.attention.problems import ALLOWED, BOTH, SHAPES
 from benchmarks.attention.study import STUDY, TUNED
 from benchmarks.attention.tuning import BLOCKS, TILINGS
 from benchmarks.gate import passes
-from benchmarks.kernels import KernelCell
+from benchmarks.kernels import FORWARD, KernelCell
 from benchmarks.study import Settings
 from sparton.kernels.varlen_attention.tiles import Tiling
 

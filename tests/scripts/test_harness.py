@@ -154,6 +154,38 @@ def test_suites_of_one_file_may_be_runs_of_their_own(tmp_path):
     assert records.read_records(path) == []
 
 
+def test_a_run_goes_on_with_its_file_and_refuses_what_cannot_be_believed(
+    tmp_path, monkeypatch, capsys
+):
+    """The first of the heads that see the same batches is what the others are compared with."""
+    cells = TRAINING.suites(settings(tmp_path))["splade"][:3]
+    losses, asked = dict(zip(cells, (2.0, 2.01), strict=False)), []
+
+    def measured(study, missing, *_):
+        asked.append(list(missing))
+        for cell in missing[:2]:
+            loss = losses.get(cell, 2.5)
+            record = {"loss_first": loss, "loss_last": loss, "signature": {"loss": loss}}
+            record |= dict.fromkeys(("examples_per_second_p50", "examples_per_second_p20"), 1.0)
+            record |= {"examples_per_second_p80": 1.0, "status": "ok", "cell_seconds": 1.0}
+            yield cell, [record]
+
+    monkeypatch.setattr(command, "run_cells", measured)
+    path = tmp_path / "training.jsonl"
+    words = ("training", "--suite", "splade", "--only", "sparton splade (eager|sparton) 384")
+    words = (*words, "--output", path, "--device", "cpu", "--miniature")
+    monkeypatch.setenv("SPARTON_COMMIT", "here")
+    for _ in range(2):
+        command.main(list(map(str, words)))
+    assert asked[0][:3] == cells and asked[1][0] == cells[2]
+    found = records.read_records(path)
+    assert [record["status"] for record in found] == ["ok", "ok", "red_gate", "red_gate"]
+    assert found[2]["error"] == "first loss is 2.5, that of sparton splade eager 384 2"
+    assert len({record["run"] for record in found}) == 1
+    said = capsys.readouterr().out
+    assert "cells left for the same command" in said and "first loss is 2.5" in said
+
+
 def test_records_name_the_commit(monkeypatch):
     found = records.describe_environment()
     for git in (None, {"sha": "def", "dirty": True}, {"sha": "abc", "dirty": None}):

@@ -119,9 +119,9 @@ def test_least_work():
     forward = least_work(shape, FORWARD, 100, 21)
     assert forward == (100 + 4 * 6, 2 * 2 * 5 * 21 * 11)
     both = least_work(shape, BOTH, 100, 21)
-    assert both == (300 + 8 * 6, forward.flop + 4 * 6 * 5 * 11)
+    assert both == (300 + 8 * 6, forward[1] + 4 * 6 * 5 * 11)
     own = shape._replace(kind="own")
-    assert least_work(own, FORWARD, 100, 42).flop == 2 * 5 * 42 * 11
+    assert least_work(own, FORWARD, 100, 42)[1] == 2 * 5 * 42 * 11
     found = floors(2 * 10**9, 10**12, SETTINGS._replace(options={"terabytes": 1, "tflop": 1}), 2.0)
     assert (found["memory_floor_ms"], found["flop_floor_ms"]) == (2.0, 500.0)
 

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gate import Errors
+from benchmarks.kernels import FORWARD
 from sparton.kernels.varlen_attention import varlen_attention_reference
 
-FORWARD, BOTH = "forward", "forward+backward"
+BOTH = "forward+backward"
 # Of the truth's norm, and of a token's mean norm for the worst token: one that is wrong hides among
 # the others.
 ALLOWED = {"norm": 0.01, "worst": 0.2}

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import NamedTuple, cast
 
-import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.attention.problems import FORWARD, Problem
+from benchmarks.attention.problems import Problem
+from benchmarks.kernels import run
 from sparton import packing
 from sparton.kernels.varlen_attention import varlen_attention
 
@@ -33,12 +33,7 @@ class Attempt(NamedTuple):
 
     def run(self, mode: str) -> tuple[Tensor, ...]:
         """The output, and with the backward the gradients."""
-        if mode == FORWARD:
-            with torch.no_grad():
-                return (self.attend(*self.leaves),)
-        leaves = [x.detach().requires_grad_() for x in self.leaves]
-        out = self.attend(*leaves)
-        return out.detach(), *torch.autograd.grad(out, leaves, self.grad)
+        return run(self.attend, self.leaves, self.grad, mode)
 
     def results(self, mode: str) -> list[Tensor]:
         return [self.packed(x) for x in self.run(mode)]

@@ -1,17 +1,16 @@
 """From the cells of attention to their records."""
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import product
 
 from torch import Tensor
 
 from benchmarks.attention import problems
-from benchmarks.attention.problems import BOTH, FORWARD, SHAPES, Problem
+from benchmarks.attention.problems import BOTH, SHAPES, Problem
 from benchmarks.attention.providers import PROVIDERS, attempt
 from benchmarks.attention.tuning import TILINGS, launch
 from benchmarks.gate import timed_if_right
-from benchmarks.kernels import KernelCell, KernelStudy, floors
+from benchmarks.kernels import FORWARD, KernelCell, KernelStudy, floors
 from benchmarks.screen import Record
 from benchmarks.study import Settings
 
@@ -25,10 +24,12 @@ class AttentionStudy(KernelStudy):
     benchmarks/attention/problems.py. PyTorch's are FlashAttention on the packed tokens
     (torch.nn.attention.varlen) and scaled_dot_product_attention on padded ones, each of its
     backends; FlashAttention takes no mask, so it fails where there is padding. p50_ms is the median
-    of calls back to back from eager Python, device_ms the time of the device's kernels alone.
+    of calls back to back from eager Python, device_ms the time of the device's kernels alone. On a
+    CPU our kernels run where TRITON_INTERPRET=1 is in the environment.
     """
 
     name = "attention"
+    shapes = SHAPES
     seconds = 0.3
     limit = 120.0
 
@@ -44,11 +45,9 @@ class AttentionStudy(KernelStudy):
         return "attention_tilings" if suite == "tilings" else self.name
 
     def problem(
-        self, cells: Sequence[KernelCell], settings: Settings
+        self, shape: problems.Shape, gradients: bool, device: str
     ) -> tuple[Problem, list[Tensor]]:
-        shape = SHAPES[cells[0].shape]
-        shape = shape.shrunk() if settings.miniature else shape
-        problem = problems.make_problem(shape, settings.device)
+        problem = problems.make_problem(shape, device)
         return problem, problems.truth(problem)
 
     def measure(

@@ -1,6 +1,5 @@
 """Operands, the results that an exact provider gives, and how far others may differ from them."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -154,17 +153,6 @@ def truth(problem: Problem, gradients: bool) -> Results:
         if gradients:
             found.backward(problem.upstream[where])
     return compared(problem, scores, *(x.grad for x in leaves if x.grad is not None))
-
-
-def run(problem: Problem, score: Callable[..., Tensor], gradients: bool) -> tuple[Tensor, ...]:
-    """Scores, and with ``gradients`` those of every leaf."""
-    if not gradients:
-        with torch.no_grad():
-            return (score(*problem.leaves),)
-    leaves = [x.detach().requires_grad_() for x in problem.leaves]
-    scores = score(*leaves)
-    upstream = problem.upstream.to(scores.dtype)
-    return scores.detach(), *torch.autograd.grad(scores, leaves, upstream)
 
 
 def compared(problem: Problem, scores: Tensor, *grads: Tensor) -> Results:

@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-FORWARD, BOTH = "forward", "forward_backward"
+from benchmarks.kernels import FORWARD
+
+BOTH = "forward_backward"
 CROSS, OWN, PACKED, HIDDEN, RESIDUAL = "cross", "own", "packed", "hidden", "residual"
 KINDS = (CROSS, OWN, PACKED, HIDDEN, RESIDUAL)
 CENTROIDS = 2**14
@@ -71,21 +73,14 @@ SHAPES = {
 }
 
 
-class Work(NamedTuple):
-    """The least that any algorithm does.
+def least_work(shape: Shape, mode: str, operand_bytes: int, tokens: int) -> tuple[int, int]:
+    """Bytes and FLOPs that no algorithm does without: operands once per pass over them, results
+    once; similarities of all pairs of tokens, gradients through the winners alone.
 
-    Attributes:
-        bytes: operands once per pass over them, results once.
-        flop: similarities of all pairs of tokens, gradients through the winners alone.
+    Args:
+        operand_bytes: of all operands.
+        tokens: of all documents.
     """
-
-    bytes: int
-    flop: int
-
-
-def least_work(shape: Shape, mode: str, operand_bytes: int, tokens: int) -> Work:
-    """Work of a shape whose operands hold ``operand_bytes`` and whose documents have ``tokens``
-    tokens in all."""
     scores = shape.Q * shape.N
     lists = 1 if shape.kind == OWN else shape.Q
     traffic, flop = operand_bytes + 4 * scores, 2 * lists * shape.Lq * tokens * shape.E
@@ -94,4 +89,4 @@ def least_work(shape: Shape, mode: str, operand_bytes: int, tokens: int) -> Work
         # Backward: read the operands and the scores' gradient, write gradients as large as those.
         traffic += 2 * operand_bytes + 4 * scores
         flop += 4 * scores * shape.Lq * shape.E + 2 * projection
-    return Work(traffic, flop + projection)
+    return traffic, flop + projection

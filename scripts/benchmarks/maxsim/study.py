@@ -1,15 +1,14 @@
 """From the cells of MaxSim to their records."""
 
-from collections.abc import Sequence
 from functools import partial
 from typing import ClassVar
 
 from benchmarks.gate import Results, timed_if_right
-from benchmarks.kernels import KernelCell, KernelStudy, floors
+from benchmarks.kernels import KernelCell, KernelStudy, floors, run
 from benchmarks.maxsim import problems
 from benchmarks.maxsim.problems import Problem
 from benchmarks.maxsim.providers import FP8_PROVIDERS, PROVIDERS, cells
-from benchmarks.maxsim.shapes import BOTH, HIDDEN, SHAPES, least_work
+from benchmarks.maxsim.shapes import HIDDEN, SHAPES, Shape, least_work
 from benchmarks.screen import Columns, Record, figure
 from benchmarks.study import Settings
 from sparton.training.manifest import installed_version
@@ -25,6 +24,7 @@ class MaxSimStudy(KernelStudy):
     """
 
     name = "maxsim"
+    shapes = SHAPES
     limit = 60.0
     columns: ClassVar[Columns] = {
         **KernelStudy.columns,
@@ -34,24 +34,22 @@ class MaxSimStudy(KernelStudy):
     def suites(self, settings: Settings) -> dict[str, list[KernelCell]]:
         return {self.name: cells(list(SHAPES), list(PROVIDERS))}
 
-    def problem(self, cells: Sequence[KernelCell], settings: Settings) -> tuple[Problem, Results]:
-        shape = SHAPES[cells[0].shape]
-        shape = shape.shrunk() if settings.miniature else shape
-        problem = problems.make_problem(shape, settings.device)
-        return problem, problems.truth(problem, any(cell.mode == BOTH for cell in cells))
+    def problem(self, shape: Shape, gradients: bool, device: str) -> tuple[Problem, Results]:
+        problem = problems.make_problem(shape, device)
+        return problem, problems.truth(problem, gradients)
 
     def measure(
         self, cell: KernelCell, problem: Problem, truth: Results, settings: Settings
     ) -> Record:
         provider = PROVIDERS[cell.provider]
         score = provider.build(problem)
-        run = partial(problems.run, problem, score, cell.mode == BOTH)
-        found = problems.errors(problems.compared(problem, *run()), truth)
+        call = partial(run, score, problem.leaves, problem.upstream, cell.mode)
+        found = problems.errors(problems.compared(problem, *call()), truth)
         # Projected tokens are rounded, whatever comes after.
         rounded = problem.shape.kind == HIDDEN
         ties = max(provider.ties, problems.ROUNDED) if rounded else provider.ties
         allowed = problems.allowance(found, ties=ties, scores=provider.scores)
-        record = timed_if_right(found, allowed, run, settings, kernels=True)
+        record = timed_if_right(found, allowed, call, settings, kernels=True)
         version = installed_version(provider.package) if provider.package else None
         work = least_work(problem.shape, cell.mode, problem.operand_bytes(), problem.tokens())
         faster = 2.0 if cell.provider in FP8_PROVIDERS else 1.0

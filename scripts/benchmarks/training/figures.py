@@ -4,10 +4,25 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.screen import Record
+from benchmarks.screen import Record, figure
 from benchmarks.timing import quantiles
 from benchmarks.training.suites import OURS, WARM_UP_WINDOWS, Cell
 
+# Of trainings, and of steps under the profiler: what screen and tables show.
+SHOWN = {
+    "pairs/s": figure("examples_per_second_p50", ",.0f"),
+    "ms/step": figure("step_ms_p50", ",.0f"),
+    "peak GiB": figure("peak_allocated_gib", ".1f"),
+    "MFU": figure("mfu", ".1%"),
+    "waits for data ms": figure("data_wait_ms", ".1f"),
+    "first step after s": figure("seconds_to_first_step", ".0f"),
+}
+STEPS_SHOWN = {
+    "ms/step": figure("step_ms", ".1f"),
+    "busy": figure("busy_share", ".1%"),
+    "waits of the host": figure("host_waits", ".1f"),
+    "of the matrix ceiling": figure("matrix_ceiling_share", ".1%"),
+}
 SPREAD = ("examples_per_second", "step_ms")
 MEDIANS = ("tokens_per_second", "data_wait_ms", "mfu")
 PEAKS = {"memory_allocated_mib": "peak_allocated_gib", "memory_reserved_mib": "peak_reserved_gib"}

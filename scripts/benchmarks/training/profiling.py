@@ -7,6 +7,7 @@ from typing import ClassVar
 from benchmarks.screen import Columns, Record, figure
 from benchmarks.study import Settings
 from benchmarks.training.commands import STEP_PROFILE, Place, launcher, overrides
+from benchmarks.training.figures import STEPS_SHOWN
 from benchmarks.training.study import TrainingStudy, Watched
 from benchmarks.training.suites import OURS, SUITES, Cell, Plan
 from benchmarks.training.trace import summarize
@@ -22,13 +23,10 @@ class ProfileStudy(TrainingStudy):
 
     name = "training_profile"
     columns: ClassVar[Columns] = {
-        "step ms": figure("step_ms", ".1f"),
-        "busy": figure("busy_share", ".1%"),
+        **STEPS_SHOWN,
         "idle ms": figure("idle_ms", ".2f"),
-        "ceiling": figure("matrix_ceiling_share", ".1%"),
         "launches": figure("launches", ".0f"),
-        "waits": figure("host_waits", ".1f"),
-        "to host": figure("copies_to_host", ".1f"),
+        "copies to host": figure("copies_to_host", ".1f"),
     }
 
     def suites(self, settings: Settings) -> dict[str, list[Cell]]:
@@ -38,24 +36,19 @@ class ProfileStudy(TrainingStudy):
         }
 
     def command(self, cell: Cell, found: Plan, place: Place, settings: Settings) -> list[str]:
-        steps = WARM_UP_STEPS + STEPS + 1
-        numbers = {"steps": steps, "log_every": steps + 1}
-        words = overrides(cell, found, place, settings.miniature)
-        kept = [
-            word
-            for word in words
-            if word.split("=")[0] not in numbers and not word.startswith("hydra.")
-        ]
-        kept += [f"{key}={value}" for key, value in numbers.items()]
-        numbered = map(str, (WARM_UP_STEPS, STEPS))
-        return [*launcher(cell), "-m", STEP_PROFILE, place.run, *numbered, *kept]
+        # A step more than are profiled: what a run does at its end is no part of a step.
+        run = found._replace(log_every=WARM_UP_STEPS + STEPS + 1, windows=1)
+        words = overrides(cell, run, place, settings.miniature)
+        kept = [word for word in words if not word.startswith("hydra.")]
+        numbers = map(str, (WARM_UP_STEPS, STEPS))
+        return [*launcher(cell), "-m", STEP_PROFILE, place.run, *numbers, *kept]
 
     def figures(self, found: Plan, watched: Watched) -> Record:
         """Figures per step of the trace."""
         steps = json.loads((watched.run / "steps.json").read_text())
         events = json.loads((watched.run / "trace.json").read_text())["traceEvents"]
         seconds = steps["seconds"] / steps["steps"]
-        record: Record = {
+        record = {
             "profiled_steps": steps["steps"],
             "step_ms": round(1e3 * seconds, 3),
             "model_tflop": round(steps["model_flops"] / steps["steps"] / 1e12, 3),

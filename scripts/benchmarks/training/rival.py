@@ -17,16 +17,8 @@ from sentence_transformers.multi_vector_encoder import losses as vector_losses
 from sentence_transformers.sparse_encoder import losses as sparse_losses
 from transformers import TrainerCallback
 
-from benchmarks.training.commands import (
-    CLIP_NORM,
-    LEARNING_RATE,
-    REGULARIZER_WEIGHT,
-    SEED,
-    WARM_UP,
-    WEIGHT_DECAY,
-    Place,
-    num_workers,
-)
+from benchmarks.training import commands
+from benchmarks.training.commands import Place, num_workers
 from benchmarks.training.suites import SPLADE, Cell, Plan
 
 
@@ -73,8 +65,8 @@ def splade(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
     loss = (losses.CachedSpladeLoss if cached else losses.SpladeLoss)(
         model,
         losses.SparseMultipleNegativesRankingLoss(model),
-        document_regularizer_weight=REGULARIZER_WEIGHT,
-        query_regularizer_weight=REGULARIZER_WEIGHT,
+        document_regularizer_weight=commands.REGULARIZER_WEIGHT,
+        query_regularizer_weight=commands.REGULARIZER_WEIGHT,
         **cached,
     )
     return model, loss, sparse.SparseEncoderTrainer, sparse.SparseEncoderTrainingArguments
@@ -91,7 +83,7 @@ def colbert(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
 
 
 def main(cell: Cell, plan: Plan, place: Place, miniature: bool) -> None:
-    torch.manual_seed(SEED)
+    torch.manual_seed(commands.SEED)
     build = splade if cell.model == SPLADE else colbert
     cached = {"mini_batch_size": plan.micro_batch} if plan.micro_batch else {}
     model, loss, trainer_class, arguments_class = build(place.model, cached)
@@ -102,10 +94,10 @@ def main(cell: Cell, plan: Plan, place: Place, miniature: bool) -> None:
             max_steps=plan.steps,
             per_device_train_batch_size=plan.batch,
             bf16=not miniature,
-            learning_rate=LEARNING_RATE,
-            weight_decay=WEIGHT_DECAY,
-            warmup_steps=WARM_UP,
-            max_grad_norm=CLIP_NORM,
+            learning_rate=commands.LEARNING_RATE,
+            weight_decay=commands.WEIGHT_DECAY,
+            warmup_steps=commands.WARM_UP,
+            max_grad_norm=commands.CLIP_NORM,
             optim="adamw_torch_fused",
             torch_compile=cell.compiled,
             logging_steps=plan.log_every,
@@ -114,7 +106,7 @@ def main(cell: Cell, plan: Plan, place: Place, miniature: bool) -> None:
             disable_tqdm=True,
             dataloader_num_workers=num_workers(cell, miniature),
             dataloader_drop_last=True,
-            seed=SEED,
+            seed=commands.SEED,
         ),
         train_dataset=Dataset.from_json(place.pairs),
         loss=loss,

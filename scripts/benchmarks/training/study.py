@@ -104,13 +104,8 @@ class TrainingStudy(Study[Cell]):
     limit = 420.0
     suites_apart = True
     columns: ClassVar[Columns] = {
-        "pairs/s": figure("examples_per_second_p50", ",.0f"),
-        "step ms": figure("step_ms_p50", ".1f"),
-        "wait ms": figure("data_wait_ms", ".1f"),
-        "GiB": figure("peak_allocated_gib", ".1f"),
-        "reserved": figure("peak_reserved_gib", ".1f"),
-        "MFU": figure("mfu", ".1%"),
-        "start s": figure("seconds_to_first_step", ".0f"),
+        **figures.SHOWN,
+        "reserved GiB": figure("peak_reserved_gib", ".1f"),
         "recompiled": figure("recompilations_after_warm_up"),
         "loss": figure("loss_first", ".3f"),
         "last": figure("loss_last", ".3f"),
@@ -162,7 +157,7 @@ class TrainingStudy(Study[Cell]):
     def words(self, record: Record) -> str:
         low, middle, high = (record[f"examples_per_second_p{q}"] for q in (20, 50, 80))
         found = f"{middle:,.0f} pairs/s ({low:,.0f} to {high:,.0f})"
-        memory = self.columns["GiB"](record)
+        memory = self.columns["peak GiB"](record)
         return f"{found}, {memory} GiB" if memory else found
 
 
