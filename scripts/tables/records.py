@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.records import read_records as read_file
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "docs/figures"
@@ -27,10 +29,6 @@ def device_folders(study: str) -> list[Path]:
     """Folders of the devices that the study was measured on; an empty file is no measurement."""
     files = RESULTS.glob(f"*/{study}.jsonl")
     return sorted(path.parent for path in files if path.read_text(encoding="utf-8").strip())
-
-
-def read_file(path: Path) -> list[Record]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def drawings(study: str, name: str, words: str) -> str:
