@@ -31,7 +31,7 @@ static: $(READY)  ## Lint, types and import layers; writes nothing
 SUITES ?= bars heads patterns table2 figure2 table1
 
 bench: $(READY)  ## Measure the heads on this machine's GPU; SUITES="bars heads" for some
-	$(BIN)/python scripts/benchmark_head.py --suite $(SUITES)
+	$(BIN)/python scripts/benchmark.py head --suite $(SUITES)
 
 OVERRIDES ?=
 

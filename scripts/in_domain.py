@@ -112,9 +112,9 @@ def study(arguments: argparse.Namespace) -> Iterator[Step]:
     half = ("backbone.half_residual=true",)
     yield from trainings(arguments, "pairs-half-residual", half, systems=["splade"])
     teacher = output / TEACHER / "model"
+    judged = ("--teacher", str(teacher), "--teacher-kind", "retriever", "--share", "0.95")
     for name in COLLECTIONS:
-        words = ("--teacher", str(teacher), "--teacher-kind", "retriever", "--share", "0.95")
-        yield mining("score", name, data, output / "scored" / f"{name}.jsonl", words)
+        yield mining("score", name, data, output / "scored" / f"{name}.jsonl", judged)
     explicit = ("data=squad_acl_mined", f"num_negatives={arguments.negatives}")
     yield from trainings(arguments, "mined", (*explicit, *sources(output / "mined")))
     scored = (*explicit, *sources(output / "scored"))

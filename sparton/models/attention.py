@@ -28,7 +28,7 @@ PACKED_ATTENTION = "sparton_packed"
 # The same for models that were built with attention dropout, which it leaves out.
 DROPLESS_ATTENTION = "sparton_packed_dropless"
 # Sequences of up to so many tokens go to our own kernels, which are faster there
-# (scripts/benchmark_attention.py), longer ones to FlashAttention.
+# (scripts/benchmark.py attention), longer ones to FlashAttention.
 SHORT = 512
 
 
