@@ -48,7 +48,8 @@ class Clock(TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         self._start()
 
-    def on_log(self, *_: Any, logs: dict[str, float], **__: Any) -> None:
+    def on_log(self, *_: Any, **given: Any) -> None:
+        logs: dict[str, float] = given["logs"]
         if "loss" in logs:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
@@ -101,6 +102,9 @@ def build(variant: str, folder: Path) -> tuple[Any, Any, type, type]:
     from sparton.integrations.sentence_transformers import fuse, fuse_scores
 
     kind, change = variant.split()
+    model: Any
+    loss: Any
+    classes: tuple[type, type]
     if kind == "splade":
         model = SparseEncoder(str(folder))
         ranking = sparse_losses.SparseMultipleNegativesRankingLoss(model)

@@ -245,8 +245,8 @@ def test_no_graph_where_none_is_wanted(without_graph, device):
     ("queries", "documents", "message"),
     [
         (torch.ones(4, 3, 8), torch.ones(5, 3, 8), "4 queries need documents for each"),
-        (torch.ones(4, 3, 8), torch.ones(4, 3), r"\[P, Ld, E\], got \(4, 3, 8\) and \(4, 3\)"),
-        (torch.ones(4, 3, 8), torch.ones(4, 2, 3, 8), r"\[P, Ld, E\].*\(4, 2, 3, 8\)"),
+        (torch.ones(4, 3, 8), torch.ones(4, 3), r"\[N, Ld, E\], got \(4, 3, 8\) and \(4, 3\)"),
+        (torch.ones(4, 3, 8), torch.ones(4, 2, 3, 8), r"\[N, Ld, E\].*\(4, 2, 3, 8\)"),
         (torch.ones(4, 3, 8).char(), torch.ones(4, 3, 8).char(), "float dtype, got torch.int8"),
     ],
 )
