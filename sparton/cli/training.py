@@ -1,7 +1,7 @@
 """A training, from its configuration: its parts, and the run of them."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.checks import check, check_models
 from sparton.cli.schema import identity, total_steps, without_replaced
+from sparton.cli.tasks import (
+    TaskBuilders,
+    has_dev_tasks,
+    hold_out_dev,
+    say_how_often,
+    task_builders,
+)
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
 from sparton.evaluation import (
@@ -40,7 +47,6 @@ from sparton.training.throughput import ThroughputMeter
 from sparton.types import RetrievalTask, Tokenizer, TrainBatch
 
 log = logging.getLogger(__name__)
-TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 
 
 def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[str] = ()) -> None:
@@ -54,8 +60,9 @@ def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[st
     cfg = without_replaced(cfg)
     check_models(cfg)
     loggers = instantiate(cfg.logger).values() if world.is_main else ()
-    data = instantiate(cfg.data)
-    dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})
+    data, dev = hold_out_dev(cfg, instantiate(cfg.data))
+    say_how_often(data, total_steps(cfg), cfg.batch)
+    dev_tasks, tests = build_tasks(cfg, dev) if world.is_main else ([], {})
     trainer, tokenizer = build_trainer(cfg, world, folder, data, dev_tasks)
     needs_teacher = trainer.step.objective.ranking.needs_teacher
     batches = build_loader(cfg, world, data, tokenizer, trainer.resume(), needs_teacher)
@@ -73,14 +80,13 @@ def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[st
             logger.close()
 
 
-def build_tasks(cfg: DictConfig) -> tuple[list[RetrievalTask], TaskBuilders]:
-    """The dev tasks, and how to build each test task. Every task is downloaded and checked here,
-    before the training and not after it."""
-    dev = [instantiate(task) for task in (cfg.evaluation.dev or {}).values()]
-    tests = {name: partial(instantiate, task) for name, task in (cfg.evaluation.test or {}).items()}
+def build_tasks(cfg: DictConfig, dev: TaskBuilders) -> tuple[list[RetrievalTask], TaskBuilders]:
+    """The dev tasks, and how to build each task that the best model is tested on. Every task is
+    downloaded and checked here, before the training and not after it."""
+    tests = task_builders(cfg, "test")
     for build in tests.values():
         build()
-    return dev, tests
+    return [build() for build in dev.values()], tests
 
 
 def build_trainer(
@@ -133,7 +139,7 @@ def loop_settings(cfg: DictConfig) -> LoopSettings:
     return LoopSettings(
         steps=total_steps(cfg),
         log_every=cfg.log_every,
-        evaluate_every=cfg.evaluation.every if cfg.evaluation.dev else None,
+        evaluate_every=cfg.evaluation.every if has_dev_tasks(cfg) else None,
         checkpoint_every=cfg.checkpoint_every,
         clip_norm=cfg.clip_norm,
     )

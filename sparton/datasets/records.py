@@ -9,7 +9,7 @@ a pair ``[a, b]``, a list with negatives ``[a, p, n, ...]``, ``{"set": [...]}``,
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -92,11 +92,6 @@ class Layout(NamedTuple):
     negative_scores: str | None
 
 
-def header(fields: Sequence[str], kind: Kind) -> bool:
-    """True if a line of a TSV file can only be the names of its columns."""
-    return all(_known_name(field, kind) for field in fields)
-
-
 def parse_record(record: Any, kind: Kind) -> Row:
     """Bring one record into canonical form.
 
@@ -118,7 +113,22 @@ def parse_record(record: Any, kind: Kind) -> Row:
         raise RecordError(f"a {type(record).__name__} where a JSON list or object is expected")
     if "set" in record and kind is TEXTS:
         return _parse_set(record["set"])
+    _check_label(record.get("label"))
     return _parse_mapping(record, kind, _layout(tuple(record), kind))
+
+
+def _check_label(label: Any) -> None:
+    """Refuse a pair that is labelled as not relevant; labels that are no numbers say something
+    else."""
+    try:
+        irrelevant = float(label) <= 0
+    except (TypeError, ValueError):
+        return
+    if irrelevant:
+        raise RecordError(
+            f"its label is {label}, which says that the two do not belong together: a record is a "
+            "query and its positive, with others as negatives of the same record"
+        )
 
 
 def _list_parts(length: int) -> list[str]:
@@ -218,12 +228,6 @@ def _layout(keys: tuple[str, ...], kind: Kind) -> Layout:
             "name them through columns"
         )
     return layout
-
-
-def _known_name(name: str, kind: Kind) -> bool:
-    names = (*kind.query, *kind.positives, *kind.negatives, *kind.documents)
-    scores = ("scores", *POSITIVE_SCORES, *NEGATIVE_SCORES)
-    return name in names or name in scores or bool(NUMBERED_NEGATIVE.fullmatch(name))
 
 
 def _cell(value: Any, kind: Kind, part: str) -> str:

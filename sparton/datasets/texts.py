@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.datasets.columns import COLLECTION
 from sparton.datasets.files import DataFile
 from sparton.datasets.preparation import (
     Placed,
@@ -79,7 +80,7 @@ def text_table(
         tally = Tally(reading.on_error)
         hashes: list[NDArray[np.uint64]] = []
         empty: list[NDArray[np.bool_]] = []
-        batches = _batches(read_records(files, reading, _parse, tally), hashes, empty)
+        batches = _batches(read_records(files, reading, _parse, tally, COLLECTION), hashes, empty)
         write_table(folder / TABLE, _schema(), batches)
         if not hashes:
             raise ValueError(f"{name}: the files hold no text")
