@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sparton.datasets.holdout import held_out_task, hold_out
 from sparton.datasets.mixture import Mixture
@@ -19,7 +19,14 @@ log = logging.getLogger(__name__)
 
 def task_builders(cfg: DictConfig, split: str) -> TaskBuilders:
     """What builds each task of a split, "dev" or "test", by name: one entry of the configuration
-    for each, or one ``_target_`` that gives them all."""
+    for each, or one ``_target_`` that gives them all.
+
+    Raises:
+        MissingMandatoryValue: a setting of the evaluation has no value.
+    """
+    for key in map(str, cfg.evaluation):
+        if not OmegaConf.is_interpolation(cfg.evaluation, key):  # which may lead to what is missing
+            OmegaConf.select(cfg, f"evaluation.{key}", throw_on_missing=True)
     tasks = cfg.evaluation.get(split) or {}
     if "_target_" in tasks:
         return instantiate(tasks)

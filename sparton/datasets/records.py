@@ -80,6 +80,17 @@ def parse_text(record: Any) -> tuple[str, str]:
     return _cell(identifier, IDS, name), f"{title} {text}".strip()
 
 
+def parse_text_or_fields(record: Any) -> tuple[str, str]:
+    """As :func:`parse_text`; a record may also be the fields of a line, an id and a text."""
+    if not isinstance(record, list):
+        return parse_text(record)
+    if len(record) != 2:
+        raise RecordError(
+            f"{len(record)} fields where an id and a text are expected: name them through columns"
+        )
+    return parse_text({"_id": record[0], "text": record[1]})
+
+
 class Layout(NamedTuple):
     """Which keys of a record hold what."""
 

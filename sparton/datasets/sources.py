@@ -7,10 +7,11 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from sparton.datasets.collection import beir_file, read_judgments
+from sparton.datasets.collection import beir_file
 from sparton.datasets.columns import ID_EXAMPLES, TEXT_EXAMPLES
 from sparton.datasets.examples import example_table
 from sparton.datasets.files import DataFile, RecordError, locate
+from sparton.datasets.judgments import read_judgments
 from sparton.datasets.preparation import Columns, OnError, Placed, Reading, Tally, read_records
 from sparton.datasets.records import IDS, TEXTS, Kind, Row, parse_record
 from sparton.datasets.store import StoredTable, fingerprint
