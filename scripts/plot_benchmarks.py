@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from head_benchmark.suites import RIVALS, SWEEPS
 from maxsim_benchmark.shapes import CROSS, FORWARD, OWN, PACKED, SHAPES
-from plot_style import BLUE, GREEN, GREY, INK, ORANGE, STYLE
+from sparton.training.picture import BLUE, GREEN, GREY, INK, ORANGE, STYLE
 from tables.records import FIGURES, ROOT, Record, device_folders, find, read_file
 
 HEADS = dict(zip(("tiled_compiled", *RIVALS), (ORANGE, BLUE, GREEN), strict=True))

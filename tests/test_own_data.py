@@ -62,12 +62,18 @@ def test_a_share_is_held_out_and_the_same_in_every_cell_of_a_sweep(mine, caplog)
     assert len(rest) == 300 and list(dev) == ["quickstart"]
 
 
-def test_a_training_on_own_files_chooses_its_model_by_the_share(mine, tmp_path, caplog):
+def test_a_training_on_own_files_chooses_its_model_by_the_share(mine, tmp_path, caplog, capsys):
     caplog.set_level("INFO")
     overrides = own(mine, "checkpoint_every=2", "evaluation.every=2", "log_every=1")
     records = run_here(tmp_path, *overrides, miniature=())
     assert [record["step"] for record in records if "dev_ndcg@10" in record] == [2, 4]
-    assert (tmp_path / "model" / "model.safetensors").exists()
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert (results["split"], [task["name"] for task in results["tasks"]]) == ("dev", ["holdout"])
+    best = max(record.get("dev_ndcg@10", 0) for record in records)
+    assert results["mean"]["ndcg@10"] == pytest.approx(best)
+    said = capsys.readouterr().out
+    assert "dev tasks, by which this model was chosen" in said
+    assert said.index("dev tasks") < said.index(f"{tmp_path}/run.png") < said.index("What to do")
     assert "frage as query, antwort as positive; not used: 'id'" in caplog.text
     assert "4 steps of 8 see each of 294 examples 0.109 times" in caplog.text
     with pytest.raises(CheckpointError, match=r"evaluation\.holdout\.share=0\.2 \(was 0\.02\)"):

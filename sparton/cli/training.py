@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.checks import check, check_models
+from sparton.cli.ending import say_the_end
 from sparton.cli.schema import identity, total_steps, without_replaced
 from sparton.cli.tasks import (
     TaskBuilders,
@@ -73,8 +74,10 @@ def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[st
         trainer.loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
     try:
         trainer.run(batches)
-        if tests:
-            evaluate_best(cfg, trainer, tests, world.device)
+        if tests or dev_tasks:
+            evaluate_best(cfg, trainer, tests, dev_tasks, world.device)
+        if world.is_main:
+            say_the_end(folder, trainer.encoder.kinds)
     finally:
         for logger in trainer.loggers:
             logger.close()
@@ -190,17 +193,29 @@ def say_what_was_there(folder: Path, start: int, steps: int) -> None:
 
 
 def evaluate_best(
-    cfg: DictConfig, trainer: Trainer, tests: TaskBuilders, device: torch.device
+    cfg: DictConfig,
+    trainer: Trainer,
+    tests: TaskBuilders,
+    dev_tasks: Sequence[RetrievalTask],
+    device: torch.device,
 ) -> None:
-    """The best model on the test tasks; what came of them is the end of the run."""
+    """The best model on the test tasks or, where there are none, on those that it was chosen by;
+    what came of them is the end of the run."""
     model = trainer.folder / "model"
     encoder = load_encoder(model, instantiate(cfg.head)).to(device)
     tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
     evaluate = partial(build_evaluation(cfg, trainer.step.precision), encoder, tokenizer)
-    description = {"model": str(model), **describe_run(cfg)}
-    results = run_tests(evaluate, tests, trainer.folder, description, title="test tasks")
+    split = "test" if tests else "dev"
+    title = "test tasks" if tests else "dev tasks, by which this model was chosen"
+    description = {"model": str(model), "split": split, **describe_run(cfg)}
+    tasks = tests or {task.name: partial(_the_same, task) for task in dev_tasks}
+    results = run_tests(evaluate, tasks, trainer.folder, description, title=title)
     for logger in trainer.loggers:
-        logger.conclude(flat_metrics(results, "test"), trainer.settings.steps)
+        logger.conclude(flat_metrics(results, split), trainer.settings.steps)
+
+
+def _the_same(task: RetrievalTask) -> RetrievalTask:
+    return task
 
 
 def describe_run(cfg: DictConfig) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class LoopSettings:
     Attributes:
         steps: length of the run.
         log_every, evaluate_every, checkpoint_every: periods; None for never. The last step is
-            evaluated and checkpointed whenever the period is not None.
+            evaluated and checkpointed whenever the period is not None. The first step is logged in
+            any case, and so is that after a checkpoint.
         clip_norm: largest gradient norm, None for no clipping.
         select_by: the dev metric whose highest value marks the model to keep.
     """
@@ -128,7 +129,7 @@ class Trainer:
     def _finish_step(self, completed: int, output: StepOutput, norm: Tensor) -> None:
         settings = self.settings
         record: Record = {}
-        if settings.due(settings.log_every, completed):
+        if settings.due(settings.log_every, completed) or completed == self.start_step + 1:
             self._check_finite(completed)
             record |= self._describe(completed, output, norm)
         if settings.due(settings.evaluate_every, completed):
