@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from benchmarks.head.suites import RIVALS, SWEEPS
 from benchmarks.maxsim.shapes import CROSS, FORWARD, OWN, PACKED, SHAPES
-from plot_style import BLUE, GREEN, GREY, INK, ORANGE, STYLE
+from sparton.training.picture import BLUE, GREEN, GREY, INK, ORANGE, STYLE
 from tables.records import FIGURES, ROOT, Record, device_folders, find, read_file
 
 HEADS = dict(zip(("tiled_compiled", *RIVALS), (ORANGE, BLUE, GREEN), strict=True))

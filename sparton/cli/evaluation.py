@@ -1,7 +1,6 @@
 """An evaluation, from its configuration."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -11,6 +10,7 @@ from rich.console import Console
 
 from sparton import evaluation
 from sparton.cli.overrides import folder_name, overrides_in
+from sparton.cli.tasks import task_builders
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import autocast_dtype
 from sparton.training.manifest import describe_environment
@@ -21,13 +21,12 @@ System = Callable[[RetrievalTask], evaluation.TaskResult]
 
 def run_evaluation(cfg: DictConfig) -> None:
     """Evaluate the model that the configuration names, on the tasks of its split."""
+    builders = task_builders(cfg, cfg.split) if cfg.split in ("dev", "test") else {}
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    tasks = cfg.evaluation.get(cfg.split) if cfg.split in ("dev", "test") else None
-    if not tasks:
+    if not builders:
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
     overrides = HydraConfig.get().overrides.task
     evaluate = (build_bm25 if cfg.model == "bm25" else build_encoder)(cfg, overrides)
-    builders = {name: partial(instantiate, task) for name, task in tasks.items()}
     for build in builders.values():
         build()  # Every task is downloaded and checked before the first is encoded.
     name = folder_name(overrides, left_out={"output", "device"})

@@ -1,7 +1,7 @@
 """A training, from its configuration: its parts, and the run of them."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,15 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.checks import check, check_models
+from sparton.cli.ending import say_the_end
 from sparton.cli.schema import identity, total_steps, without_replaced
+from sparton.cli.tasks import (
+    TaskBuilders,
+    has_dev_tasks,
+    hold_out_dev,
+    say_how_often,
+    task_builders,
+)
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
 from sparton.evaluation import (
@@ -30,6 +38,7 @@ from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.training.assembly import build_objective
 from sparton.training.distributed import World
+from sparton.training.learning import LearningWatch
 from sparton.training.loggers import open_loggers
 from sparton.training.loop import LoopSettings, Trainer
 from sparton.training.manifest import describe_environment
@@ -40,7 +49,6 @@ from sparton.training.throughput import ThroughputMeter
 from sparton.types import RetrievalTask, Tokenizer, TrainBatch
 
 log = logging.getLogger(__name__)
-TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 
 
 def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[str] = ()) -> None:
@@ -54,8 +62,9 @@ def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[st
     cfg = without_replaced(cfg)
     check_models(cfg)
     loggers = instantiate(cfg.logger).values() if world.is_main else ()
-    data = instantiate(cfg.data)
-    dev_tasks, tests = build_tasks(cfg) if world.is_main else ([], {})
+    data, dev = hold_out_dev(cfg, instantiate(cfg.data))
+    say_how_often(data, total_steps(cfg), cfg.batch)
+    dev_tasks, tests = build_tasks(cfg, dev) if world.is_main else ([], {})
     trainer, tokenizer = build_trainer(cfg, world, folder, data, dev_tasks)
     needs_teacher = trainer.step.objective.ranking.needs_teacher
     batches = build_loader(cfg, world, data, tokenizer, trainer.resume(), needs_teacher)
@@ -66,21 +75,22 @@ def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[st
         trainer.loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
     try:
         trainer.run(batches)
-        if tests:
-            evaluate_best(cfg, trainer, tests, world.device)
+        if tests or dev_tasks:
+            evaluate_best(cfg, trainer, tests, dev_tasks, world.device)
+        if world.is_main:
+            say_the_end(folder, trainer.encoder.kinds)
     finally:
         for logger in trainer.loggers:
             logger.close()
 
 
-def build_tasks(cfg: DictConfig) -> tuple[list[RetrievalTask], TaskBuilders]:
-    """The dev tasks, and how to build each test task. Every task is downloaded and checked here,
-    before the training and not after it."""
-    dev = [instantiate(task) for task in (cfg.evaluation.dev or {}).values()]
-    tests = {name: partial(instantiate, task) for name, task in (cfg.evaluation.test or {}).items()}
+def build_tasks(cfg: DictConfig, dev: TaskBuilders) -> tuple[list[RetrievalTask], TaskBuilders]:
+    """The dev tasks, and how to build each task that the best model is tested on. Every task is
+    downloaded and checked here, before the training and not after it."""
+    tests = task_builders(cfg, "test")
     for build in tests.values():
         build()
-    return dev, tests
+    return [build() for build in dev.values()], tests
 
 
 def build_trainer(
@@ -114,6 +124,7 @@ def build_trainer(
         evaluate=lambda model: mean_metrics([evaluate(model, task=task) for task in dev_tasks]),
         save_model=partial(save_encoder, **lengths),
         identity=identity(cfg) | data.identity(),
+        watch=LearningWatch(objective.ranking),
     )
     return trainer, tokenizer
 
@@ -133,7 +144,7 @@ def loop_settings(cfg: DictConfig) -> LoopSettings:
     return LoopSettings(
         steps=total_steps(cfg),
         log_every=cfg.log_every,
-        evaluate_every=cfg.evaluation.every if cfg.evaluation.dev else None,
+        evaluate_every=cfg.evaluation.every if has_dev_tasks(cfg) else None,
         checkpoint_every=cfg.checkpoint_every,
         clip_norm=cfg.clip_norm,
     )
@@ -184,17 +195,29 @@ def say_what_was_there(folder: Path, start: int, steps: int) -> None:
 
 
 def evaluate_best(
-    cfg: DictConfig, trainer: Trainer, tests: TaskBuilders, device: torch.device
+    cfg: DictConfig,
+    trainer: Trainer,
+    tests: TaskBuilders,
+    dev_tasks: Sequence[RetrievalTask],
+    device: torch.device,
 ) -> None:
-    """The best model on the test tasks; what came of them is the end of the run."""
+    """The best model on the test tasks or, where there are none, on those that it was chosen by;
+    what came of them is the end of the run."""
     model = trainer.folder / "model"
     encoder = load_encoder(model, instantiate(cfg.head)).to(device)
     tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
     evaluate = partial(build_evaluation(cfg, trainer.step.precision), encoder, tokenizer)
-    description = {"model": str(model), **describe_run(cfg)}
-    results = run_tests(evaluate, tests, trainer.folder, description, title="test tasks")
+    split = "test" if tests else "dev"
+    title = "test tasks" if tests else "dev tasks, by which this model was chosen"
+    description = {"model": str(model), "split": split, **describe_run(cfg)}
+    tasks = tests or {task.name: partial(_the_same, task) for task in dev_tasks}
+    results = run_tests(evaluate, tasks, trainer.folder, description, title=title)
     for logger in trainer.loggers:
-        logger.conclude(flat_metrics(results, "test"), trainer.settings.steps)
+        logger.conclude(flat_metrics(results, split), trainer.settings.steps)
+
+
+def _the_same(task: RetrievalTask) -> RetrievalTask:
+    return task
 
 
 def describe_run(cfg: DictConfig) -> dict[str, Any]:

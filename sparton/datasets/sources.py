@@ -7,14 +7,15 @@ import hashlib
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
-from sparton.datasets.collection import beir_file, read_judgments
+from sparton.datasets.collection import beir_file
+from sparton.datasets.columns import ID_EXAMPLES, TEXT_EXAMPLES
 from sparton.datasets.examples import example_table
 from sparton.datasets.files import DataFile, RecordError, locate
+from sparton.datasets.judgments import read_judgments
 from sparton.datasets.preparation import Columns, OnError, Placed, Reading, Tally, read_records
-from sparton.datasets.records import IDS, TEXTS, Kind, Row, header, parse_record
+from sparton.datasets.records import IDS, TEXTS, Kind, Row, parse_record
 from sparton.datasets.store import LAYOUT_VERSION, StoredTable, fingerprint
 from sparton.datasets.texts import TextTable, text_table
 from sparton.types import Example
@@ -49,6 +50,27 @@ class Records:
                 f"{self.name}: num_negatives={num_negatives}, but {bare} has no negatives: set "
                 f"num_negatives=0, or {key}=true with data.on_error=skip to leave such records out"
             )
+
+    def queries(self) -> Iterator[list[str]]:
+        """The query of every record, in order, in lists; of a set its first text."""
+        for batch in self.table.rows.data.to_batches():
+            cells = batch.column("query")
+            if self.texts:
+                yield self.texts[0].table.rows.data.column("text").take(cells).to_pylist()
+                continue
+            yield [
+                query or batch.column("positives")[row][0].as_py()
+                for row, query in enumerate(cells.to_pylist())
+            ]
+
+    def judged(self, index: int) -> tuple[str, list[str]]:
+        """The query of a record as :meth:`queries` gives it, and all its positives; of a set, its
+        other texts."""
+        query, positives = (cell.as_py() for cell in self.table.row[index][:2])
+        if self.texts:
+            queries, documents = self.texts
+            return queries.text(query), [documents.text(row) for row in positives]
+        return (query, positives) if query else (positives[0], positives[1:])
 
     def example(self, index: int, draw: int, num_negatives: int) -> Example:
         """Example ``index`` as texts, with as many teacher scores as documents, or none.
@@ -105,11 +127,12 @@ def text_records(
     """Training examples written out as texts, in any shape of :mod:`sparton.datasets.records`.
 
     Args:
-        files: names or glob patterns; JSON lines, TSV (gzipped or not) or Parquet.
+        files: names or glob patterns; JSON lines, JSON, TSV, CSV (gzipped or not) or Parquet.
         root: local folder of the files.
         hub: dataset repository on the Hugging Face hub to take them from if ``root`` is None.
-        format: jsonl, tsv, parquet, or auto for the ending of each file.
-        columns: names in the files, to known ones; or of TSV without a header, in order.
+        format: jsonl, tsv, csv, parquet, or auto for the ending of each file.
+        columns: names in the files, to known ones; or of TSV and CSV without a header, in order.
+            Other columns go by aliases and order, see :func:`sparton.datasets.columns.assign`.
         on_error: stop at a malformed record, or skip and count it.
         limit: take this many records from the start.
         require_negatives: count a record without negatives as malformed.
@@ -266,7 +289,9 @@ def _reader(
             raise RecordError("no negatives")
         return row
 
+    schema = TEXT_EXAMPLES if kind is TEXTS else ID_EXAMPLES
+
     def read(tally: Tally) -> Iterator[Placed]:
-        return read_records(files, reading, parse, tally, is_header=partial(header, kind=kind))
+        return read_records(files, reading, parse, tally, schema)
 
     return read

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.datasets.columns import COLLECTION
 from sparton.datasets.files import DataFile
 from sparton.datasets.preparation import (
     Placed,
@@ -17,7 +18,7 @@ from sparton.datasets.preparation import (
     report,
     write_table,
 )
-from sparton.datasets.records import RecordError, parse_text
+from sparton.datasets.records import parse_text_or_fields
 from sparton.datasets.store import TABLE, Facts, StoredTable, fingerprint, stored_table
 from sparton.types import TextCollection
 
@@ -122,7 +123,9 @@ def text_table(
         tally = Tally(reading.on_error)
         hashes: list[NDArray[np.uint64]] = []
         empty: list[NDArray[np.bool_]] = []
-        batches = _batches(read_records(files, reading, _parse, tally), hashes, empty)
+        batches = _batches(
+            read_records(files, reading, parse_text_or_fields, tally, COLLECTION), hashes, empty
+        )
         write_table(folder / TABLE, _schema(), batches)
         if not hashes:
             raise ValueError(f"{name}: the files hold no text")
@@ -154,17 +157,6 @@ def _batches(
         hashes.append(_hash(ids))
         empty.append(np.array([not text for text in texts]))
         yield pa.record_batch([pa.array(ids), pa.array(texts)], schema=_schema())
-
-
-def _parse(record: object) -> tuple[str, str]:
-    if isinstance(record, list):
-        if len(record) != 2:
-            raise RecordError(
-                f"{len(record)} tab-separated fields where an id and a text are expected: name "
-                "the fields through columns"
-            )
-        record = {"_id": record[0], "text": record[1]}
-    return parse_text(record)
 
 
 def _hash(ids: Sequence[str]) -> NDArray[np.uint64]:

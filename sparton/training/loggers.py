@@ -75,6 +75,7 @@ class ScreenLogger:
     def __init__(self, console: Console, steps: int):
         self._console = console
         self._steps = steps
+        self._started = False
 
     def describe(self, manifest: Record) -> None:
         hardware, git = manifest["hardware"], manifest["git"] or {}
@@ -88,9 +89,11 @@ class ScreenLogger:
         shown += [
             f"[dim]{label}[/] {record[key]:{form}}" for key, label, form in _SHOWN if key in record
         ]
-        if "step_ms" in record and step < self._steps:
+        # The first step holds compilation and warm-up, and says nothing of those to come.
+        if "step_ms" in record and step < self._steps and self._started:
             left = timedelta(seconds=round((self._steps - step) * record["step_ms"] / 1e3))
             shown.append(f"[dim]left[/] {left}")
+        self._started = True
         self._console.print("  ".join(shown), highlight=False, soft_wrap=True)
 
     def conclude(self, record: Record, step: int) -> None:

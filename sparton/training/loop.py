@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparton.training.diagnostics import collapse_warning, describe_representations
+from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, Record
 from sparton.training.optimization import Optimizer, learning_rates, update
 from sparton.training.state import (
@@ -39,7 +40,8 @@ class LoopSettings:
     Attributes:
         steps: length of the run.
         log_every, evaluate_every, checkpoint_every: periods; None for never. The last step is
-            evaluated and checkpointed whenever the period is not None.
+            evaluated and checkpointed whenever the period is not None. The first step is logged in
+            any case, and so is that after a checkpoint.
         clip_norm: largest gradient norm, None for no clipping.
         select_by: the dev metric whose highest value marks the model to keep.
     """
@@ -67,6 +69,7 @@ class Trainer(Generic[OwnStep]):
         save_model: writes the encoder to a folder.
         evaluate: ``encoder -> metrics`` on the dev set; None where the plan has no evaluations.
         identity: the settings and data of the run; a checkpoint of a run with others is refused.
+        watch: warns of a run that learns nothing.
     """
 
     step: OwnStep
@@ -81,6 +84,7 @@ class Trainer(Generic[OwnStep]):
     best: float = float("-inf")
     start_step: int = 0
     loggers: list[Logger] = field(default_factory=list)
+    watch: LearningWatch | None = None
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
@@ -133,7 +137,7 @@ class Trainer(Generic[OwnStep]):
     def _finish_step(self, completed: int, output: StepOutput, norm: Tensor) -> None:
         settings = self.settings
         record: Record = {}
-        if settings.due(settings.log_every, completed):
+        if settings.due(settings.log_every, completed) or completed == self.start_step + 1:
             self._check_finite(completed)
             record |= self._describe(completed, output, norm)
         if settings.due(settings.evaluate_every, completed):
@@ -158,7 +162,12 @@ class Trainer(Generic[OwnStep]):
                 log.warning("step %d: %s", completed, warning)
         record |= {name: figure.item() for name, figure in self.encoder.figures().items()}
         record["gradient_norm"] = norm.item()
-        return record | learning_rates(self.optimizer) | self.meter.read()
+        record |= learning_rates(self.optimizer)
+        if self.watch and self.world.is_main:
+            sides = output.sides["query"], output.sides["document"], output.teacher_scores
+            if warning := self.watch.look(completed, record, *sides):
+                log.warning("step %d: %s", completed, warning)
+        return record | self.meter.read()
 
     def _evaluate(self) -> Record:
         """Dev metrics on the main rank; the model is saved when it is the best so far."""

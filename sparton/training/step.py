@@ -52,12 +52,14 @@ class StepOutput(NamedTuple):
         parts: of the loss, by name.
         weights: of the parts that change with the step.
         sides: the detached representations of the global batch, where there are any.
+        teacher_scores: of the global batch, where the loss follows a teacher.
     """
 
     loss: Tensor
     parts: Mapping[str, Tensor] = {}
     weights: Mapping[str, float] = {}
     sides: Mapping[Side, Representations] = {}
+    teacher_scores: Tensor | None = None
 
 
 class Step(Protocol):
@@ -221,7 +223,7 @@ class ExactStep:
             "document": documents.detach(),
         }
         weights = self.objective.weights_at(step)
-        output = StepOutput(value.loss.detach(), value.parts, weights, reps)
+        output = StepOutput(value.loss.detach(), value.parts, weights, reps, teacher_scores)
         return output, [side.with_leaves([next(gradients) for _ in side.leaves()]) for side in own]
 
     def _replay(

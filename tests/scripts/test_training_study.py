@@ -93,15 +93,17 @@ def windows(*losses: float, **more: float) -> list[figures.Record]:
     line = {"step_ms": 100.0, "tokens_per_second": 7.0, "memory_allocated_mib": 1024.0}
     speeds = (1.0, 2.0, 30.0, 10.0, 20.0)
     return [
-        {"loss": loss, "examples_per_second": speed, **line, **more}
-        for loss, speed in zip(losses, speeds, strict=True)
+        {"step": 11 * number, "loss": loss, "examples_per_second": speed, **line, **more}
+        for number, (loss, speed) in enumerate(zip(losses, speeds, strict=True), 1)
     ]
 
 
 def test_figures_leave_the_warm_up_out_but_not_its_memory():
     lines = windows(5.0, 4.0, 3.0, 2.0, 1.0, loss_query_flops=0.5)
     lines[0]["memory_allocated_mib"] = 2048.0
-    found = figures.summary(lines, [9.0, 10.0, 11.0, 12.0, 13.0], [3, 4, 4, 5, 5], log_every=11)
+    first = dict(lines[0], step=1, loss=9.0, examples_per_second=0.1)
+    arrivals, recompiled = [8.5, 9.0, 10.0, 11.0, 12.0, 13.0], [3, 3, 4, 4, 5, 5]
+    found = figures.summary([first, *lines], arrivals, recompiled, log_every=11)
     assert [found[f"examples_per_second_p{q}"] for q in (20, 50, 80)] == [10.0, 20.0, 30.0]
     assert found["peak_allocated_gib"] == 2.0
     assert found["seconds_to_first_step"] == pytest.approx(8.0)

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,14 @@ def test_killed_run_ends_bit_identical_to_an_uninterrupted_one(tmp_path, killed_
         assert torch.equal(value, resumed.encoder.state_dict()[name]), name
     assert [without_times(r) for r in records(killed)] == [without_times(r) for r in records(whole)]
     assert resumed.best == reference.best
+
+
+def test_the_first_step_of_a_run_and_of_its_rest_is_logged_however_rarely_others_are(tmp_path):
+    for until in (4, STEPS):
+        trainer = make_trainer(tmp_path)
+        trainer.settings = replace(trainer.settings, log_every=8, evaluate_every=None)
+        run(trainer, until=until)
+    assert [record["step"] for record in records(tmp_path)] == [1, 5, 8, 12]
 
 
 def test_resuming_without_the_schedule_would_be_seen(tmp_path):

@@ -38,6 +38,10 @@ def summary(
     lines: Sequence[Record], arrivals: Sequence[float], recompiled: Sequence[int], log_every: int
 ) -> Record:
     """Quantiles over the windows after the warm-up, peaks over all, and how the run started."""
+    # A training also logs its first step, which is no window.
+    whole = [place for place, line in enumerate(lines) if line["step"] % log_every == 0]
+    lines = [lines[place] for place in whole]
+    arrivals, recompiled = [arrivals[n] for n in whole], [recompiled[n] for n in whole]
     measured = lines[WARM_UP_WINDOWS:]
     found: Record = {"windows": len(measured)}
     for key in SPREAD:
@@ -48,7 +52,7 @@ def summary(
     for key, name in PEAKS.items():
         if all(key in line for line in lines):
             found[name] = max(line[key] for line in lines) / 1024
-    # No log has a line for the first step; the others of its window take their usual time.
+    # The first step's line is not waited for; the others of its window take their usual time.
     others = (log_every - 1) * found["step_ms_p50"] / 1e3
     found["seconds_to_first_step"] = max(arrivals[0] - others, 0.0)
     found["seconds_to_first_window"] = arrivals[0]
