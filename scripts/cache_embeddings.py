@@ -73,6 +73,12 @@ def main() -> None:
 def run(arguments: argparse.Namespace, console: Console) -> None:
     texts = read_folders(arguments.folders)
     encoder = load_dense(arguments.model or minilm_folder())
+    if encoder.truncate_dim is not None:
+        raise ValueError(
+            f"{arguments.model} cuts embeddings to truncate_dim={encoder.truncate_dim}, and an "
+            "autoencoder reads whole ones, here as in sentence-transformers: take truncate_dim out "
+            "of the model's config_sentence_transformers.json"
+        )
     device = torch.device(arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     facts = CacheFacts(
         queries=len(texts.queries),

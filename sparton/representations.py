@@ -124,11 +124,15 @@ class Representations(NamedTuple):
         losses: by name, fp32 ``[N]``: what the encoder itself wants to minimise of each text, such
             as the error of a reconstruction. Before ``Encoder.complete`` there may be more rows
             per text, ``[N, ...]``, of which it makes losses on the global batch.
+        used: flags of any shape, set for what some of the texts used of an encoder that counts this
+            in training; None of other encoders, and once ``Encoder.finish`` has been told what the
+            whole batch used.
     """
 
     sparse: Tensor | SparseVectors | None = None
     tokens: TokenVectors | None = None
     losses: Mapping[str, Tensor] = {}
+    used: Tensor | None = None
 
     @property
     def num_texts(self) -> int:
@@ -194,7 +198,8 @@ class Representations(NamedTuple):
         elif self.sparse is not None:
             sparse = rest.pop(0)
         tokens = None if self.tokens is None else self.tokens._replace(values=rest.pop(0))
-        return Representations(sparse, tokens, dict(zip(self.losses, rest, strict=True)))
+        losses = dict(zip(self.losses, rest, strict=True))
+        return Representations(sparse, tokens, losses, self.used)
 
     def detach(self) -> "Representations":
         return self.with_leaves([leaf.detach() for leaf in self.leaves()])

@@ -102,6 +102,14 @@ class SparseVectors(NamedTuple):
             self.values[first:last], self.terms[first:last], cu_seqlens, self.width
         )
 
+    def normalized(self) -> "SparseVectors":
+        """The same vectors brought to length 1, so that dot products are cosines; empty ones stay
+        empty."""
+        owners = sequence_ids(self.cu_seqlens, self.num_entries)
+        squares = self.values.new_zeros(self.num_vectors, dtype=torch.float64)
+        squares.index_add_(0, owners, self.values.double().square())
+        return self._replace(values=(self.values / squares.sqrt()[owners]).float())
+
     def to(self, device: torch.device | str) -> "SparseVectors":
         """The same on a device, without what gradients follow."""
         values, terms, cu_seqlens = (each.to(device) for each in self[:3])

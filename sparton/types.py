@@ -10,6 +10,7 @@ from sparton import packing
 
 Side = Literal["query", "document"]
 Kind = Literal["sparse", "tokens"]
+Similarity = Literal["dot", "cosine"]
 SIDES: tuple[Side, Side] = ("query", "document")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from sparton.kernels.splade_head import TopK
+from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.assembly import build_encoder
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
@@ -48,6 +48,7 @@ class AsymmetricEncoder(Encoder):
         # Of two models' terms the stricter ones hold.
         self.origin = (query if query.origin.is_non_commercial else document).origin
         self.query_lr = query_lr
+        self.similarity = document.similarity
         self._query_learns = any(each.requires_grad for each in query.parameters())
         self.regularized = ("query", "document") if self._query_learns else ("document",)
         self.markup = query.markup._replace(
@@ -63,13 +64,19 @@ class AsymmetricEncoder(Encoder):
         """What the side's encoder makes of the texts."""
         return self.of(side).encode(tokens, side)
 
+    def encode_both(
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
+    ) -> tuple[Representations, Representations]:
+        """Each side by its own encoder."""
+        of_queries, of_documents = (
+            encoder(tokens, memory) if isinstance(encoder, SpladeEncoder) else encoder(tokens)
+            for encoder, tokens in ((self.query, queries), (self.document, documents))
+        )
+        return Representations(of_queries), Representations(of_documents)
+
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, by the side's encoder."""
         return self.of(side).topk(tokens, side, k)
-
-    def observe(self, queries: Representations, documents: Representations) -> None:
-        for encoder in (self.query, self.document):
-            encoder.observe(queries, documents)
 
     def learning_rates(self) -> dict[str, float]:
         """Of the query encoder, where it has its own and can learn."""

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from sparton.kernels.splade_head import HeadMemory
 from sparton.models.body import EncoderBody, hidden_of_both
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
@@ -182,7 +183,7 @@ class ColbertEncoder(Encoder):
         return Representations(tokens=self(tokens, side))
 
     def encode_both(
-        self, queries: TokenBatch, documents: TokenBatch
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
         """See :func:`~sparton.models.body.hidden_of_both`."""
         sides = queries, documents

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from sparton.embeddings import TextRows
+from sparton.kernels.splade_head import HeadMemory
 from sparton.models.origin import Origin
 from sparton.representations import Representations
-from sparton.types import Kind, Markup, Side, TokenBatch
+from sparton.types import Kind, Markup, Side, Similarity, TokenBatch
 
 
 class Encoder(nn.Module):
@@ -21,6 +22,9 @@ class Encoder(nn.Module):
         max_length: positions that its model supports; None where there is no limit.
         markup: what its texts are given beside their own tokens.
         kinds: the fields of its representations: "sparse", "tokens", or both.
+        similarity: by which search compares sparse representations: their dot product, or their
+            cosine. Training compares them by dot product in any case, as sentence-transformers does
+            unless its losses are told otherwise.
         zeros_are_final: no gradient with respect to a zero of its sparse representations ever
             reaches a parameter, as behind a ReLU; training may then hold the active entries alone.
         regularized: the sides whose sparse representations training can make sparser.
@@ -32,6 +36,7 @@ class Encoder(nn.Module):
 
     markup = Markup()
     kinds: tuple[Kind, ...] = ("sparse",)
+    similarity: Similarity = "dot"
     zeros_are_final = True
     regularized: tuple[Side, ...] = ("query", "document")
     loss_weights: Mapping[str, float] = {}
@@ -54,10 +59,15 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def encode_both(
-        self, queries: TokenBatch, documents: TokenBatch
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
         """:meth:`encode` of either side; encoders of which both run through one body may make one
-        pass of them."""
+        pass of them.
+
+        Args:
+            queries, documents: N texts each, in general of other numbers.
+            memory: where SPLADE heads keep what they find for a second pass over the same texts.
+        """
         return self.encode(queries, "query"), self.encode(documents, "document")
 
     def complete(self, representations: Representations) -> Representations:
@@ -65,9 +75,20 @@ class Encoder(nn.Module):
         and within its graph: fills in what no part of a batch can know."""
         return representations
 
-    def observe(self, queries: Representations, documents: Representations) -> None:
-        """Called at the end of every training step, on every rank, with the representations of the
-        global batch; for encoders that count."""
+    def observe(self, queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+        """Called once in every training step, on every rank, with the flags ``used`` of the queries
+        and of the documents of the global batch; for encoders whose representations have such.
+        Returns what :meth:`finish` must know of either side."""
+        raise NotImplementedError
+
+    def finish(self, representations: Representations, seen: Tensor) -> Representations:
+        """Called after :meth:`observe` with one side of every micro-batch, within its graph: fills
+        in the losses that depend on what the global batch used, and takes ``used`` out.
+
+        Args:
+            seen: what :meth:`observe` returned for this side.
+        """
+        raise NotImplementedError
 
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of parameters that have their own, by the prefix of their names."""

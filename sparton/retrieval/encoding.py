@@ -38,8 +38,8 @@ def encode_texts(
 ) -> Representations:
     """Representations of ``texts`` on the host, in their order; no dense matrix outlives its batch.
 
-    The sparse half holds active entries alone. Of token vectors those are kept that take part in
-    MaxSim.
+    The sparse half holds active entries alone, of length 1 where the encoder's are compared by
+    cosine. Of token vectors those are kept that take part in MaxSim.
 
     Long texts come first, so that a batch too large for the device shows at once, and texts of
     like length share a batch. A thread tokenises ahead of the encoder.
@@ -172,16 +172,21 @@ def _encode(
     if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
         values, terms = encoder.topk(tokens, side, max_terms)
         best = SparseVectors.from_topk(values, terms, encoder.vocabulary_size)
-        return Representations(store_sparse(best))
+        return Representations(_comparable(encoder, store_sparse(best)))
     given: Representations = encoder.encode(tokens, side)
     sparse = given.sparse if "sparse" in kinds else None
     if sparse is not None and max_terms is not None:
         sparse = _largest(sparse, max_terms)
     vectors = given.tokens if "tokens" in kinds else None
     return Representations(
-        None if sparse is None else store_sparse(sparse),
+        None if sparse is None else _comparable(encoder, store_sparse(sparse)),
         None if vectors is None else store_tokens(vectors, vector_dtype),
     )
+
+
+def _comparable(encoder: Any, vectors: SparseVectors) -> SparseVectors:
+    """Vectors whose dot products are the encoder's similarities."""
+    return vectors.normalized() if encoder.similarity == "cosine" else vectors
 
 
 def _largest(sparse: Tensor | SparseVectors, max_terms: int) -> SparseVectors:

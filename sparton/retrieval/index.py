@@ -45,7 +45,7 @@ def exact_index(
         device: where to score.
         rerank_depth: candidates of a query where documents have both halves.
     """
-    sparse, tokens, _ = documents
+    sparse, tokens = documents.sparse, documents.tokens
     assert not isinstance(sparse, torch.Tensor), "a collection holds active entries alone"
     if tokens is None:
         assert sparse is not None, "documents without vectors"

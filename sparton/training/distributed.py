@@ -54,6 +54,14 @@ class World:
         """Concatenate ``[n, ...]`` of every rank to ``[size * n, ...]``; gradients as above."""
         return self._concatenate(rows, [rows.shape[0]] * self.size)
 
+    def any(self, flags: Tensor) -> Tensor:
+        """Bool flags of any shape, set where some rank has set them."""
+        if self.size == 1:
+            return flags
+        total = flags.byte()  # NCCL knows no "or"
+        dist.all_reduce(total, dist.ReduceOp.MAX)
+        return total.bool()
+
     def _gather(self, reps: Representations, extents: Sequence[Extent]) -> Representations:
         """``extents``: of every rank."""
         sparse = reps.sparse

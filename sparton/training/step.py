@@ -3,7 +3,8 @@
 In-batch negatives and FLOPS do not add up over parts of a batch, so the objective is evaluated
 once, on the representations of all ranks and micro-batches (Gao et al., arXiv 2101.06983):
 
-1. encode the micro-batches without a graph;
+1. encode the micro-batches without a graph, and tell an encoder that counts what it used for the
+   whole batch, on which some of its losses depend;
 2. gather the representations, evaluate the objective, and differentiate it with respect to them;
 3. encode each micro-batch again with a graph and push its slice of that gradient through; the
    fused head does not look for its maxima again;
@@ -32,11 +33,14 @@ from sparton.representations import Extent, Representations
 from sparton.training.distributed import World
 from sparton.training.gradient_sum import GradientSum
 from sparton.training.precision import Precision
-from sparton.types import TokenBatch, TrainBatch
+from sparton.types import SIDES, TokenBatch, TrainBatch
 
 # Of a side of the global batch, up to which ranks of one machine keep all: 256 MiB in fp32.
 DENSE_ENTRIES = 2**26
 _SEED_STRIDE = 1_000_003
+
+Sides = tuple[Representations, Representations]  # of queries and of documents
+Seen = tuple[Tensor, Tensor] | None  # what Encoder.finish must know of either; None: nothing
 
 
 class StepOutput(NamedTuple):
@@ -88,6 +92,7 @@ class ExactStep:
         micro_batches = list(self._split(batch, step))
         if len(micro_batches) == 1:
             encoded = self._encode(micro_batches[0])
+            encoded = self._finish(encoded, self._observe([encoded]))
             keep_all = self._keep_all(encoded)
             held = [side if keep_all else self._hold(side) for side in encoded]
             output, gradients = self._differentiate(held, batch.teacher_scores, step)
@@ -95,13 +100,11 @@ class ExactStep:
                 _backward(encoded, gradients)
         else:
             memory = HeadMemory()
-            with memory.keeping():
-                held, extents = self._encode_all(micro_batches)
+            held, extents, seen = self._encode_all(micro_batches, memory)
             output, gradients = self._differentiate(held, batch.teacher_scores, step)
             del held
-            with memory.repeating():
-                self._replay(micro_batches, extents, gradients)
-        self.encoder.observe(output.queries, output.documents)
+            memory.rewind()
+            self._replay(micro_batches, memory, extents, seen, gradients)
         return output
 
     def _split(self, batch: TrainBatch, step: int) -> Iterator[_MicroBatch]:
@@ -121,25 +124,44 @@ class ExactStep:
                 (seed * _SEED_STRIDE + start) % 2**63,
             )
 
-    def _encode(self, micro_batch: _MicroBatch) -> tuple[Representations, Representations]:
+    def _encode(self, micro_batch: _MicroBatch, memory: HeadMemory | None = None) -> Sides:
         torch.manual_seed(micro_batch.seed)
         with self.precision.autocast():
-            return self.encoder.encode_both(micro_batch.queries, micro_batch.documents)
+            return self.encoder.encode_both(micro_batch.queries, micro_batch.documents, memory)
 
     @torch.no_grad()
     def _encode_all(
-        self, micro_batches: Sequence[_MicroBatch]
-    ) -> tuple[list[Representations], list[list[Extent]]]:
-        """Both sides of the local batch, and how much of each comes from each micro-batch."""
-        sides: list[list[Representations]] = [[], []]
+        self, micro_batches: Sequence[_MicroBatch], memory: HeadMemory
+    ) -> tuple[list[Representations], list[list[Extent]], Seen]:
+        """Both sides of the local batch, how much of each comes from each micro-batch, and what
+        the encoder has seen."""
+        parts = []
         for micro_batch in micro_batches:
-            for side, reps in zip(sides, self._encode(micro_batch), strict=True):
-                side.append(self._hold(reps))
+            queries, documents = map(self._hold, self._encode(micro_batch, memory))
+            parts.append((queries, documents))
+        seen = self._observe(parts)
+        sides = [list(side) for side in zip(*[self._finish(part, seen) for part in parts])]
+        del parts
         extents = [[reps.extent for reps in side] for side in sides]
         held = []
         while sides:  # and the parts of one side are gone before those of the next are copied
             held.append(Representations.concatenate(sides.pop(0)))
-        return held, extents
+        return held, extents, seen
+
+    def _observe(self, parts: Sequence[Sides]) -> Seen:
+        """What the encoder makes of what the global batch used, given the parts of this rank's."""
+        used = [side.used for part in parts for side in part if side.used is not None]
+        if not used:
+            return None
+        by_part = torch.stack(used).unflatten(0, (len(parts), len(SIDES)))
+        queries, documents = self.world.any(by_part.any(0))
+        return self.encoder.observe(queries, documents)
+
+    def _finish(self, sides: Sides, seen: Seen) -> Sides:
+        if seen is None:
+            return sides
+        queries, documents = map(self.encoder.finish, sides, seen)
+        return queries, documents
 
     def _keep_all(self, sides: Sequence[Representations]) -> bool:
         """Whether the only micro-batch keeps its zeros; all ranks decide alike."""
@@ -171,16 +193,18 @@ class ExactStep:
     def _replay(
         self,
         micro_batches: Sequence[_MicroBatch],
+        memory: HeadMemory,
         extents: Sequence[Sequence[Extent]],
+        seen: Seen,
         gradients: Sequence[Representations],
     ) -> None:
         """Encode every micro-batch again, with a graph, and backpropagate its own gradients."""
         parts = (side.split(sizes) for side, sizes in zip(gradients, extents, strict=True))
         *others, last = zip(micro_batches, zip(*parts, strict=True), strict=True)
         for micro_batch, own in others:
-            _backward(self._encode(micro_batch), own)
+            _backward(self._finish(self._encode(micro_batch, memory), seen), own)
         micro_batch, own = last
-        encoded = self._encode(micro_batch)
+        encoded = self._finish(self._encode(micro_batch, memory), seen)
         with self._gradient_sum.of_last_backward():
             _backward(encoded, own)
 

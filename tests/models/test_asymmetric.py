@@ -9,7 +9,6 @@ from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import separate_queries, shared_queries, static_queries
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
-from sparton.models.encoder import Encoder
 from sparton.models.heads import EagerHead
 from sparton.models.idf import write_idf
 from sparton.models.splade import SpladeEncoder
@@ -87,16 +86,6 @@ def test_each_side_counts_the_arithmetic_of_its_own_encoder(document):
     static = static_queries(document, frozen=False)
     assert static.flops_per_token(8.0, "query") == 0
     assert static.flops_per_token(8.0, "document") == document.flops_per_token(8.0, "query")
-
-
-def test_both_sides_observe(document, monkeypatch):
-    seen = []
-    monkeypatch.setattr(Encoder, "observe", lambda own, *sides: seen.append((own, *sides)))
-    encoder = static_queries(document)
-    reps = [encoder.encode(TOKENS, "query"), encoder.encode(TOKENS, "document")]
-    encoder.observe(*reps)
-    assert [own for own, *_ in seen] == [encoder.query, document]
-    assert all(sides == reps for _, *sides in seen)
 
 
 @pytest.mark.parametrize(

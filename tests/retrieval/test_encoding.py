@@ -25,6 +25,7 @@ class CountingEncoder(nn.Module):
     """Counts each token id; remembers how it was called."""
 
     kinds: tuple[str, ...] = ("sparse",)
+    similarity = "dot"
 
     def __init__(self) -> None:
         super().__init__()

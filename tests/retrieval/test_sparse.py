@@ -164,6 +164,22 @@ def test_storing_names_the_row_that_is_not_finite(bad):
         store_sparse(reps)
 
 
+def test_normalized_rows_have_length_1_and_their_dot_products_are_cosines():
+    reps = torch.rand(6, 40, generator=torch.Generator().manual_seed(0)) * 100
+    reps[reps < 60] = 0
+    reps[[2, 5]] = 0
+    reps[3] *= 1e-30  # whose squares fp32 does not have
+    rows = store_sparse(reps)
+    unit = store_sparse(torch.nn.functional.normalize(reps.double(), dim=1, eps=0).nan_to_num())
+    given = rows.normalized()
+    np.testing.assert_array_equal(given.cu_seqlens, rows.cu_seqlens)
+    np.testing.assert_array_equal(given.terms, rows.terms)
+    np.testing.assert_allclose(given.values, unit.values, rtol=1e-6)
+    assert given.values.dtype == torch.float32 and given.lengths[[2, 5]].tolist() == [0, 0]
+    assert rows.values.max() > 60 and len(rows.values) > 40
+    assert store_sparse(torch.zeros(0, 4)).normalized().num_vectors == 0
+
+
 def test_mean_flops_is_the_mean_number_of_shared_terms():
     queries, documents = small_integers(7, 12, seed=11), small_integers(31, 12, seed=12)
     shared = ((queries[:, None] != 0) & (documents[None] != 0)).sum(-1).double().mean().item()

@@ -98,6 +98,14 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(folders, tmp_path, monkeypa
     assert len(seen) == 5
 
 
+def test_a_model_that_cuts_its_embeddings_is_refused(folders, tmp_path, monkeypatch):
+    file = folders[1] / "config_sentence_transformers.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"truncate_dim": 8}))
+    with pytest.raises(SystemExit, match="dense cuts embeddings to truncate_dim=8, and an autoenc"):
+        cache(monkeypatch, tmp_path / "cache", folders)
+    assert not (tmp_path / "cache").exists()
+
+
 def test_other_texts_models_and_folders_are_refused(folders, tmp_path, monkeypatch):
     path = cache(monkeypatch, tmp_path / "cache", folders)
     for more in (["--query-length", "6"], ["--dtype", "float16"]):

@@ -172,6 +172,7 @@ def splade_head(
     pooling: Pooling = "max",
     activation: Activation = "relu",
     fp8: bool = False,
+    memory: HeadMemory | None = None,
 ) -> Tensor:
     """SPLADE representations of N packed sequences without materialising their logits.
 
@@ -198,6 +199,8 @@ def splade_head(
             vocabulary row), then compute the logits of the tokens found from the given operands.
             Near-ties may go to another token. For float16 and bfloat16, on GPUs of compute
             capability 8.9 or later; CPU tensors run an emulation.
+        memory: keeps the maxima of a call without a graph for one that encodes the same texts with
+            a graph; see :class:`HeadMemory`. A sum keeps nothing.
 
     Returns:
         fp32 ``[N, V]``. Differentiable once, with respect to hidden, weight and bias; gradients
@@ -214,17 +217,16 @@ def splade_head(
     check_operands(*operands, cu_seqlens)
     if pooling == "sum":
         return sum_op(*operands, cu_seqlens, activation)
-    keeping = HeadMemory.in_use
-    if keeping is not None and keeping.repeats:
-        found = keeping.next((cu_seqlens.shape[0] - 1, weight.shape[0]))
+    if memory is not None and memory.repeats:
+        found = memory.next((cu_seqlens.shape[0] - 1, weight.shape[0]))
         if found is not None:
             return cast(Tensor, _Repeated.apply(*operands, cu_seqlens, activation, *found))
-        keeping = None
+        memory = None
     differentiate = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in operands
     )
-    wants_argmax = differentiate or keeping is not None
+    wants_argmax = differentiate or memory is not None
     reps, argmax = _forward_op(*operands, cu_seqlens, activation, fp8, wants_argmax)
-    if keeping is not None:
-        keeping.keep(reps, argmax)
+    if memory is not None:
+        memory.keep(reps, argmax)
     return reps

@@ -14,7 +14,7 @@ from torch import nn
 from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import load_body, load_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
-from sparton.models.folders.files import Lengths, join, own_lengths, write_json
+from sparton.models.folders.files import DESCRIPTION, Lengths, join, own_lengths, write_json
 from sparton.models.folders.vectors import check_head, read_lengths, read_modules, read_vectors
 from sparton.types import BodyOptions
 
@@ -111,7 +111,7 @@ def _descriptions(
         {"idx": row, "name": str(row), "path": folder, "type": kind}
         for row, (folder, kind) in enumerate(parts.items())
     ]
-    files["config_sentence_transformers.json"] = {
+    files[DESCRIPTION] = {
         "model_type": "ColBERT" if head.normalize else "MultiVectorEncoder",
         "similarity_fn_name": "MaxSim",
         "prompts": {"query": head.query_prompt, "document": head.document_prompt},

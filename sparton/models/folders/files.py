@@ -7,20 +7,21 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from sparton.models.repository import optional_file
-from sparton.types import Markup
+from sparton.types import Markup, Similarity
 
 LENGTH_KEYS = (
     ("sentence_bert_config.json", "max_seq_length"),
     ("tokenizer_config.json", "max_seq_length"),
     ("tokenizer_config.json", "model_max_length"),
 )
+DESCRIPTION = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 UNLIMITED = 10**9  # transformers writes 1e30 for a tokenizer without a limit
 
@@ -98,10 +99,57 @@ def module_kinds(name: str, revision: str | None) -> list[str] | None:
     return modules and [module["type"].rsplit(".", 1)[-1] for module in modules]
 
 
+def describe_model(kind: str, similarity: str, markup: Markup) -> dict[str, Any]:
+    """The ``config_sentence_transformers.json`` of a model of that class."""
+    return {
+        "model_type": kind,
+        "similarity_fn_name": similarity,
+        "prompts": {"query": markup.query_prompt, "document": markup.document_prompt},
+        "default_prompt_name": None,
+    }
+
+
+def read_description(name: str, revision: str | None, folder: str = "") -> dict[str, Any]:
+    """What sentence-transformers says of the model as a whole; empty where it says nothing."""
+    return read_json(name, join(folder, DESCRIPTION), revision) or {}
+
+
+def read_similarity(name: str, default: Similarity, revision: str | None) -> Similarity:
+    """How representations are compared; the default of sentence-transformers' class where the
+    folder does not say.
+
+    Raises:
+        ValueError: in another way than by dot product or cosine.
+    """
+    found = read_description(name, revision).get("similarity_fn_name")
+    for known in get_args(Similarity):
+        if found in (known, None):
+            return default if found is None else known
+    raise ValueError(
+        f"{name}/{DESCRIPTION}: similarity_fn_name is {found!r}, and vectors are compared by 'dot' "
+        "or 'cosine' here alone: write the one that this model may be searched by"
+    )
+
+
+def check_active_dims(name: str, own: int | None, revision: str | None) -> None:
+    """Refuse a sparse model of which sentence-transformers keeps another number of weights of a
+    text than the model's ``own``.
+
+    Raises:
+        ValueError: names the number and the remedy.
+    """
+    found = read_description(name, revision).get("max_active_dims")
+    if found not in (None, own):
+        raise ValueError(
+            f"{name}/{DESCRIPTION}: max_active_dims={found} keeps that many weights of a text, and "
+            f"this model keeps {'all' if own is None else own}: take it out, and bound them where "
+            "texts are encoded (max_terms)"
+        )
+
+
 def read_prompts(name: str, revision: str | None) -> Markup:
     """What ``encode_query`` and ``encode_document`` of sentence-transformers put before texts."""
-    config = read_json(name, "config_sentence_transformers.json", revision) or {}
-    prompts = config.get("prompts") or {}
+    prompts = read_description(name, revision).get("prompts") or {}
     return Markup(
         query_prompt=prompts.get("query") or "", document_prompt=prompts.get("document") or ""
     )

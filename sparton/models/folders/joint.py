@@ -33,6 +33,7 @@ def save_joint(
         query_prompt=head.query_marker + head.query_prompt,
         document_prompt=head.document_marker + head.document_prompt,
     )
+    sparse.similarity = encoder.similarity
     save_checkpoint(sparse, path)
     (path / VECTORS_FOLDER).mkdir()
     for file in path.iterdir():
@@ -77,6 +78,7 @@ def load_joint(
     found, projection = read_vectors(name, modules, sparse.tokenizer, revision)
     check_head(name, None if head is None else head.tokens, found, sparse.tokenizer)
     encoder = JointEncoder(sparse.backbone, head or JointHead(sparse.head, found))
+    encoder.similarity = sparse.similarity
     encoder.projection.load_state_dict(projection)
     return encoder
 

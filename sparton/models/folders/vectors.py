@@ -16,17 +16,18 @@ from transformers import PreTrainedTokenizerFast
 
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders.files import (
+    DESCRIPTION,
     WEIGHTS,
     Lengths,
     check_settings,
     join,
     length_of,
+    read_description,
     read_json,
     read_module,
     read_weights,
 )
 
-CONFIG = "config_sentence_transformers.json"
 PYLATE = "ColBERT"  # the model type
 PYLATE_LENGTHS = Lengths(32, 180)
 TAIL = {"MultiVectorMask", "Normalize"}
@@ -82,7 +83,7 @@ def read_modules(name: str, folder: str, revision: str | None) -> Modules:
     """Of the model whose ``modules.json`` lies in ``folder``.
 
     Raises:
-        ValueError: they are no late-interaction model.
+        ValueError: they are no late-interaction model, or it is not scored by MaxSim.
         FileNotFoundError: there is no ``modules.json``.
     """
     place = join(folder, "modules.json")
@@ -97,7 +98,8 @@ def read_modules(name: str, folder: str, revision: str | None) -> Modules:
             f"{name}/{place} composes {' + '.join(kinds)}; a late-interaction model is a "
             "Transformer followed by Dense, and perhaps by MultiVectorMask and Normalize"
         )
-    config = read_json(name, join(folder, CONFIG), revision) or {}
+    config = read_description(name, revision, folder)
+    _check_similarity(join(name, folder, DESCRIPTION), config.get("similarity_fn_name"))
     return Modules(
         transformer=places[0],
         projections=places[1 : 1 + number],
@@ -161,6 +163,16 @@ def check_head(
         for head in (given, found)
     )
     check_settings(name, ours, theirs)
+
+
+def _check_similarity(place: str, found: str | None) -> None:
+    """Of single vectors' similarities the names may be left over from the model that was begun
+    with. PyLate and sentence-transformers pay no attention to them."""
+    if found not in (None, "MaxSim", "maxsim", "cosine", "dot"):
+        raise ValueError(
+            f"{place}: similarity_fn_name is {found!r}, and token vectors are scored by 'maxsim' "
+            "alone: write this if the model may be searched by it"
+        )
 
 
 def _opening(
