@@ -19,18 +19,13 @@ myst_heading_anchors = 4
 # A reference that leads nowhere is a fault of the page. No build downloads what other libraries
 # document, so types of theirs in signatures have no target.
 nitpicky = True
-nitpick_ignore_regex = [
-    (r"py:(class|obj|data|exc)", r"(?!sparton\.).*"),
-    # Names that signatures show without their module.
-    (r"py:class", r"sparton\.ops\.(P|R)"),
-]
+nitpick_ignore_regex = [(r"py:(class|obj|data|exc|meth)", r"(?!sparton).*")]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
-napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 

@@ -24,7 +24,7 @@ from tables.sweeps import multilingual, table3, table3_in_domain
 from tables.training import any_batch_table, gpus_table, late_table, splade_table, steps_table
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/quality.md")
 TABLES = {
     "summary": summary_table,
     "in_domain": in_domain_table,
