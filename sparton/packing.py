@@ -4,7 +4,7 @@ T tokens in all, N sequences, S the longest of them.
 Sequence n owns the tokens ``cu_seqlens[n] : cu_seqlens[n + 1]``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -38,11 +38,11 @@ def rows_of(sequences: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ranges_within(
-    cu_seqlens: Tensor, most_tokens: int, most_sequences: int | None = None
+    cu_seqlens: Tensor | Sequence[int], most_tokens: int, most_sequences: int | None = None
 ) -> Iterator[tuple[int, int]]:
     """Consecutive sequences ``first : last`` within both limits, but never none; a sequence that
     exceeds the limit of tokens is alone. The boundaries are read on the host."""
-    bounds = cu_seqlens.cpu().long()
+    bounds = torch.as_tensor(cu_seqlens, dtype=torch.int64, device="cpu")
     first, number = 0, bounds.numel() - 1
     while first < number:
         fitting = int(torch.searchsorted(bounds, bounds[first] + most_tokens, right=True)) - 1

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.packing import ranges_within, sequence_ids
 from sparton.representations import Representations
 from sparton.retrieval.protocols import Found, check_kinds, check_request
 from sparton.sparse_vectors import SparseVectors, term_counts
 from sparton.types import Kind
-
-_LOW_32_BITS = 2**32 - 1
 
 
 def mean_flops(queries: SparseVectors, documents: SparseVectors) -> float:
@@ -97,7 +96,8 @@ class SparseIndex:
                 found = chunk.best(block, k, excluded[start:stop])
                 best = _best(torch.cat([best, found], dim=1), k) if best.shape[1] else found
             keys[start:stop, : best.shape[1]] = best
-        scores, rows = _unpack(keys)
+        scores, rows = from_keys(keys)
+        rows.masked_fill_(scores <= 0, -1)
         return Found(scores.cpu().numpy(), rows.cpu().numpy())
 
     def _check(self, queries: SparseVectors, k: int, exclude: NDArray[np.int64] | None) -> None:
@@ -130,33 +130,13 @@ class _Chunk(NamedTuple):
         inside = (rows >= 0) & (rows < num_documents)
         query_rows = torch.arange(num_queries, device=block.device)
         scores[rows[inside], query_rows[inside]] = 0
-        return _best(_pack(scores, self.first_row), k)
+        # What is not above zero is no result, whatever its sign.
+        keys = sort_keys(scores.t().contiguous().clamp_(min=0), self.first_row, non_negative=True)
+        return _best(keys, k)
 
 
 def _best(keys: Tensor, k: int) -> Tensor:
     return keys.topk(min(k, keys.shape[1]), dim=1).values
-
-
-def _pack(scores: Tensor, first_row: int) -> Tensor:
-    """Scores ``[N, Q]`` and their rows as sortable int64 keys ``[Q, N]``.
-
-    The bits of a positive float order like an integer. They take the upper half; the lower half
-    counts rows downwards, so keys are unique and the lower row wins among equal scores.
-    """
-    num_documents, num_queries = scores.shape
-    keys = torch.empty(num_queries, num_documents, dtype=torch.int64, device=scores.device)
-    keys.copy_(scores.view(torch.int32).t())
-    keys.bitwise_left_shift_(32)
-    rows = torch.arange(first_row, first_row + num_documents, device=scores.device)
-    return keys.bitwise_or_(_LOW_32_BITS - rows)
-
-
-def _unpack(keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse of :func:`_pack`; keys whose score is not above zero become score 0, row -1."""
-    scores = (keys >> 32).int().view(torch.float32)
-    rows = _LOW_32_BITS - (keys & _LOW_32_BITS)
-    found = scores > 0
-    return scores.where(found, torch.zeros_like(scores)), rows.where(found, -torch.ones_like(rows))
 
 
 def _dense_columns(vectors: SparseVectors) -> Tensor:

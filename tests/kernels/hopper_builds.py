@@ -19,14 +19,18 @@ from triton.runtime import driver
 
 from sparton.kernels.launch import Launch
 from sparton.kernels.maxsim import hidden, paths
+from sparton.kernels.maxsim.batches import packed_operands, padded_operands
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands
-from sparton.kernels.maxsim.operands import padded_operands
 from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
+from sparton.kernels.maxsim.residual.centroid_forward import centroid_forward
 from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
+from sparton.kernels.varlen_attention import forward as attention_kernels
+from sparton.kernels.varlen_attention.operands import attention_operands
 
 # ptxas crashes on some, and of others it makes what happens to be in a register.
 CONSTANTS_ROUNDED = re.compile(r"cvt\S+e4m3x2\.f32\s+%rs\d+, (%r\d+), \1;")
+ASSERTING = ("_verify_lengths_kernel", "_varlen_attention_fwd_kernel")
 BF16, FP8, FP32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
 
 
@@ -46,8 +50,12 @@ class Hopper:
 def build(built: list[tuple[str, int]], launch: Launch, *tensors: Any) -> None:
     kernel = launch.kernel
     compiled = kernel.warmup(*tensors, *launch.integers, grid=launch.grid, **launch.constants)
-    name = kernel.fn.__name__
-    assert not CONSTANTS_ROUNDED.search(compiled.asm["ptx"]), f"{name} rounds constants"
+    name, ptx = kernel.fn.__name__, compiled.asm["ptx"]
+    assert not CONSTANTS_ROUNDED.search(ptx), f"{name} rounds constants"
+    listed = dict(zip(kernel.arg_names, tensors)).get("pairs_ptr") is not None
+    asserts = launch.constants.get("VERIFY", name in ASSERTING)
+    asserts |= listed and name == "_maxsim_streaming_fwd_kernel"
+    assert ("__assertfail" in ptx) == asserts, f"{name} asserts too much or nothing"
     built.append((name, compiled.metadata.shared))
 
 
@@ -104,6 +112,38 @@ def own_documents(dtype: torch.dtype, E: int, method: str) -> None:
     paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
 
 
+def stated_lengths(Lq: int, pairing: str | int) -> None:
+    """Of two queries and documents, for a product or not."""
+    queries, documents = torch.zeros(2 * Lq, 128, dtype=BF16), torch.zeros(600, 128, dtype=BF16)
+    bounds = torch.tensor([0, Lq, 2 * Lq]), torch.tensor([0, 200, 600])
+    operands = packed_operands(queries, documents, *bounds, None, None, pairing, Lq, 400)
+    paths.maxsim_forward_cuda(operands, normalize=False, argmax=True)
+
+
+def centroids(W: int) -> None:
+    queries, codes = torch.zeros(W, 128, dtype=BF16), torch.zeros(600, dtype=torch.int32)
+    bounds = torch.tensor([0, W]), torch.tensor([0, 200, 600])
+    mask = torch.ones(600, dtype=torch.bool)
+    centroid_forward(queries, codes, torch.zeros(64, 128), *bounds, None, mask, True)
+
+
+def attention(d: int) -> None:
+    states, bounds = torch.zeros(600, 12, d, dtype=BF16), torch.tensor([0, 200, 600]).int()
+    operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1)
+    attention_kernels.varlen_attention_forward(operands)
+
+
+def listed_pairs(dtype: torch.dtype) -> None:
+    queries, documents = torch.zeros(80, 128, dtype=dtype), torch.zeros(600, 128, dtype=dtype)
+    bounds = torch.tensor([0, 40, 80]), torch.tensor([0, 200, 600])
+    pairs = torch.tensor([[0, 1], [1, 1], [0, 0]])
+    operands = packed_operands(queries, documents, *bounds, None, None, pairs, 40)
+    _, winners = paths.maxsim_forward_cuda(operands, normalize=True, argmax=True)
+    for method in ("lowmem", "unified"):
+        grad = torch.zeros(3, 1)
+        paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     hopper, hopper_fp8 = forward.HOPPER[0], forward.HOPPER_FP8[0]
     for D in (128, 768):
@@ -138,14 +178,22 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         for method in ("lowmem", "unified"):
             name = f"own documents {dtype} {method}"
             yield name, partial(own_documents, dtype, 1024, method)
+        yield f"pairs {dtype}", partial(listed_pairs, dtype)
     for E in (96, MOST_UNITS):
         yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
+    for Lq, pairing in ((40, "cross"), (40, 1), (2, "cross"), (300, "cross")):
+        yield f"stated lengths {Lq} {pairing}", partial(stated_lengths, Lq, pairing)
+    for W in (1, 32, 200):
+        yield f"centroids {W}", partial(centroids, W)
+    for d in (64, 128):
+        yield f"attention {d}", partial(attention, d)
     yield "too large", partial(from_hidden, BF16, 1024, config=hidden.HiddenConfig())
 
 
 def main() -> None:
     driver.set_active(Hopper())
     forward._capability = lambda device: (9, 0)
+    attention_kernels.JITFunction = ()  # for tensors on a CPU
     built: list[tuple[str, int]] = []
     Launch.__call__ = lambda *launch: build(built, *launch)  # type: ignore[method-assign]
     for case, run in cases():

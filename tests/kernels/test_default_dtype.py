@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from sparton.kernels.maxsim import compress, train_codec
+from sparton.kernels.maxsim.batches import packed_operands
 from sparton.kernels.maxsim.cross import cross_forward
 from sparton.kernels.maxsim.hidden import search_hidden
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands
-from sparton.kernels.maxsim.operands import packed_operands
 from sparton.kernels.maxsim.residual.cpu import residual_forward_cpu
 from sparton.kernels.maxsim.residual.forward import residual_forward
 from sparton.kernels.segment_max.forward import segment_max_forward

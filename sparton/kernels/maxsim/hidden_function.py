@@ -220,7 +220,7 @@ def maxsim_from_hidden(
         query_mask: bool ``[Q, Lq]`` or None.
         document_mask: bool ``[N, Ld]`` or ``[T]``, holes allowed, or None.
         bias: ``[E]``, of the dtype of the others (or any under autocast), or None.
-        document_cu_seqlens: int32 ``[N + 1]``, from 0 to T.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to T.
         normalize: L2-normalise the projected tokens.
 
     Returns:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.operands import (
     MaxSimOperands,
-    check_cu_seqlens,
     check_devices,
     check_mask,
     check_precision,
@@ -52,7 +52,7 @@ class HiddenOperands(NamedTuple):
         query_cu_seqlens = equal_cu_seqlens(Q, L, self.queries.device)
         return MaxSimOperands(
             self.queries, tokens, query_cu_seqlens, self.cu_seqlens, self.query_mask, self.mask,
-            None, query_length=L, longest_document=self.longest,
+            None, query_length=L, longest_query=L, longest_document=self.longest,
         )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def hidden_operands(
     if cu_seqlens is None:
         cu_seqlens = equal_cu_seqlens(hidden_shape[0], hidden_shape[1], hidden.device)
     else:
-        check_cu_seqlens("document_cu_seqlens", cu_seqlens)
+        cu_seqlens = int32_boundaries("document_cu_seqlens", cu_seqlens)
     check_devices(hidden, queries, projection, bias, query_mask, document_mask, cu_seqlens)
     return HiddenOperands(
         queries, hidden, projection, bias, cu_seqlens, query_mask, document_mask,

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import cast_for_autocast
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
@@ -188,7 +189,8 @@ def splade_head(
         hidden: ``[T, D]`` float16, bfloat16 or float32 (float64 on the CPU).
         weight: ``[V, D]``, the same dtype (or any under autocast).
         bias: ``[V]``, any float dtype, or None.
-        cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences; from 0 to T, ascending.
+        cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the sequences; from 0 to T,
+            ascending.
         pooling: "max" as above, or "sum" for the sum over t of ``log1p(relu(.))``, as SPLADE began
             (https://arxiv.org/abs/2107.05720). Every positive logit of a sum has a gradient, so the
             backward computes the logits again; their gradients are rounded to the dtype of
@@ -212,6 +214,7 @@ def splade_head(
             do not ascend from 0 to T.
     """
     check_variant(pooling, activation, fp8)
+    cu_seqlens = int32_boundaries("cu_seqlens", cu_seqlens)
     hidden, weight = cast_for_autocast(hidden, weight)
     operands = (hidden, weight, bias)
     check_operands(*operands, cu_seqlens)

@@ -28,7 +28,8 @@ def save_colbert(
     """Fill the folder ``path``.
 
     PyLate gives every vector the length 1 and knows no model that does not: the folder of an
-    encoder without ``normalize`` is sentence-transformers' alone.
+    encoder without ``normalize`` is sentence-transformers' alone. PyLate applies the folder's
+    prompts only where ``encode`` is given their ``prompt_name``, "query" or "document".
     """
     encoder.backbone.model.save_pretrained(path)
     encoder.tokenizer.save_pretrained(path)
