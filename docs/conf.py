@@ -1,8 +1,11 @@
 """Settings of Sphinx for the site: ``make docs``."""
 
-import re
+from typing import Any
+
+from sphinx.application import Sphinx
 
 import sparton
+import sparton.ops
 
 project = "sparton"
 author = copyright = "The sparton authors"
@@ -16,10 +19,14 @@ html_show_sphinx = False
 
 myst_heading_anchors = 4
 
-# A reference that leads nowhere is a fault of the page. No build downloads what other libraries
-# document, so types of theirs in signatures have no target.
+# A reference that leads nowhere is a fault of the page. What other libraries document has no target
+# here, as no build downloads their inventories; neither have type variables.
 nitpicky = True
-nitpick_ignore_regex = [(r"py:(class|obj|data|exc|meth)", r"(?!sparton).*")]
+nitpick_ignore_regex = [
+    (r"py:(class|obj|data|exc|meth)", r"(?!sparton).*"),
+    (r"py:class", r"sparton\.models\.body\.Config"),
+    (r"py:class", r"sparton\.integrations\.sentence_transformers\.\w+\.(Model|Scored)"),
+]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -29,10 +36,23 @@ python_maximum_signature_line_length = 88
 napoleon_use_rtype = False
 
 
-def leave_out(app, what, name, member, skip, options):
-    """Fields of named tuples are told in the docstring of the class, where it says anything."""
-    return skip or bool(re.match("Alias for field number", getattr(member, "__doc__", None) or ""))
+def leave_out(
+    app: Sphinx, what: str, name: str, member: object, skip: bool, options: object
+) -> bool:
+    """Skip fields of named tuples, which the docstring of the class describes."""
+    return skip or (getattr(member, "__doc__", None) or "").startswith("Alias for field number")
 
 
-def setup(app):
+def find_public(app: Sphinx, env: Any, node: Any, content: Any) -> Any:
+    """Lead references to functions of the kernels to :mod:`sparton.ops`, where they are shown."""
+    module, _, name = node.get("reftarget", "").rpartition(".")
+    if not module.startswith("sparton.kernels") or name not in sparton.ops.__all__:
+        return None
+    domain = env.domains["py"]
+    document, target = node["refdoc"], f"sparton.ops.{name}"
+    return domain.resolve_xref(env, document, app.builder, "func", target, node, content)
+
+
+def setup(app: Sphinx) -> None:
     app.connect("autodoc-skip-member", leave_out)
+    app.connect("missing-reference", find_public)
