@@ -18,8 +18,8 @@ from sparton.losses.contract import Scored, Term
 class RankingLoss(ABC):
     """A function of one matrix of scores; a :class:`~sparton.losses.contract.Loss`.
 
-    Of representations with two halves it is applied to the scores of each, and their sum is
-    minimised.
+    Where representations have two halves, it is applied to the scores of each half, and the sum of
+    the two is minimised.
     """
 
     needs_negatives: ClassVar[bool] = False
