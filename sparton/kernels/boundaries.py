@@ -26,7 +26,8 @@ def int32_boundaries(name: str, cu_seqlens: Tensor) -> Tensor:
     """Checked boundaries as the kernels read them: int32, the same tensor if it is that already.
     The kernels of these functions count tokens in int32; batches of more are refused elsewhere."""
     check_boundaries(name, cu_seqlens)
-    return cu_seqlens.to(torch.int32)
+    # To ask a tensor for what it is costs the host time.
+    return cu_seqlens if cu_seqlens.dtype == torch.int32 else cu_seqlens.to(torch.int32)
 
 
 def check_longest(name: str, longest: int, cu_seqlens: Tensor, total: int) -> None:

@@ -276,7 +276,9 @@ def _check_packing(body: EncoderBody) -> None:
         raise _unpackable(body.model) from error
     finally:
         body.train(training)
-    if not torch.allclose(together, alone, rtol=0, atol=1e-4 * float(alone.abs().max())):
+    # Rounding differs between batches, by more where products are in TF32 or weights in 16 bits.
+    tolerance = max(1e-3, 4 * torch.finfo(alone.dtype).eps)
+    if not (together - alone).float().norm() <= tolerance * alone.float().norm():
         raise _unpackable(body.model)
 
 

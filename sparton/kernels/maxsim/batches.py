@@ -126,8 +126,8 @@ def padded_operands(
         document_mask,
         per_query,
         query_length=Lq,
-        longest_query=Lq,
         longest_document=Ld,
+        longest_query=Lq,
         pairs=listed,
     )
 
@@ -176,8 +176,8 @@ def packed_operands(
         document_mask,
         per_query,
         query_length=query_max_seqlen if equal else None,
-        longest_query=query_max_seqlen,
         longest_document=document_max_seqlen,
+        longest_query=query_max_seqlen,
         verify=query_max_seqlen is not None or document_max_seqlen is not None,
         pairs=listed,
     )

@@ -52,7 +52,7 @@ class HiddenOperands(NamedTuple):
         query_cu_seqlens = equal_cu_seqlens(Q, L, self.queries.device)
         return MaxSimOperands(
             self.queries, tokens, query_cu_seqlens, self.cu_seqlens, self.query_mask, self.mask,
-            None, query_length=L, longest_query=L, longest_document=self.longest,
+            None, query_length=L, longest_document=self.longest,
         )  # fmt: skip
 
 

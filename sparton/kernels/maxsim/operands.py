@@ -29,7 +29,7 @@ class MaxSimOperands(NamedTuple):
         per_query: None scores each query against all documents, ``[Q, N]``; K scores query q
             against documents ``q * K : (q + 1) * K``, ``[Q, K]``.
         query_length: tokens of each query, where all have as many and the host knows it, or None.
-        longest_query, longest_document: most tokens of a query and of a document, where the host
+        longest_document, longest_query: most tokens of a document and of a query, where the host
             knows them, or None.
         verify: the longest are what a caller states; a forward sees to it that they are true.
         pairs: int32 ``[P, 2]``, contiguous, scores query ``pairs[p, 0]`` against document
@@ -44,8 +44,8 @@ class MaxSimOperands(NamedTuple):
     document_mask: Tensor | None
     per_query: int | None
     query_length: int | None = None
-    longest_query: int | None = None
     longest_document: int | None = None
+    longest_query: int | None = None
     verify: bool = False
     pairs: Tensor | None = None
 

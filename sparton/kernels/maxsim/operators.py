@@ -73,8 +73,8 @@ def _forward_op(
     document_mask: Tensor | None,
     per_query: int | None,
     query_length: int | None,
-    longest_query: int | None,
     longest_document: int | None,
+    longest_query: int | None,
     verify: bool,
     pairs: Tensor | None,
     normalize: bool,
@@ -83,7 +83,7 @@ def _forward_op(
 ) -> tuple[Tensor, Tensor]:
     operands = MaxSimOperands(
         queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
-        per_query, query_length, longest_query, longest_document, verify, pairs,
+        per_query, query_length, longest_document, longest_query, verify, pairs,
     )  # fmt: skip
     scores, winners = run_forward(operands, normalize, argmax)
     return scores, scores.new_empty(0, dtype=torch.int32) if winners is None else winners
@@ -119,8 +119,8 @@ def _backward_op(
     pairs: Tensor | None,
     per_query: int | None,
     query_length: int | None,
-    longest_query: int | None,
     longest_document: int | None,
+    longest_query: int | None,
     normalize: bool,
     backward: str,
     need_queries: bool,
@@ -129,7 +129,7 @@ def _backward_op(
     # Masked tokens are no winners: a backward needs no masks.
     operands = MaxSimOperands(
         queries, documents, query_cu_seqlens, document_cu_seqlens, None, None,
-        per_query, query_length, longest_query, longest_document, pairs=pairs,
+        per_query, query_length, longest_document, longest_query, pairs=pairs,
     )  # fmt: skip
     gradients = run_backward(
         grad, argmax, operands, normalize, backward, need_queries, need_documents
