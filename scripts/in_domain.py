@@ -37,6 +37,7 @@ SYSTEMS = {
 }
 ADAPTED = ("splade", "joint", "inference-free")  # those that need a head of MiniLM's
 TEACHER = "colbert-pairs"
+SPARTON = ("-m", "sparton")
 
 
 class Step(NamedTuple):
@@ -100,9 +101,9 @@ def study(arguments: argparse.Namespace) -> Iterator[Step]:
     corpora = [str(data / folder) for folder in COLLECTIONS.values()]
     mlm, idf = output / "minilm-mlm", output / "idf.json"
     adapt = ("--steps", str(arguments.adapt_steps), "--output", str(mlm))
-    yield Step("adapt", ("scripts/adapt_mlm.py", *adapt, *corpora), mlm)
+    yield Step("adapt", (*SPARTON, "adapt", *adapt, *corpora), mlm)
     words = ("--tokenizer", str(mlm), "--output", str(idf))
-    yield Step("idf", ("scripts/compute_idf.py", *corpora, *words), idf)
+    yield Step("idf", (*SPARTON, "idf", *corpora, *words), idf)
     for name in COLLECTIONS:
         yield mining("mine", name, data, output / "mined" / f"{name}.jsonl", ())
     yield evaluation("bm25", "bm25", data, output)
@@ -122,7 +123,7 @@ def study(arguments: argparse.Namespace) -> Iterator[Step]:
 
 def mining(verb: str, name: str, data: Path, output: Path, words: tuple[str, ...]) -> Step:
     """Negatives of one collection's training queries, by BM25."""
-    command = ("scripts/mine_hard_negatives.py", "--beir", str(data / COLLECTIONS[name]), "--ids")
+    command = (*SPARTON, "mine", "--beir", str(data / COLLECTIONS[name]), "--ids")
     choice = ("--depth", "50", "--sample", "--short", "pad", "--output", str(output))
     return Step(f"{verb}-{name}", (*command, *choice, *words), output)
 

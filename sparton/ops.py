@@ -104,7 +104,8 @@ def splade_head(
             last matrix of a masked-language model reads.
         weight: ``[V, D]`` of that matrix, in the same dtype, or in any under autocast.
         bias: ``[V]`` in any float dtype, or None.
-        cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of packed sequences, from 0 to T, ascending.
+        cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of packed sequences, from 0 to T,
+            ascending.
         attention_mask: ``[N, S]`` of booleans or integers. The host waits once for the number of
             tokens; :func:`pack` shares the wait among several calls, or saves it.
         pooling: "max" or "sum" over the tokens of a sequence.

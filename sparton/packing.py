@@ -38,6 +38,11 @@ def rows_of(sequences: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     return rows + torch.arange(rows.numel(), device=rows.device), own
 
 
+def ranges_of(total: int, size: int) -> list[range]:
+    """Consecutive ranges of ``size`` that cover ``total`` rows; the last one may be shorter."""
+    return [range(start, min(start + size, total)) for start in range(0, total, size)]
+
+
 def ranges_within(
     cu_seqlens: Tensor | Sequence[int], most_tokens: int, most_sequences: int | None = None
 ) -> Iterator[tuple[int, int]]:

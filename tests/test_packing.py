@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparton.packing import cu_seqlens_of, ranges_within, rows_of
+from sparton.packing import cu_seqlens_of, ranges_of, ranges_within, rows_of
 
 LENGTHS = torch.tensor([3, 0, 5, 1, 0, 9, 2])
 
@@ -39,3 +39,23 @@ def test_rows_of_chosen_sequences():
     assert own.tolist() == [0, 5, 5, 8, 13, 13]
     rows, own = rows_of(torch.tensor([-1, -1]), torch.zeros(1, dtype=torch.int64))
     assert rows.tolist() == [] and own.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("total", "sizes"), [(0, []), (3, [3]), (6, [3, 3]), (7, [3, 3, 1])])
+def test_ranges_of_a_size(total, sizes):
+    ranges = ranges_of(total, 3)
+    assert [len(each) for each in ranges] == sizes
+    assert [row for each in ranges for row in each] == list(range(total))
+
+
+def test_ranges_are_as_long_as_the_limits_allow():
+    lengths = torch.randint(0, 6, (200,), generator=torch.Generator().manual_seed(0))
+    lengths[50] = 40
+    bounds = cu_seqlens_of(lengths).tolist()
+    ranges = list(ranges_within(bounds, 12, 7))
+    assert [row for start, stop in ranges for row in range(start, stop)] == list(range(200))
+    for (start, stop), after in zip(ranges, [*ranges[1:], None]):
+        tokens = bounds[stop] - bounds[start]
+        assert stop - start <= 7 and (tokens <= 12 or stop == start + 1)
+        if after is not None:  # one more sequence would have been too much
+            assert stop - start == 7 or bounds[stop + 1] - bounds[start] > 12

@@ -1,7 +1,6 @@
 """train.py with every kind of encoder: trained, saved and evaluated, or refused at once."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from hydra.errors import InstantiationException
 from safetensors.torch import load_file
 
-import cache_embeddings
 from sparton.cli.errors import explain
 from sparton.cli.schema import without_replaced
 from sparton.cli.training import build_model
@@ -20,6 +18,7 @@ from sparton.models.dense import DenseEncoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
+from sparton.pipelines import cache_embeddings
 from sparton.types import BodyOptions
 from tests.composing import composed
 from tests.test_train import MINIATURE, run_here
@@ -128,20 +127,16 @@ def cache(tmp_path_factory) -> Path:
     queries += [text for task in tasks for text in task.queries.texts]
     documents = [each.positive for each in examples]
     documents += [text for task in tasks for text in task.documents.texts]
-    for name, texts in (("queries", queries), ("corpus", documents)):
-        lines = [json.dumps({"_id": f"{row}", "text": text}) for row, text in enumerate(texts)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     body = tiny(documents, hidden_size=32, layers=1).bare()
     (folder / "dense").mkdir()
     save_dense(
         DenseEncoder(body, Pooling("mean", True)), folder / "dense",
         query_length=16, document_length=32,
     )  # fmt: skip
-    arguments = ["--model", f"{folder / 'dense'}", "--query-length", "16", "--document-length"]
-    arguments += ["32", "--device", "cpu", "--output", f"{folder / 'cache'}", f"{folder}"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["cache_embeddings.py", *arguments])
-        cache_embeddings.main()
+    cache_embeddings(
+        queries, documents, folder / "cache",
+        model=folder / "dense", query_length=16, document_length=32, device="cpu",
+    )  # fmt: skip
     return folder / "cache"
 
 

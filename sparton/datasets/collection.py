@@ -169,6 +169,23 @@ def read_texts(file: DataFile) -> Iterator[tuple[str, str, str]]:
             raise ValueError(f"{file.place(number)}: {error}") from error
 
 
+def beir_texts(
+    paths: Iterable[Path], name: str = "corpus.jsonl", *, or_files: bool = False
+) -> Iterator[str]:
+    """The texts of the files ``name`` of folders in the layout of BEIR, one after the other; with
+    ``or_files`` a path may also be such a file.
+
+    Raises:
+        FileNotFoundError: a file is missing; nothing has been read then.
+        ValueError: from :func:`read_texts`, when the generator gets there.
+    """
+    files = [
+        DataFile(str(path), path) if or_files and path.is_file() else beir_file(path, name)
+        for path in paths
+    ]
+    return (text for file in files for _, _, text in read_texts(file))
+
+
 def read_judgments(file: DataFile) -> Iterator[Judgment]:
     """The lines of a qrels file."""
     for number, line in read_lines(file):

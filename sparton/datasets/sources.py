@@ -3,8 +3,10 @@
 All are converted once into memory-mapped tables; opening a prepared source takes milliseconds.
 """
 
+import hashlib
+import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from sparton.datasets.examples import example_table
 from sparton.datasets.files import DataFile, RecordError, locate
 from sparton.datasets.preparation import Columns, OnError, Placed, Reading, Tally, read_records
 from sparton.datasets.records import IDS, TEXTS, Kind, Row, header, parse_record
-from sparton.datasets.store import StoredTable, fingerprint
+from sparton.datasets.store import LAYOUT_VERSION, StoredTable, fingerprint
 from sparton.datasets.texts import TextTable, text_table
 from sparton.types import Example
 
@@ -124,6 +126,34 @@ def text_records(
     key = fingerprint(found, kind="text", reading=reading, negatives=require_negatives)
     name = name or found[0].name
     return Records(name, example_table(name, key, read, on_error=on_error, cache_dir=cache_dir))
+
+
+def listed_records(
+    records: Iterable[object], *, name: str = "examples", cache_dir: str | None = None
+) -> Records:
+    """Training examples in memory, written out as texts.
+
+    Args:
+        records: ``(query, positive, negatives ...)``, or in any other shape of
+            :mod:`sparton.datasets.records`.
+        name: for messages.
+        cache_dir: by default the cache of `datasets`.
+
+    Raises:
+        ValueError: a malformed record, with its number.
+    """
+    listed = [list(record) if isinstance(record, tuple) else record for record in records]
+    key = hashlib.sha256(json.dumps([LAYOUT_VERSION, listed]).encode()).hexdigest()[:32]
+
+    def read(tally: Tally) -> Iterator[Placed]:
+        for number, record in enumerate(listed, start=1):
+            placed = Placed(DataFile(name, Path()), number, None)
+            try:
+                yield placed._replace(value=parse_record(record, TEXTS))
+            except RecordError as fault:
+                tally.reject(placed.place, fault)
+
+    return Records(name, example_table(name, key, read, on_error="stop", cache_dir=cache_dir))
 
 
 def id_records(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from sparton.datasets.preparation import (
 )
 from sparton.datasets.records import RecordError, parse_text
 from sparton.datasets.store import TABLE, Facts, StoredTable, fingerprint, stored_table
+from sparton.types import TextCollection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +27,41 @@ if TYPE_CHECKING:
 ROWS_PER_BATCH = 1000
 ID, TEXT = range(2)  # columns
 HASHES, ORDER, EMPTY = "hashes.npy", "order.npy", "empty.npy"
+
+
+class TextsByRow(Protocol):
+    """Texts with ids, by row."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: Sequence[int]) -> TextCollection:
+        """Ids and texts of the rows, in their order."""
+        ...
+
+
+class TextList:
+    """Texts in memory.
+
+    Args:
+        texts: by row.
+        ids: of the texts; None for their row numbers.
+
+    Raises:
+        ValueError: not as many ids as texts.
+    """
+
+    def __init__(self, texts: Sequence[str], ids: Sequence[str] | None = None) -> None:
+        self._texts = texts
+        self._ids = [str(row) for row in range(len(texts))] if ids is None else ids
+        if len(self._ids) != len(texts):
+            raise ValueError(f"{len(self._ids)} ids for {len(texts)} texts: give each text one")
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def take(self, rows: Sequence[int]) -> TextCollection:
+        """Ids and texts of the rows, in their order."""
+        return TextCollection([self._ids[row] for row in rows], [self._texts[row] for row in rows])
 
 
 class TextTable:
@@ -41,6 +77,13 @@ class TextTable:
     def text(self, row: int) -> str:
         """The text of one row."""
         return self.table.row[row][TEXT].as_py()
+
+    def take(self, rows: Sequence[int]) -> TextCollection:
+        """Ids and texts of the rows, in their order."""
+        if not len(rows):
+            return TextCollection([], [])
+        found = self.table.rows[rows if isinstance(rows, range) else list(rows)]
+        return TextCollection(found["id"].to_pylist(), found["text"].to_pylist())
 
     def find(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Row of every id, -1 where there is none; int64 ``[len(ids)]``.

@@ -10,9 +10,9 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from sparton.retrieval.output import replacing
 from sparton.retrieval.run import Run
 from sparton.retrieval.trec import write_run
+from sparton.writing import replacing
 
 Figures = tuple[float | None, ...]
 

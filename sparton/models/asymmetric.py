@@ -120,7 +120,7 @@ def static_queries(
     """Inference-free queries, see :class:`StaticEncoder`.
 
     Args:
-        weights: JSON of weights by token (``scripts/compute_idf.py``); None for ones.
+        weights: JSON of weights by token (``sparton.pipelines.compute_idf``); None for ones.
         missing: weight of tokens that the JSON does not name, see :func:`static_weights`.
         frozen: keep the weights as they are.
         lr: learning rate of weights that are not frozen; None for that of the documents' encoder.

@@ -113,7 +113,8 @@ def minilm(
     Its checkpoint has no masked-language-modelling head. The decoder is tied to the word
     embeddings and :func:`start_near_identity` fills the transform: its last states still lie close
     to the embeddings of their own and of related words, so that the untrained representations
-    hold a text's words and some hundred associations. ``scripts/adapt_mlm.py`` trains a head.
+    hold a text's words and some hundred associations. ``sparton.pipelines.adapt_mlm`` trains a
+    head.
 
     Raises:
         ModuleNotFoundError: the package is not installed.

@@ -20,7 +20,7 @@ class CachedBackbone(nn.Module):
     It has no parameters. The model that made the embeddings lies beside them, for saving.
 
     Args:
-        path: folder that ``scripts/cache_embeddings.py`` has written.
+        path: folder that ``sparton.pipelines.cache_embeddings`` has written.
         on_device: see :class:`~sparton.embeddings.EmbeddingTable`.
 
     Raises:

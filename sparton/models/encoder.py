@@ -1,16 +1,19 @@
 """What training and evaluation ask of an encoder, whatever its representations are."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
 
 from sparton.embeddings import TextRows
 from sparton.kernels.splade_head import HeadMemory
 from sparton.models.origin import Origin
 from sparton.representations import Representations
 from sparton.types import Kind, Markup, Side, Similarity, TokenBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 class Encoder(nn.Module):
@@ -45,9 +48,9 @@ class Encoder(nn.Module):
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: "PreTrainedTokenizerFast",
         max_length: int | None,
-        query_tokenizer: PreTrainedTokenizerFast | None = None,
+        query_tokenizer: "PreTrainedTokenizerFast | None" = None,
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer

@@ -225,14 +225,20 @@ class TensorBoardLogger:
 
 
 def open_loggers(
-    folder: Path, manifest: Record, steps: int, start: int, others: Iterable[Logger] = ()
+    folder: Path,
+    manifest: Record,
+    steps: int,
+    start: int,
+    others: Iterable[Logger] = (),
+    console: Console | None = None,
 ) -> list[Logger]:
     """Screen, ``metrics.jsonl`` and ``others``, each told the manifest of a run in ``folder``; a
-    part of a run that trains, from step ``start`` on, leaves the manifest there too."""
+    part of a run that trains, from step ``start`` on, leaves the manifest there too. The screen is
+    standard output where no other ``console`` is given."""
     if start < steps:
         name = f"manifest-from-step-{start}.json" if start else "manifest.json"
         (folder / name).write_text(json.dumps(manifest, indent=2) + "\n")
-    console = Console()
+    console = console or Console()
     console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
     metrics = JsonlLogger(folder / "metrics.jsonl", start)
     loggers: list[Logger] = [ScreenLogger(console, steps), metrics, *others]

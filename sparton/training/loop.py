@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,19 @@ from torch import Tensor, nn
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.loggers import Logger, Record
 from sparton.training.optimization import Optimizer, learning_rates, update
-from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
-from sparton.training.step import ExactStep, StepOutput
-from sparton.training.throughput import ThroughputMeter
-from sparton.types import TrainBatch
+from sparton.training.state import (
+    CheckpointError,
+    changes,
+    load_checkpoint,
+    save_checkpoint,
+)
+from sparton.training.step import Step, StepOutput
+from sparton.training.throughput import Batch, ThroughputMeter
 
 SELECT_BY = "ndcg@10"
 log = logging.getLogger(__name__)
+
+OwnStep = TypeVar("OwnStep", bound=Step)
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -50,7 +56,7 @@ class LoopSettings:
 
 
 @dataclass
-class Trainer:
+class Trainer(Generic[OwnStep]):
     """Runs a plan; every piece is given, nothing is looked up.
 
     Attributes:
@@ -58,19 +64,19 @@ class Trainer:
         schedule: ``(step, steps) -> factor`` on the learning rate.
         folder: of the run. ``checkpoints`` and ``model`` are written below it; ``model`` holds the
             best model on the dev set so far, or the last where there is no dev set.
-        evaluate: ``encoder -> metrics`` on the dev set.
         save_model: writes the encoder to a folder.
+        evaluate: ``encoder -> metrics`` on the dev set; None where the plan has no evaluations.
         identity: the settings and data of the run; a checkpoint of a run with others is refused.
     """
 
-    step: ExactStep
+    step: OwnStep
     optimizer: Optimizer
     schedule: Callable[[int, int], float]
     settings: LoopSettings
     folder: Path
     meter: ThroughputMeter
-    evaluate: Callable[[nn.Module], dict[str, float]]
     save_model: Callable[[nn.Module, Path], Any]
+    evaluate: Callable[[nn.Module], dict[str, float]] | None = None
     identity: Mapping[str, str] = field(default_factory=dict)
     best: float = float("-inf")
     start_step: int = 0
@@ -80,7 +86,6 @@ class Trainer:
         self.encoder = self.step.encoder
         self.world = self.step.world
         self.scaler = self.step.precision.grad_scaler()
-        self.step.scale = self.scaler.scale
         self._figures: dict[str, dict[str, float]] = {}
         self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
 
@@ -100,7 +105,7 @@ class Trainer:
         self.best, self.start_step = state["best"], state["step"]
         return self.start_step
 
-    def run(self, batches: Iterable[TrainBatch]) -> None:
+    def run(self, batches: Iterable[Batch]) -> None:
         """Train from ``start_step`` to the end of the plan.
 
         Args:
@@ -112,7 +117,7 @@ class Trainer:
         self.encoder.train()
         self.meter.restart()
         for step, (batch, waited) in enumerate(_timed(batches), self.start_step):
-            output = self.step(batch, step)
+            output = self.step(batch, step, self.scaler.scale)
             rate_factor = self.schedule(step, self.settings.steps)
             norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
             self._finite &= output.loss.isfinite()
@@ -143,8 +148,8 @@ class Trainer:
     def _describe(self, completed: int, output: StepOutput, norm: Tensor) -> Record:
         record: Record = {"loss": output.loss.item()}
         record |= {f"loss_{name}": part.item() for name, part in output.parts.items()}
-        record |= self.step.objective.weights_at(completed - 1)
-        for side, reps in (("query", output.queries), ("document", output.documents)):
+        record |= output.weights
+        for side, reps in output.sides.items():
             figures = describe_representations(reps)
             record |= {f"{side}_{name}": value for name, value in figures.items()}
             warning = collapse_warning(side, reps, figures, self._figures.get(side))
@@ -158,7 +163,7 @@ class Trainer:
     def _evaluate(self) -> Record:
         """Dev metrics on the main rank; the model is saved when it is the best so far."""
         metrics: dict[str, float] = {}
-        if self.world.is_main:
+        if self.world.is_main and self.evaluate is not None:
             self.encoder.eval()
             metrics = self.evaluate(self.encoder)
             self.encoder.train()
@@ -197,13 +202,7 @@ class Trainer:
             )
 
     def _check_identity(self, stored: Mapping[str, str]) -> None:
-        keys = sorted(set(stored) | set(self.identity))
-        changed = [
-            f"{key}={self.identity.get(key, 'absent')} (was {stored.get(key, 'absent')})"
-            for key in keys
-            if stored.get(key) != self.identity.get(key)
-        ]
-        if changed:
+        if changed := changes(stored, self.identity):
             raise CheckpointError(
                 f"{self.folder} holds the checkpoints of a run with other settings or data: "
                 f"{', '.join(changed)}. Give this run a folder of its own with study=NAME, or "
@@ -211,7 +210,7 @@ class Trainer:
             )
 
 
-def _timed(batches: Iterable[TrainBatch]) -> Iterator[tuple[TrainBatch, float]]:
+def _timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
     """Each batch with the seconds spent waiting for it."""
     iterator = iter(batches)
     while True:

@@ -19,9 +19,9 @@ find the active entries the host waits for the device, which then waits for the 
 many small kernels of the objective, longer than it takes to send zeros between neighbours.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from sparton.representations import Extent, Representations
 from sparton.training.distributed import World
 from sparton.training.gradient_sum import GradientSum
 from sparton.training.precision import Precision
-from sparton.types import SIDES, TokenBatch, TrainBatch
+from sparton.types import SIDES, Side, TokenBatch, TrainBatch
 
 # Of a side of the global batch, up to which ranks of one machine keep all: 256 MiB in fp32.
 DENSE_ENTRIES = 2**26
@@ -41,22 +41,50 @@ _SEED_STRIDE = 1_000_003
 
 Sides = tuple[Representations, Representations]  # of queries and of documents
 Seen = tuple[Tensor, Tensor] | None  # what Encoder.finish must know of either; None: nothing
+Scale = Callable[[Tensor], Tensor]
 
 
 class StepOutput(NamedTuple):
-    """What a step leaves for the log, on the device: the loss, its parts, and the detached
-    representations of the global batch."""
+    """What a step leaves for the log, tensors on the device.
+
+    Attributes:
+        loss: of the global batch.
+        parts: of the loss, by name.
+        weights: of the parts that change with the step.
+        sides: the detached representations of the global batch, where there are any.
+    """
 
     loss: Tensor
-    parts: dict[str, Tensor]
-    queries: Representations
-    documents: Representations
+    parts: Mapping[str, Tensor] = {}
+    weights: Mapping[str, float] = {}
+    sides: Mapping[Side, Representations] = {}
+
+
+class Step(Protocol):
+    """What the loop asks of a step: that it adds the gradient of a batch to ``.grad``. ``scale``
+    multiplies the loss before it is differentiated, for fp16."""
+
+    @property
+    def encoder(self) -> Encoder: ...
+
+    @property
+    def world(self) -> World: ...
+
+    @property
+    def precision(self) -> Precision: ...
+
+    def __call__(self, batch: Any, step: int, scale: Scale) -> StepOutput: ...
 
 
 class _MicroBatch(NamedTuple):
     queries: TokenBatch
     documents: TokenBatch
     seed: int
+
+
+def unscaled(loss: Tensor) -> Tensor:
+    """The scale of all precisions but fp16."""
+    return loss
 
 
 @dataclass
@@ -68,7 +96,6 @@ class ExactStep:
         micro_batch: queries encoded at once on each rank; None for the whole local batch.
         seed: dropout is a pure function of (seed, step, rank, micro-batch), so the second encoding
             repeats the first and a resumed run repeats an uninterrupted one.
-        scale: multiplies the loss before it is differentiated, for fp16.
     """
 
     encoder: Encoder
@@ -77,17 +104,17 @@ class ExactStep:
     precision: Precision
     micro_batch: int | None = None
     seed: int = 0
-    scale: Callable[[Tensor], Tensor] = lambda loss: loss
 
     def __post_init__(self) -> None:
         learning = (p for p in self.encoder.parameters() if p.requires_grad)
         self._gradient_sum = GradientSum(self.world, learning)
 
-    def __call__(self, batch: TrainBatch, step: int) -> StepOutput:
+    def __call__(self, batch: TrainBatch, step: int, scale: Scale = unscaled) -> StepOutput:
         """
         Args:
             batch: this rank's share, on the CPU; every rank's has the same number of queries.
             step: decides the regularizers' weights and the dropout.
+            scale: multiplies the loss before it is differentiated, for fp16.
         """
         micro_batches = list(self._split(batch, step))
         if len(micro_batches) == 1:
@@ -95,13 +122,13 @@ class ExactStep:
             encoded = self._finish(encoded, self._observe([encoded]))
             keep_all = self._keep_all(encoded)
             held = [side if keep_all else self._hold(side) for side in encoded]
-            output, gradients = self._differentiate(held, batch.teacher_scores, step)
+            output, gradients = self._differentiate(held, batch.teacher_scores, step, scale)
             with self._gradient_sum.of_last_backward():
                 _backward(encoded, gradients)
         else:
             memory = HeadMemory()
             held, extents, seen = self._encode_all(micro_batches, memory)
-            output, gradients = self._differentiate(held, batch.teacher_scores, step)
+            output, gradients = self._differentiate(held, batch.teacher_scores, step, scale)
             del held
             memory.rewind()
             self._replay(micro_batches, memory, extents, seen, gradients)
@@ -173,7 +200,11 @@ class ExactStep:
         return reps.compact() if self.encoder.zeros_are_final else reps
 
     def _differentiate(
-        self, sides: Sequence[Representations], teacher_scores: Tensor | None, step: int
+        self,
+        sides: Sequence[Representations],
+        teacher_scores: Tensor | None,
+        step: int,
+        scale: Scale,
     ) -> tuple[StepOutput, list[Representations]]:
         """The objective on the global batch, and for both sides of this rank its gradient, in the
         form of the representations themselves."""
@@ -184,10 +215,13 @@ class ExactStep:
         queries, documents = map(self.encoder.complete, world.gather(own))
         value = self.objective(queries, documents, step, teacher_scores)
         leaves = [leaf for side in own for leaf in side.leaves()]
-        gradients = iter(
-            torch.autograd.grad(self.scale(value.loss), leaves, materialize_grads=True)
-        )
-        output = StepOutput(value.loss.detach(), value.parts, queries.detach(), documents.detach())
+        gradients = iter(torch.autograd.grad(scale(value.loss), leaves, materialize_grads=True))
+        reps: dict[Side, Representations] = {
+            "query": queries.detach(),
+            "document": documents.detach(),
+        }
+        weights = self.objective.weights_at(step)
+        output = StepOutput(value.loss.detach(), value.parts, weights, reps)
         return output, [side.with_leaves([next(gradients) for _ in side.leaves()]) for side in own]
 
     def _replay(

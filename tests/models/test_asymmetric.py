@@ -10,7 +10,6 @@ from sparton.models.asymmetric import separate_queries, shared_queries, static_q
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
 from sparton.models.heads import EagerHead
-from sparton.models.idf import write_idf
 from sparton.models.splade import SpladeEncoder
 from sparton.training.optimization import build_optimizer, learning_rates
 from sparton.types import TokenBatch
@@ -54,13 +53,13 @@ def test_gradients_reach_both_sides(document, frozen):
 
 
 def test_static_queries_are_weighted_by_a_file(document, tmp_path):
-    write_idf({"fox": 2.5, "the": 0.0}, tmp_path / "idf.json")
+    (tmp_path / "idf.json").write_text('{"fox": 2.5, "the": 0.0}')
     encoder = static_queries(document, tmp_path / "idf.json", missing=0.5)
     row = document.tokenizer.get_vocab()
     assert encoder.query.weights[[row["fox"], row["the"], row["lazy"]]].tolist() == [2.5, 0.0, 0.5]
     ones = static_queries(document).query.weights
     assert ones.sum() == len(row) - 5
-    write_idf({"fox": 2.5, "cow": 1.0}, tmp_path / "idf.json")
+    (tmp_path / "idf.json").write_text('{"fox": 2.5, "cow": 1.0}')
     with pytest.raises(ValueError, match="the first is 'cow'"):
         static_queries(document, tmp_path / "idf.json")
 

@@ -32,7 +32,7 @@ HEAD = AutoencoderHead(
 
 @pytest.fixture
 def cache(tmp_path) -> Path:
-    """What scripts/cache_embeddings.py writes."""
+    """What ``cache_embeddings`` writes."""
     folder = tmp_path / "cache"
     (folder / "model").mkdir(parents=True)
     dense = DenseEncoder(

@@ -21,7 +21,6 @@ from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 from sparton.retrieval.encoding import encode_texts
-from sparton.retrieval.sparse import SparseRows
 from sparton.types import TokenBatch
 
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")
@@ -86,13 +85,6 @@ def says(path: Path, key: str) -> object:
     return json.loads((path / CONFIG).read_text()).get(key)
 
 
-def matrix(rows: SparseRows) -> Tensor:
-    matrix = torch.zeros(rows.num_rows, rows.width)
-    owners = torch.arange(rows.num_rows).repeat_interleave(torch.from_numpy(rows.row_lengths))
-    matrix[owners, torch.from_numpy(rows.indices).long()] = torch.from_numpy(rows.values)
-    return matrix
-
-
 def searched(encoder: Encoder, max_terms: int | None = None) -> Tensor:
     """Scores of every text as a query against every text as a document, as search computes them."""
     tokenizer = PackedTokenizer(
@@ -103,7 +95,7 @@ def searched(encoder: Encoder, max_terms: int | None = None) -> Tensor:
         encode_texts(encoder, tokenizer, TEXTS, side, kinds={"sparse"}, max_terms=max_terms).sparse
         for side in ("query", "document")
     )
-    return matrix(queries) @ matrix(documents).T
+    return queries.dense() @ documents.dense().T
 
 
 def searched_elsewhere(path: Path, most: int | None = None) -> Tensor:

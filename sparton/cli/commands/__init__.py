@@ -1,1 +1,1 @@
-"""Commands with options of their own: `sparton NAME`."""
+"""The commands that take flags, one module each; ``main`` takes what follows the command's name."""

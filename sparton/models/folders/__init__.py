@@ -15,7 +15,7 @@ from sparton.models.folders.card import write_card
 from sparton.models.folders.colbert import colbert_lengths, load_colbert, save_colbert
 from sparton.models.folders.csr import load_csr, save_csr
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.models.folders.files import Lengths, module_kinds, writing_folder
+from sparton.models.folders.files import Lengths, module_kinds
 from sparton.models.folders.joint import is_joint, load_joint, save_joint
 from sparton.models.folders.router import load_router, router_lengths, save_router
 from sparton.models.folders.splade import load_splade, save_splade
@@ -27,6 +27,7 @@ from sparton.models.pooling import Pooling
 from sparton.models.repository import optional_file
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
+from sparton.writing import replacing_folder
 
 __all__ = [
     "Lengths",
@@ -47,7 +48,7 @@ def save_encoder(
     encoder: Encoder, path: str | Path, *, query_length: int, document_length: int
 ) -> None:
     """Write an encoder as a folder, all of it or nothing; see
-    :func:`~sparton.models.folders.files.writing_folder`.
+    :func:`~sparton.writing.replacing_folder`.
 
     Raises:
         OSError: the disk is full or not writable.
@@ -55,7 +56,7 @@ def save_encoder(
     """
     lengths = {"query_length": query_length, "document_length": document_length}
     folder = Path(path)
-    with writing_folder(folder) as fresh:
+    with replacing_folder(folder) as fresh:
         match encoder:
             case SpladeEncoder():
                 save_splade(encoder, fresh, **lengths)

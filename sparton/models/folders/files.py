@@ -1,11 +1,7 @@
-"""What all kinds of model folders share: atomic writing, JSON beside weights, lengths."""
+"""What all kinds of model folders share: JSON beside weights, lengths."""
 
 import json
-import os
-import shutil
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -31,33 +27,6 @@ class Lengths(NamedTuple):
 
     query: int
     document: int
-
-
-@contextmanager
-def writing_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to fill, which becomes ``path`` when the block ends without an error.
-
-    Everything is flushed before the renaming. An existing folder at ``path`` is replaced; if the
-    process dies between the two renames, its content stays beside ``path`` under a name that ends
-    in ``.old``.
-
-    Raises:
-        OSError: the disk is full or not writable; names the folder and the room left. What was at
-            ``path`` before is untouched.
-    """
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        fresh.mkdir(parents=True)
-        yield fresh
-        _flush(fresh)
-        _replace(path, fresh)
-    except Exception as error:
-        # A failed write is an OSError, a SafetensorError, or a bare Exception of tokenizers.
-        if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
-            raise
-        raise _not_written(path, error) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def write_json(folder: Path, files: Mapping[str, Any]) -> None:
@@ -213,37 +182,3 @@ def read_json(name: str, file: str, revision: str | None) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-
-
-def _not_written(path: Path, error: Exception) -> OSError:
-    existing = next(each for each in path.absolute().parents if each.is_dir())
-    free = shutil.disk_usage(existing).free / 2**20
-    return OSError(
-        f"the model folder {path} could not be written; {free:,.1f} MiB are free in {existing}. "
-        "Make room and run the same command again; what was at the path before is untouched. "
-        f"({error})"
-    )
-
-
-def _flush(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _replace(path: Path, fresh: Path) -> None:
-    old = fresh.with_suffix(".old")
-    existed = path.exists()
-    if existed:
-        path.rename(old)
-    try:
-        fresh.rename(path)
-    except OSError:
-        if existed:
-            old.rename(path)
-        raise
-    if existed:
-        shutil.rmtree(old)
