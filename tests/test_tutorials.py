@@ -62,7 +62,7 @@ def test_the_tutorials_run(tmp_path: Path) -> None:
         page = (ROOT / "docs/tutorials" / f"{name}.md").read_text(encoding="utf-8")
         done = run(script(page, shorter), tmp_path)
         assert done.returncode == 0, f"{name}\n{done.stdout}\n{done.stderr}"
-    for model in ("first/model", "colbert/model", "theirs/final"):
+    for model in ("default/first/seed-0/model", "default/colbert/seed-0/model", "theirs/final"):
         assert list((tmp_path / "runs" / model).glob("*.safetensors")), model
 
 
