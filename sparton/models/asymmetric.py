@@ -105,7 +105,7 @@ class AsymmetricEncoder(Encoder):
 
 
 def shared_queries(document: Encoder) -> Encoder:
-    """Queries by the documents' own encoder: the usual, symmetric model."""
+    """Let the documents' own encoder encode the queries, too: the usual, symmetric model."""
     return document
 
 
@@ -117,7 +117,7 @@ def static_queries(
     frozen: bool = True,
     lr: float | None = None,
 ) -> AsymmetricEncoder:
-    """Inference-free queries, see :class:`StaticEncoder`.
+    """Look the weights of queries up, see :class:`~sparton.models.static.StaticEncoder`.
 
     Args:
         weights: JSON of weights by token (``sparton.pipelines.compute_idf``); None for ones.
@@ -141,7 +141,7 @@ def static_queries(
 def separate_queries(
     document: Encoder, backbone: EncoderBody, head: nn.Module, *, lr: float | None = None
 ) -> AsymmetricEncoder:
-    """Queries by a SPLADE model of their own, such as a smaller one.
+    """Let a SPLADE model of their own, such as a smaller one, encode the queries.
 
     Args:
         backbone, head: of the query encoder; its vocabulary must be that of the documents.
