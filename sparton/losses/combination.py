@@ -50,8 +50,8 @@ class WeightedSum(RankingLoss):
         return total(self._of(scores, positives, teacher_scores))
 
     def terms(self, batch: Scored) -> dict[str, Term]:
-        """The losses by name. Where representations have two halves, the terms are the weighted sums
-        of each half."""
+        """The losses by name. Where representations have two halves, there is one term for
+        each half, its weighted sum."""
         if len(batch.scores) > 1:
             return super().terms(batch)
         (scores,) = batch.scores.values()
