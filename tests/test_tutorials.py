@@ -1,4 +1,4 @@
-"""The tutorials do what they say: their code is run, one page after the other, on fewer steps."""
+"""The tutorials and the README do what they say: their code is run, on fewer steps."""
 
 import os
 import re
@@ -62,6 +62,11 @@ def test_the_tutorials_run(tmp_path: Path) -> None:
         page = (ROOT / "docs/tutorials" / f"{name}.md").read_text(encoding="utf-8")
         done = run(script(page, shorter), tmp_path)
         assert done.returncode == 0, f"{name}\n{done.stdout}\n{done.stderr}"
+    start = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Kernels")[0]
+    shorter = {"batch=64": "batch=64, steps=2, evaluation='none'"}
+    readme = next(code for _, code in BLOCK.findall(start))
+    done = run(script(f"```python\n{readme}```\n", shorter), tmp_path)
+    assert done.returncode == 0, f"README\n{done.stdout}\n{done.stderr}"
     for model in ("default/first/seed-0/model", "default/colbert/seed-0/model", "theirs/final"):
         assert list((tmp_path / "runs" / model).glob("*.safetensors")), model
 
