@@ -91,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
         setattr(arguments, name, getattr(arguments, name).resolve())
     for folder in TESTS:
         if not (arguments.data / folder).is_dir():
-            parser.error(f"--data {arguments.data} has no {folder}: see data/README.md")
+            parser.error(f"--data {arguments.data} has no {folder}: see docs/data_sets.md")
     return arguments
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tables.records import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/benchmarks.md")
+PAGES = ("README.md", "docs/benchmarks.md", "docs/quality.md")
 for module in sorted((ROOT / "scripts/tables").glob("[a-z]*.py")):
     import_module(f"tables.{module.stem}")
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)

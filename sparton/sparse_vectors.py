@@ -127,7 +127,7 @@ class SparseVectors(NamedTuple):
 
     @property
     def places(self) -> Tensor:
-        """Of the entries among all, one vector after the other, int64 ``[P]``."""
+        """The place of each entry among the ``N * V`` of all vectors; int64 ``[P]``."""
         return sequence_ids(self.cu_seqlens, self.num_entries) * self.width + self.terms
 
     def dense(self) -> Tensor:

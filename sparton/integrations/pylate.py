@@ -44,7 +44,7 @@ def contrastive_scores(
         queries_embeddings: ``[Q, Lq, E]``.
         documents_embeddings: ``[G, K, Ld, E]``.
         queries_mask: ``[Q, Lq]``, nonzero at tokens that take part; None for all.
-        documents_mask: ``[G, K, Ld]`` likewise.
+        documents_mask: ``[G, K, Ld]``, nonzero at tokens that take part; None for all.
 
     Returns:
         fp32 ``[Q, G * K]``, group after group.

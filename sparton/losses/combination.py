@@ -45,11 +45,13 @@ class WeightedSum(RankingLoss):
         return any(loss.needs_teacher for loss in self.losses.values())
 
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
-        """Arguments as :class:`RankingLoss`; fp32 scalar."""
+        """The arguments are those of :class:`~sparton.losses.ranking.RankingLoss`. The result is an
+        fp32 scalar."""
         return total(self._of(scores, positives, teacher_scores))
 
     def terms(self, batch: Scored) -> dict[str, Term]:
-        """The losses by name; of representations with two halves the sum of each half."""
+        """The losses by name. Where representations have two halves, there is one term for
+        each half, its weighted sum."""
         if len(batch.scores) > 1:
             return super().terms(batch)
         (scores,) = batch.scores.values()

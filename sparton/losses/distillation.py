@@ -31,7 +31,8 @@ class MarginMSE(RankingLoss):
             raise ValueError(f"MarginMSE scale must be positive and finite, got {self.scale}")
 
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
-        """Arguments as :class:`RankingLoss`; fp32 scalar, the mean over queries and negatives.
+        """The arguments are those of :class:`~sparton.losses.ranking.RankingLoss`. The result is an
+        fp32 scalar, the mean over queries and negatives.
 
         Raises:
             ValueError: no negatives, no teacher scores, or not one for each document of a query.
@@ -69,7 +70,8 @@ class KLDivergence(RankingLoss):
                 )
 
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
-        """Arguments, errors as :class:`MarginMSE`; fp32 scalar in nats, the mean over queries."""
+        """Arguments and errors are those of :class:`MarginMSE`. The result is an fp32 scalar in
+        nats, the mean over queries."""
         own, teacher = _own_scores(scores, positives, teacher_scores)
         return F.kl_div(
             F.log_softmax(own / self.temperature, dim=1),

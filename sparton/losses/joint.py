@@ -25,10 +25,10 @@ class Joint:
 
     Attributes:
         sparse, tokens: the losses of the scores of the sparse half and of MaxSim.
-        weights: of these, by the same names.
+        weights: the weights of these two losses, by the same names.
         lessons: weight of what a half learns from the other, by the pupil's name; 0 or absent for
             nothing.
-        temperatures: the scores of a half are divided by its own before the softmax of a lesson.
+        temperatures: what the scores of each half are divided by before the softmax of a lesson.
     """
 
     halves: ClassVar[frozenset[str]] = frozenset(KINDS)

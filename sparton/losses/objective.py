@@ -29,9 +29,10 @@ class Objective:
     """A ranking loss plus regularizers on sparse representations, plus the encoder's own losses.
 
     Attributes:
-        ranking: of the scores, or of the representations. Where it has several terms, they become
-            parts ``ranking_<name>``.
-        query_regularizers, document_regularizers: by name, for the log.
+        ranking: the loss of the scores, or of the representations. Where it has several terms, they
+            become parts ``ranking_<name>``.
+        query_regularizers, document_regularizers: the penalties of each side, by the names that the
+            log shows.
         own_losses: weights of the losses that the representations bring along, by name.
     """
 
@@ -49,8 +50,8 @@ class Objective:
     ) -> ObjectiveValue:
         """
         Args:
-            queries: of Q texts.
-            documents: of N texts, grouped by query, the positive first.
+            queries: the representations of Q texts.
+            documents: the representations of N texts, grouped by query, the positive first.
             step: decides the regularizers' weights.
             teacher_scores: fp32 ``[Q, 1 + K]``, for ranking losses that follow a teacher.
 

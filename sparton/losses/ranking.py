@@ -18,8 +18,8 @@ from sparton.losses.contract import Scored, Term
 class RankingLoss(ABC):
     """A function of one matrix of scores; a :class:`~sparton.losses.contract.Loss`.
 
-    Of representations with two halves it is applied to the scores of each, and their sum is
-    minimised.
+    Where representations have two halves, it is applied to the scores of each half, and the sum of
+    the two is minimised.
     """
 
     needs_negatives: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class RankingLoss(ABC):
         """
 
     def terms(self, batch: Scored) -> dict[str, Term]:
-        """One for each half, by its name."""
+        """The loss of the scores of each half, by the name of the half."""
         return {
             half: Term(self(scores, batch.positives, batch.teacher_scores))
             for half, scores in batch.scores.items()
@@ -65,7 +65,8 @@ class InfoNCE(RankingLoss):
     def __call__(
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
     ) -> Tensor:
-        """Arguments as :class:`RankingLoss`; fp32 scalar in nats. ``teacher_scores`` go unused."""
+        """The arguments are those of :class:`RankingLoss`, and ``teacher_scores`` go unused. The
+        result is an fp32 scalar in nats."""
         scores = scores / self.temperature
         loss = F.cross_entropy(scores, positives)
         if not self.symmetric:
@@ -94,8 +95,8 @@ class Triplet(RankingLoss):
     def __call__(
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
     ) -> Tensor:
-        """Arguments as :class:`RankingLoss`; fp32 scalar, the mean over queries and negatives.
-        ``teacher_scores`` go unused.
+        """The arguments are those of :class:`RankingLoss`, and ``teacher_scores`` go unused. The
+        result is an fp32 scalar, the mean over queries and negatives.
 
         Raises:
             ValueError: no negatives.

@@ -79,13 +79,13 @@ class AsymmetricEncoder(Encoder):
         return self.of(side).topk(tokens, side, k)
 
     def learning_rates(self) -> dict[str, float]:
-        """Of the query encoder, where it has its own and can learn."""
+        """The learning rate of the query encoder, where it has one of its own and can learn."""
         if self.query_lr is None or not self._query_learns:
             return {}
         return {"query": self.query_lr}
 
     def figures(self) -> dict[str, Tensor]:
-        """Those of both, by side."""
+        """The numbers of both encoders, their names preceded by the side."""
         return {
             f"{side}_{name}": figure
             for side, encoder in (("query", self.query), ("document", self.document))
@@ -95,7 +95,7 @@ class AsymmetricEncoder(Encoder):
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True
     ) -> float:
-        """Of the side's encoder."""
+        """The FLOPs of the side's encoder."""
         return self.of(side).flops_per_token(sequence_length, side, training=training)
 
     @property
@@ -105,7 +105,7 @@ class AsymmetricEncoder(Encoder):
 
 
 def shared_queries(document: Encoder) -> Encoder:
-    """Queries by the documents' own encoder: the usual, symmetric model."""
+    """Let the documents' own encoder encode the queries, too: the usual, symmetric model."""
     return document
 
 
@@ -117,11 +117,12 @@ def static_queries(
     frozen: bool = True,
     lr: float | None = None,
 ) -> AsymmetricEncoder:
-    """Inference-free queries, see :class:`StaticEncoder`.
+    """Look the weights of queries up, see :class:`~sparton.models.static.StaticEncoder`.
 
     Args:
         weights: JSON of weights by token (``sparton.pipelines.compute_idf``); None for ones.
-        missing: weight of tokens that the JSON does not name, see :func:`static_weights`.
+        missing: weight of tokens that the JSON does not name, see
+            :func:`~sparton.models.static.static_weights`.
         frozen: keep the weights as they are.
         lr: learning rate of weights that are not frozen; None for that of the documents' encoder.
 
@@ -140,7 +141,7 @@ def static_queries(
 def separate_queries(
     document: Encoder, backbone: EncoderBody, head: nn.Module, *, lr: float | None = None
 ) -> AsymmetricEncoder:
-    """Queries by a SPLADE model of their own, such as a smaller one.
+    """Let a SPLADE model of their own, such as a smaller one, encode the queries.
 
     Args:
         backbone, head: of the query encoder; its vocabulary must be that of the documents.

@@ -111,7 +111,7 @@ class SparseAutoencoder(nn.Module):
 
     @torch.no_grad()
     def topk(self, embeddings: Tensor, k: int) -> TopK:
-        """The min(k, :attr:`k`) largest latents of each text and their places; others are zero."""
+        """The min(k, ``k``) largest latents of each text and their places; others are zero."""
         with torch.autocast(embeddings.device.type, enabled=False):
             values, indices = self._latents(self._prepare(embeddings)).topk(min(k, self.k))
             return TopK(values.relu(), indices)

@@ -31,7 +31,7 @@ class EncoderBody(nn.Module):
         tokenizer: its fast tokenizer.
         compile: run the model's layers through ``torch.compile(dynamic=True)``. They share one
             graph for all lengths; evaluation and training get one each, and so do batches with
-            :attr:`~sparton.types.TokenBatch.keys`. Dropout then is a
+            ``TokenBatch.keys``. Dropout then is a
             :class:`~sparton.models.elementwise.FusedDropout`.
         half_residual: keep what layers pass on in bfloat16 too under bfloat16 autocast, see
             :class:`~sparton.models.elementwise.HalfLayerNorm`.
@@ -74,7 +74,7 @@ class EncoderBody(nn.Module):
         """The last states ``[T, D]`` of packed tokens, as ``AutoModel`` gives them.
 
         Raises:
-            ValueError: ``tokens.max_seqlen`` exceeds :attr:`max_length`.
+            ValueError: ``tokens.max_seqlen`` exceeds ``max_length``.
         """
         if tokens.num_tokens == 0:
             return self._no_states()

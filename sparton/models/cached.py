@@ -15,7 +15,7 @@ from sparton.types import Markup, TokenBatch
 
 
 class CachedBackbone(nn.Module):
-    """A table of embeddings, looked up by the row numbers that its :attr:`text_rows` make of texts.
+    """A table of embeddings, looked up by the row numbers that its ``text_rows`` make of texts.
 
     It has no parameters. The model that made the embeddings lies beside them, for saving.
 

@@ -198,7 +198,8 @@ class ColbertEncoder(Encoder):
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True
     ) -> float:
-        """Of the body and the projection; MaxSim depends on what is compared with what."""
+        """The FLOPs of the body and of the projection. MaxSim is not counted, since it depends on
+        what is compared with what."""
         projection = 2.0 * self.projection.weight.numel() * (3 if training else 1)
         body = self.backbone.flops_per_token(sequence_length, training=training)
         return body + projection

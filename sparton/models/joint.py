@@ -94,7 +94,8 @@ class JointEncoder(Encoder):
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True
     ) -> float:
-        """Of the masked-LM model and the projection; MaxSim depends on what is compared."""
+        """The FLOPs of the masked-LM model and of the projection. MaxSim is not counted, since it
+        depends on what is compared with what."""
         projection = 2.0 * self.projection.weight.numel() * (3 if training else 1)
         model = self.backbone.flops_per_token(sequence_length, training=training)
         return model + projection

@@ -82,7 +82,7 @@ def _count(
 def _occurrences(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerFast
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Of some texts at a time: their number, and owner and vocabulary row of each token."""
+    """Some texts at a time: how many they are, and the owner and vocabulary row of each token."""
     encoder = copy.deepcopy(tokenizer.backend_tokenizer)
     encoder.no_truncation()
     encoder.no_padding()

@@ -93,7 +93,7 @@ class SparseFile:
 @dataclass(frozen=True)
 class TokenFile:
     """A safetensors file of ``vectors [T, E]`` and ``cu_seqlens [N + 1]``, int64: text n owns the
-    rows ``cu_seqlens[n] : cu_seqlens[n + 1]``. Beside it :attr:`ids_file` has an id per line.
+    rows ``cu_seqlens[n] : cu_seqlens[n + 1]``. Beside it ``ids_file`` has an id per line.
 
     Attributes:
         path: ending in ``.safetensors``.

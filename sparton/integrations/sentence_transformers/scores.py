@@ -41,7 +41,7 @@ def colbert_scores(
         documents_embeddings: ``[G, K, Ld, E]``.
         queries_mask: ``[Q, Lq]``, nonzero at tokens that take part; where None, rows of zeros are
             taken for padding.
-        documents_mask: ``[G, K, Ld]`` likewise.
+        documents_mask: ``[G, K, Ld]``, the same of documents.
         chunk_elements: has no effect, as no similarities are held.
         length_normalize: divide by the number of tokens of the query.
         dtype: of the products, where it is not that of the embeddings. Trainers leave autocast

@@ -44,7 +44,8 @@ def maxsim_forward_cpu(
 ) -> tuple[Tensor, Tensor]:
     """Scores fp32 ``[Q, C]``, and the row of ``documents`` that won for each query token, int32
     ``[C, Tq]``: -1 at masked query tokens and for documents without tokens; empty without argmax.
-    Of pairs ``[P, 1]`` and ``[P, L]``, -1 also beyond a query's tokens.
+    Where pairs are scored, the shapes are ``[P, 1]`` and ``[P, L]``, with -1 also beyond the tokens
+    of a query.
 
     Also takes float64, whose similarities and sums stay float64; the scores are fp32 all the same.
     """
@@ -80,7 +81,7 @@ def maxsim_forward_cpu(
 
 
 def _read_boundaries(operands: MaxSimOperands) -> tuple[list[int], list[int]]:
-    """Of the queries and of the documents; ValueError unless they are what they must be."""
+    """The boundaries of the queries and of the documents, which are checked on the way."""
     queries, documents, query_cu, document_cu, *_ = operands
     bounds = (
         read_boundaries("query_cu_seqlens", query_cu, len(queries)),

@@ -26,7 +26,7 @@ from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, p
 
 @functools.cache
 def _kernels() -> tuple[ModuleType, ModuleType]:
-    """Those of the search, and those around the products of projected tokens."""
+    """The kernels of the search, and those around the products of projected tokens."""
     from sparton.kernels.maxsim import hidden, projection
 
     return hidden, projection
@@ -152,7 +152,7 @@ def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _gradients(
     ctx: Any, grad: Tensor, differentiate: Callable[..., list[Tensor]]
 ) -> list[Tensor | None]:
-    """Of queries, hidden, projection and bias; None where not wanted."""
+    """The gradients of queries, hidden, projection and bias; None where one is not wanted."""
     needs = list(ctx.needs_input_grad[:4])
     found = iter(differentiate(grad, *ctx.saved_tensors, ctx.longest, needs))
     return [next(found) if need else None for need in needs]
@@ -216,7 +216,7 @@ def maxsim_from_hidden(
             where that is wanted.
         hidden: ``[N, Ld, H]``, or packed ``[T, H]`` with ``document_cu_seqlens``; the same dtype
             (or any under autocast).
-        projection: ``[E, H]``, likewise.
+        projection: ``[E, H]``, the same dtype (or any under autocast).
         query_mask: bool ``[Q, Lq]`` or None.
         document_mask: bool ``[N, Ld]`` or ``[T]``, holes allowed, or None.
         bias: ``[E]``, of the dtype of the others (or any under autocast), or None.

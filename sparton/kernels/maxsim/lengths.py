@@ -30,7 +30,7 @@ def assert_pair(query, Q, document, N):
 
 @triton.jit
 def _lengths(cu_ptr, count, first, BLOCK: tl.constexpr):
-    """Of sequences from ``first`` on; 0 beyond the last."""
+    """The lengths of the sequences from ``first`` on; 0 beyond the last one."""
     i = first + tl.arange(0, BLOCK)
     return tl.load(cu_ptr + i + 1, i < count, 0) - tl.load(cu_ptr + i, i < count, 0)
 

@@ -21,7 +21,7 @@ class MaxSimOperands(NamedTuple):
     Attributes:
         queries: ``[Tq, E]``, or with these rows along several axes: to change the axes of a small
             batch takes as long as to score it.
-        documents: ``[Td, E]``, likewise, the same float dtype.
+        documents: ``[Td, E]`` in the same float dtype, or with these rows along several axes.
         query_cu_seqlens: int32 ``[Q + 1]``, query q owns the rows from entry q to entry q + 1.
         document_cu_seqlens: int32 ``[N + 1]``.
         query_mask: bool ``[Tq]``, True at rows that take part; None if all do.

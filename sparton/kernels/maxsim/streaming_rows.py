@@ -104,7 +104,7 @@ def _maxsim_streaming_dqueries_kernel(
 ):  # fmt: skip
     """BLOCK_R tokens of a query, one of the ``parts`` of its columns. SCATTER also adds the
     documents' gradients in ``ddocument``; PARTIAL leaves parts in fp32 ``dquery [parts, Tq, E]``.
-    Of pairs the columns are those entries of ``order`` that are the query's.
+    Where pairs are scored, the columns are the entries of ``order`` that belong to the query.
     """
     pid = tl.program_id(0)
     part = pid % parts

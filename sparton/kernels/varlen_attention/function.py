@@ -140,7 +140,7 @@ def varlen_attention(
     Args:
         query: ``[Tq, H, d]`` float16 or bfloat16 on a GPU, d 16, 32, 64 or 128; any strides but
             that of d, which is 1, or else it is copied.
-        key, value: ``[Tk, H, d]``, the same dtype, likewise.
+        key, value: ``[Tk, H, d]`` in the same dtype; the same holds for their strides.
         query_cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the sequences; from 0 to Tq,
             ascending.
         key_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to Tk.

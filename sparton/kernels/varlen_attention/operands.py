@@ -46,7 +46,7 @@ def unit_stride(x: Tensor) -> Tensor:
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Of tokens and heads, for each of ``[T, H, d]``."""
+    """The strides of tokens and of heads of each tensor ``[T, H, d]``."""
     return tuple(stride for x in tensors for stride in x.stride()[:2])
 
 

@@ -80,7 +80,7 @@ def is_late_interaction(kinds: list[str] | None) -> bool:
 
 
 def read_modules(name: str, folder: str, revision: str | None) -> Modules:
-    """Of the model whose ``modules.json`` lies in ``folder``.
+    """The modules of the model whose ``modules.json`` lies in ``folder``.
 
     Raises:
         ValueError: they are no late-interaction model, or it is not scored by MaxSim.
@@ -166,8 +166,11 @@ def check_head(
 
 
 def _check_similarity(place: str, found: str | None) -> None:
-    """Of single vectors' similarities the names may be left over from the model that was begun
-    with. PyLate and sentence-transformers pay no attention to them."""
+    """Raise ValueError for a similarity that is not MaxSim.
+
+    Names of similarities of single vectors are let pass: they may be left over from the model that
+    was begun with, and PyLate and sentence-transformers pay no attention to them.
+    """
     if found not in (None, "MaxSim", "maxsim", "cosine", "dot"):
         raise ValueError(
             f"{place}: similarity_fn_name is {found!r}, and token vectors are scored by 'maxsim' "

@@ -59,7 +59,7 @@ def all_items(records: Records) -> Iterator[Item]:
 
 
 def hash_text(text: str) -> int:
-    """Of the text with single spaces and without case."""
+    """The hash of the text with single spaces and without case."""
     normal = " ".join(text.split()).casefold()
     return int.from_bytes(hashlib.blake2b(normal.encode(), digest_size=8).digest(), "little")
 
