@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparton.cli.checks import check
 from sparton.cli.training import run_training
+from sparton.errors import CheckpointError
 from sparton.training.distributed import World
-from sparton.training.state import CheckpointError
 from tests.composing import composed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,9 @@ GENTLE = ["optimizer.lr=1e-4", "evaluation=none"]
 def run_here(folder: Path, *overrides: str, miniature: Sequence[str] = MINIATURE) -> list[dict]:
     """A run in this process; gives its metric records."""
     folder.mkdir(parents=True, exist_ok=True)
-    run_training(composed(*miniature, *overrides), ALONE, folder)
+    cfg = composed(*miniature, *overrides)
+    check(cfg, ALONE.size)
+    run_training(cfg, ALONE, folder)
     return read_records(folder)
 
 

@@ -18,7 +18,8 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from torch.profiler import ProfilerActivity, profile
 
-import train  # noqa: F401, it sets the environment and makes the schema known
+from sparton.cli import schema
+from sparton.cli.commands.train import set_environment
 from sparton.cli.training import build_loader, build_trainer
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.types import SIDES, Side, TrainBatch
@@ -72,7 +73,9 @@ class ProfiledBatches:
 
 def main(arguments: Sequence[str]) -> None:
     run, warm_up, steps, *overrides = arguments
+    set_environment()
     folder, world = Path(run), join_world()
+    schema.register()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose("train", overrides)
     data = instantiate(cfg.data)

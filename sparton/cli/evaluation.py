@@ -10,6 +10,9 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from sparton import evaluation
+from sparton.cli.command_line import Request
+from sparton.cli.composing import composer
+from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.overrides import folder_name, overrides_in
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import autocast_dtype
@@ -17,6 +20,32 @@ from sparton.training.manifest import describe_environment
 from sparton.types import RetrievalTask
 
 System = Callable[[RetrievalTask], evaluation.TaskResult]
+
+
+def evaluate(request: Request) -> None:
+    """Evaluate what a command line names.
+
+    Raises:
+        EXPECTED_ERRORS: what a user can mend.
+    """
+    with composer(request) as opened:
+        variants = opened.variants()
+        if opened.sweeps(variants[0]):
+            ended = [job.return_value for jobs in opened.sweep(_evaluation) for job in jobs]
+        else:
+            ended = [opened.run(_evaluation)]
+    for error in filter(None, ended):
+        raise error
+
+
+def _evaluation(cfg: DictConfig) -> Exception | None:
+    """One evaluation; an error that a user can mend is given back, as Hydra would tell of it in its
+    own words."""
+    try:
+        run_evaluation(cfg)
+    except EXPECTED_ERRORS as error:
+        return error
+    return None
 
 
 def run_evaluation(cfg: DictConfig) -> None:

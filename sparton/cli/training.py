@@ -1,7 +1,7 @@
 """A training, from its configuration: its parts, and the run of them."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from sparton.cli.checks import check, check_models
+from sparton.cli.checks import check_models
 from sparton.cli.schema import identity, total_steps, without_replaced
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
@@ -43,14 +43,14 @@ log = logging.getLogger(__name__)
 TaskBuilders = Mapping[str, Callable[[], RetrievalTask]]
 
 
-def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[str] = ()) -> None:
+def run_training(cfg: DictConfig, world: World, folder: Path) -> None:
     """Train, or go on with what ``folder`` holds; then evaluate the best model.
 
-    ``typed``: the overrides of the command line.
+    Args:
+        cfg: as :func:`~sparton.cli.checks.check` lets it pass.
     """
     if not world.is_main:  # the main process says the same
         logging.getLogger("sparton").setLevel(logging.ERROR)
-    check(cfg, world.size, typed)
     cfg = without_replaced(cfg)
     check_models(cfg)
     loggers = instantiate(cfg.logger).values() if world.is_main else ()

@@ -10,20 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparton.errors import CheckpointError, NonFiniteLossError
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.loggers import Logger, Record
 from sparton.training.optimization import Optimizer, learning_rates, update
-from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
+from sparton.training.state import load_checkpoint, save_checkpoint
 from sparton.training.step import ExactStep, StepOutput
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import TrainBatch
 
 SELECT_BY = "ndcg@10"
 log = logging.getLogger(__name__)
-
-
-class NonFiniteLossError(ArithmeticError):
-    """The loss became NaN or infinite; nothing was saved after it did."""
 
 
 @dataclass(frozen=True)

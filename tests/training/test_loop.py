@@ -10,17 +10,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparton.errors import CheckpointError, NonFiniteLossError
 from sparton.losses.objective import Objective
 from sparton.losses.ramps import QuadraticRamp
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops
 from sparton.training.distributed import World
 from sparton.training.loggers import JsonlLogger
-from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
+from sparton.training.loop import LoopSettings, Trainer
 from sparton.training.optimization import build_optimizer, update
 from sparton.training.precision import Precision
 from sparton.training.schedules import CosineSchedule
-from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
+from sparton.training.state import load_checkpoint, save_checkpoint
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import TrainBatch

@@ -1,0 +1,1 @@
+"""What follows ``sparton`` on a command line, a module for each."""
