@@ -126,7 +126,7 @@ def test_two_processes_train_as_one(tmp_path, gentle):
 
 
 def test_a_run_says_what_its_folder_held(tmp_path, caplog):
-    log = "sparton.cli.training"
+    log = "sparton.cli.assembly"
     caplog.set_level("INFO", logger=log)
     with_checkpoint, without = "checkpoint_every=2", "checkpoint_every=null"
     said = []

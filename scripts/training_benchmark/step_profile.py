@@ -19,8 +19,8 @@ from hydra.utils import instantiate
 from torch.profiler import ProfilerActivity, profile
 
 from sparton.cli import schema
+from sparton.cli.assembly import build_loader, build_trainer
 from sparton.cli.commands.train import set_environment
-from sparton.cli.training import build_loader, build_trainer
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.types import SIDES, Side, TrainBatch
 from training_benchmark.commands import ROOT
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
     needs_teacher = trainer.step.objective.ranking.needs_teacher
     loader = build_loader(cfg, world, data, tokenizer, 0, needs_teacher)
     batches = ProfiledBatches(loader, int(warm_up), int(steps), world)
-    trainer.run(batches)
+    trainer.run(batches, [])
     if world.is_main:
         batches.profiler.export_chrome_trace(str(folder / "trace.json"))
         (folder / "steps.json").write_text(json.dumps(described(batches, trainer)))

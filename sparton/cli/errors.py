@@ -27,13 +27,16 @@ EXPECTED_ERRORS = (
 
 
 @contextmanager
-def one_sentence(program: str) -> Iterator[None]:
-    """End this process with a sentence where an error is expected, or where it is interrupted; the
-    text of a KeyboardInterrupt says what becomes of what was done."""
+def one_sentence(program: str, interrupted: str = "") -> Iterator[None]:
+    """End this process with a sentence where an error is expected, or where it is interrupted.
+
+    Args:
+        interrupted: what becomes of the work then.
+    """
     try:
         yield
-    except KeyboardInterrupt as stop:
-        sys.stderr.write(f"\n{program}: interrupted{f'; {stop}' if stop.args else ''}\n")
+    except KeyboardInterrupt:
+        sys.stderr.write(f"\n{program}: interrupted{'; ' if interrupted else ''}{interrupted}\n")
         sys.exit(130)
     except EXPECTED_ERRORS as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":

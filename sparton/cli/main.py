@@ -1,8 +1,8 @@
 """The command ``sparton``: what it can do, and where that is done.
 
 A command is a module of ``sparton.cli.commands`` with ``main(arguments)``, and a line in the table
-below. It raises what a user can mend as one of ``sparton.cli.errors.EXPECTED_ERRORS``; the text of
-a KeyboardInterrupt that it raises says what becomes of what was done.
+below. It raises what a user can mend as one of ``sparton.cli.errors.EXPECTED_ERRORS``; a constant
+``INTERRUPTED`` may say what becomes of its work where it is interrupted.
 """
 
 import sys
@@ -29,8 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif command in COMMANDS:
         from sparton.cli.errors import one_sentence
 
-        with one_sentence(f"sparton {command}"):
-            import_module(f"sparton.cli.commands.{command}").main(rest)
+        module = import_module(f"sparton.cli.commands.{command}")
+        with one_sentence(f"sparton {command}", getattr(module, "INTERRUPTED", "")):
+            module.main(rest)
     else:
         near = get_close_matches(command, COMMANDS, n=1)
         guess = f"; did you mean {near[0]}?" if near else ""

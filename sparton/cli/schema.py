@@ -12,7 +12,6 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.overrides import folder_name
-from sparton.types import BodyOptions
 
 # What may differ between the parts of one run: it changes neither the model nor its selection.
 _INCIDENTAL = {
@@ -85,8 +84,15 @@ def without_replaced(cfg: DictConfig) -> DictConfig:
     if cfg.init_from is None:
         return cfg
     cfg = cfg.copy()
-    cfg.backbone = {name: cfg.backbone.get(name, False) for name in BodyOptions.__annotations__}
+    cfg.backbone = {name: cfg.backbone.get(name, False) for name in body_options()}
     return cfg
+
+
+def body_options() -> list[str]:
+    """The settings of a backbone that say how it runs, whatever its weights."""
+    from sparton.types import BodyOptions
+
+    return list(BodyOptions.__annotations__)
 
 
 def identity(cfg: DictConfig) -> dict[str, str]:

@@ -3,19 +3,14 @@
 N documents, Q queries, P pairs of both, K results per query.
 """
 
-from typing import Literal
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from sparton.retrieval.encoding import KINDS, EncodedTexts
 from sparton.retrieval.multivector import MultiVectorIndex, maxsim_scores
+from sparton.retrieval.settings import RERANK_DEPTH
 from sparton.retrieval.sparse import SparseIndex, SparseRows
-
-Search = Literal["sparse", "maxsim", "rerank"]
-SEARCHES: tuple[Search, ...] = ("sparse", "maxsim", "rerank")
-RERANK_DEPTH = 1000
 
 
 class TextIndex:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from sparton.errors import CheckpointError, NonFiniteLossError
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.loggers import Logger, Record
 from sparton.training.optimization import Optimizer, learning_rates, update
+from sparton.training.settings import SELECT_BY
 from sparton.training.state import load_checkpoint, save_checkpoint
 from sparton.training.step import ExactStep, StepOutput
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import TrainBatch
 
-SELECT_BY = "ndcg@10"
 log = logging.getLogger(__name__)
 
 
@@ -71,13 +71,11 @@ class Trainer:
     identity: Mapping[str, str] = field(default_factory=dict)
     best: float = float("-inf")
     start_step: int = 0
-    loggers: list[Logger] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
         self.world = self.step.world
         self.scaler = self.step.precision.grad_scaler()
-        self.step.scale = self.scaler.scale
         self._figures: dict[str, dict[str, float]] = {}
         self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
 
@@ -97,11 +95,12 @@ class Trainer:
         self.best, self.start_step = state["best"], state["step"]
         return self.start_step
 
-    def run(self, batches: Iterable[TrainBatch]) -> None:
+    def run(self, batches: Iterable[TrainBatch], loggers: Sequence[Logger]) -> None:
         """Train from ``start_step`` to the end of the plan.
 
         Args:
             batches: this rank's share of the batches of the steps still to do.
+            loggers: of the run; only the main rank has any.
 
         Raises:
             NonFiniteLossError: with the step, and where the last good checkpoint is.
@@ -109,20 +108,22 @@ class Trainer:
         self.encoder.train()
         self.meter.restart()
         for step, (batch, waited) in enumerate(_timed(batches), self.start_step):
-            output = self.step(batch, step)
+            output = self.step(batch, step, self.scaler.scale)
             rate_factor = self.schedule(step, self.settings.steps)
             norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
             self._finite &= output.loss.isfinite()
             if not self.scaler.is_enabled():  # which expects overflows and skips their updates
                 self._finite &= norm.isfinite()
             self.meter.count(batch, waited)
-            self._finish_step(step + 1, output, norm)
+            self._finish_step(step + 1, output, norm, loggers)
             del output  # the representations of a global batch, while the next is encoded
         if self.settings.evaluate_every is None and self.world.is_main:
             self._check_finite(self.settings.steps, saving=True)
             self.save_model(self.encoder, self.folder / "model")
 
-    def _finish_step(self, completed: int, output: StepOutput, norm: Tensor) -> None:
+    def _finish_step(
+        self, completed: int, output: StepOutput, norm: Tensor, loggers: Sequence[Logger]
+    ) -> None:
         settings = self.settings
         record: Record = {}
         if settings.due(settings.log_every, completed):
@@ -131,7 +132,7 @@ class Trainer:
         if settings.due(settings.evaluate_every, completed):
             self._check_finite(completed, saving=True)
             record |= self._evaluate()
-        for logger in self.loggers if record else ():  # only the main rank has any
+        for logger in loggers if record else ():
             logger.log(record, completed)
         if settings.due(settings.checkpoint_every, completed):  # after its record is written
             self._check_finite(completed, saving=True)

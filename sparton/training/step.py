@@ -38,6 +38,8 @@ from sparton.types import TokenBatch, TrainBatch
 DENSE_ENTRIES = 2**26
 _SEED_STRIDE = 1_000_003
 
+Scale = Callable[[Tensor], Tensor]
+
 
 class StepOutput(NamedTuple):
     """What a step leaves for the log, on the device: the loss, its parts, and the detached
@@ -55,6 +57,11 @@ class _MicroBatch(NamedTuple):
     seed: int
 
 
+def unscaled(loss: Tensor) -> Tensor:
+    """The scale of all precisions but fp16."""
+    return loss
+
+
 @dataclass
 class ExactStep:
     """Accumulates into ``.grad`` the gradient of the objective on the global batch.
@@ -64,7 +71,6 @@ class ExactStep:
         micro_batch: queries encoded at once on each rank; None for the whole local batch.
         seed: dropout is a pure function of (seed, step, rank, micro-batch), so the second encoding
             repeats the first and a resumed run repeats an uninterrupted one.
-        scale: multiplies the loss before it is differentiated, for fp16.
     """
 
     encoder: Encoder
@@ -73,31 +79,31 @@ class ExactStep:
     precision: Precision
     micro_batch: int | None = None
     seed: int = 0
-    scale: Callable[[Tensor], Tensor] = lambda loss: loss
 
     def __post_init__(self) -> None:
         learning = (p for p in self.encoder.parameters() if p.requires_grad)
         self._gradient_sum = GradientSum(self.world, learning)
 
-    def __call__(self, batch: TrainBatch, step: int) -> StepOutput:
+    def __call__(self, batch: TrainBatch, step: int, scale: Scale = unscaled) -> StepOutput:
         """
         Args:
             batch: this rank's share, on the CPU; every rank's has the same number of queries.
             step: decides the regularizers' weights and the dropout.
+            scale: multiplies the loss before it is differentiated, for fp16.
         """
         micro_batches = list(self._split(batch, step))
         if len(micro_batches) == 1:
             encoded = self._encode(micro_batches[0])
             keep_all = self._keep_all(encoded)
             held = [side if keep_all else self._hold(side) for side in encoded]
-            output, gradients = self._differentiate(held, batch.teacher_scores, step)
+            output, gradients = self._differentiate(held, batch.teacher_scores, step, scale)
             with self._gradient_sum.of_last_backward():
                 _backward(encoded, gradients)
         else:
             memory = HeadMemory()
             with memory.keeping():
                 held, extents = self._encode_all(micro_batches)
-            output, gradients = self._differentiate(held, batch.teacher_scores, step)
+            output, gradients = self._differentiate(held, batch.teacher_scores, step, scale)
             del held
             with memory.repeating():
                 self._replay(micro_batches, extents, gradients)
@@ -151,7 +157,11 @@ class ExactStep:
         return reps.compact() if self.encoder.zeros_are_final else reps
 
     def _differentiate(
-        self, sides: Sequence[Representations], teacher_scores: Tensor | None, step: int
+        self,
+        sides: Sequence[Representations],
+        teacher_scores: Tensor | None,
+        step: int,
+        scale: Scale,
     ) -> tuple[StepOutput, list[Representations]]:
         """The objective on the global batch, and for both sides of this rank its gradient, in the
         form of the representations themselves."""
@@ -162,9 +172,7 @@ class ExactStep:
         queries, documents = map(self.encoder.complete, world.gather(own))
         value = self.objective(queries, documents, step, teacher_scores)
         leaves = [leaf for side in own for leaf in side.leaves()]
-        gradients = iter(
-            torch.autograd.grad(self.scale(value.loss), leaves, materialize_grads=True)
-        )
+        gradients = iter(torch.autograd.grad(scale(value.loss), leaves, materialize_grads=True))
         output = StepOutput(value.loss.detach(), value.parts, queries.detach(), documents.detach())
         return output, [side.with_leaves([next(gradients) for _ in side.leaves()]) for side in own]
 

@@ -50,8 +50,7 @@ def make_trainer(folder: Path, schedule=SCHEDULE, evaluate=None) -> Trainer:
         save_model=lambda encoder, path: torch.save(encoder.state_dict(), path.with_suffix(".pt")),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    start = trainer.resume()
-    trainer.loggers.append(JsonlLogger(folder / "metrics.jsonl", start))
+    trainer.resume()
     return trainer
 
 
@@ -60,7 +59,8 @@ def some_batch(seed: int) -> TrainBatch:
 
 
 def run(trainer: Trainer, until: int = STEPS, batches=some_batch) -> None:
-    trainer.run(batches(seed=step) for step in range(trainer.start_step, until))
+    logger = JsonlLogger(trainer.folder / "metrics.jsonl", trainer.start_step)
+    trainer.run((batches(seed=step) for step in range(trainer.start_step, until)), [logger])
 
 
 def records(folder: Path) -> list[dict]:

@@ -15,6 +15,6 @@ def main(arguments: Sequence[str]) -> None:
 
         show(request, arguments)
         return
-    from sparton.cli.evaluation import evaluate
+    from sparton.cli import entry
 
-    evaluate(request)
+    entry.evaluate(request)

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+INTERRUPTED = "the same command goes on from the last checkpoint"
+
 
 def set_environment() -> None:
     """What PyTorch and others read when they are imported, unless a user has set it."""
@@ -30,10 +32,7 @@ def main(arguments: Sequence[str], script: Path | None = None) -> None:
 
         show(request, arguments)
         return
-    from sparton.cli.launching import launch
+    from sparton.cli import entry
 
     program = ["-m", "sparton", "train"] if script is None else [str(script.resolve())]
-    try:
-        launch(request, [sys.executable, *program])
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("the same command goes on from the last checkpoint") from None
+    entry.train(request, [sys.executable, *program])
