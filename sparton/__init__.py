@@ -9,7 +9,10 @@ from typing import Any
 __version__ = "0.1.0"
 
 # Where a name of the package comes from: a module, and what it is called there.
-_HOMES: dict[str, tuple[str, str]] = {}
+_HOMES = {
+    "TrainedRun": ("sparton.cli.api", "TrainedRun"),
+    "train": ("sparton.cli.api", "train"),
+}
 
 __all__ = ["__version__", *_HOMES]
 

@@ -6,6 +6,7 @@ What is asked for is composed and checked first, without PyTorch and before a fo
 import os
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sparton.cli.checks import check, check_places, find_models
@@ -14,11 +15,16 @@ from sparton.cli.composing import composer
 from sparton.cli.evaluation_checks import check_evaluation
 
 
-def train(request: Request, program: Sequence[str]) -> None:
+def train(request: Request, program: Sequence[str], *, as_command: bool = True) -> Path | None:
     """Run a training, or a sweep of them.
 
     Args:
         program: the words that start this command in another process, without its arguments.
+        as_command: this process is the command's own: logging is set up as Hydra has it, and a
+            sweep may run.
+
+    Returns:
+        The folder of the run; None for a sweep.
 
     Raises:
         EXPECTED_ERRORS: what a user can mend.
@@ -26,6 +32,8 @@ def train(request: Request, program: Sequence[str]) -> None:
     with composer(request) as opened:
         variants = opened.variants()
         sweeps = opened.sweeps(variants[0])
+        if sweeps and not as_command:
+            raise ValueError("this is a sweep, which the command runs: sparton train ...")
         for cfg in variants:
             check_places(cfg)
             check(cfg, int(os.environ.get("WORLD_SIZE", cfg.gpus)), cfg.hydra.overrides.task)
@@ -37,8 +45,9 @@ def train(request: Request, program: Sequence[str]) -> None:
         if sweeps:
             refuse_torchrun()
             opened.sweep(partial(run_cell_of_sweep, again=again))
-        else:
-            _raise_error(opened.run(partial(run_training_here, again=again)))
+            return None
+        task = partial(run_training_here, again=again, log=not as_command)
+        return _unless_error(opened.run(task, configure_logging=as_command))
 
 
 def evaluate(request: Request) -> None:
@@ -55,12 +64,14 @@ def evaluate(request: Request) -> None:
 
         if opened.sweeps(variants[0]):
             for job in opened.sweep(evaluate_here)[0]:
-                _raise_error(job.return_value)
+                _unless_error(job.return_value)
         else:
-            _raise_error(opened.run(evaluate_here))
+            _unless_error(opened.run(evaluate_here))
 
 
-def _raise_error(ended: Any) -> None:
-    """A task gives the errors that a user can mend back: Hydra would tell of those it sees."""
+def _unless_error(ended: Any) -> Any:
+    """What a task gives back. An error that a user can mend is raised here, as Hydra would tell of
+    it in its own words."""
     if isinstance(ended, Exception):
         raise ended
+    return ended

@@ -11,6 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from sparton.cli.errors import EXPECTED_ERRORS, explain
+from sparton.cli.logs import logged
 from sparton.cli.sweeps import cell_settings, run_command
 from sparton.cli.training import run_training
 from sparton.sweeps.cells import run_cell
@@ -33,31 +34,34 @@ def run_cell_of_sweep(cfg: DictConfig, again: Sequence[str]) -> None:
     run_cell(command, folder, cell_settings(cfg, hydra_config), rank)
 
 
-def run_training_here(cfg: DictConfig, again: Sequence[str]) -> Exception | None:
+def run_training_here(cfg: DictConfig, again: Sequence[str], log: bool) -> Path | Exception:
     """In this process, or in one for each GPU.
 
     Args:
         again: the words that start this program in the same way.
+        log: see :func:`~sparton.cli.logs.logged`; nothing else logs.
 
     Returns:
-        The error that has ended it, if a user can mend that.
+        The folder of the run, or the error that has ended it, if a user can mend that.
     """
     hydra_config = HydraConfig.get()
     folder = Path(hydra_config.runtime.output_dir)
     is_rank = "RANK" in os.environ
     try:
-        with nullcontext() if is_rank else only_writer(folder):
+        with (
+            nullcontext() if is_rank else only_writer(folder),
+            logged(folder / "train.log") if log else nullcontext(),
+        ):
             if cfg.gpus > 1 and not is_rank:
                 # Where the folder's name has a time in it, every rank would have one of its own.
                 command = run_command(again, hydra_config.overrides.task, folder)
                 run_on_gpus(command, cfg.gpus, folder)
             else:
-                work = partial(_work, cfg, folder)
-                run_here(work, folder, EXPECTED_ERRORS, explain)
+                run_here(partial(_work, cfg, folder), folder, EXPECTED_ERRORS, explain)
                 leave_world()
     except EXPECTED_ERRORS as error:
         return error
-    return None
+    return folder
 
 
 def _work(cfg: DictConfig, folder: Path) -> None:
