@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.schema import identity, total_steps
+from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.training import Inputs, TaskBuilders
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
@@ -41,6 +42,10 @@ from sparton.training.throughput import ThroughputMeter
 from sparton.types import RetrievalTask, Tokenizer, TrainBatch
 
 log = logging.getLogger(__name__)
+_PARTS = (
+    "backbone", "head", "query_encoder", "loss", "query_regularizer", "document_regularizer",
+    "optimizer", "scheduler",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Run:
 def build_run(cfg: DictConfig, world: World, folder: Path, inputs: Inputs) -> Run:
     """A run that begins, or goes on with what ``folder`` holds; nothing is written there before all
     of its parts are there."""
+    refuse_unknown_settings(cfg, _PARTS)
     trainer, tokenizer = build_trainer(cfg, world, folder, inputs.data, inputs.dev)
     start = trainer.resume()
     needs_teacher = trainer.step.objective.ranking.needs_teacher

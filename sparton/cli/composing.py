@@ -10,12 +10,14 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.types import RunMode, TaskFunction
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from sparton.cli import schema
 from sparton.cli.command_line import Request
+from sparton.cli.misspelt import explain_refusal, parse, refuse_additions
+from sparton.cli.schema import SCHEMAS, register
 from sparton.cli.shipped import shipped
 
 
@@ -25,10 +27,12 @@ class Composer:
 
     Attributes:
         request: the command line.
+        schema: the type of its configurations.
         engine: Hydra, while it is open.
     """
 
     request: Request
+    schema: type
     engine: Any
 
     def variants(self) -> list[DictConfig]:
@@ -36,11 +40,11 @@ class Composer:
         that are swept.
 
         Raises:
-            ValueError: several values for a setting, and no sweep.
+            ValueError: an override that is none, or of something that does not exist; several
+                values for a setting, and no sweep.
         """
-        parser = OverridesParser.create(self.engine.config_loader)
         values: list[list[str]] = []
-        for override in parser.parse_overrides(list(self.request.overrides)):
+        for override in parse(self.request.overrides, self.engine.config_loader):
             if override.is_sweep_override():
                 key = override.get_key_element()
                 values.append([f"{key}={value}" for value in override.sweep_string_iterator()])
@@ -52,7 +56,7 @@ class Composer:
             for place, each in enumerate(values)
             for value in each[1:]
         ]
-        found = [self._compose(overrides) for overrides in (firsts, *others)]
+        found = [self._checked(overrides) for overrides in (firsts, *others)]
         if others and not self.sweeps(found[0]):
             pairs = zip(self.request.overrides, values, strict=True)
             swept = next(typed for typed, each in pairs if len(each) > 1)
@@ -62,8 +66,26 @@ class Composer:
             )
         return found
 
-    def _compose(self, overrides: Sequence[str]) -> DictConfig:
-        return compose(self.request.config_name, list(overrides), return_hydra_config=True)
+    def _checked(self, overrides: Sequence[str]) -> DictConfig:
+        """The configuration of these overrides, all of which are read by something."""
+        try:
+            cfg = self._composed(overrides)
+        except (HydraException, OmegaConfBaseException) as error:
+            loader = self.engine.config_loader
+            why = explain_refusal(error, overrides, loader, self._composed)
+            raise ValueError(why) from error
+        refuse_additions(cfg, overrides)
+        return cfg
+
+    def _composed(self, overrides: Sequence[str]) -> DictConfig:
+        name = self.request.config_name
+        cfg = compose(name, list(overrides), return_hydra_config=True)
+        if OmegaConf.get_type(cfg) is not self.schema:
+            raise ValueError(
+                f"{name}.yaml is no configuration of this command: its defaults do not begin with "
+                f"that of {shipped('configs')}. Give the file another name"
+            )
+        return cfg
 
     def sweeps(self, cfg: DictConfig) -> bool:
         """Whether one of the :meth:`variants` is a cell of a sweep."""
@@ -82,10 +104,14 @@ class Composer:
 
 
 @contextmanager
-def composer(request: Request) -> Iterator[Composer]:
+def composer(request: Request, command: str) -> Iterator[Composer]:
     """Open Hydra on the folders of configurations; what is in several of them is taken from the
-    first that has it."""
-    schema.register()
+    first that has it.
+
+    Args:
+        command: one of those that the schemas are of.
+    """
+    register()
     *own, packaged = config_folders(request.config_dir)
     name = request.config_name
     with initialize_config_dir(str(packaged), job_name=name, version_base="1.3"):
@@ -95,7 +121,7 @@ def composer(request: Request) -> Iterator[Composer]:
         for folder in own:
             search_path.prepend("own", f"file://{folder}", SearchPathQuery(provider="main"))
         loader.repository.initialize_sources(search_path)
-        yield Composer(request, engine)
+        yield Composer(request, SCHEMAS[command], engine)
 
 
 def config_folders(own: Path | None) -> list[Path]:
@@ -108,11 +134,11 @@ def config_folders(own: Path | None) -> list[Path]:
     return [*(folder for folder in folders if folder != packaged), packaged]
 
 
-def show(request: Request, arguments: Sequence[str]) -> None:
+def show(request: Request, command: str, arguments: Sequence[str]) -> None:
     """Answer ``--help``, ``--cfg``, ``--info`` and the other options that run nothing."""
     parser = get_args_parser()
     asked = parser.parse_args(list(arguments))
-    with composer(request) as opened:
+    with composer(request, command) as opened:
         engine, name, overrides = opened.engine, request.config_name, asked.overrides
         if asked.help:
             engine.app_help(name, parser, asked)

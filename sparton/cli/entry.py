@@ -29,7 +29,7 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
     Raises:
         EXPECTED_ERRORS: what a user can mend.
     """
-    with composer(request) as opened:
+    with composer(request, "train") as opened:
         variants = opened.variants()
         sweeps = opened.sweeps(variants[0])
         if sweeps and not as_command:
@@ -56,7 +56,7 @@ def evaluate(request: Request) -> None:
     Raises:
         EXPECTED_ERRORS: what a user can mend.
     """
-    with composer(request) as opened:
+    with composer(request, "evaluate") as opened:
         variants = opened.variants()
         for cfg in variants:
             check_evaluation(cfg, cfg.hydra.overrides.task)

@@ -61,4 +61,6 @@ def explain(error: Exception) -> str:
             f"{error} Set micro_batch=N, which changes no gradient and bounds what is encoded at "
             "once, or backbone.gradient_checkpointing=true"
         )
+    if isinstance(error, HydraException | OmegaConfBaseException):  # the rest is about its types
+        return str(error).splitlines()[0]
     return str(error)

@@ -13,6 +13,7 @@ from sparton import evaluation
 from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
+from sparton.cli.targets import refuse_unknown_settings
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import autocast_dtype
 from sparton.training.manifest import describe_environment
@@ -41,6 +42,7 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
         cfg: as :func:`~sparton.cli.evaluation_checks.check_evaluation` lets it pass.
         typed: the overrides of the command line.
     """
+    refuse_unknown_settings(cfg, ("evaluation", "encoder", "bm25"))
     tasks = cfg.evaluation[cfg.split]
     evaluate = build_bm25(cfg) if cfg.model == "bm25" else build_encoder(cfg, typed)
     builders = {name: partial(instantiate, task) for name, task in tasks.items()}

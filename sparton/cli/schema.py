@@ -1,4 +1,4 @@
-"""The typed top level of a training's configuration, and what makes a run the run it is.
+"""The typed top level of configurations, and what makes a run the run it is.
 
 The groups (backbone, head, ...) are plain YAML with ``_target_``; the scalars here are typed, so
 that ``batch=lots`` and ``bacth=512`` stop before any work.
@@ -60,13 +60,35 @@ class TrainConfig:
     logger: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class EvaluateConfig:
+    """Everything ``evaluate.py`` reads. ``configs/evaluate.yaml`` holds the values."""
+
+    model: str
+    split: str
+    output: str | None
+    data_dir: str
+    device: str | None
+    query_length: int | None
+    document_length: int | None
+    metrics: list[str]
+    encoder: dict[str, Any] = field(default_factory=dict)
+    bm25: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+
+
+SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig}
+
+
 def register() -> None:
-    """Make the schema known to Hydra as ``train_schema``, and the names of folders as resolvers.
+    """Make the schemas known to Hydra as ``train_schema`` and ``evaluate_schema``, and the names of
+    folders as resolvers.
 
     A run is found again with other incidental settings; cells of a sweep may differ in them alone.
     ``sweep_name`` stays in all cells what it is in their sweep, as Hydra's ``now`` does.
     """
-    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
+    for command, schema in SCHEMAS.items():
+        ConfigStore.instance().store(name=f"{command}_schema", node=schema)
     run_name = partial(folder_name, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
     cell_name = partial(folder_name, left_out=_FOLDERS_OF_THEIR_OWN)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)

@@ -10,6 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from sparton.cli.schema import without_replaced
+from sparton.cli.targets import refuse_unknown_settings
 
 if TYPE_CHECKING:
     from sparton.datasets.mixture import Mixture
@@ -54,6 +55,7 @@ def run_training(cfg: DictConfig, world: "World", folder: Path) -> None:
 def read_inputs(cfg: DictConfig, is_main: bool) -> Inputs:
     """Ask for the loggers, and read data and tasks; only the main process evaluates and logs. Every
     test task is downloaded and checked here, before the training and not after it."""
+    refuse_unknown_settings(cfg, ("logger", "data", "evaluation"))
     loggers = list(instantiate(cfg.logger).values()) if is_main else []
     data = instantiate(cfg.data)
     if not is_main:

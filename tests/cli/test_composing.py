@@ -15,7 +15,7 @@ def here(tmp_path, monkeypatch) -> None:
 
 
 def composed(*words: str):
-    with composer(read_request(words, "train")) as opened:
+    with composer(read_request(words, "train"), "train") as opened:
         return opened.variants()
 
 
@@ -87,9 +87,9 @@ def test_several_values_without_a_sweep_are_refused():
 
 def test_what_is_shown_is_composed_from_all_folders(capsys):
     write("configs/loss/mine.yaml", "margin: 24\n")
-    show(read_request(["--help"], "train"), ["--help"])
+    show(read_request(["--help"], "train"), "train", ["--help"])
     said = capsys.readouterr().out
     assert "sparton train is powered by Hydra" in said and "kl_margin_mse, margin_mse, mine" in said
     words = ["--cfg", "job", "loss=mine", "--package", "loss"]
-    show(read_request(words, "train"), words)
+    show(read_request(words, "train"), "train", words)
     assert capsys.readouterr().out == "# @package loss\nmargin: 24\n"

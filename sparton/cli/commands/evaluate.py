@@ -13,7 +13,7 @@ def main(arguments: Sequence[str]) -> None:
     if request.shows:
         from sparton.cli.composing import show
 
-        show(request, arguments)
+        show(request, "evaluate", arguments)
         return
     from sparton.cli import entry
 

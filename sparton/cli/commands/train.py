@@ -30,7 +30,7 @@ def main(arguments: Sequence[str], script: Path | None = None) -> None:
     if request.shows:
         from sparton.cli.composing import show
 
-        show(request, arguments)
+        show(request, "train", arguments)
         return
     from sparton.cli import entry
 
