@@ -136,7 +136,7 @@ def test_a_run_says_what_its_folder_held(tmp_path, caplog):
         said.append([each.getMessage() for each in caplog.records if each.name == log])
     done = "all 2 steps were done before: only the tests are left"
     replaced = (
-        f"the model in {tmp_path / without} is replaced; study=NAME gives a run another folder"
+        f"the model in {tmp_path / without} is replaced; name=NAME gives a run another folder"
     )
     assert said == [[], [done], [], [replaced]]
 

@@ -11,6 +11,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.cli.folders import mark_latest
 from sparton.cli.schema import identity, total_steps
 from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.training import Inputs, TaskBuilders
@@ -91,6 +92,7 @@ def build_run(cfg: DictConfig, world: World, folder: Path, inputs: Inputs) -> Ru
         say_what_was_there(folder, start, steps)
         others = [open_logger(start_step=start) for open_logger in inputs.loggers]
         loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
+        mark_latest(folder)
     test = partial(test_best, cfg, trainer, inputs.tests) if inputs.tests else None
     return Run(trainer, batches, loggers, test)
 
@@ -192,7 +194,7 @@ def say_what_was_there(folder: Path, start: int, steps: int) -> None:
     elif start:
         log.info("goes on from the checkpoint after step %d of %d", start, steps)
     elif (folder / "model").exists():
-        log.warning("the model in %s is replaced; study=NAME gives a run another folder", folder)
+        log.warning("the model in %s is replaced; name=NAME gives a run another folder", folder)
 
 
 def test_best(cfg: DictConfig, trainer: Trainer, tests: TaskBuilders) -> dict[str, float]:

@@ -5,6 +5,7 @@ of this.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.cli.folders import LATEST
 from sparton.cli.overrides import overrides_in
 from sparton.cli.schema import body_options, total_steps
 from sparton.models.places import check_place
@@ -29,6 +31,7 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     Raises:
         ValueError: names the setting, its value, and what would be right.
     """
+    _check_names(cfg)
     _check_numbers(cfg)
     _check_precision(cfg)
     _check_evaluation(cfg)
@@ -83,6 +86,16 @@ def _placed(setting: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(f"{setting}={error}") from error
+
+
+def _check_names(cfg: DictConfig) -> None:
+    """Names that folders could not have."""
+    if cfg.name is not None and not re.fullmatch(r"\w[\w.+@-]*", cfg.name):
+        raise ValueError(
+            f"name={cfg.name}: a folder is called so, give it letters, digits and . _ - + @ alone"
+        )
+    if LATEST in cfg.study.split("/"):
+        raise ValueError(f"study={cfg.study}: runs/{LATEST} is the run that began last; rename it")
 
 
 def _check_numbers(cfg: DictConfig) -> None:

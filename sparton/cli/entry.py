@@ -13,6 +13,7 @@ from sparton.cli.checks import check, check_places, find_models
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
 from sparton.cli.evaluation_checks import check_evaluation
+from sparton.cli.folders import existing
 
 
 def train(request: Request, program: Sequence[str], *, as_command: bool = True) -> Path | None:
@@ -43,10 +44,13 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
 
         again = [*program, *request.again()]
         if sweeps:
+            if len({cfg.name for cfg in variants}) > 1:
+                raise ValueError("name=... has several values: a sweep has one, as its folder has")
             refuse_torchrun()
             opened.sweep(partial(run_cell_of_sweep, again=again))
             return None
-        task = partial(run_training_here, again=again, log=not as_command)
+        found = existing(Path(variants[0].hydra.run.dir))
+        task = partial(run_training_here, again=again, found=found, log=not as_command)
         return _unless_error(opened.run(task, configure_logging=as_command))
 
 

@@ -11,6 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from sparton.cli.errors import EXPECTED_ERRORS, explain
+from sparton.cli.folders import kept_if_begun
 from sparton.cli.logs import logged
 from sparton.cli.sweeps import cell_settings, run_command
 from sparton.cli.training import run_training
@@ -34,11 +35,14 @@ def run_cell_of_sweep(cfg: DictConfig, again: Sequence[str]) -> None:
     run_cell(command, folder, cell_settings(cfg, hydra_config), rank)
 
 
-def run_training_here(cfg: DictConfig, again: Sequence[str], log: bool) -> Path | Exception:
+def run_training_here(
+    cfg: DictConfig, again: Sequence[str], found: Path, log: bool
+) -> Path | Exception:
     """In this process, or in one for each GPU.
 
     Args:
         again: the words that start this program in the same way.
+        found: see :func:`~sparton.cli.folders.kept_if_begun`.
         log: see :func:`~sparton.cli.logs.logged`; nothing else logs.
 
     Returns:
@@ -50,6 +54,7 @@ def run_training_here(cfg: DictConfig, again: Sequence[str], log: bool) -> Path 
     try:
         with (
             nullcontext() if is_rank else only_writer(folder),
+            nullcontext() if is_rank else kept_if_begun(folder, found),
             logged(folder / "train.log") if log else nullcontext(),
         ):
             if cfg.gpus > 1 and not is_rank:

@@ -4,6 +4,7 @@ The groups (backbone, head, ...) are plain YAML with ``_target_``; the scalars h
 that ``batch=lots`` and ``bacth=512`` stop before any work.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -15,10 +16,10 @@ from sparton.cli.overrides import folder_name
 
 # What may differ between the parts of one run: it changes neither the model nor its selection.
 _INCIDENTAL = {
-    "study", "gpus", "micro_batch", "log_every", "checkpoint_every", "num_workers", "logger",
-    "metrics",
+    "name", "study", "gpus", "micro_batch", "log_every", "checkpoint_every", "num_workers",
+    "logger", "metrics",
 }  # fmt: skip
-_FOLDERS_OF_THEIR_OWN = {"study", "gpus", "seed"}
+_FOLDERS_OF_THEIR_OWN = {"name", "study", "gpus", "seed"}
 
 
 @dataclass
@@ -26,6 +27,7 @@ class TrainConfig:
     """Everything ``train.py`` reads. ``configs/train.yaml`` holds the values."""
 
     seed: int
+    name: str | None
     study: str
     data_dir: str
     init_from: str | None
@@ -89,11 +91,17 @@ def register() -> None:
     """
     for command, schema in SCHEMAS.items():
         ConfigStore.instance().store(name=f"{command}_schema", node=schema)
-    run_name = partial(folder_name, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
+    run_name = partial(_named, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
+    sweep_name = partial(_named, left_out=_FOLDERS_OF_THEIR_OWN)
     cell_name = partial(folder_name, left_out=_FOLDERS_OF_THEIR_OWN)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)
-    OmegaConf.register_new_resolver("sweep_name", cell_name, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True, use_cache=True)
+
+
+def _named(name: str | None, overrides: Sequence[str], left_out: Collection[str]) -> str:
+    """The name that a user has given, or that of the overrides."""
+    return folder_name(overrides, left_out) if name is None else name
 
 
 def total_steps(cfg: DictConfig) -> int:

@@ -11,6 +11,8 @@ from tests.composing import composed
 @pytest.mark.parametrize(
     ("overrides", "world_size", "message"),
     [
+        (["name=../mine"], 1, "name=../mine: a folder is called so"),
+        (["study=latest"], 1, "study=latest: runs/latest is the run that began last"),
         (["batch=0"], 1, "batch=0: must be at least 1"),
         (["micro_batch=0"], 1, "micro_batch=0: must be a whole number from 1 on, or null"),
         (["evaluation.every=lots"], 1, "evaluation.every=lots: must be a whole number"),
