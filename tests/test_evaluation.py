@@ -292,7 +292,7 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
     ("arguments", "message"),
     [
         ((), "model has no value: set model=..., see the first files of configs"),
-        (("model=bm25", "evaluation=big_beir"), "Available options in 'evaluation'"),
+        (("model=bm25", "evaluation=big_beir"), "evaluation has no option big_beir. Its options: "),
         (
             ("model=bm25", "evaluation=beir_folder"),
             "set evaluation.path=..., see the files in configs/evaluation",
@@ -345,9 +345,9 @@ def test_script_evaluates_a_model_folder(tmp_path, beir, model):
         "no_gpu",
     ],
 )
-def test_script_refuses_before_any_work(tmp_path, monkeypatch, capsys, arguments, message):
+def test_script_refuses_before_any_work(tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tmp_path)
-    assert message in refusal(monkeypatch, *arguments) + capsys.readouterr().err
+    assert message in refusal(monkeypatch, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 

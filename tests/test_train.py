@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparton.cli.checks import check
 from sparton.cli.training import run_training
+from sparton.errors import CheckpointError
 from sparton.training.distributed import World
-from sparton.training.state import CheckpointError
 from tests.composing import composed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +31,9 @@ GENTLE = ["optimizer.lr=1e-4", "evaluation=none"]
 def run_here(folder: Path, *overrides: str, miniature: Sequence[str] = MINIATURE) -> list[dict]:
     """A run in this process; gives its metric records."""
     folder.mkdir(parents=True, exist_ok=True)
-    run_training(composed(*miniature, *overrides), ALONE, folder)
+    cfg = composed(*miniature, *overrides)
+    check(cfg, ALONE.size)
+    run_training(cfg, ALONE, folder)
     return read_records(folder)
 
 
@@ -123,7 +126,7 @@ def test_two_processes_train_as_one(tmp_path, gentle):
 
 
 def test_a_run_says_what_its_folder_held(tmp_path, caplog):
-    log = "sparton.cli.training"
+    log = "sparton.cli.assembly"
     caplog.set_level("INFO", logger=log)
     with_checkpoint, without = "checkpoint_every=2", "checkpoint_every=null"
     said = []
@@ -133,7 +136,7 @@ def test_a_run_says_what_its_folder_held(tmp_path, caplog):
         said.append([each.getMessage() for each in caplog.records if each.name == log])
     done = "all 2 steps were done before: only the tests are left"
     replaced = (
-        f"the model in {tmp_path / without} is replaced; study=NAME gives a run another folder"
+        f"the model in {tmp_path / without} is replaced; name=NAME gives a run another folder"
     )
     assert said == [[], [done], [], [replaced]]
 

@@ -8,9 +8,9 @@ import torch
 from hydra.errors import InstantiationException
 from safetensors.torch import load_file
 
+from sparton.cli.assembly import build_model
 from sparton.cli.errors import explain
 from sparton.cli.schema import without_replaced
-from sparton.cli.training import build_model
 from sparton.datasets import quickstart
 from sparton.evaluation import evaluate_encoder, load_retriever
 from sparton.models.backbones import bare, tiny

@@ -1,18 +1,24 @@
-"""What a training's configuration is refused for, before any work."""
+"""What a training's configuration is refused for, before any work.
+
+What is refused often is looked at first, and without PyTorch, which takes longer to import than all
+of this.
+"""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.cli.folders import LATEST
 from sparton.cli.overrides import overrides_in
-from sparton.cli.schema import total_steps
-from sparton.evaluation.settings import check_metrics, check_search
-from sparton.models.folders import find_model
-from sparton.training.loop import SELECT_BY
-from sparton.training.precision import PRECISIONS
-from sparton.types import BodyOptions
+from sparton.cli.schema import body_options, total_steps
+from sparton.models.places import check_place
+from sparton.retrieval.settings import check_metrics, check_search
+from sparton.training.settings import PRECISIONS, SELECT_BY
 
 
 def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
@@ -25,31 +31,71 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     Raises:
         ValueError: names the setting, its value, and what would be right.
     """
+    _check_names(cfg)
     _check_numbers(cfg)
     _check_precision(cfg)
-    if cfg.init_from is not None:
-        _check_start(cfg, typed)
     _check_evaluation(cfg)
     _check_regularizers(cfg)
-    _check_loss(cfg)
     _check_steps(cfg, world_size)
+    if cfg.init_from is not None:
+        _check_start(cfg, typed)
+    _check_loss(cfg)
 
 
-def check_models(cfg: DictConfig) -> None:
-    """Look for the models that a training begins with.
+def check_places(cfg: DictConfig) -> None:
+    """Refuse models to begin with that are neither folders nor names on the hub.
 
     Raises:
         MissingMandatoryValue: one of them has no name.
         OSError: names the setting, and what would be right.
     """
+    for place, name, _ in _models(cfg):
+        with _placed(place):
+            check_place(name)
+
+
+def find_models(cfgs: Iterable[DictConfig]) -> None:
+    """Look on the hub for the models to begin with that are no folders.
+
+    Raises:
+        OSError: names the setting, and what would be right.
+    """
+    for place, name, revision in sorted({model for cfg in cfgs for model in _models(cfg)}):
+        if not Path(name).is_dir():
+            from sparton.models.folders import find_model
+
+            with _placed(place):
+                find_model(name, revision or None)
+
+
+def _models(cfg: DictConfig) -> Iterator[tuple[str, str, str]]:
+    """Setting, name and revision of each model that a training begins with."""
     for place in ("init_from", "backbone.name", "query_encoder.backbone.name"):
+        if place == "backbone.name" and cfg.init_from is not None:
+            continue
         name = OmegaConf.select(cfg, place, throw_on_missing=True)
         if name is not None:
             revision = OmegaConf.select(cfg, f"{place.removesuffix('.name')}.revision")
-            try:
-                find_model(name, revision)
-            except OSError as error:
-                raise OSError(f"{place}={error}") from error
+            yield place, str(name), revision or ""
+
+
+@contextmanager
+def _placed(setting: str) -> Iterator[None]:
+    """An error about a model names the setting that named the model."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{setting}={error}") from error
+
+
+def _check_names(cfg: DictConfig) -> None:
+    """Names that folders could not have."""
+    if cfg.name is not None and not re.fullmatch(r"\w[\w.+@-]*", cfg.name):
+        raise ValueError(
+            f"name={cfg.name}: a folder is called so, give it letters, digits and . _ - + @ alone"
+        )
+    if LATEST in cfg.study.split("/"):
+        raise ValueError(f"study={cfg.study}: runs/{LATEST} is the run that began last; rename it")
 
 
 def _check_numbers(cfg: DictConfig) -> None:
@@ -64,6 +110,8 @@ def _check_numbers(cfg: DictConfig) -> None:
             raise ValueError(f"{name}={value}: must be a whole number from 1 on, or null")
     for name in ("weight_decay", "optimizer.lr"):
         value = OmegaConf.select(cfg, name, default=0.0)
+        if not isinstance(value, int | float):
+            raise ValueError(f"{name}={value}: must be a number")
         if not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: must not be negative, and finite")
     if cfg.clip_norm is not None and cfg.clip_norm <= 0:
@@ -98,7 +146,7 @@ def _check_start(cfg: DictConfig, typed: Sequence[str]) -> None:
             f"init_from={cfg.init_from} encodes texts, and backbone=cached looks them up: choose "
             "one of them"
         )
-    kept = [f"backbone.{name}" for name in BodyOptions.__annotations__]
+    kept = [f"backbone.{name}" for name in body_options()]
     ignored = overrides_in(typed, ["backbone"], but=kept)
     if ignored:
         raise ValueError(

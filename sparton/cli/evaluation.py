@@ -9,7 +9,10 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from sparton import evaluation
+from sparton.cli.errors import EXPECTED_ERRORS
+from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
+from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import task_builders
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import autocast_dtype
@@ -19,38 +22,51 @@ from sparton.types import RetrievalTask
 System = Callable[[RetrievalTask], evaluation.TaskResult]
 
 
-def run_evaluation(cfg: DictConfig) -> None:
-    """Evaluate the model that the configuration names, on the tasks of its split."""
-    builders = task_builders(cfg, cfg.split) if cfg.split in ("dev", "test") else {}
-    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
-    if not builders:
-        raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
-    overrides = HydraConfig.get().overrides.task
-    evaluate = (build_bm25 if cfg.model == "bm25" else build_encoder)(cfg, overrides)
+def evaluate_here(cfg: DictConfig) -> Exception | None:
+    """Evaluate in this process what Hydra has composed.
+
+    Returns:
+        The error that has ended it, if a user can mend that.
+    """
+    try:
+        run_evaluation(cfg, HydraConfig.get().overrides.task)
+    except EXPECTED_ERRORS as error:
+        return error
+    return None
+
+
+def run_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
+    """Evaluate the model that the configuration names, on the tasks of its split.
+
+    Args:
+        cfg: as :func:`~sparton.cli.evaluation_checks.check_evaluation` lets it pass.
+        typed: the overrides of the command line.
+    """
+    refuse_unknown_settings(cfg, ("evaluation", "encoder", "bm25"))
+    builders = task_builders(cfg, cfg.split)
+    evaluate = build_bm25(cfg) if cfg.model == "bm25" else build_encoder(cfg, typed)
     for build in builders.values():
         build()  # Every task is downloaded and checked before the first is encoded.
-    name = folder_name(overrides, left_out={"output", "device"})
+    name = folder_name(typed, left_out={"output", "device"})
     output = Path(cfg.output or Path("runs", "evaluate", name))
     output.mkdir(parents=True, exist_ok=True)
+    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     description = {"config": resolved, "environment": describe_environment()}
     evaluation.run_tests(evaluate, builders, output, description, title=cfg.model)
     Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
 
 
-def build_bm25(cfg: DictConfig, overrides: Sequence[str]) -> System:
-    """BM25; what it ignores or cannot do is refused.
+def build_bm25(cfg: DictConfig) -> System:
+    """BM25, whose settings are checked.
 
     Raises:
         ValueError: names the setting.
     """
-    of_encoders = ("encoder", "index", "query_length", "document_length")
-    _refuse(overrides_in(overrides, of_encoders), "model=bm25 is no encoder and")
-    _check_metrics(cfg, "bm25")
     BM25(cfg.bm25.k1, cfg.bm25.b)  # refuses what is out of range
     return instantiate(cfg.bm25, device=evaluation.choose_device(cfg.device))
 
 
-def build_encoder(cfg: DictConfig, overrides: Sequence[str]) -> System:
+def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     """A trained model and how it is searched; what it ignores or cannot do is refused.
 
     Raises:
@@ -58,10 +74,7 @@ def build_encoder(cfg: DictConfig, overrides: Sequence[str]) -> System:
         OSError: there is no such model, or files are missing.
     """
     asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
-    bounds = {f"encoder.{name}": asked[name] for name in ("max_query_terms", "max_document_terms")}
-    evaluation.check_term_bounds(**bounds)
-    evaluation.check_search(asked.search, asked.rerank_depth, asked.vector_dtype)
-    _check_metrics(cfg, "encoder")
+    evaluation.check_vector_dtype(asked.vector_dtype)
     autocast_dtype(asked.precision)  # refuses what does not exist
     BM25(**words)  # likewise
     device = evaluation.choose_device(cfg.device)
@@ -69,22 +82,13 @@ def build_encoder(cfg: DictConfig, overrides: Sequence[str]) -> System:
     encoder, tokenizer = evaluation.load_retriever(*model, device=device)
     settings = {name: asked[name] for name in ("metrics", "k", "search", "rerank_depth")}
     search = evaluation.plan_search(encoder, **settings)
+    bounds = {f"encoder.{name}": asked[name] for name in TERM_BOUNDS}
     evaluation.check_bounds_apply(search, encoder, **bounds)
     if evaluation.bm25_finds(search, encoder):
-        rest = overrides_in(overrides, ["bm25"], but=("bm25.k1", "bm25.b"))
-        _refuse(rest, "BM25 finds the encoder.rerank_depth candidates with bm25.k1 and bm25.b, and")
+        rest = overrides_in(typed, ["bm25"], but=("bm25.k1", "bm25.b"))
+        because = "BM25 finds the encoder.rerank_depth candidates with bm25.k1 and bm25.b, and"
+        refuse_ignored(because, rest)
     else:
-        rest = overrides_in(overrides, ["bm25"])
-        _refuse(rest, f"search={search} with this model takes no BM25 and")
+        rest = overrides_in(typed, ["bm25"])
+        refuse_ignored(f"search={search} with this model takes no BM25 and", rest)
     return instantiate(asked, encoder, tokenizer, **words)
-
-
-def _refuse(overrides: Sequence[str], because: str) -> None:
-    if overrides:
-        raise ValueError(f"{because} ignores {', '.join(overrides)}: leave that out")
-
-
-def _check_metrics(cfg: DictConfig, system: str) -> None:
-    evaluation.check_metrics(cfg.metrics)
-    asked = cfg[system]
-    evaluation.check_metrics(asked.metrics, asked.k, f"{system}.k", f"{system}.metrics")

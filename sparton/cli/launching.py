@@ -1,61 +1,73 @@
-"""What one process of ``train.py`` does: a cell of a sweep, one more process for each GPU, or a
-training."""
+"""What Hydra calls in a process of ``sparton train``, to start a cell of a sweep or a process for
+each GPU, or to train."""
 
 import os
-import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from sparton.cli.errors import EXPECTED_ERRORS, explain
-from sparton.cli.sweeps import cell_command, cell_settings, run_in
+from sparton.cli.folders import kept_if_begun
+from sparton.cli.logs import logged
+from sparton.cli.sweeps import cell_settings, run_command
 from sparton.cli.training import run_training
 from sparton.sweeps.cells import run_cell
 from sparton.sweeps.jobs import join_job
-from sparton.training.distributed import join_world
+from sparton.training.distributed import join_world, leave_world
 from sparton.training.outcome import run_here, run_on_gpus
 from sparton.training.status import only_writer
 
 
-def launch(cfg: DictConfig, program: Path) -> str | None:
-    """Do what the command line of ``program`` asks of this process.
+def run_cell_of_sweep(cfg: DictConfig, again: Sequence[str]) -> None:
+    """One of a sweep, in processes of its own.
+
+    Args:
+        again: the words that start this program in the same way.
+    """
+    rank = join_job()
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
+    command = run_command(again, hydra_config.overrides.task, folder)
+    run_cell(command, folder, cell_settings(cfg, hydra_config), rank)
+
+
+def run_training_here(
+    cfg: DictConfig, again: Sequence[str], found: Path, log: bool
+) -> Path | Exception:
+    """In this process, or in one for each GPU.
+
+    Args:
+        again: the words that start this program in the same way.
+        found: see :func:`~sparton.cli.folders.kept_if_begun`.
+        log: see :func:`~sparton.cli.logs.logged`; nothing else logs.
 
     Returns:
-        What to tell the user, None where all went well.
+        The folder of the run, or the error that has ended it, if a user can mend that.
     """
-    folder = Path(HydraConfig.get().runtime.output_dir)
-    if HydraConfig.get().mode == RunMode.MULTIRUN:
-        return _cell(cfg, folder, program)
+    hydra_config = HydraConfig.get()
+    folder = Path(hydra_config.runtime.output_dir)
     is_rank = "RANK" in os.environ
     try:
-        with nullcontext() if is_rank else only_writer(folder):
-            return _training(cfg, folder, is_rank)
-    except BlockingIOError as error:
-        return str(error)
+        with (
+            nullcontext() if is_rank else only_writer(folder),
+            nullcontext() if is_rank else kept_if_begun(folder, found),
+            logged(folder / "train.log") if log else nullcontext(),
+        ):
+            if cfg.gpus > 1 and not is_rank:
+                # Where the folder's name has a time in it, every rank would have one of its own.
+                command = run_command(again, hydra_config.overrides.task, folder)
+                run_on_gpus(command, cfg.gpus, folder)
+            else:
+                run_here(partial(_work, cfg, folder), folder, EXPECTED_ERRORS, explain)
+                leave_world()
+    except EXPECTED_ERRORS as error:
+        return error
+    return folder
 
 
-def _cell(cfg: DictConfig, folder: Path, program: Path) -> str | None:
-    """One of a sweep, in processes of its own."""
-    try:
-        rank = join_job()
-    except ValueError as error:
-        return str(error)
-    hydra_config = HydraConfig.get()
-    command = cell_command(program, hydra_config, folder)
-    run_cell(command, folder, cell_settings(cfg, hydra_config), rank)
-    return None
-
-
-def _training(cfg: DictConfig, folder: Path, is_rank: bool) -> str | None:
-    """In this process, or in one for each GPU."""
-    if cfg.gpus > 1 and not is_rank:
-        # Where the folder's name has a time in it, every rank would have a folder of its own.
-        command = [sys.executable, *sys.argv, run_in(folder)]
-        return run_on_gpus(command, cfg.gpus, folder)
-    typed = HydraConfig.get().overrides.task
-    return run_here(
-        lambda: run_training(cfg, join_world(), folder, typed), folder, EXPECTED_ERRORS, explain
-    )
+def _work(cfg: DictConfig, folder: Path) -> None:
+    run_training(cfg, join_world(), folder)

@@ -2,10 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import PurePath
+
+from hydra.core.override_parser.types import Quote, QuotedString
 
 _LONGEST_NAME = 120
 _NO_OVERRIDES = "defaults"
+_NOT_TEXT = {"null", "true", "false", "inf", "nan"}
 
 
 def folder_name(overrides: Sequence[str], left_out: Collection[str] = ()) -> str:
@@ -35,3 +39,29 @@ def overrides_in(
     """The overrides of settings and groups of the top level, but for those of some dotted keys."""
     own = (each for each in overrides if top_level(each) in groups)
     return [each for each in own if each.lstrip("+~").partition("=")[0] not in but]
+
+
+def written(value: object) -> str:
+    """A value as it is written in an override: ``null``, ``1``, ``true``, ``[a,b]``, ``'a b'``.
+
+    Raises:
+        ValueError: an override cannot hold a value of this type.
+    """
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+        case PurePath():
+            return written(str(value))
+        case str():
+            plain = re.fullmatch(r"[A-Za-z_][\w./@-]*", value) and value.lower() not in _NOT_TEXT
+            return value if plain else QuotedString(value, Quote.single).with_quotes()
+        case Mapping():
+            items = (f"{written(name)}:{written(each)}" for name, each in value.items())
+            return f"{{{','.join(items)}}}"
+        case Sequence():
+            return f"[{','.join(map(written, value))}]"
+    raise ValueError(f"{value!r} is no value of a setting: give text, numbers, lists or dicts")

@@ -1,9 +1,10 @@
-"""The typed top level of a training's configuration, and what makes a run the run it is.
+"""The typed top level of configurations, and what makes a run the run it is.
 
 The groups (backbone, head, ...) are plain YAML with ``_target_``; the scalars here are typed, so
 that ``batch=lots`` and ``bacth=512`` stop before any work.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -12,14 +13,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.overrides import folder_name
-from sparton.types import BodyOptions
 
 # What may differ between the parts of one run: it changes neither the model nor its selection.
 _INCIDENTAL = {
-    "study", "gpus", "micro_batch", "log_every", "checkpoint_every", "num_workers", "logger",
-    "metrics",
+    "name", "study", "gpus", "micro_batch", "log_every", "checkpoint_every", "num_workers",
+    "logger", "metrics",
 }  # fmt: skip
-_FOLDERS_OF_THEIR_OWN = {"study", "gpus", "seed"}
+_FOLDERS_OF_THEIR_OWN = {"name", "study", "gpus", "seed"}
 
 
 @dataclass
@@ -27,6 +27,7 @@ class TrainConfig:
     """Everything ``train.py`` reads. ``configs/train.yaml`` holds the values."""
 
     seed: int
+    name: str | None
     study: str
     data_dir: str
     init_from: str | None
@@ -61,18 +62,46 @@ class TrainConfig:
     logger: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass
+class EvaluateConfig:
+    """Everything ``evaluate.py`` reads. ``configs/evaluate.yaml`` holds the values."""
+
+    model: str
+    split: str
+    output: str | None
+    data_dir: str
+    device: str | None
+    query_length: int | None
+    document_length: int | None
+    metrics: list[str]
+    encoder: dict[str, Any] = field(default_factory=dict)
+    bm25: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] = field(default_factory=dict)
+
+
+SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig}
+
+
 def register() -> None:
-    """Make the schema known to Hydra as ``train_schema``, and the names of folders as resolvers.
+    """Make the schemas known to Hydra as ``train_schema`` and ``evaluate_schema``, and the names of
+    folders as resolvers.
 
     A run is found again with other incidental settings; cells of a sweep may differ in them alone.
     ``sweep_name`` stays in all cells what it is in their sweep, as Hydra's ``now`` does.
     """
-    ConfigStore.instance().store(name="train_schema", node=TrainConfig)
-    run_name = partial(folder_name, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
+    for command, schema in SCHEMAS.items():
+        ConfigStore.instance().store(name=f"{command}_schema", node=schema)
+    run_name = partial(_named, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
+    sweep_name = partial(_named, left_out=_FOLDERS_OF_THEIR_OWN)
     cell_name = partial(folder_name, left_out=_FOLDERS_OF_THEIR_OWN)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)
-    OmegaConf.register_new_resolver("sweep_name", cell_name, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True, use_cache=True)
+
+
+def _named(name: str | None, overrides: Sequence[str], left_out: Collection[str]) -> str:
+    """The name that a user has given, or that of the overrides."""
+    return folder_name(overrides, left_out) if name is None else name
 
 
 def total_steps(cfg: DictConfig) -> int:
@@ -85,8 +114,15 @@ def without_replaced(cfg: DictConfig) -> DictConfig:
     if cfg.init_from is None:
         return cfg
     cfg = cfg.copy()
-    cfg.backbone = {name: cfg.backbone.get(name, False) for name in BodyOptions.__annotations__}
+    cfg.backbone = {name: cfg.backbone.get(name, False) for name in body_options()}
     return cfg
+
+
+def body_options() -> list[str]:
+    """The settings of a backbone that say how it runs, whatever its weights."""
+    from sparton.types import BodyOptions
+
+    return list(BodyOptions.__annotations__)
 
 
 def identity(cfg: DictConfig) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """A sweep of trainings: the command of each cell, its settings, and the report of all."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,8 @@ from hydra.conf import HydraConf
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from sparton.sweeps.report import read_published, write_report
-
-_PAPER = Path(__file__).resolve().parents[2] / "results" / "paper.json"
+from sparton.cli.overrides import written
+from sparton.cli.shipped import shipped
 
 
 def cell_settings(cfg: DictConfig, hydra_config: HydraConf) -> dict[str, Any]:
@@ -20,19 +20,14 @@ def cell_settings(cfg: DictConfig, hydra_config: HydraConf) -> dict[str, Any]:
     return {"head": hydra_config.runtime.choices["head"], **scalars, "overrides": overrides}
 
 
-def cell_command(program: Path, hydra_config: HydraConf, folder: Path) -> list[str]:
-    """The cell as a run of its own in ``folder``."""
-    overrides = [*hydra_config.overrides.hydra, *hydra_config.overrides.task]
-    alone = ["hydra.mode=RUN", run_in(folder)]
-    sources = hydra_config.runtime.config_sources
-    places = [f"--config-dir={each.path}" for each in sources if each.provider == "command-line"]
-    name = f"--config-name={hydra_config.job.config_name}"
-    return [sys.executable, str(program), name, *places, *overrides, *alone]
+def run_command(again: Sequence[str], overrides: Sequence[str], folder: Path) -> list[str]:
+    """A training in ``folder`` as a process of its own.
 
-
-def run_in(folder: Path) -> str:
-    """The override that gives a run its folder."""
-    return f"hydra.run.dir='{folder}'"
+    Args:
+        again: starts this program in the same way.
+        overrides: of the training.
+    """
+    return [*again, *overrides, "hydra.mode=RUN", f"hydra.run.dir={written(folder)}"]
 
 
 class SweepReport(Callback):
@@ -48,6 +43,10 @@ class SweepReport(Callback):
         self._published = published
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        paper = read_published(_PAPER, self._published) if self._published else None
+        from sparton.sweeps.report import read_published, write_report
+
+        paper = None
+        if self._published:
+            paper = read_published(shipped("results/paper.json"), self._published)
         if write_report(Path(config.hydra.sweep.dir), self._examples, paper):
             sys.exit(1)  # cells without a result, each named by the report

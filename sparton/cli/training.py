@@ -1,224 +1,65 @@
-"""A training, from its configuration: its parts, and the run of them."""
+"""A training, from its configuration."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from sparton.cli.checks import check, check_models
-from sparton.cli.ending import say_the_end
-from sparton.cli.schema import identity, total_steps, without_replaced
-from sparton.cli.tasks import (
-    TaskBuilders,
-    has_dev_tasks,
-    hold_out_dev,
-    say_how_often,
-    task_builders,
-)
-from sparton.datasets.loader import train_loader
-from sparton.datasets.mixture import Mixture
-from sparton.evaluation import (
-    TaskResult,
-    evaluate_encoder,
-    flat_metrics,
-    mean_metrics,
-    packed_tokenizer,
-    plan_search,
-    run_tests,
-    training_tokenizer,
-)
-from sparton.models.assembly import build_encoder
-from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.encoder import Encoder
-from sparton.models.folders import load_encoder, save_encoder
-from sparton.training.assembly import build_objective
-from sparton.training.distributed import World
-from sparton.training.learning import LearningWatch
-from sparton.training.loggers import open_loggers
-from sparton.training.loop import LoopSettings, Trainer
-from sparton.training.manifest import describe_environment
-from sparton.training.optimization import build_optimizer
-from sparton.training.precision import Precision
-from sparton.training.step import ExactStep
-from sparton.training.throughput import ThroughputMeter
-from sparton.types import RetrievalTask, Tokenizer, TrainBatch
+from sparton.cli.schema import total_steps, without_replaced
+from sparton.cli.targets import refuse_unknown_settings
+from sparton.cli.tasks import TaskBuilders, hold_out_dev, say_how_often, task_builders
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from sparton.datasets.mixture import Mixture
+    from sparton.training.distributed import World
+    from sparton.training.loggers import OpenLogger
+    from sparton.types import RetrievalTask
 
 
-def run_training(cfg: DictConfig, world: World, folder: Path, typed: Sequence[str] = ()) -> None:
+class Inputs(NamedTuple):
+    """What a training reads and asks for before its model is built.
+
+    Attributes:
+        loggers: beside those that every run has.
+        dev: tasks on which models are compared.
+        tests: what builds each of the tasks of the best model.
+    """
+
+    loggers: "Sequence[OpenLogger]"
+    data: "Mixture"
+    dev: "Sequence[RetrievalTask]"
+    tests: TaskBuilders
+
+
+def run_training(cfg: DictConfig, world: "World", folder: Path) -> None:
     """Train, or go on with what ``folder`` holds; then evaluate the best model.
 
-    ``typed``: the overrides of the command line.
+    Args:
+        cfg: as :func:`~sparton.cli.checks.check` lets it pass.
     """
     if not world.is_main:  # the main process says the same
         logging.getLogger("sparton").setLevel(logging.ERROR)
-    check(cfg, world.size, typed)
     cfg = without_replaced(cfg)
-    check_models(cfg)
-    loggers = instantiate(cfg.logger).values() if world.is_main else ()
+    inputs = read_inputs(cfg, world.is_main)
+    # What is missing is said by now: the libraries of the models take seconds to import.
+    from sparton.cli.assembly import build_run
+
+    build_run(cfg, world, folder, inputs).train()
+
+
+def read_inputs(cfg: DictConfig, is_main: bool) -> Inputs:
+    """Ask for the loggers, and read data and tasks; only the main process evaluates and logs. Every
+    test task is downloaded and checked here, before the training and not after it."""
+    refuse_unknown_settings(cfg, ("logger", "data", "evaluation"))
+    loggers = list(instantiate(cfg.logger).values()) if is_main else []
     data, dev = hold_out_dev(cfg, instantiate(cfg.data))
     say_how_often(data, total_steps(cfg), cfg.batch)
-    dev_tasks, tests = build_tasks(cfg, dev) if world.is_main else ([], {})
-    trainer, tokenizer = build_trainer(cfg, world, folder, data, dev_tasks)
-    needs_teacher = trainer.step.objective.ranking.needs_teacher
-    batches = build_loader(cfg, world, data, tokenizer, trainer.resume(), needs_teacher)
-    if world.is_main:
-        steps, start = trainer.settings.steps, trainer.start_step
-        say_what_was_there(folder, start, steps)
-        others = [open_logger(start_step=start) for open_logger in loggers]
-        trainer.loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
-    try:
-        trainer.run(batches)
-        if tests or dev_tasks:
-            evaluate_best(cfg, trainer, tests, dev_tasks, world.device)
-        if world.is_main:
-            say_the_end(folder, trainer.encoder.kinds)
-    finally:
-        for logger in trainer.loggers:
-            logger.close()
-
-
-def build_tasks(cfg: DictConfig, dev: TaskBuilders) -> tuple[list[RetrievalTask], TaskBuilders]:
-    """The dev tasks, and how to build each task that the best model is tested on. Every task is
-    downloaded and checked here, before the training and not after it."""
+    if not is_main:
+        return Inputs(loggers, data, [], {})
     tests = task_builders(cfg, "test")
     for build in tests.values():
         build()
-    return [build() for build in dev.values()], tests
-
-
-def build_trainer(
-    cfg: DictConfig, world: World, folder: Path, data: Mixture, dev_tasks: list[RetrievalTask]
-) -> tuple[Trainer, Tokenizer]:
-    """Model, objective, optimizer and the loop around them."""
-    torch.manual_seed(cfg.seed)
-    precision = Precision(cfg.precision, world.device)
-    encoder = build_model(cfg)
-    encoder.to(world.device, precision.parameter_dtype)
-    world.broadcast(encoder)
-    lengths = {"query_length": cfg.query_length, "document_length": cfg.document_length}
-    tokenizer = training_tokenizer(encoder, dev_tasks, **lengths)
-    regularizers = {
-        side: instantiate(cfg[f"{side}_regularizer"], _convert_="partial")
-        for side in ("query", "document")
-    }
-    steps = total_steps(cfg)
-    objective = build_objective(encoder, instantiate(cfg.loss), regularizers, steps)
-    plan_search(encoder, **search_settings(cfg))
-    evaluate = partial(build_evaluation(cfg, precision), tokenizer=tokenizer)
-    trainer = Trainer(
-        step=ExactStep(encoder, objective, world, precision, cfg.micro_batch, cfg.seed),
-        optimizer=build_optimizer(
-            encoder, instantiate(cfg.optimizer), cfg.weight_decay, encoder.learning_rates()
-        ),
-        schedule=instantiate(cfg.scheduler),
-        settings=loop_settings(cfg),
-        folder=folder,
-        meter=ThroughputMeter(world.device, encoder.flops_per_token, world.size),
-        evaluate=lambda model: mean_metrics([evaluate(model, task=task) for task in dev_tasks]),
-        save_model=partial(save_encoder, **lengths),
-        identity=identity(cfg) | data.identity(),
-        watch=LearningWatch(objective.ranking),
-    )
-    return trainer, tokenizer
-
-
-def build_model(cfg: DictConfig) -> Encoder:
-    """A head on a backbone, or the model that ``init_from`` names."""
-    head = instantiate(cfg.head)
-    if cfg.init_from is None:
-        return instantiate(cfg.query_encoder)(build_encoder(instantiate(cfg.backbone), head))
-    encoder = load_encoder(cfg.init_from, head, **cfg.backbone)
-    if isinstance(encoder, AsymmetricEncoder) and "query" in encoder.regularized:
-        log.warning("the queries of %s learn at optimizer.lr, as its documents do", cfg.init_from)
-    return encoder
-
-
-def loop_settings(cfg: DictConfig) -> LoopSettings:
-    return LoopSettings(
-        steps=total_steps(cfg),
-        log_every=cfg.log_every,
-        evaluate_every=cfg.evaluation.every if has_dev_tasks(cfg) else None,
-        checkpoint_every=cfg.checkpoint_every,
-        clip_norm=cfg.clip_norm,
-    )
-
-
-def search_settings(cfg: DictConfig) -> dict[str, Any]:
-    return {"metrics": list(cfg.metrics), "search": cfg.search, "rerank_depth": cfg.rerank_depth}
-
-
-def build_evaluation(cfg: DictConfig, precision: Precision) -> Callable[..., TaskResult]:
-    """What is still to be given an encoder, its tokenizer and a task."""
-    return partial(evaluate_encoder, precision=precision.autocast_name, **search_settings(cfg))
-
-
-def build_loader(
-    cfg: DictConfig,
-    world: World,
-    data: Mixture,
-    tokenizer: Tokenizer,
-    start_step: int,
-    needs_teacher: bool,
-) -> Iterable[TrainBatch]:
-    """This process's batches from ``start_step`` on; ``needs_teacher``: with teacher scores."""
-    return train_loader(
-        data,
-        tokenizer,
-        batch=cfg.batch,
-        steps=total_steps(cfg),
-        num_negatives=cfg.num_negatives,
-        needs_teacher=needs_teacher,
-        seed=cfg.seed,
-        start_step=start_step,
-        rank=world.rank,
-        world_size=world.size,
-        num_workers=cfg.num_workers,
-        unique_positives=cfg.unique_positives,
-    )
-
-
-def say_what_was_there(folder: Path, start: int, steps: int) -> None:
-    """Of an earlier run in the same folder."""
-    if start == steps:
-        log.info("all %d steps were done before: only the tests are left", steps)
-    elif start:
-        log.info("goes on from the checkpoint after step %d of %d", start, steps)
-    elif (folder / "model").exists():
-        log.warning("the model in %s is replaced; study=NAME gives a run another folder", folder)
-
-
-def evaluate_best(
-    cfg: DictConfig,
-    trainer: Trainer,
-    tests: TaskBuilders,
-    dev_tasks: Sequence[RetrievalTask],
-    device: torch.device,
-) -> None:
-    """The best model on the test tasks or, where there are none, on those that it was chosen by;
-    what came of them is the end of the run."""
-    model = trainer.folder / "model"
-    encoder = load_encoder(model, instantiate(cfg.head)).to(device)
-    tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
-    evaluate = partial(build_evaluation(cfg, trainer.step.precision), encoder, tokenizer)
-    split = "test" if tests else "dev"
-    title = "test tasks" if tests else "dev tasks, by which this model was chosen"
-    description = {"model": str(model), "split": split, **describe_run(cfg)}
-    tasks = tests or {task.name: partial(_the_same, task) for task in dev_tasks}
-    results = run_tests(evaluate, tasks, trainer.folder, description, title=title)
-    for logger in trainer.loggers:
-        logger.conclude(flat_metrics(results, split), trainer.settings.steps)
-
-
-def _the_same(task: RetrievalTask) -> RetrievalTask:
-    return task
-
-
-def describe_run(cfg: DictConfig) -> dict[str, Any]:
-    return describe_environment() | {"config": OmegaConf.to_container(cfg, resolve=True)}
+    return Inputs(loggers, data, [build() for build in dev.values()], tests)

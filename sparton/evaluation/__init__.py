@@ -19,13 +19,12 @@ from sparton.evaluation.results import (
 from sparton.evaluation.settings import (
     bm25_finds,
     check_bounds_apply,
-    check_metrics,
-    check_search,
-    check_term_bounds,
+    check_vector_dtype,
     plan_search,
 )
 from sparton.evaluation.tasks import evaluate_bm25, evaluate_encoder
 from sparton.evaluation.testing import run_tests
+from sparton.retrieval.settings import check_metrics, check_search, check_term_bounds
 
 __all__ = [
     "TaskResult",
@@ -37,6 +36,7 @@ __all__ = [
     "check_model",
     "check_search",
     "check_term_bounds",
+    "check_vector_dtype",
     "choose_device",
     "evaluate_bm25",
     "evaluate_encoder",

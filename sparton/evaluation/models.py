@@ -32,7 +32,7 @@ def check_model(model: Path | str) -> None:
     Raises:
         FileNotFoundError: names what would be right.
     """
-    from sparton.models.folders import check_place
+    from sparton.models.places import check_place
 
     check_place(model)
 

@@ -15,19 +15,24 @@ from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
     check_bounds_apply,
-    check_metrics,
-    check_search,
-    check_term_bounds,
     check_texts,
+    check_vector_dtype,
     compared_kinds,
     plan_search,
 )
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import VectorDtype, autocast_dtype, device_of, encode_texts
-from sparton.retrieval.index import RERANK_DEPTH, IndexBuilder, Search, exact_index
+from sparton.retrieval.index import IndexBuilder, exact_index
 from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
 from sparton.retrieval.run import Run
+from sparton.retrieval.settings import (
+    RERANK_DEPTH,
+    Search,
+    check_metrics,
+    check_search,
+    check_term_bounds,
+)
 from sparton.retrieval.sparse import mean_flops
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import RetrievalTask, Side, Tokenizer
@@ -86,7 +91,8 @@ def evaluate_encoder(
             finite.
     """
     check_texts(task)
-    check_search(search, rerank_depth, vector_dtype)
+    check_search(search, rerank_depth)
+    check_vector_dtype(vector_dtype)
     autocast_dtype(precision)
     bounds = {"max_query_terms": max_query_terms, "max_document_terms": max_document_terms}
     check_term_bounds(**bounds)

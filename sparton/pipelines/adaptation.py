@@ -244,15 +244,16 @@ def _train(
     """Go on where the run folder says, to the end; its checkpoints are then of no more use."""
     start = trainer.resume()
     manifest = describe_environment() | {"config": dict(trainer.identity)}
-    trainer.loggers = open_loggers(
+    loggers = open_loggers(
         trainer.folder, manifest, plan.steps, start, console=Console(quiet=not progress)
     )
     lengths = tokens.cu_seqlens.diff().numpy().astype(np.int64)
     rows = islice(shuffled_batches(lengths, plan.batch_tokens, plan.seed), start, plan.steps)
     try:
-        trainer.run(TextBatch(tokens.take(torch.from_numpy(each))) for each in rows)
+        batches = (TextBatch(tokens.take(torch.from_numpy(each))) for each in rows)
+        trainer.run(batches, loggers)
     finally:
-        for logger in trainer.loggers:
+        for logger in loggers:
             logger.close()
     shutil.rmtree(trainer.folder / "checkpoints", ignore_errors=True)
 

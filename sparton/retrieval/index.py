@@ -3,7 +3,7 @@
 N documents, Q queries, P pairs of both, K results of a query.
 """
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,13 +12,10 @@ from numpy.typing import NDArray
 from sparton.representations import Representations
 from sparton.retrieval.multivector import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.protocols import Found, Index, Reranker, check_request
+from sparton.retrieval.settings import RERANK_DEPTH
 from sparton.retrieval.sparse import SparseIndex
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
-
-Search = Literal["sparse", "maxsim", "rerank"]
-SEARCHES: tuple[Search, ...] = ("sparse", "maxsim", "rerank")
-RERANK_DEPTH = 1000
 
 
 class IndexBuilder(Protocol):

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -10,27 +10,19 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from sparton.errors import CheckpointError, NonFiniteLossError
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, Record
 from sparton.training.optimization import Optimizer, learning_rates, update
-from sparton.training.state import (
-    CheckpointError,
-    changes,
-    load_checkpoint,
-    save_checkpoint,
-)
+from sparton.training.settings import SELECT_BY
+from sparton.training.state import changes, load_checkpoint, save_checkpoint
 from sparton.training.step import Step, StepOutput
 from sparton.training.throughput import Batch, ThroughputMeter
 
-SELECT_BY = "ndcg@10"
 log = logging.getLogger(__name__)
 
 OwnStep = TypeVar("OwnStep", bound=Step)
-
-
-class NonFiniteLossError(ArithmeticError):
-    """The loss became NaN or infinite; nothing was saved after it did."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,6 @@ class Trainer(Generic[OwnStep]):
     identity: Mapping[str, str] = field(default_factory=dict)
     best: float = float("-inf")
     start_step: int = 0
-    loggers: list[Logger] = field(default_factory=list)
     watch: LearningWatch | None = None
 
     def __post_init__(self) -> None:
@@ -109,11 +100,12 @@ class Trainer(Generic[OwnStep]):
         self.best, self.start_step = state["best"], state["step"]
         return self.start_step
 
-    def run(self, batches: Iterable[Batch]) -> None:
+    def run(self, batches: Iterable[Batch], loggers: Sequence[Logger]) -> None:
         """Train from ``start_step`` to the end of the plan.
 
         Args:
             batches: this rank's share of the batches of the steps still to do.
+            loggers: of the run; only the main rank has any.
 
         Raises:
             NonFiniteLossError: with the step, and where the last good checkpoint is.
@@ -128,13 +120,15 @@ class Trainer(Generic[OwnStep]):
             if not self.scaler.is_enabled():  # which expects overflows and skips their updates
                 self._finite &= norm.isfinite()
             self.meter.count(batch, waited)
-            self._finish_step(step + 1, output, norm)
+            self._finish_step(step + 1, output, norm, loggers)
             del output  # the representations of a global batch, while the next is encoded
         if self.settings.evaluate_every is None and self.world.is_main:
             self._check_finite(self.settings.steps, saving=True)
             self.save_model(self.encoder, self.folder / "model")
 
-    def _finish_step(self, completed: int, output: StepOutput, norm: Tensor) -> None:
+    def _finish_step(
+        self, completed: int, output: StepOutput, norm: Tensor, loggers: Sequence[Logger]
+    ) -> None:
         settings = self.settings
         record: Record = {}
         if settings.due(settings.log_every, completed) or completed == self.start_step + 1:
@@ -143,7 +137,7 @@ class Trainer(Generic[OwnStep]):
         if settings.due(settings.evaluate_every, completed):
             self._check_finite(completed, saving=True)
             record |= self._evaluate()
-        for logger in self.loggers if record else ():  # only the main rank has any
+        for logger in loggers if record else ():
             logger.log(record, completed)
         if settings.due(settings.checkpoint_every, completed):  # after its record is written
             self._check_finite(completed, saving=True)

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from sparton.errors import DeviceMemoryError, RunError
 from sparton.training.processes import run_ranks
 from sparton.training.status import (
     FAILED,
@@ -21,10 +23,13 @@ from sparton.training.status import (
     OOM,
     Status,
     begin_run,
-    describe_failure,
     end_run,
     failure_watch,
+    is_out_of_memory,
+    read_status,
 )
+
+Result = TypeVar("Result")
 
 # When a process dies, the collectives of the others fail. Whoever started them ends them within
 # this many seconds; an error that is still there afterwards is their own.
@@ -32,42 +37,45 @@ _ECHO = 5.0
 
 
 def run_here(
-    work: Callable[[], None],
+    work: Callable[[], Result],
     folder: Path,
     expected: tuple[type[Exception], ...],
     explain: Callable[[Exception], str] = str,
-) -> str | None:
+) -> Result:
     """Do ``work``, alone or as one of several ranks, and leave in ``folder`` how that ended.
 
-    Args:
-        expected: errors that a user can mend, like a lack of memory; others are raised, and so are
-            these where the environment variable HYDRA_FULL_ERROR is 1.
+    The process ends here, without a word, where another rank has told why.
 
-    Returns:
-        What to tell the user, None where all went well. The process ends here, without a word,
-        where another rank has told why.
+    Args:
+        expected: errors that a user can mend. An error of another type may be the echo of one on
+            another rank.
+        explain: the message that is left of an error.
+
+    Raises:
+        DeviceMemoryError: a device has no more memory.
+        Exception: what ``work`` raises.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if rank == 0:
         begin_run(folder)
     try:
         with _termination_noted(folder) if size == 1 else nullcontext():
-            work()
+            result = work()
     except Exception as error:
-        status = describe_failure(error, explain(error))
-        known = isinstance(error, expected) or status.state == OOM
-        if size > 1 and not known:
+        lacks_memory = is_out_of_memory(error)
+        told = DeviceMemoryError(str(error)) if lacks_memory else error
+        if size > 1 and not isinstance(told, (DeviceMemoryError, *expected)):
             time.sleep(_ECHO)
         if dist.is_torchelastic_launched():
             get_error_handler().record_exception(error)  # for torchrun's own report
-        if not end_run(folder, status):
+        if not end_run(folder, Status(OOM if lacks_memory else FAILED, explain(told))):
             sys.exit(1)
-        if not known or os.environ.get("HYDRA_FULL_ERROR") == "1":
+        if told is error:
             raise
-        return f"rank {rank}: {status.message}" if size > 1 else status.message
+        raise told from error
     if rank == 0:
         end_run(folder, Status(OK))
-    return None
+    return result
 
 
 @contextmanager
@@ -91,19 +99,22 @@ def _termination_noted(folder: Path) -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def run_on_gpus(command: Sequence[str], gpus: int, folder: Path) -> str | None:
+def run_on_gpus(command: Sequence[str], gpus: int, folder: Path) -> None:
     """Run ``command``, which calls :func:`run_here`, once for each GPU.
 
-    Returns:
-        What to tell the user, None where all went well. The process ends here, without a word,
-        where a rank has told why.
+    Raises:
+        RunError: a process failed; the others ended with it.
     """
     begin_run(folder)
     with _termination_noted(folder):
         ended = run_ranks(command, gpus, failure_watch(folder))
     if ended.code == 0:
-        return None
+        return
     message = f"rank {ended.rank} {ended}"
     if not end_run(folder, Status(KILLED if ended.code < 0 else FAILED, message)):
-        sys.exit(1)
-    return f"{message}, and the others with it; the same command goes on from the last checkpoint"
+        status = read_status(folder)
+        raise RunError(status.message if status else message, told=True)
+    raise RunError(
+        f"{message}, and the others with it; the same command goes on from the last checkpoint",
+        told=False,
+    )

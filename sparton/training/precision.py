@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-PRECISIONS = ("fp32", "bf16", "fp16", "bf16_pure")
+from sparton.training.settings import PRECISIONS
 
 
 @dataclass(frozen=True)

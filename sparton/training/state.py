@@ -9,13 +9,11 @@ from typing import Any
 
 import torch
 
+from sparton.errors import CheckpointError
+
 log = logging.getLogger(__name__)
 
 _KEPT = 2
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; says which file and what to do."""
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:

@@ -105,9 +105,9 @@ def _write(folder: Path, status: Status) -> None:
     staged.replace(folder / _FILE)
 
 
-def describe_failure(error: Exception, message: str) -> Status:
-    """``oom`` where a device ran out of memory, directly or inside of what wraps errors."""
-    return Status(OOM if any(map(_is_out_of_memory, _chain(error))) else FAILED, message)
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device ran out of memory, directly or inside of what wraps errors."""
+    return any(map(_is_out_of_memory, _chain(error)))
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

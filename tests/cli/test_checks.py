@@ -11,6 +11,8 @@ from tests.composing import composed
 @pytest.mark.parametrize(
     ("overrides", "world_size", "message"),
     [
+        (["name=../mine"], 1, "name=../mine: a folder is called so"),
+        (["study=latest"], 1, "study=latest: runs/latest is the run that began last"),
         (["batch=0"], 1, "batch=0: must be at least 1"),
         (["micro_batch=0"], 1, "micro_batch=0: must be a whole number from 1 on, or null"),
         (["evaluation.every=lots"], 1, "evaluation.every=lots: must be a whole number"),
@@ -22,6 +24,8 @@ from tests.composing import composed
         (["batch=2"], 4, "try batch=4"),
         (["weight_decay=-0.1"], 1, "weight_decay=-0.1: must not be negative"),
         (["optimizer.lr=-1"], 1, "optimizer.lr=-1: must not be negative"),
+        (["optimizer.lr=lots"], 1, "optimizer.lr=lots: must be a number"),
+        (["optimizer.lr=null"], 1, "optimizer.lr=None: must be a number"),
         (["examples=100"], 1, "examples=100 makes no step of batch=512"),
     ],
 )

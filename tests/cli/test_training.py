@@ -1,24 +1,25 @@
 """What a training asks for before it reads its data and builds its model."""
 
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 
+from sparton.cli import entry
+from sparton.cli.command_line import read_request
 from sparton.cli.errors import EXPECTED_ERRORS, explain
-from sparton.cli.training import run_training
-from sparton.training.distributed import World
-from tests.composing import composed
 
-ALONE = World(0, 1, torch.device("cpu"))
 NO_DATA = ["data=text_files", "data.files={mine: no_such_file.jsonl}", "precision=fp32"]
 
 
-def refusal(folder: Path, *overrides: str) -> str:
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refusal(*overrides: str) -> str:
     """Of a training that has no data either."""
     with pytest.raises(EXPECTED_ERRORS) as caught:
-        run_training(composed(*NO_DATA, *overrides), ALONE, folder)
+        entry.train(read_request([*NO_DATA, *overrides], "train"), ["no", "program"])
     return explain(caught.value)
 
 
@@ -37,16 +38,15 @@ def refusal(folder: Path, *overrides: str) -> str:
             ["backbone=tiny", "query_encoder=separate", "query_encoder.backbone.name=../nowhere"],
             "query_encoder.backbone.name=../nowhere: no such folder; give",
         ),
-        (["backbone=tiny"], "no_such_file.jsonl"),
     ],
 )
-def test_models_are_looked_for_before_data_is_read(overrides, message, tmp_path, monkeypatch):
+def test_models_are_looked_for_before_a_folder_is_made(overrides, message, tmp_path, monkeypatch):
     monkeypatch.setattr("sparton.models.checkpoint.cached_file", lambda *_, **__: None)
-    assert message in refusal(tmp_path, *overrides)
+    assert message in refusal(*overrides)
     assert not list(tmp_path.iterdir())
 
 
-def test_loggers_are_asked_before_data_is_read(tmp_path, monkeypatch):
+def test_loggers_are_asked_before_data_is_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    settings = ["logger=wandb", f"logger.wandb.directory={tmp_path}"]
-    assert "logger=wandb needs the package" in refusal(tmp_path, "backbone=tiny", *settings)
+    assert "logger=wandb needs the package" in refusal("backbone=tiny", "logger=wandb")
+    assert "no_such_file.jsonl" in refusal("backbone=tiny")

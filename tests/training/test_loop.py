@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparton.errors import CheckpointError, NonFiniteLossError
 from sparton.losses.objective import Objective
 from sparton.losses.ramps import QuadraticRamp
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops
 from sparton.training.distributed import World
 from sparton.training.loggers import JsonlLogger
-from sparton.training.loop import LoopSettings, NonFiniteLossError, Trainer
+from sparton.training.loop import LoopSettings, Trainer
 from sparton.training.optimization import build_optimizer, update
 from sparton.training.precision import Precision
 from sparton.training.schedules import CosineSchedule
-from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
+from sparton.training.state import load_checkpoint, save_checkpoint
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import TrainBatch
@@ -50,8 +51,7 @@ def make_trainer(folder: Path, schedule=SCHEDULE, evaluate=None) -> Trainer:
         save_model=lambda encoder, path: torch.save(encoder.state_dict(), path.with_suffix(".pt")),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    start = trainer.resume()
-    trainer.loggers.append(JsonlLogger(folder / "metrics.jsonl", start))
+    trainer.resume()
     return trainer
 
 
@@ -60,7 +60,8 @@ def some_batch(seed: int) -> TrainBatch:
 
 
 def run(trainer: Trainer, until: int = STEPS, batches=some_batch) -> None:
-    trainer.run(batches(seed=step) for step in range(trainer.start_step, until))
+    logger = JsonlLogger(trainer.folder / "metrics.jsonl", trainer.start_step)
+    trainer.run((batches(seed=step) for step in range(trainer.start_step, until)), [logger])
 
 
 def records(folder: Path) -> list[dict]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparton.errors import DeviceMemoryError, RunError
 from sparton.training import status
 from sparton.training.outcome import run_here, run_on_gpus
 from sparton.training.status import Status, read_status
@@ -22,26 +23,21 @@ def fail_with(error: Exception):
     return work
 
 
-def test_a_run_that_ends_well_says_nothing(tmp_path):
-    assert run_here(lambda: None, tmp_path, ()) is None
+def test_a_run_that_ends_well_gives_what_it_made(tmp_path):
+    assert run_here(lambda: "a model", tmp_path, ()) == "a model"
     assert read_status(tmp_path) == Status("ok")
 
 
-def test_what_a_user_can_mend_is_said_and_other_errors_are_raised(tmp_path, monkeypatch):
-    known = fail_with(ValueError("batch=0"))
-    assert run_here(known, tmp_path, (ValueError,), lambda error: f"set {error}") == "set batch=0"
-    assert read_status(tmp_path) == Status("failed", "set batch=0")
-    with pytest.raises(TypeError, match="a bug"):
-        run_here(fail_with(TypeError("a bug")), tmp_path, (ValueError,))
-    assert read_status(tmp_path) == Status("failed", "a bug")
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+def test_an_error_is_raised_and_its_explanation_stays(tmp_path):
     with pytest.raises(ValueError, match="batch=0"):
-        run_here(known, tmp_path, (ValueError,))
+        run_here(fail_with(ValueError("batch=0")), tmp_path, (), lambda error: f"set {error}")
+    assert read_status(tmp_path) == Status("failed", "set batch=0")
 
 
-def test_a_lack_of_memory_is_always_said(tmp_path):
+def test_a_lack_of_memory_has_a_type_of_its_own(tmp_path):
     work = fail_with(torch.OutOfMemoryError("9 GiB more"))
-    assert run_here(work, tmp_path, ()) == "9 GiB more"
+    with pytest.raises(DeviceMemoryError, match="9 GiB more"):
+        run_here(work, tmp_path, ())
     assert read_status(tmp_path) == Status("oom", "9 GiB more")
 
 
@@ -80,16 +76,17 @@ def ranks(folder: Path, code: str) -> list[str]:
 
 def test_every_rank_knows_who_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert run_on_gpus(ranks(tmp_path, "time.sleep(0.3)"), 2, tmp_path) is None
+    run_on_gpus(ranks(tmp_path, "time.sleep(0.3)"), 2, tmp_path)
     assert [(tmp_path / f"rank-{n}").read_text() for n in (0, 1)] == ["0 2 0 3", "1 2 1 3"]
 
 
 def test_the_others_end_with_a_rank_that_is_killed(tmp_path):
     code = "if rank == '1': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
     began = time.monotonic()
-    message = run_on_gpus(ranks(tmp_path, code), 2, tmp_path)
+    with pytest.raises(RunError, match=r"^rank 1 was ended by SIGKILL.*the same command") as caught:
+        run_on_gpus(ranks(tmp_path, code), 2, tmp_path)
     assert time.monotonic() - began < 30
-    assert message.startswith("rank 1 was ended by SIGKILL") and "the same command" in message
+    assert not caught.value.told
     assert read_status(tmp_path).state == "killed"
 
 
@@ -97,7 +94,8 @@ def test_a_rank_that_has_failed_and_cannot_leave_is_ended(tmp_path, monkeypatch)
     monkeypatch.setattr(status, "_GRACE", 0.5)
     say = "from pathlib import Path; from sparton.training.status import Status, end_run\n"
     say += f"if rank == '1': end_run(Path({str(tmp_path)!r}), Status('oom', 'on rank 1'))\n"
-    with pytest.raises(SystemExit):
+    with pytest.raises(RunError, match=r"^on rank 1$") as caught:
         run_on_gpus(ranks(tmp_path, f"{say}time.sleep(60)"), 2, tmp_path)
+    assert caught.value.told
     assert read_status(tmp_path) == Status("oom", "on rank 1")
     assert "RANK" not in os.environ

@@ -9,8 +9,8 @@ import torch
 from sparton.training.status import (
     Status,
     begin_run,
-    describe_failure,
     end_run,
+    is_out_of_memory,
     only_writer,
     read_status,
 )
@@ -35,7 +35,7 @@ def wrapped(how: str) -> Exception:
 
 @pytest.mark.parametrize("how", ["cause", "context", "inner_exception"])
 def test_memory_that_ran_out_is_found_behind_other_errors(how):
-    assert describe_failure(wrapped(how), "why") == Status("oom", "why")
+    assert is_out_of_memory(wrapped(how))
 
 
 def test_as_torch_compile_wraps_it():
@@ -46,12 +46,12 @@ def test_as_torch_compile_wraps_it():
     with pytest.raises(Exception) as caught:
         compiled(torch.ones(2))
     assert not isinstance(caught.value, torch.OutOfMemoryError)
-    assert describe_failure(caught.value, "").state == "oom"
+    assert is_out_of_memory(caught.value)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), ValueError("out of memory")])
 def test_words_do_not_make_it_one(error):
-    assert describe_failure(error, "why").state == "failed"
+    assert not is_out_of_memory(error)
 
 
 def test_the_first_to_say_how_a_run_ended_is_heard(tmp_path):

@@ -16,9 +16,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from torch.profiler import ProfilerActivity, profile
 
-import train  # noqa: F401, it sets the environment and makes the schema known
 from benchmarks.training.commands import ROOT
-from sparton.cli.training import build_loader, build_trainer
+from sparton.cli import schema
+from sparton.cli.assembly import build_loader, build_trainer
+from sparton.cli.commands.train import set_environment
 from sparton.training.distributed import join_world, leave_world
 from sparton.training.loop import Trainer
 from sparton.types import SIDES, TrainBatch
@@ -57,7 +58,9 @@ class ProfiledBatches:
 
 def main(arguments: Sequence[str]) -> None:
     run, warm_up, steps, *overrides = arguments
+    set_environment()
     folder, world = Path(run), join_world()
+    schema.register()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose("train", overrides)
     data = instantiate(cfg.data)
@@ -66,7 +69,7 @@ def main(arguments: Sequence[str]) -> None:
     needs_teacher = trainer.step.objective.ranking.needs_teacher
     loader = build_loader(cfg, world, data, tokenizer, 0, needs_teacher)
     batches = ProfiledBatches(loader, int(warm_up), int(steps))
-    trainer.run(batches)
+    trainer.run(batches, [])
     if world.is_main:
         batches.profiler.export_chrome_trace(str(folder / "trace.json"))
         (folder / "steps.json").write_text(json.dumps(described(batches, trainer)))

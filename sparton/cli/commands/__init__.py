@@ -1,1 +1,1 @@
-"""The commands that take flags, one module each; ``main`` takes what follows the command's name."""
+"""What follows ``sparton`` on a command line, a module for each; ``main`` takes the rest of it."""

@@ -1,6 +1,5 @@
 """Encoders as folders that Hugging Face and sentence-transformers load as they are."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
@@ -23,6 +22,7 @@ from sparton.models.folders.vectors import is_late_interaction
 from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.origin import origin_of_trained
+from sparton.models.places import MODEL_FILES, check_place
 from sparton.models.pooling import Pooling
 from sparton.models.repository import optional_file
 from sparton.models.splade import SpladeEncoder
@@ -31,15 +31,12 @@ from sparton.writing import replacing_folder
 
 __all__ = [
     "Lengths",
-    "check_place",
     "encoder_lengths",
     "find_model",
     "load_encoder",
     "save_encoder",
 ]
 
-MODEL_FILES = ("config.json", "modules.json")  # a model has one of them at least
-HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 ROUTER = ["Router"]
 DENSE = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 
@@ -110,30 +107,6 @@ def load_encoder(
     encoder = load(name, head, revision=revision, **options)
     encoder.origin = origin_of_trained(name, revision)
     return encoder
-
-
-def _is_run(folder: Path) -> bool:
-    """Whether a model is not this folder, but below it."""
-    return (folder / "model").is_dir() and not any((folder / file).exists() for file in MODEL_FILES)
-
-
-def check_place(name: str | Path) -> None:
-    """Refuse what is neither a folder nor a name on the hub; nothing is read or asked of the hub.
-
-    Raises:
-        FileNotFoundError: names what would be right.
-    """
-    if _is_run(Path(name)):
-        raise FileNotFoundError(
-            f"{name} is the folder of a run: its model is {Path(name) / 'model'}"
-        )
-    first, *rest = Path(name).parts or ("",)
-    below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
-    if not Path(name).is_dir() and (below_here or not HUB_NAME.fullmatch(str(name))):
-        raise FileNotFoundError(
-            f"{name}: no such folder; give a folder of train.py, a sentence-transformers folder, "
-            "or a hub name such as naver/splade-v3"
-        )
 
 
 def find_model(name: str | Path, revision: str | None = None) -> None:

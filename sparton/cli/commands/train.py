@@ -1,0 +1,38 @@
+"""``sparton train head=sparton batch=512``: one training, or a sweep; configs/ has every choice."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+INTERRUPTED = "the same command goes on from the last checkpoint"
+
+
+def set_environment() -> None:
+    """What PyTorch and others read when they are imported, unless a user has set it."""
+    # Threads of OpenMP that spin while they wait would starve the processes that tokenise ahead.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Lengths change from batch to batch: blocks that cannot grow leave gaps in a GPU's memory.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+def main(arguments: Sequence[str], script: Path | None = None) -> None:
+    """Train as the arguments say.
+
+    Args:
+        script: of a clone, which other processes of the same run start; None for ``-m sparton``.
+    """
+    set_environment()
+    from sparton.cli.command_line import read_request
+
+    request = read_request(arguments, "train")
+    if request.shows:
+        from sparton.cli.composing import show
+
+        show(request, "train", arguments)
+        return
+    from sparton.cli import entry
+
+    program = ["-m", "sparton", "train"] if script is None else [str(script.resolve())]
+    entry.train(request, [sys.executable, *program])

@@ -1,0 +1,81 @@
+"""From a command line to a training or an evaluation.
+
+What is asked for is composed and checked first, without PyTorch and before a folder is made.
+"""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sparton.cli.checks import check, check_places, find_models
+from sparton.cli.command_line import Request
+from sparton.cli.composing import composer
+from sparton.cli.evaluation_checks import check_evaluation
+from sparton.cli.folders import existing
+
+
+def train(request: Request, program: Sequence[str], *, as_command: bool = True) -> Path | None:
+    """Run a training, or a sweep of them.
+
+    Args:
+        program: the words that start this command in another process, without its arguments.
+        as_command: this process is the command's own: logging is set up as Hydra has it, and a
+            sweep may run.
+
+    Returns:
+        The folder of the run; None for a sweep.
+
+    Raises:
+        EXPECTED_ERRORS: what a user can mend.
+    """
+    with composer(request, "train") as opened:
+        variants = opened.variants()
+        sweeps = opened.sweeps(variants[0])
+        if sweeps and not as_command:
+            raise ValueError("this is a sweep, which the command runs: sparton train ...")
+        for cfg in variants:
+            check_places(cfg)
+            check(cfg, int(os.environ.get("WORLD_SIZE", cfg.gpus)), cfg.hydra.overrides.task)
+        find_models(variants)
+        from sparton.cli.launching import run_cell_of_sweep, run_training_here
+        from sparton.sweeps.jobs import refuse_torchrun
+
+        again = [*program, *request.again()]
+        if sweeps:
+            if len({cfg.name for cfg in variants}) > 1:
+                raise ValueError("name=... has several values: a sweep has one, as its folder has")
+            refuse_torchrun()
+            opened.sweep(partial(run_cell_of_sweep, again=again))
+            return None
+        found = existing(Path(variants[0].hydra.run.dir))
+        task = partial(run_training_here, again=again, found=found, log=not as_command)
+        return _unless_error(opened.run(task, configure_logging=as_command))
+
+
+def evaluate(request: Request) -> None:
+    """Run an evaluation, or a sweep of them.
+
+    Raises:
+        EXPECTED_ERRORS: what a user can mend.
+    """
+    with composer(request, "evaluate") as opened:
+        variants = opened.variants()
+        for cfg in variants:
+            check_evaluation(cfg, cfg.hydra.overrides.task)
+        from sparton.cli.evaluation import evaluate_here
+
+        if opened.sweeps(variants[0]):
+            for job in opened.sweep(evaluate_here)[0]:
+                _unless_error(job.return_value)
+        else:
+            _unless_error(opened.run(evaluate_here))
+
+
+def _unless_error(ended: Any) -> Any:
+    """What a task gives back. An error that a user can mend is raised here, as Hydra would tell of
+    it in its own words."""
+    if isinstance(ended, Exception):
+        raise ended
+    return ended

@@ -1,0 +1,54 @@
+"""What an evaluation's configuration is refused for, before any work and without PyTorch."""
+
+from collections.abc import Sequence
+
+from omegaconf import DictConfig, OmegaConf
+
+from sparton.cli.overrides import overrides_in
+from sparton.models.places import check_place
+from sparton.retrieval.settings import check_metrics, check_search, check_term_bounds
+
+TERM_BOUNDS = ("max_query_terms", "max_document_terms")
+
+
+def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
+    """Refuse what does not exist, and what the system that is evaluated would ignore.
+
+    Args:
+        typed: the overrides of the command line.
+
+    Raises:
+        ValueError: names the setting, its value, and what would be right.
+        MissingMandatoryValue: a setting has no value.
+        OSError: there is no such model.
+    """
+    own = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+    OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    if cfg.split not in ("dev", "test") or not cfg.evaluation.get(cfg.split):
+        raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
+    if cfg.model == "bm25":
+        ignored = overrides_in(typed, ("encoder", "index", "query_length", "document_length"))
+        refuse_ignored("model=bm25 is no encoder and", ignored)
+        _check_metrics(cfg, "bm25")
+    else:
+        asked = cfg.encoder
+        check_term_bounds(**{f"encoder.{name}": asked[name] for name in TERM_BOUNDS})
+        check_search(asked.search, asked.rerank_depth)
+        _check_metrics(cfg, "encoder")
+        check_place(cfg.model)
+
+
+def refuse_ignored(because: str, overrides: Sequence[str]) -> None:
+    """Refuse overrides that would have no effect.
+
+    Raises:
+        ValueError: names them.
+    """
+    if overrides:
+        raise ValueError(f"{because} ignores {', '.join(overrides)}: leave that out")
+
+
+def _check_metrics(cfg: DictConfig, system: str) -> None:
+    check_metrics(cfg.metrics)
+    asked = cfg[system]
+    check_metrics(asked.metrics, asked.k, f"{system}.k", f"{system}.metrics")

@@ -1,0 +1,56 @@
+"""The command ``sparton``: what it can do, and where that is done.
+
+A command is a module of ``sparton.cli.commands`` with ``main(arguments)``, and a line in the table
+below. It raises what a user can mend as one of ``sparton.cli.errors.EXPECTED_ERRORS``; a constant
+``INTERRUPTED`` may say what becomes of its work where it is interrupted.
+"""
+
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+
+from sparton import __version__
+
+COMMANDS = {
+    "train": "train a retriever, or a sweep of them: sparton train head=sparton batch=512",
+    "evaluate": "measure a model or BM25: sparton evaluate model=PATH evaluation=small_beir",
+    "compare": "say whether one run is better than another: sparton compare RUN RUN",
+    "mine": "find hard negatives, and score them by a teacher",
+    "adapt": "train a masked-language-modelling head on texts",
+    "idf": "weigh the terms of queries by their rarity in texts",
+    "embed": "keep the embeddings of texts, for sparse autoencoders",
+    "export": "write the vectors of texts for other search engines",
+    "card": "write an evaluation's results into a model's card: sparton card PATH",
+    "push": "upload a model to the Hugging Face hub: sparton push PATH USER/NAME",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do what the words behind ``sparton`` ask for; None for those of this process."""
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    command, *rest = words
+    if command in ("-h", "--help"):
+        sys.stdout.write(_help())
+    elif command == "--version":
+        sys.stdout.write(f"sparton {__version__}\n")
+    elif command in COMMANDS:
+        from sparton.cli.errors import one_sentence
+
+        module = import_module(f"sparton.cli.commands.{command}")
+        with one_sentence(f"sparton {command}", getattr(module, "INTERRUPTED", "")):
+            module.main(rest)
+    else:
+        near = get_close_matches(command, COMMANDS, n=1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        sys.exit(f"sparton: there is no command {command}{guess} (of {', '.join(COMMANDS)})")
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {does}\n" for name, does in COMMANDS.items()]
+    return (
+        "usage: sparton COMMAND ...\n\nTrain, evaluate and publish retrievers: learned sparse "
+        "(SPLADE), late interaction (ColBERT).\n\n"
+        f"{''.join(lines)}\nsparton COMMAND --help tells more; sparton --version, the version.\n"
+    )

@@ -1,0 +1,25 @@
+"""The errors of this package that a caller may want to tell apart."""
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The loss became NaN or infinite; nothing was saved after it did."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; says which file and what to do."""
+
+
+class DeviceMemoryError(RuntimeError):
+    """A device has no more memory."""
+
+
+class RunError(RuntimeError):
+    """One of the processes of a run failed.
+
+    Attributes:
+        told: whether that process has told the user why.
+    """
+
+    def __init__(self, message: str, told: bool):
+        super().__init__(message)
+        self.told = told

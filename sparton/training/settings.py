@@ -1,0 +1,4 @@
+"""What can be asked of a training; it is checked without PyTorch, before anything is read."""
+
+PRECISIONS = ("fp32", "bf16", "fp16", "bf16_pure")
+SELECT_BY = "ndcg@10"  # the dev metric that chooses the model

@@ -1,0 +1,131 @@
+"""Folders of runs: what they are called, what leads to the latest, and that refusals leave none."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sparton
+from sparton.cli.folders import existing, kept_if_begun, mark_latest
+from sparton.training.status import read_status
+
+MINIATURE = ("experiment=quickstart", "debug=tiny", "backbone.hidden_size=32", "evaluation=none")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def names_in(folder: str) -> list[str]:
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+def test_runs_have_the_names_that_they_are_given_and_the_latest_is_marked(tmp_path):
+    first = sparton.train(*MINIATURE, steps=1, name="first")
+    assert first.folder == tmp_path / "runs/quickstart/first/seed-0"
+    assert Path("runs/latest").resolve() == first.folder
+    assert Path("runs/latest/model/config.json").exists()
+    second = sparton.train(*MINIATURE, steps=1, seed=3, name="first", study="other")
+    assert Path("runs/latest").resolve() == second.folder == tmp_path / "runs/other/first/seed-3"
+    assert Path("runs/latest").readlink() == Path("other/first/seed-3")
+    sparton.train(*MINIATURE, "hydra.run.dir=elsewhere/run", steps=1)
+    assert Path("runs/latest").resolve() == second.folder
+    assert names_in("runs") == ["latest", "other", "quickstart"]
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        ["batch=0"],
+        ["bacth=3"],
+        ["loss=joint"],
+        ["name=a/b"],
+        ["study=latest"],
+        ["data=text_files", "data.files={mine: nowhere.jsonl}"],
+        ["init_from=./nowhere"],
+        ["document_length=1000"],
+        ["query_regularizer.flops.weight=-1"],
+    ],
+)
+def test_refused_runs_leave_nothing(refused, tmp_path):
+    with pytest.raises((ValueError, OSError)):
+        sparton.train(*MINIATURE, *refused)
+    assert not list(tmp_path.iterdir())
+
+
+def test_refused_runs_leave_what_was_there(tmp_path):
+    for folder in ("runs/quickstart/mine/seed-0", "out"):
+        Path(folder).mkdir(parents=True)
+    for place in (["name=mine"], ["hydra.run.dir=out"], ["name=mine", "seed=1"]):
+        with pytest.raises(ValueError, match="weight must not be negative"):
+            sparton.train(*MINIATURE, "query_regularizer.flops.weight=-1", *place)
+    assert {str(path) for path in Path().rglob("seed-*")} == {"runs/quickstart/mine/seed-0"}
+    assert read_status(Path("out")).state == "failed"
+
+
+def test_a_folder_is_kept_once_training_has_begun(tmp_path):
+    run, found = tmp_path / "runs" / "a" / "b", tmp_path
+    for begun in (False, True):
+        run.mkdir(parents=True)
+        (run / "train.log").touch()
+        with pytest.raises(KeyboardInterrupt), kept_if_begun(run, found):
+            if begun:
+                (run / "metrics.jsonl").touch()
+            raise KeyboardInterrupt
+        assert run.exists() == begun
+        assert Path("runs").exists() == begun
+    Path("runs/another").touch()
+    (run / "metrics.jsonl").unlink()
+    with kept_if_begun(run, found):
+        pass
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "runs", tmp_path / "runs" / "another"]
+
+
+def test_the_innermost_folder_that_is_there(tmp_path):
+    assert existing(Path("x/y")) == tmp_path
+    Path("x").mkdir()
+    assert existing(Path("x/y")) == tmp_path / "x"
+    with kept_if_begun(Path("x").absolute(), existing(Path("x"))):
+        pass
+    assert Path("x").exists()
+
+
+def test_no_link_where_a_folder_has_its_name(tmp_path, caplog):
+    Path("runs/latest").mkdir(parents=True)
+    (Path("runs/mine")).mkdir()
+    mark_latest(tmp_path / "runs" / "mine")
+    assert "does not lead to this run" in caplog.text
+    assert names_in("runs") == ["latest", "mine"]
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    root = str(Path(sparton.__file__).resolve().parents[1])
+    return subprocess.run(
+        [sys.executable, "-m", "sparton", "train", *MINIATURE, *words],
+        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root},
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_several_processes_that_refuse_leave_nothing(tmp_path):
+    done = command("gpus=2", "query_regularizer.flops.weight=-1")
+    assert done.returncode == 1
+    assert "weight must not be negative" in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_sweeps_are_refused_before_their_first_cell_and_cells_with_their_reasons(tmp_path):
+    assert "batch=lots: must be" in command("-m", "batch=8,lots").stderr
+    assert "name=... has several values" in command("-m", "name=a,b").stderr
+    assert not list(tmp_path.iterdir())
+    done = command("-m", "query_regularizer.flops.weight=1,-1", "name=weights", "steps=1")
+    assert done.returncode == 1
+    lines = Path("runs/quickstart/weights/sweep.jsonl").read_text().splitlines()
+    ends = sorted((line["status"], line["message"]) for line in map(json.loads, lines))
+    assert [end[0] for end in ends] == ["failed", "ok"]
+    assert "weight must not be negative" in ends[0][1]

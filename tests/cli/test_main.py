@@ -1,0 +1,98 @@
+"""The command ``sparton``: what it says of itself, and how it ends."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparton import __version__
+from sparton.cli.errors import one_sentence
+from sparton.cli.main import COMMANDS, main
+from sparton.errors import RunError
+
+HEAVY = ["hydra", "numpy", "torch", "transformers", "datasets", "ranx", "sentence_transformers"]
+LIGHT = {"hydra", "numpy"}
+COMMAND_FILES = Path(__file__).resolve().parents[2] / "sparton" / "cli" / "commands"
+
+
+def test_every_command_has_a_line_of_help(capsys):
+    main(["--help"])
+    said = capsys.readouterr().out
+    files = COMMAND_FILES.glob("*.py")
+    commands = {path.stem for path in files if "\ndef main(arguments" in path.read_text()}
+    assert set(COMMANDS) == commands
+    assert all(f"\n  {name}" in said for name in commands)
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"sparton {__version__}\n"
+
+
+def test_a_command_that_does_not_exist_is_refused_with_the_nearest():
+    with pytest.raises(SystemExit, match="there is no command tarin; did you mean train"):
+        main(["tarin"])
+
+
+def imported(*words: str) -> set[str]:
+    """The heavy packages that a process has imported when ``sparton`` has ended."""
+    code = f"""if True:
+        import sys
+        from sparton.cli.main import main
+        try:
+            main({list(words)!r})
+        except SystemExit as end:
+            assert end.code, end
+        print("imported", *(set({HEAVY!r}) & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, *names = done.stdout.splitlines()[-1].split()
+    assert first == "imported"
+    return set(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "packages"),
+    [
+        (["--help"], set()),
+        (["tarin"], set()),
+        (["train", "--help"], LIGHT),
+        (["train", "--batch", "3"], LIGHT),
+        (["train", "bacth=64"], LIGHT),
+        (["train", "batch=0"], LIGHT),
+        (["train", "init_from=/nowhere"], LIGHT),
+        (["train", "precision=fp9"], LIGHT),
+        (["evaluate", "model=/nowhere"], LIGHT),
+        (["train", "backbone=tiny", "data.root=/nowhere"], LIGHT | {"torch"}),
+    ],
+)
+def test_what_is_refused_imports_nothing_that_it_does_not_need(
+    words, packages, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    assert imported(*words) <= packages
+
+
+def refused(error: BaseException) -> str | int:
+    with pytest.raises(SystemExit) as stop, one_sentence("sparton mine", "it goes on again"):
+        raise error
+    return stop.value.code
+
+
+def test_expected_errors_end_in_a_sentence_and_others_are_raised(monkeypatch, capsys):
+    assert refused(ValueError("--k=0: must be positive")) == "sparton mine: --k=0: must be positive"
+    assert refused(RunError("rank 1 said why", told=True)) == 1
+    assert refused(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "\nsparton mine: interrupted; it goes on again\n"
+    with pytest.raises(TypeError, match="a bug"), one_sentence("sparton mine"):
+        raise TypeError("a bug")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match="shown"), one_sentence("sparton mine"):
+        raise ValueError("shown")
+
+
+def test_a_rank_says_who_it_is(monkeypatch):
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    assert refused(ValueError("batch=0")) == "sparton mine: rank 1: batch=0"
