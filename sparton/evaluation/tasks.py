@@ -82,7 +82,8 @@ def evaluate_encoder(
             more than there are, for all.
         k1, b: of BM25, where it finds the candidates.
         index: makes the index that is searched.
-        batch_tokens, batch_sequences, precision, vector_dtype, progress: see :func:`encode_texts`.
+        batch_tokens, batch_sequences, precision, vector_dtype, progress: see
+            :func:`~sparton.retrieval.encoding.encode_texts`.
 
     Raises:
         ValueError: a task without texts, a metric that does not exist or is deeper than the
