@@ -63,7 +63,8 @@ def evaluate_encoder(
     index: IndexBuilder = exact_index,
     progress: bool = True,
 ) -> TaskResult:
-    """An encoder on a full collection, searched on the encoder's own device.
+    """Search a full collection with an encoder, on the encoder's own device, and measure what it
+    finds.
 
     The encoder is in evaluation mode meanwhile; afterwards its mode is what it was.
 
