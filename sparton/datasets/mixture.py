@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.datasets.files import locate
 from sparton.datasets.permutation import derive_key, permute
 from sparton.datasets.preparation import Columns, OnError
@@ -114,9 +115,11 @@ class Mixture:
                 "agree in this"
             )
         if needs_teacher and not any(scored.values()):
-            raise ValueError(
-                f"the loss follows a teacher, but {', '.join(scored)} gives no teacher scores: use "
-                "data that has, as data=distillation or data=distillation_ids, or loss=infonce"
+            raise ArgumentError(
+                "the loss follows a teacher, but {} gives no teacher scores: use data that has "
+                "some, as for distillation, or {loss}",
+                ", ".join(scored),
+                loss=Instance("InfoNCE"),
             )
 
     def locate(
@@ -181,7 +184,7 @@ def text_mixture(
             :func:`sparton.datasets.sources.text_records`; ``limit`` is per source.
     """
     if not isinstance(files, Mapping):
-        raise ValueError(f"files={files}: name each source, as in data.files={{mine: train.jsonl}}")
+        raise ValueError(f"files={files}: name each source, as in {{mine: train.jsonl}}")
     for entry in files.values():  # a missing file stops the run before the others are prepared
         locate(entry, root=root, hub=hub)
     sources = {

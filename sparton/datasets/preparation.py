@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.files import (
     DataFile,
     RecordError,
@@ -71,9 +72,11 @@ class Tally:
     def reject(self, place: str, fault: Exception | str) -> None:
         """Stop with a message, or count the record that is at ``place``."""
         if self.on_error == "stop":
-            raise ValueError(
-                f"{place}: {fault}. Correct the record, or set data.on_error=skip to leave such "
-                "records out"
+            raise ArgumentError(
+                "{}: {}. Correct the record, or set {on_error} to leave such records out",
+                place,
+                fault,
+                on_error="skip",
             )
         self.skipped += 1
         if len(self.first_skipped) < NAMED_REJECTIONS:

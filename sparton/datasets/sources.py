@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.collection import beir_file, read_judgments
 from sparton.datasets.examples import example_table
 from sparton.datasets.files import DataFile, RecordError, locate
@@ -42,10 +43,14 @@ class Records:
         """Raise ValueError if some record cannot give ``num_negatives`` negatives."""
         bare = self.table.facts["first_without_negatives"]
         if num_negatives and bare:
-            key = "require_negatives of its source" if self.texts else "data.require_negatives"
-            raise ValueError(
-                f"{self.name}: num_negatives={num_negatives}, but {bare} has no negatives: set "
-                f"num_negatives=0, or {key}=true with data.on_error=skip to leave such records out"
+            raise ArgumentError(
+                "{}: {num_negatives}, but {} has no negatives: set {num_negatives:name} to 0, or "
+                "{require_negatives} of the source with {on_error} to leave such records out",
+                self.name,
+                bare,
+                num_negatives=num_negatives,
+                require_negatives=True,
+                on_error="skip",
             )
 
     def example(self, index: int, draw: int, num_negatives: int) -> Example:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.losses.ranking import RankingLoss
 
 KINDS = ("sparse", "tokens")
@@ -72,9 +73,11 @@ class Joint:
             ValueError: the scores of a half are missing.
         """
         if missing := set(KINDS) - set(scores):
-            raise ValueError(
-                f"the joint loss compares two halves, but the encoder has no {missing.pop()}: "
-                "set head=sparton_colbert, or another loss"
+            raise ArgumentError(
+                "the joint loss compares two halves, but the encoder has no {}: give it {head}, or "
+                "take another loss",
+                missing.pop(),
+                head=Instance("JointHead"),
             )
         losses = {"sparse": self.sparse, "tokens": self.tokens}
         parts = {

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.losses.joint import KINDS, Joint
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import RankingLoss
@@ -25,16 +26,19 @@ def build_objective(
         ValueError: a loss of two kinds of representations, and an encoder with one.
     """
     if isinstance(loss, Joint) and encoder.kinds != KINDS:
-        raise ValueError(
-            f"the loss {type(loss).__name__} is of a sparse half and of one with vectors of "
-            f"tokens, but this encoder has {' and '.join(encoder.kinds)} alone: set "
-            "head=sparton_colbert, or loss=infonce"
+        raise ArgumentError(
+            "the loss {} is of a sparse half and of one with vectors of tokens, but this encoder "
+            "has {} alone: set {head}, or {loss}",
+            type(loss).__name__,
+            " and ".join(encoder.kinds),
+            head=Instance("JointHead"),
+            loss=Instance("InfoNCE"),
         )
     kept = dict(regularizers)
     for side in kept:
         if kept[side] and side not in encoder.regularized:
             log.info(
-                "no %s_regularizer: training cannot make this encoder's %s representations sparser",
+                "no %s regularizer: training cannot make this encoder's %s representations sparser",
                 side,
                 side,
             )
@@ -43,8 +47,8 @@ def build_objective(
             share = regularizer.ramp(steps - 1)
             if share < 0.9:
                 log.warning(
-                    "%s_regularizer.%s reaches %.0f %% of its weight: its ramp is longer than this "
-                    "run of %d steps; make %s_regularizer.%s.ramp.steps fit",
-                    *(side, name, 100 * share, steps, side, name),
+                    "the %s regularizer %s reaches %.0f %% of its weight: its ramp is longer than "
+                    "this run of %d steps; make the steps of its ramp fit",
+                    *(side, name, 100 * share, steps),
                 )
     return Objective(loss, kept["query"], kept["document"], encoder.loss_weights)

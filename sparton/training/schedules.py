@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from sparton.arguments import ArgumentError
+
 
 @dataclass(frozen=True)
 class ConstantSchedule:
@@ -50,7 +52,7 @@ class CosineSchedule:
 
 def _check_share(name: str, value: float) -> None:
     if not 0 <= value < 1:
-        raise ValueError(f"scheduler.{name} is a share of the steps in [0, 1), got {value}")
+        raise ArgumentError(f"{{{name}}} must be a share of the steps in [0, 1)", **{name: value})
 
 
 def _warm(step: int, steps: int, warmup: float) -> float:

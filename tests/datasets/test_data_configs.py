@@ -15,6 +15,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import get_object, instantiate
 from omegaconf import OmegaConf
 
+from sparton.cli.errors import explain
 from sparton.datasets.mixture import Mixture
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "data"
@@ -139,8 +140,11 @@ def test_the_remedy_of_a_malformed_record_works_for_every_kind_of_source(
     write_lines(["10\tp", "11\tn"], "msmarco/collection.tsv")
     write_lines(["q\tp\tn", "q"], "triples/triples.tsv")
     for name in ("beir_folder", "msmarco_ids", "triples"):
-        with pytest.raises(InstantiationException, match=r"line \d.* set data\.on_error=skip"):
+        with pytest.raises(
+            InstantiationException, match=r"line \d.* set on_error='skip'"
+        ) as caught:
             build(name, tmp_path)
+        assert "set data.on_error=skip to leave" in explain(caught.value)
         assert len(build(name, tmp_path, on_error="skip")) == 1
 
 
@@ -163,7 +167,7 @@ def test_records_without_negatives_can_be_left_out(
     changes: dict[str, Any] = {"files": {"mine": "mine.tsv"}} if name == "text_files" else {}
     if name == "msmarco_ids":
         changes = {"sources": {"msmarco": {"columns": None}}}
-    with pytest.raises(ValueError, match=r"require_negatives.*=true with data\.on_error=skip"):
+    with pytest.raises(ValueError, match=r"require_negatives=True of .* with on_error='skip'"):
         build(name, tmp_path, **changes).check(1)
     strict = {"sources": {"msmarco": {"columns": None, "require_negatives": True}}}
     changes = changes | ({"require_negatives": True} if name == "text_files" else strict)

@@ -1,0 +1,78 @@
+"""What is refused of the arguments of functions; commands tell of it in words of their own."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class ArgumentError(ValueError):
+    """A ValueError whose sentence names arguments of the function that raised it.
+
+    Whoever calls that function for a user who types something else, flags or overrides, renders the
+    sentence anew with :meth:`told`.
+
+    Args:
+        sentence: where ``{name}`` stands for an argument with its value, ``{name:name}`` for its
+            name alone, and ``{}`` for the next of ``parts``.
+        parts: what else the sentence says.
+        arguments: values of the arguments that it names.
+    """
+
+    def __init__(self, sentence: str, *parts: object, **arguments: object) -> None:
+        self._sentence, self._parts, self._arguments = sentence, parts, arguments
+        super().__init__(self.told(lambda name: name, _python))
+
+    def told(self, name: Callable[[str], str], setting: Callable[[str, object], str]) -> str:
+        """The sentence with arguments called by ``name``, and ``setting`` for name and value."""
+        if not self._parts and not self._arguments:
+            return self._sentence
+        shown = {
+            each: _Shown(name(each), setting(each, value))
+            for each, value in self._arguments.items()
+        }
+        return self._sentence.format(*self._parts, **shown)
+
+
+def refuse_ignored(because: str, **arguments: object) -> None:
+    """Refuse arguments that were given, which means that they are not None, and have no effect.
+
+    Raises:
+        ArgumentError: names them.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if given:
+        names = ", ".join(f"{{{name}:name}}" for name in given)
+        raise ArgumentError(f"{{}} ignores {names}: leave that out", because, **given)
+
+
+def refuse_below(least: int, **arguments: int | None) -> None:
+    """Refuse numbers below a bound; None is none.
+
+    Raises:
+        ArgumentError: names the first.
+    """
+    for name, value in arguments.items():
+        if value is not None and value < least:
+            raise ArgumentError(f"{{{name}}} must be at least {least}", **{name: value})
+
+
+class Instance(NamedTuple):
+    """The value of an argument that is an object of some class, whatever its settings."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}(...)"
+
+
+class _Shown(NamedTuple):
+    """An argument in a sentence."""
+
+    name: str
+    setting: str
+
+    def __format__(self, form: str) -> str:
+        return self.name if form == "name" else self.setting
+
+
+def _python(name: str, value: object) -> str:
+    return f"{name}={value!r}" if isinstance(value, str) else f"{name}={value}"
