@@ -21,17 +21,21 @@ test-gpu: $(READY)  ## The tests that need a GPU
 
 check: static test test-slow  ## What CI runs: lint, types, import layers, all tests
 
-static: $(READY)  ## Lint, types and import layers; writes nothing
+static: $(READY)  ## Lint, types, import layers, generated tables and the site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/make_tables.py --check
+	$(MAKE) docs
+
+docs: $(READY)  ## Build the site in site/; fails at a link or a reference that leads nowhere
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs site
 
 SUITES ?= bars heads patterns table2 figure2 table1
 
 bench: $(READY)  ## Measure the heads on this machine's GPU; SUITES="bars heads" for some
-	$(BIN)/python scripts/benchmark_head.py --suite $(SUITES)
+	$(BIN)/python scripts/benchmark.py head --suite $(SUITES)
 
 OVERRIDES ?=
 
@@ -58,6 +62,6 @@ $(READY): requirements.txt pyproject.toml
 	@touch $(READY)
 
 clean:  ## Remove the environment and caches; runs/ stays
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
+	rm -rf $(VENV) site .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 
-.PHONY: help quickstart test test-slow test-gpu check static bench table3 tables format environment clean
+.PHONY: help quickstart test test-slow test-gpu check static docs bench table3 tables format environment clean

@@ -37,6 +37,7 @@ SYSTEMS = {
 }
 ADAPTED = ("splade", "joint", "inference-free")  # those that need a head of MiniLM's
 TEACHER = "colbert-pairs"
+SPARTON = ("-m", "sparton")
 
 
 class Step(NamedTuple):
@@ -90,7 +91,7 @@ def parse_arguments() -> argparse.Namespace:
         setattr(arguments, name, getattr(arguments, name).resolve())
     for folder in TESTS:
         if not (arguments.data / folder).is_dir():
-            parser.error(f"--data {arguments.data} has no {folder}: see data/README.md")
+            parser.error(f"--data {arguments.data} has no {folder}: see docs/data_sets.md")
     return arguments
 
 
@@ -100,9 +101,9 @@ def study(arguments: argparse.Namespace) -> Iterator[Step]:
     corpora = [str(data / folder) for folder in COLLECTIONS.values()]
     mlm, idf = output / "minilm-mlm", output / "idf.json"
     adapt = ("--steps", str(arguments.adapt_steps), "--output", str(mlm))
-    yield Step("adapt", ("scripts/adapt_mlm.py", *adapt, *corpora), mlm)
+    yield Step("adapt", (*SPARTON, "adapt", *adapt, *corpora), mlm)
     words = ("--tokenizer", str(mlm), "--output", str(idf))
-    yield Step("idf", ("scripts/compute_idf.py", *corpora, *words), idf)
+    yield Step("idf", (*SPARTON, "idf", *corpora, *words), idf)
     for name in COLLECTIONS:
         yield mining("mine", name, data, output / "mined" / f"{name}.jsonl", ())
     yield evaluation("bm25", "bm25", data, output)
@@ -111,9 +112,9 @@ def study(arguments: argparse.Namespace) -> Iterator[Step]:
     half = ("backbone.half_residual=true",)
     yield from trainings(arguments, "pairs-half-residual", half, systems=["splade"])
     teacher = output / TEACHER / "model"
+    judged = ("--teacher", str(teacher), "--teacher-kind", "retriever", "--share", "0.95")
     for name in COLLECTIONS:
-        words = ("--teacher", str(teacher), "--teacher-kind", "retriever", "--share", "0.95")
-        yield mining("score", name, data, output / "scored" / f"{name}.jsonl", words)
+        yield mining("score", name, data, output / "scored" / f"{name}.jsonl", judged)
     explicit = ("data=squad_acl_mined", f"num_negatives={arguments.negatives}")
     yield from trainings(arguments, "mined", (*explicit, *sources(output / "mined")))
     scored = (*explicit, *sources(output / "scored"))
@@ -122,7 +123,7 @@ def study(arguments: argparse.Namespace) -> Iterator[Step]:
 
 def mining(verb: str, name: str, data: Path, output: Path, words: tuple[str, ...]) -> Step:
     """Negatives of one collection's training queries, by BM25."""
-    command = ("scripts/mine_hard_negatives.py", "--beir", str(data / COLLECTIONS[name]), "--ids")
+    command = (*SPARTON, "mine", "--beir", str(data / COLLECTIONS[name]), "--ids")
     choice = ("--depth", "50", "--sample", "--short", "pad", "--output", str(output))
     return Step(f"{verb}-{name}", (*command, *choice, *words), output)
 

@@ -5,6 +5,7 @@ python scripts/plot_benchmarks.py   # docs/figures/figure2-<gpu>.svg, roofline-<
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import matplotlib
 
@@ -13,9 +14,9 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from head_benchmark.suites import RIVALS, SWEEPS
-from maxsim_benchmark.shapes import CROSS, FORWARD, OWN, PACKED, SHAPES
-from plot_style import BLUE, GREEN, GREY, INK, ORANGE, STYLE
+from benchmarks.head.suites import RIVALS, SWEEPS
+from benchmarks.maxsim.shapes import CROSS, FORWARD, OWN, PACKED, SHAPES
+from sparton.training.picture import BLUE, GREEN, GREY, INK, ORANGE, STYLE
 from tables.records import FIGURES, ROOT, Record, device_folders, find, read_file
 
 HEADS = dict(zip(("tiled_compiled", *RIVALS), (ORANGE, BLUE, GREEN), strict=True))
@@ -28,7 +29,7 @@ ROOFLINE = {
 }
 IN_16_BIT = (CROSS, OWN, PACKED)
 # Written as text and without a date, a figure changes only when its records do.
-DETERMINISTIC = {"svg.hashsalt": "sparton", "svg.fonttype": "none"}
+DETERMINISTIC: dict[Any, Any] = {"svg.hashsalt": "sparton", "svg.fonttype": "none"}
 
 
 def main() -> None:
@@ -40,7 +41,7 @@ def save(study: str, name: str, draw: Callable[[list[Record]], plt.Figure]) -> N
     """The figure of every device that has records of the study."""
     for folder in device_folders(study):
         FIGURES.mkdir(parents=True, exist_ok=True)
-        with plt.rc_context(STYLE | DETERMINISTIC):
+        with plt.rc_context(DETERMINISTIC | STYLE):
             output = FIGURES / f"{name}-{folder.name}.svg"
             draw(read_file(folder / f"{study}.jsonl")).savefig(output, metadata={"Date": None})
         print(output.relative_to(ROOT))

@@ -30,7 +30,9 @@ from sparton.evaluation import (
     load_retriever,
 )
 from sparton.models.assembly import build_encoder
+from sparton.models.encoder import Encoder
 from sparton.models.splade import SpladeEncoder
+from sparton.training.picture import draw_run
 from sparton.types import RetrievalTask
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,8 +82,9 @@ def main() -> None:
     results["trained"] = evaluate_encoder(encoder, tokenizer, task, progress=False)
     console.print(comparison(results))
     show_terms(encoder, tokenizer, task, find_missed(task, results["BM25"], results["trained"]))
-    picture = draw(folder, evaluate_bm25(instantiate(cfg.evaluation.dev.quickstart)))
-    show_next_steps(folder, picture, time.perf_counter() - start)
+    level = evaluate_bm25(instantiate(cfg.evaluation.dev.quickstart)).metrics["ndcg@10"]
+    picture = draw_run(ROOT / folder, {"BM25": level}, title="Quickstart")
+    show_next_steps(picture, time.perf_counter() - start)
 
 
 def describe(task: RetrievalTask) -> None:
@@ -146,7 +149,7 @@ def rank_of(row: int, result: TaskResult, query: int) -> int | None:
 
 
 def show_terms(
-    encoder: SpladeEncoder, tokenizer: PackedTokenizer, task: RetrievalTask, example: Missed
+    encoder: Encoder, tokenizer: PackedTokenizer, task: RetrievalTask, example: Missed
 ) -> None:
     """One document's weighted terms; what the text does not say stands out."""
     text = task.documents.texts[example.row]
@@ -170,32 +173,15 @@ def term_line(term: str, weight: float, said: set[str], asked: set[str]) -> Text
     return Text(f"{marks} {term:<15} {weight:.2f} {'━' * round(8 * weight):<12}", style)
 
 
-def draw(folder: Path, bm25: TaskResult) -> Path:
-    """The picture, by the script that draws any run, with BM25 on the dev queries."""
-    picture = folder / "run.png"
-    level = f"BM25={bm25.metrics['ndcg@10']:.4f}"
-    command = ["scripts/plot_run.py", str(folder), "--reference", level, "--title", "Quickstart"]
-    subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
-    return picture
-
-
-def show_next_steps(folder: Path, picture: Path, seconds: float) -> None:
-    console.print(f"\n[dim]picture[/]   {picture}", highlight=False, soft_wrap=True)
-    console.print(f"[dim]model[/]     {folder / 'model'}", highlight=False, soft_wrap=True)
+def show_next_steps(picture: Path, seconds: float) -> None:
+    console.print(f"\n[dim]picture, with BM25[/]  {picture}", highlight=False, soft_wrap=True)
     console.print(f"\n{seconds:.0f} seconds in all. What to try next:", highlight=False)
     for command, purpose in (
         ("python train.py experiment=quickstart head=eager", "the common head, the same curve"),
         ("python train.py -m experiment=quickstart batch=64,128,256", "a sweep"),
-        (
-            f"python evaluate.py model={folder / 'model'} evaluation=quickstart",
-            "any model folder",
-        ),
-        (
-            "python train.py backbone=distilbert batch=32 steps=2000 data=beir_folder "
-            "data.sources.pairs.path=FOLDER evaluation=beir_folder evaluation.path=FOLDER",
-            "your own data",
-        ),
-    ):
+        ("python train.py backbone=distilbert batch=32 steps=2000 data=text_files "
+         "data.files=FILE", "your own pairs: CSV, TSV, JSON lines, Parquet"),
+    ):  # fmt: skip
         console.print(f"  {command}  [dim]# {purpose}[/]", highlight=False, soft_wrap=True)
 
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from head_benchmark.environment import folder_of
+from benchmarks.records import folder_of, read_records, write_records
 from sparton.training.figures import training_figures
 
 FIGURES = (
@@ -26,16 +26,12 @@ def main() -> None:
     parser.add_argument("--study", required=True)
     parser.add_argument("--results", type=Path, default=ROOT / "results")
     parser.add_argument("--label", help="of the record; default: the head, or the system's name")
-    parser.add_argument(
-        "--commit", help="of runs on a machine without git, where a clean tree cannot be shown"
-    )
     arguments = parser.parse_args()
     for folder in arguments.runs:
         record = describe_run(folder)
         record["label"] = arguments.label or record["label"]
-        if record["environment"]["git"] is None:
-            record["environment"]["git"] = {"sha": arguments.commit, "dirty": None}
-        path = arguments.results / device_name(record) / f"{arguments.study}.jsonl"
+        device = folder_of(record["environment"]["hardware"].get("gpu", "cpu"))
+        path = arguments.results / device / f"{arguments.study}.jsonl"
         append(path, record)
         print(f"{path}: {record['label']} seed {record['seed']}")
 
@@ -75,16 +71,10 @@ def system_name(config: dict[str, Any]) -> str:
     return f"BM25, k1 {config['bm25']['k1']}, b {config['bm25']['b']}"
 
 
-def device_name(record: dict[str, Any]) -> str:
-    return folder_of(record["environment"]["hardware"].get("gpu", "cpu"))
-
-
 def append(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kept = path.read_text().splitlines() if path.exists() else []
     same = (record["label"], record["seed"])
-    kept = [line for line in kept if (json.loads(line)["label"], json.loads(line)["seed"]) != same]
-    path.write_text("\n".join([*kept, json.dumps(record, sort_keys=True)]) + "\n")
+    kept = [other for other in read_records(path) if (other["label"], other["seed"]) != same]
+    write_records(path, [*kept, record])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 R rows: those of the queries first, then those of the documents; D width; N texts.
 
-A cache is a folder, written by ``scripts/cache_embeddings.py``:
+A cache is a folder, written by ``sparton.pipelines.cache_embeddings``:
 
 - ``embeddings.npy`` ``[R, D]``, fp32 or fp16;
 - ``keys.npy`` uint64 ``[R]``, a hash of each row's text; a side has a text once;
@@ -109,8 +109,8 @@ class TextRows:
         unknown = np.flatnonzero(rows < 0)
         if unknown.size:
             raise ValueError(
-                f"{self.folder} has no embedding of the {side} {texts[unknown[0]][:80]!r}: run "
-                "scripts/cache_embeddings.py over all the folders that a run reads, those of its "
+                f"{self.folder} has no embedding of the {side} {texts[unknown[0]][:80]!r}: give "
+                "sparton.pipelines.cache_embeddings all the texts that a run reads, those of its "
                 "evaluation too"
             )
         count = len(rows)
@@ -191,14 +191,14 @@ def check_cache(folder: Path) -> CacheFacts:
     if not (folder / FACTS).is_file():
         raise FileNotFoundError(
             f"{folder} holds no cache of embeddings ({FACTS} is missing): write one with "
-            "scripts/cache_embeddings.py"
+            "sparton.pipelines.cache_embeddings"
         )
     facts = CacheFacts(**json.loads((folder / FACTS).read_text()))
     written = json.loads((folder / PROGRESS).read_text())["rows"]
     rows = len(np.load(folder / KEYS, mmap_mode="r"))
     if written != rows:
         raise ValueError(
-            f"{folder} holds {written} of {rows} embeddings: run the same "
-            "scripts/cache_embeddings.py again, it goes on where it stopped"
+            f"{folder} holds {written} of {rows} embeddings: call sparton.pipelines."
+            "cache_embeddings again as before, it goes on where it stopped"
         )
     return facts

@@ -3,13 +3,17 @@
 N texts, V terms, T packed tokens, E width of a token's vector.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparton.sparse_vectors import SparseVectors, bounds_of
+from sparton.packing import cu_seqlens_of, rows_of
+from sparton.sparse_vectors import SparseVectors
+from sparton.types import Kind
+
+KINDS: dict[Kind, str] = {"sparse": "sparse vectors", "tokens": "token vectors"}
 
 
 class TokenVectors(NamedTuple):
@@ -17,7 +21,8 @@ class TokenVectors(NamedTuple):
 
     Attributes:
         values: ``[T, E]``, L2-normalised where the encoder does so.
-        cu_seqlens: int32 ``[N + 1]``, the boundaries of the texts.
+        cu_seqlens: int32 ``[N + 1]``, the boundaries of the texts; int64 for a whole collection on
+            the host.
         mask: bool ``[T]``, False where a token takes no part in MaxSim; None if all do.
         max_seqlen: upper bound of the texts' lengths, where the host knows it, or None.
     """
@@ -55,14 +60,48 @@ class TokenVectors(NamedTuple):
             masks = self.mask.split(list(tokens))
         pieces = zip(
             self.values.split(list(tokens)),
-            self.cu_seqlens.diff().split(list(texts)),
+            self.lengths.split(list(texts)),
             masks,
             strict=True,
         )
         return [
-            TokenVectors(values, bounds_of(lengths).int(), mask, self.max_seqlen)
+            TokenVectors(values, cu_seqlens_of(lengths, torch.int32), mask, self.max_seqlen)
             for values, lengths, mask in pieces
         ]
+
+    def take(self, texts: Tensor) -> "TokenVectors":
+        """The texts of these numbers, in the given order; -1 gives one without tokens."""
+        rows, cu_seqlens = rows_of(texts, self.cu_seqlens)
+        mask = None if self.mask is None else self.mask[rows]
+        return TokenVectors(self.values[rows], cu_seqlens, mask, self.max_seqlen)
+
+    def slice(self, start: int, stop: int) -> "TokenVectors":
+        """Texts ``start : stop``; their vectors are not copied."""
+        first, last = self.cu_seqlens[[start, stop]].tolist()
+        mask = None if self.mask is None else self.mask[first:last]
+        cu_seqlens = self.cu_seqlens[start : stop + 1] - first
+        return TokenVectors(self.values[first:last], cu_seqlens, mask, self.max_seqlen)
+
+    def to(self, device: torch.device | str) -> "TokenVectors":
+        """The same on a device."""
+        values, cu_seqlens = self.values.to(device), self.cu_seqlens.to(device)
+        mask = None if self.mask is None else self.mask.to(device)
+        return TokenVectors(values, cu_seqlens, mask, self.max_seqlen)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each text, int ``[N]``."""
+        return self.cu_seqlens.diff()
+
+    @property
+    def width(self) -> int:
+        """E."""
+        return self.values.shape[1]
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean number of a text's tokens; 0 without texts."""
+        return self.values.shape[0] / max(self.num_texts, 1)
 
 
 class Extent(NamedTuple):
@@ -80,16 +119,20 @@ class Representations(NamedTuple):
 
     Attributes:
         sparse: fp32 ``[N, V]``, weights of terms or latents, not negative. Encoders give all
-            entries, a training step may hold the active ones alone.
+            entries; a training step may hold the active ones alone, and a collection does.
         tokens: one vector per token.
         losses: by name, fp32 ``[N]``: what the encoder itself wants to minimise of each text, such
             as the error of a reconstruction. Before ``Encoder.complete`` there may be more rows
             per text, ``[N, ...]``, of which it makes losses on the global batch.
+        used: flags of any shape, set for what some of the texts used of an encoder that counts this
+            in training; None of other encoders, and once ``Encoder.finish`` has been told what the
+            whole batch used.
     """
 
     sparse: Tensor | SparseVectors | None = None
     tokens: TokenVectors | None = None
     losses: Mapping[str, Tensor] = {}
+    used: Tensor | None = None
 
     @property
     def num_texts(self) -> int:
@@ -99,6 +142,11 @@ class Representations(NamedTuple):
             return self.sparse.shape[0]
         assert self.tokens is not None, "representations of nothing"
         return self.tokens.num_texts
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Which halves there are."""
+        return frozenset(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property
     def width(self) -> int:
@@ -150,7 +198,8 @@ class Representations(NamedTuple):
         elif self.sparse is not None:
             sparse = rest.pop(0)
         tokens = None if self.tokens is None else self.tokens._replace(values=rest.pop(0))
-        return Representations(sparse, tokens, dict(zip(self.losses, rest, strict=True)))
+        losses = dict(zip(self.losses, rest, strict=True))
+        return Representations(sparse, tokens, losses, self.used)
 
     def detach(self) -> "Representations":
         return self.with_leaves([leaf.detach() for leaf in self.leaves()])
@@ -166,6 +215,19 @@ class Representations(NamedTuple):
             TokenVectors.concatenate(tokens) if tokens else None,
             {name: torch.cat([part.losses[name] for part in parts]) for name in parts[0].losses},
         )
+
+    def take(self, texts: Tensor) -> "Representations":
+        """The texts of these numbers, in the given order, where the sparse half holds its active
+        entries alone; losses are left out."""
+        return self._each(lambda half: half.take(texts))
+
+    def slice(self, start: int, stop: int) -> "Representations":
+        """Texts ``start : stop``, without a copy; otherwise as :meth:`take`."""
+        return self._each(lambda half: half.slice(start, stop))
+
+    def _each(self, cut: Callable[[Any], Any]) -> "Representations":
+        assert not isinstance(self.sparse, Tensor), "only active entries can be cut"
+        return Representations(self.sparse and cut(self.sparse), self.tokens and cut(self.tokens))
 
     def split(self, extents: Sequence[Extent]) -> list["Representations"]:
         """The inverse of :meth:`concatenate`, for parts of such extents; values are not copied."""

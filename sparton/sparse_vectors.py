@@ -1,4 +1,4 @@
-"""Sparse vectors without their zeros.
+"""Sparse vectors without their zeros, as a training step, an index and an encoder hold them.
 
 N vectors over V terms, P active entries.
 """
@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from sparton.packing import sequence_ids
+from sparton.packing import cu_seqlens_of, rows_of, sequence_ids
 
 _ENTRIES_AT_ONCE = 2**27  # of a dense matrix that is searched for active ones
 
@@ -21,14 +20,15 @@ class SparseVectors(NamedTuple):
     Attributes:
         values: fp32 ``[P]``; what gradients follow, unless there is ``own``.
         terms: int32 ``[P]``, ascending and unique within a vector.
-        bounds: int64 ``[N + 1]``, vector n owns the entries ``bounds[n] : bounds[n + 1]``.
+        cu_seqlens: int64 ``[N + 1]``, vector n owns the entries
+            ``cu_seqlens[n] : cu_seqlens[n + 1]``.
         width: V.
         own: the vectors whose values gradients follow, where those of others were gathered too.
     """
 
     values: Tensor
     terms: Tensor
-    bounds: Tensor
+    cu_seqlens: Tensor
     width: int
     own: "OwnVectors | None" = None
 
@@ -39,7 +39,7 @@ class SparseVectors(NamedTuple):
 
     @property
     def num_vectors(self) -> int:
-        return self.bounds.shape[0] - 1
+        return self.cu_seqlens.shape[0] - 1
 
     @property
     def num_entries(self) -> int:
@@ -54,6 +54,16 @@ class SparseVectors(NamedTuple):
         return cls.concatenate([_active_entries(part) for part in matrix.detach().split(rows)])
 
     @classmethod
+    def from_topk(cls, values: Tensor, terms: Tensor, width: int) -> "SparseVectors":
+        """What is not zero of the entries ``values [N, k]`` at ``terms [N, k]``, which differ
+        within a vector. The host waits for their number."""
+        terms, order = terms.sort(1)
+        values = values.gather(1, order)
+        active = values != 0
+        cu_seqlens = cu_seqlens_of(active.sum(1))
+        return cls(values[active].float(), terms[active].int(), cu_seqlens, width)
+
+    @classmethod
     def concatenate(cls, parts: Sequence["SparseVectors"]) -> "SparseVectors":
         """The vectors of all parts, in order. At least one part; all of the same width."""
         if len(parts) == 1:
@@ -61,7 +71,7 @@ class SparseVectors(NamedTuple):
         return cls(
             torch.cat([part.values for part in parts]),
             torch.cat([part.terms for part in parts]),
-            bounds_of(torch.cat([part.bounds.diff() for part in parts])),
+            cu_seqlens_of(torch.cat([part.lengths for part in parts])),
             parts[0].width,
         )
 
@@ -71,18 +81,54 @@ class SparseVectors(NamedTuple):
         pieces = zip(
             self.values.split(list(entries)),
             self.terms.split(list(entries)),
-            self.bounds.diff().split(list(vectors)),
+            self.lengths.split(list(vectors)),
             strict=True,
         )
         return [
-            SparseVectors(values, terms, bounds_of(lengths), self.width)
+            SparseVectors(values, terms, cu_seqlens_of(lengths), self.width)
             for values, terms, lengths in pieces
         ]
 
+    def take(self, vectors: Tensor) -> "SparseVectors":
+        """The vectors of these numbers, in the given order."""
+        entries, cu_seqlens = rows_of(vectors, self.cu_seqlens)
+        return SparseVectors(self.values[entries], self.terms[entries], cu_seqlens, self.width)
+
+    def slice(self, start: int, stop: int) -> "SparseVectors":
+        """Vectors ``start : stop``; their entries are not copied."""
+        first, last = self.cu_seqlens[[start, stop]].tolist()
+        cu_seqlens = self.cu_seqlens[start : stop + 1] - first
+        return SparseVectors(
+            self.values[first:last], self.terms[first:last], cu_seqlens, self.width
+        )
+
+    def normalized(self) -> "SparseVectors":
+        """The same vectors brought to length 1, so that dot products are cosines; empty ones stay
+        empty."""
+        owners = sequence_ids(self.cu_seqlens, self.num_entries)
+        squares = self.values.new_zeros(self.num_vectors, dtype=torch.float64)
+        squares.index_add_(0, owners, self.values.double().square())
+        return self._replace(values=(self.values / squares.sqrt()[owners]).float())
+
+    def to(self, device: torch.device | str) -> "SparseVectors":
+        """The same on a device, without what gradients follow."""
+        values, terms, cu_seqlens = (each.to(device) for each in self[:3])
+        return SparseVectors(values, terms, cu_seqlens, self.width)
+
+    @property
+    def lengths(self) -> Tensor:
+        """Active entries of each vector, int64 ``[N]``."""
+        return self.cu_seqlens.diff()
+
+    @property
+    def mean_entries(self) -> float:
+        """Mean number of active entries of a vector; 0 without vectors."""
+        return self.num_entries / max(self.num_vectors, 1)
+
     @property
     def places(self) -> Tensor:
-        """Of the entries among all, one vector after the other, int64 ``[P]``."""
-        return sequence_ids(self.bounds, self.num_entries) * self.width + self.terms
+        """The place of each entry among the ``N * V`` of all vectors; int64 ``[P]``."""
+        return sequence_ids(self.cu_seqlens, self.num_entries) * self.width + self.terms
 
     def dense(self) -> Tensor:
         """All entries, ``[N, V]``; differentiable."""
@@ -107,11 +153,6 @@ class OwnVectors(NamedTuple):
         return slice(self.first, self.first + self.vectors.num_vectors)
 
 
-def bounds_of(lengths: Tensor) -> Tensor:
-    """Boundaries, int64 ``[N + 1]``, of vectors with ``lengths [N]`` entries."""
-    return F.pad(lengths.cumsum(0, dtype=torch.int64), (1, 0))
-
-
 def term_counts(vectors: SparseVectors) -> Tensor:
     """How many vectors have each term, int64 ``[V]``."""
     counts = torch.zeros(vectors.width, dtype=torch.int64, device=vectors.terms.device)
@@ -132,6 +173,6 @@ def used_terms(rows: Tensor | SparseVectors, above: float = 0.0) -> Tensor:
 def _active_entries(matrix: Tensor) -> SparseVectors:
     width, flat = matrix.shape[1], matrix.flatten()
     active = flat != 0
-    bounds = bounds_of(active.view(matrix.shape).sum(1))
+    cu_seqlens = cu_seqlens_of(active.view(matrix.shape).sum(1))
     places = active.nonzero().squeeze(1)
-    return SparseVectors(flat[places], (places % max(width, 1)).int(), bounds, width)
+    return SparseVectors(flat[places], (places % max(width, 1)).int(), cu_seqlens, width)

@@ -10,6 +10,7 @@ from sparton import packing
 
 Side = Literal["query", "document"]
 Kind = Literal["sparse", "tokens"]
+Similarity = Literal["dot", "cosine"]
 SIDES: tuple[Side, Side] = ("query", "document")
 
 
@@ -105,6 +106,22 @@ class TokenBatch(NamedTuple):
         tokens = self.input_ids[first:last], self.position_ids[first:last]
         return TokenBatch(*tokens, cu_seqlens, longest, keys)
 
+    def take(self, rows: Tensor) -> "TokenBatch":
+        """The sequences of int64 ``rows [M]``, in that order. Meant for batches on the CPU.
+
+        Raises:
+            ValueError: the batch has keys.
+        """
+        if self.keys is not None:
+            raise ValueError("of a batch with keys no sequences can be taken")
+        lengths = self.cu_seqlens.diff()[rows]
+        bounds = torch.zeros(len(rows) + 1, dtype=torch.int32)
+        torch.cumsum(lengths, 0, out=bounds[1:])
+        moves = torch.repeat_interleave(self.cu_seqlens[:-1][rows] - bounds[:-1], lengths)
+        places = moves + torch.arange(len(moves))
+        input_ids, position_ids = self.input_ids[places], self.position_ids[places]
+        return TokenBatch(input_ids, position_ids, bounds, max((*lengths.tolist(), 1)))
+
     def own(self) -> "TokenBatch":
         """The same sequences with nothing but the tokens that are attended to."""
         if self.keys is None:
@@ -183,6 +200,10 @@ class TrainBatch(NamedTuple):
     queries: TokenBatch
     documents: TokenBatch
     teacher_scores: Tensor | None = None
+
+    @property
+    def sides(self) -> dict[Side, TokenBatch]:
+        return {"query": self.queries, "document": self.documents}
 
     @property
     def documents_per_query(self) -> int:

@@ -10,12 +10,14 @@ from hydra.errors import InstantiationException
 from hydra.types import RunMode
 from hydra.utils import get_object, instantiate
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from torch import Tensor
 
 from sparton.cli.checks import check
 from sparton.cli.errors import explain
 from sparton.cli.schema import identity, total_steps
 from sparton.cli.sweeps import SweepReport
-from sparton.losses.joint import KINDS, Joint
+from sparton.losses.contract import Scored, total
+from sparton.representations import Representations
 from tests.composing import CONFIGS, composed
 
 GROUPS = {
@@ -80,21 +82,25 @@ def test_every_loss_is_built_and_says_what_it_needs(name):
     loss = instantiate(composed(f"loss={name}").loss)
     scores = torch.arange(12.0).view(2, 6).requires_grad_()
     teacher = torch.eye(2, 3) if loss.needs_teacher else None
-    halves = dict.fromkeys(KINDS, scores) if isinstance(loss, Joint) else scores
-    value = loss(halves, torch.tensor([0, 3]), teacher)
-    assert value.ndim == 0 and torch.autograd.grad(value, scores)[0].abs().sum() > 0
+
+    def value(scores: Tensor, positives: list[int], teacher: Tensor | None) -> Tensor:
+        nothing, halves = Representations(), dict.fromkeys(loss.halves or {"sparse"}, scores)
+        batch = Scored(nothing, nothing, halves, torch.tensor(positives), teacher)
+        return total(loss.terms(batch))
+
+    found = value(scores, [0, 3], teacher)
+    assert found.ndim == 0 and torch.autograd.grad(found, scores)[0].abs().sum() > 0
     if loss.needs_teacher:
         with pytest.raises(ValueError, match="no teacher scores"):
-            loss(scores, torch.tensor([0, 3]), None)
-    alone = scores[:, :2] if halves is scores else dict.fromkeys(KINDS, scores[:, :2])
-    alone = alone, torch.tensor([0, 1]), torch.eye(2, 1)
+            value(scores, [0, 3], None)
+    alone = scores[:, :2], [0, 1], torch.eye(2, 1)
     if loss.needs_negatives:
         with pytest.raises(ValueError, match="set num_negatives"):
-            loss(*alone)
+            value(*alone)
         with pytest.raises(ValueError, match=r"num_negatives=0, but the loss .* set num_neg"):
             check(composed(f"loss={name}"), world_size=1)
     else:
-        assert loss(*alone).isfinite()
+        assert value(*alone).isfinite()
         check(composed(f"loss={name}"), world_size=1)
 
 

@@ -1,4 +1,4 @@
-"""Texts to rows and rows to embeddings, without the script that writes them."""
+"""Texts to rows and rows to embeddings, without the function that writes them."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_keys_do_not_depend_on_the_machine():
 
 def test_texts_that_were_not_embedded_are_named(folder):
     rows = TextRows(folder)
-    with pytest.raises(ValueError, match=r"no embedding of the query 'four': run scripts/cache_"):
+    with pytest.raises(ValueError, match=r"no embedding of the query 'four': give .*cache_emb"):
         rows.queries(["one", "four"])
     with pytest.raises(ValueError, match="no embedding of the document 'one'"):
         rows.documents(["one"])

@@ -43,6 +43,7 @@ def here(tmp_path, monkeypatch) -> None:
 def evaluated(monkeypatch, *arguments: str) -> dict:
     """What the script, run in this process on ``toy``, writes."""
     task = ["evaluation=beir_folder", "evaluation.path=toy"]
+    task = [] if any(each.startswith("evaluation=") for each in arguments) else task
     command = ["evaluate.py", "device=cpu", *task, "output=out", *arguments]
     monkeypatch.setattr(sys, "argv", command)
     runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
@@ -98,6 +99,17 @@ def test_the_first_stage_of_rerank_takes_the_settings_of_bm25(models, monkeypatc
     for arguments, expected in (([], plain), (["bm25.k1=0"], other)):
         found = evaluated(monkeypatch, models["colbert"], *RERANK, *arguments)
         assert found["metrics"] == pytest.approx(expected.metrics)
+
+
+def test_several_folders_are_evaluated_by_their_names(monkeypatch):
+    for name in ("toy", "other"):
+        write_beir(Path(name))
+    evaluated(monkeypatch, "model=bm25", "evaluation=folders", "evaluation.paths=[toy,other]")
+    found = json.loads(Path("out/results.json").read_text())["tasks"]
+    assert [(each["name"], each["run"]) for each in found] == [
+        ("toy", "runs/toy.trec"),
+        ("other", "runs/other.trec"),
+    ]
 
 
 def test_tasks_are_reported_once(monkeypatch, capsys, caplog):

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = "|".join(path.name for path in (ROOT / "configs").iterdir() if path.is_dir())
 WORDS = re.compile(
-    r"hydra|\boverrid|_target_|\bconfigs?/|\b(train|evaluate)\.py|sparton (train|evaluate)|\bnull\b"
+    r"hydra|\boverrid|_target_|\bconfigs?/|\b(train|evaluate)\.py|\bnull\b"
     r"|=(?-i:true|false)\b"
     rf"|\b({GROUPS}|study|init_from)=[a-z]"  # a choice from a group
     r"|\b[a-z_]+\.[a-z_.]+=",  # a setting of a group

@@ -35,7 +35,8 @@ def test_the_loss_falls_and_everything_is_written(quickstart):
     _, folder = quickstart
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["loss_ranking"] < 0.7 * records[0]["loss_ranking"]
-    assert records[-1]["dev_ndcg@10"] > records[2]["dev_ndcg@10"] > 0
+    found = [record["dev_ndcg@10"] for record in records if "dev_ndcg@10" in record]
+    assert found[-1] > found[0] > 0
     assert (folder / "model" / "model.safetensors").exists()
     assert (folder / "run.png").read_bytes().startswith(b"\x89PNG")
 
@@ -54,12 +55,3 @@ def test_it_ends_with_a_table_a_decoded_document_and_what_to_try_next(quickstart
     assert figures["trained"] == pytest.approx(trained, abs=1e-3)
     assert "learned, not in the text" in last
     assert "python train.py experiment=quickstart head=eager" in last
-
-
-@pytest.mark.parametrize("content", ["", '{"step": 5, "lo'], ids=["empty", "half_a_line"])
-def test_a_picture_needs_records_and_says_so(tmp_path, content):
-    (tmp_path / "metrics.jsonl").write_text(content)
-    command = [sys.executable, "scripts/plot_run.py", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode != 0
-    assert "has logged nothing yet" in done.stderr

@@ -25,10 +25,10 @@ def test_nothing_but_zeros_is_lost(density, at_once, monkeypatch):
     vectors = SparseVectors.from_dense(dense)
     assert torch.equal(vectors.dense(), dense)
     assert vectors.num_vectors == 9 and vectors.num_entries == (dense > 0).sum()
-    assert vectors.terms.dtype == torch.int32 and vectors.bounds.dtype == torch.int64
-    assert torch.equal(vectors.bounds.diff(), (dense > 0).sum(1))
+    assert vectors.terms.dtype == torch.int32 and vectors.cu_seqlens.dtype == torch.int64
+    assert torch.equal(vectors.lengths, (dense > 0).sum(1))
     for row in range(9):
-        terms = vectors.terms[vectors.bounds[row] : vectors.bounds[row + 1]]
+        terms = vectors.terms[vectors.cu_seqlens[row] : vectors.cu_seqlens[row + 1]]
         assert torch.equal(terms.long(), dense[row].nonzero().squeeze(1))
 
 

@@ -1,7 +1,6 @@
 """train.py with every kind of encoder: trained, saved and evaluated, or refused at once."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from hydra.errors import InstantiationException
 from safetensors.torch import load_file
 
-import cache_embeddings
 from sparton.cli.assembly import build_model
 from sparton.cli.errors import explain
 from sparton.cli.schema import without_replaced
@@ -20,6 +18,7 @@ from sparton.models.dense import DenseEncoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.folders.dense import save_dense
 from sparton.models.pooling import Pooling
+from sparton.pipelines import cache_embeddings
 from sparton.types import BodyOptions
 from tests.composing import composed
 from tests.test_train import MINIATURE, run_here
@@ -89,7 +88,8 @@ def test_init_from_is_all_of_a_trained_model(kind, tmp_path):
 
 
 def test_a_run_from_a_trained_model_begins_where_that_ended(tmp_path):
-    colbert = ["head=colbert", "head.width=16", "evaluation=none", "log_every=1", "steps=3"]
+    colbert = ["head=colbert", "head.width=16", "head.bias=true", "evaluation=none"]
+    colbert += ["log_every=1", "steps=3"]
     still = ["optimizer.lr=0", "weight_decay=0"]
     first = run_here(tmp_path / "first", *colbert)
     second = run_here(
@@ -99,6 +99,7 @@ def test_a_run_from_a_trained_model_begins_where_that_ended(tmp_path):
     for file in ("model.safetensors", "1_Dense/model.safetensors"):
         before, after = (load_file(tmp_path / run / "model" / file) for run in ("first", "second"))
         assert all(torch.equal(after[key], before[key]) for key in before)
+    assert before["linear.bias"].any(), "of the last file"
     manifest = json.loads((tmp_path / "second" / "manifest.json").read_text())
     assert set(manifest["config"]["backbone"]) == set(BodyOptions.__annotations__)
 
@@ -126,20 +127,16 @@ def cache(tmp_path_factory) -> Path:
     queries += [text for task in tasks for text in task.queries.texts]
     documents = [each.positive for each in examples]
     documents += [text for task in tasks for text in task.documents.texts]
-    for name, texts in (("queries", queries), ("corpus", documents)):
-        lines = [json.dumps({"_id": f"{row}", "text": text}) for row, text in enumerate(texts)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
     body = tiny(documents, hidden_size=32, layers=1).bare()
     (folder / "dense").mkdir()
     save_dense(
         DenseEncoder(body, Pooling("mean", True)), folder / "dense",
         query_length=16, document_length=32,
     )  # fmt: skip
-    arguments = ["--model", f"{folder / 'dense'}", "--query-length", "16", "--document-length"]
-    arguments += ["32", "--device", "cpu", "--output", f"{folder / 'cache'}", f"{folder}"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["cache_embeddings.py", *arguments])
-        cache_embeddings.main()
+    cache_embeddings(
+        queries, documents, folder / "cache",
+        model=folder / "dense", query_length=16, document_length=32, device="cpu",
+    )  # fmt: skip
     return folder / "cache"
 
 

@@ -74,7 +74,10 @@ def test_separate_queries_travel_to_sentence_transformers(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["query_encoder=static", "query_encoder.weights=nowhere.json"], "scripts/compute_idf.py"),
+        (
+            ["query_encoder=static", "query_encoder.weights=nowhere.json"],
+            "compute_idf writes one",
+        ),
         (["query_encoder=static", "head=colbert"], "ColbertEncoder gives documents no weights"),
         ([*SMALL, "query_encoder.backbone.vocabulary_size=99"], "has 99 vocabulary rows, the doc"),
     ],

@@ -1,9 +1,9 @@
 """Attention over packed sequences: time of the kernels, ours beside PyTorch's."""
 
-from attention_benchmark.problems import BOTH, FORWARD, SHAPES, Shape
-from tables.records import Record, by_device, find, markdown
+from benchmarks.attention.problems import BOTH, SHAPES, Shape
+from benchmarks.kernels import FORWARD
+from tables.records import Record, find, markdown, table
 
-MISSING = "Not measured yet: `python scripts/benchmark_attention.py`.\n"
 PROVIDERS = {
     "sparton": "**ours**",
     "flash_varlen": "FlashAttention, packed",
@@ -13,11 +13,8 @@ PROVIDERS = {
 MODES = {FORWARD: "forward ms", BOTH: "forward + backward ms"}
 
 
-def attention_table() -> str:
-    return by_device("attention", _attention, missing=MISSING)
-
-
-def _attention(records: list[Record]) -> str:
+@table("attention", "attention", command="attention --suite providers")
+def attention(records: list[Record]) -> str:
     columns = [f"{words}, {mode}" for mode in MODES.values() for words in PROVIDERS.values()]
     rows = []
     for name in dict.fromkeys(record["shape"] for record in records):

@@ -1,22 +1,24 @@
 """Preparing and loading of training data, by the number of worker processes."""
 
-from data_benchmark.figures import LOADING, PREPARATION, shown
-from tables.records import Record, by_device, markdown
-
-MISSING = "Not measured yet: `python scripts/benchmark_data.py`.\n"
+from benchmarks.data.figures import LOADING, PREPARATION
+from tables.records import Record, markdown, table
 
 
-def data_table() -> str:
-    return by_device("data", _data, missing=MISSING)
-
-
-def _data(records: list[Record]) -> str:
+@table("data", "data")
+def data(records: list[Record]) -> str:
     first = records[0]
     sizes = {(record["format"], record["examples"]): record for record in records}
-    prepared = [[form, *(shown(r, h) for h in PREPARATION)] for (form, _), r in sizes.items()]
+    prepared = [
+        [form, *(words(record) for words in PREPARATION.values())]
+        for (form, _), record in sizes.items()
+    ]
     loaded = [
-        [f"{r['format']}, {r['examples']:,}", str(r["workers"]), *(shown(r, h) for h in LOADING)]
-        for r in records
+        [
+            f"{record['format']}, {record['examples']:,}",
+            str(record["workers"]),
+            *(words(record) for words in LOADING.values()),
+        ]
+        for record in records
     ]
     return (
         f"{first['cpu']}, {first['cpus']} cores.\n\n"

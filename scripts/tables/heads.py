@@ -1,27 +1,23 @@
 """Heads side by side: at one shape, and where the maxima lie."""
 
-from collections.abc import Iterable
-from functools import partial
-
-from head_benchmark.suites import (
+from benchmarks.head.suites import (
     ALL_HEADS,
     CAPTURED,
     FORWARD_BACKWARD,
     GEMM,
     GEMM_AS_IS,
     PASSES,
-    PATTERNS,
     RIVALS,
     TABLE1,
     Cell,
 )
-from tables.records import Record, by_device, find, markdown, mebibytes, milliseconds
+from tables.records import Record, find, markdown, mebibytes, milliseconds, table
 
 GEMMS = {
     GEMM: "bare GEMM, vocabulary padded to 64s",
     GEMM_AS_IS: "bare GEMM, vocabulary as it is",
 }
-PATTERN_WORDS = {
+PATTERNS = {
     "random": "random, every entry active",
     "random_1pct": "random, 1 % active",
     "concentrated": "three tokens win most, every entry active",
@@ -30,15 +26,12 @@ PATTERN_WORDS = {
 }
 
 
-def heads_table() -> str:
+@table("heads", "head", command="head --suite heads")
+def heads(records: list[Record]) -> str:
     """Time and memory of every head, forward and forward with backward."""
-    return by_device("head", _heads)
-
-
-def _heads(records: list[Record]) -> str:
     rows = []
     for head in (*GEMMS, *ALL_HEADS):
-        found = [find(records, **Cell(TABLE1, head, mode)._asdict()) for mode in PASSES]
+        found = [find(records, Cell(TABLE1, head, mode)) for mode in PASSES]
         if any(found):
             name = GEMMS.get(head, f"**{head}**" if head == "sparton" else head)
             rows.append([name, *map(milliseconds, found), *map(mebibytes, found)])
@@ -46,34 +39,27 @@ def _heads(records: list[Record]) -> str:
     return markdown(header, rows)
 
 
-def patterns_table() -> str:
-    """Forward and backward of the two designs for each pattern of winners."""
-    return by_device("head", partial(_patterns, patterns=PATTERNS))
-
-
-def captured_table() -> str:
-    """The same for a batch of a trained model."""
-    return by_device("head_captured", partial(_patterns, patterns=(CAPTURED,)))
-
-
-def _patterns(records: list[Record], patterns: Iterable[str]) -> str:
+@table("captured", "head_captured", command="head --suite captured")
+@table("patterns", "head", command="head --suite patterns")
+def patterns(records: list[Record]) -> str:
+    """Forward and backward of the two designs for each pattern of winners, or for a batch of a
+    trained model."""
     rows = []
-    for pattern in patterns:
+    for pattern, words in PATTERNS.items():
         shape = CAPTURED if pattern == CAPTURED else TABLE1
-        cells = [Cell(shape, head, FORWARD_BACKWARD, pattern) for head in RIVALS]
-        hybrid, ours = (find(records, **cell._asdict()) for cell in cells)
+        hybrid, ours = (
+            find(records, Cell(shape, head, FORWARD_BACKWARD, pattern)) for head in RIVALS
+        )
         if not ours:
             continue
-        name = PATTERN_WORDS[pattern]
         if pattern == CAPTURED:
-            name += f": {ours['captured']}, T = {ours.get('T', 0):,}, D = {ours.get('D', 0)}"
+            words += f": {ours['captured']}, T = {ours.get('T', 0):,}, D = {ours.get('D', 0)}"
         shares = [
             f"{100 * ours[key]:.3g} %" if key in ours else ""
             for key in ("active_share", "top3_share")
         ]
-        times = [milliseconds(hybrid), milliseconds(ours)]
         both = "p50_ms" in ours and "p50_ms" in hybrid
         ratio = f"{ours['p50_ms'] / hybrid['p50_ms']:.2f}" if both else ""
-        rows.append([name, *shares, *times, ratio])
+        rows.append([words, *shares, milliseconds(hybrid), milliseconds(ours), ratio])
     header = ["maxima", "active", "held by three tokens", *(f"{h} ms" for h in RIVALS), "ratio"]
     return markdown(header, rows)

@@ -2,12 +2,13 @@
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from functools import partial
 from itertools import product
 
-from tables.records import Record, markdown, read_records
+from benchmarks.screen import figure
+from tables.records import TABLES, Record, markdown, read_records
 
+PAIRS, STEP = figure("examples_per_second", ",.0f"), figure("step_ms", ".0f")
+PEAK = figure("peak_memory_mib", ".1f", 1 / 1024)
 TASKS = ("squad", "acl", "cranfield", "medline")
 _HEADS = {
     "EagerHead": "eager",
@@ -24,78 +25,70 @@ NAMES = {
     head + variant: name + variant.replace(" ", ", ")
     for variant, (head, name) in product(_VARIANTS, _HEADS.items())
 }
-# Labels of scripts/in_domain.py, and the rows of what it trains: each on three kinds of data.
-BASELINES = {"bm25": "BM25", "dense": "all-MiniLM-L6-v2, dense, as it comes"}
 SYSTEMS = ("splade", "colbert", "joint", "inference-free", "csr")
-DATA = ("pairs", "mined", "distilled")
-MODELS = BASELINES | {
-    f"{system}-{data}": f"{system}, {data}" for system, data in product(SYSTEMS, DATA)
+# Labels of scripts/in_domain.py: what it does not train, and what it trains.
+MODELS = {"bm25": "BM25", "dense": "all-MiniLM-L6-v2, dense, as it comes"} | {
+    f"{system}-{data}": f"{system}, {data}"
+    for system, data in product(SYSTEMS, ("pairs", "mined", "distilled"))
 }
 MODELS["splade-pairs-half-residual"] = "splade, pairs, 16 bits between layers"
 NO_MODELS = "Not measured yet: `python scripts/in_domain.py`.\n"
 
 
-def in_domain_table() -> str:
+def heads() -> str:
     """Every head on real pairs: speed, memory, NDCG@10 per task; seeds as mean and spread."""
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record in read_records("in_domain"):
-        groups[record["label"]].append(record)
+    groups = by_label("in_domain")
     baselines = sorted(label for label in groups if label.startswith("BM25"))
-    rows = [
-        in_domain_row(label, groups[label]) for label in (*baselines, *NAMES) if label in groups
-    ]
-    header = ["", "pairs/s", "ms/step", "peak GiB", *(f"{task}" for task in TASKS), "terms q / d"]
-    return markdown(header, rows)
+    rows = []
+    for label in (*baselines, *NAMES):
+        if label in groups:
+            pairs, peak = _speed(groups[label][0])
+            step = STEP(groups[label][0])
+            terms = _numbers(groups[label][0], "terms")
+            quality = _quality(groups[label])
+            rows.append([NAMES.get(label, label), pairs, step, peak, *quality, terms])
+    return markdown(["", "pairs/s", "ms/step", "peak GiB", *TASKS, "terms q / d"], rows)
 
 
-def in_domain_row(label: str, records: list[Record]) -> list[str]:
-    first = records[0]
-    step = [f"{first['step_ms']:.0f}"] if "step_ms" in first else [""]
-    pairs, peak = _speed(first)
-    terms = _numbers(first, "terms")
-    return [NAMES.get(label, label), pairs, *step, peak, *_quality(records), terms]
-
-
-def models_table() -> str:
+def models() -> str:
     """Every kind of model on every kind of data: speed, memory, NDCG@10 per task, size."""
-    groups: dict[str, list[Record]] = defaultdict(list)
-    for record in read_records("in_domain_models"):
-        groups[record["label"]].append(record)
-    rows = [models_row(label, groups[label]) for label in MODELS if label in groups]
+    groups = by_label("in_domain_models")
+    rows = []
+    for label, name in MODELS.items():
+        if label in groups:
+            found = (_numbers(groups[label][0], kind) for kind in ("terms", "vectors"))
+            sizes = [f"{n}{unit}" for n, unit in zip(found, ("", " vectors")) if n]
+            speed, quality = _speed(groups[label][0]), _quality(groups[label])
+            rows.append([name, *speed, *quality, ", ".join(sizes)])
     if not rows:
         return NO_MODELS
     header = ["", "pairs/s", "peak GiB", *TASKS, "terms or vectors q / d"]
-    return f"{markdown(header, rows)}\n{_devices(groups.values())}"
+    origins = {_origin(record) for records in groups.values() for record in records}
+    captions = "".join(f"<sub>{origin}</sub>\n" for origin in sorted(origins))
+    return f"{markdown(header, rows)}\n{captions}"
 
 
-def models_row(label: str, records: list[Record]) -> list[str]:
-    sizes = [
-        f"{numbers}{unit}"
-        for name, unit in (("terms", ""), ("vectors", " vectors"))
-        if (numbers := _numbers(records[0], name))
-    ]
-    return [MODELS[label], *_speed(records[0]), *_quality(records), ", ".join(sizes)]
+def by_label(study: str) -> dict[str, list[Record]]:
+    """The records of a study, of each label those of all seeds."""
+    groups: dict[str, list[Record]] = defaultdict(list)
+    for record in read_records(study):
+        groups[record["label"]].append(record)
+    return groups
 
 
-def _ndcg(task: str, record: Record) -> float:
-    return 100 * record["tasks"][task]["metrics"]["ndcg@10"]
-
-
-def _speed(record: Record) -> tuple[str, str]:
+def _speed(record: Record) -> list[str]:
     """Pairs per second and peak memory of a training."""
-    speed, peak = record.get("examples_per_second"), record.get("peak_memory_mib")
-    return f"{speed:,.0f}" if speed else "", f"{peak / 1024:.1f}" if peak else ""
+    return [PAIRS(record), PEAK(record)]
 
 
 def _quality(records: list[Record]) -> list[str]:
     """NDCG@10 of each task over the seeds."""
-
-    def over_seeds(value: Callable[[Record], float], form: str) -> str:
-        values = [value(record) for record in records]
-        spread = f" ± {statistics.stdev(values):{form}}" if len(values) > 1 else ""
-        return f"{statistics.mean(values):{form}}{spread}"
-
-    return [over_seeds(partial(_ndcg, task), ".1f") for task in TASKS]
+    cells = []
+    for task in TASKS:
+        values = [100 * record["tasks"][task]["metrics"]["ndcg@10"] for record in records]
+        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
+        cells.append(f"{statistics.mean(values):.1f}{spread}")
+    return cells
 
 
 def _numbers(record: Record, name: str) -> str:
@@ -108,17 +101,14 @@ def _numbers(record: Record, name: str) -> str:
     return " / ".join(f"{statistics.mean(task[side] for task in tasks):.0f}" for side in sides)
 
 
-def _devices(groups: Iterable[list[Record]]) -> str:
-    """Where the trainings ran, and of which code."""
-    origins = {
-        "; ".join(
-            (
-                record["environment"]["hardware"].get("gpu", "CPU"),
-                f"torch {record['environment']['packages']['torch']}",
-                f"commit {((record['environment']['git'] or {}).get('sha') or 'unknown')[:9]}",
-            )
-        )
-        for records in groups
-        for record in records
-    }
-    return "".join(f"<sub>{origin}</sub>\n" for origin in sorted(origins))
+def _origin(record: Record) -> str:
+    """Where a training ran, and of which code."""
+    hardware, packages, git = (
+        record["environment"][key] for key in ("hardware", "packages", "git")
+    )
+    commit = ((git or {}).get("sha") or "unknown")[:9]
+    return f"{hardware.get('gpu', 'CPU')}; torch {packages['torch']}; commit {commit}"
+
+
+TABLES["in_domain"] = heads
+TABLES["in_domain_models"] = models

@@ -1,14 +1,16 @@
 """MaxSim: every provider side by side, and the targets of the project."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
-from maxsim_benchmark.providers import PROVIDERS, Cell, cells
-from maxsim_benchmark.shapes import BOTH, FORWARD, SHAPES
-from tables.records import Record, by_device, device_folders, drawing, find, markdown, milliseconds
+from benchmarks.kernels import KernelCell as Cell
+from benchmarks.maxsim.providers import PROVIDERS
+from benchmarks.maxsim.shapes import BOTH, FORWARD, SHAPES
+from tables.bars import MET
+from tables.records import TABLES, Record, by_device, drawings, find, markdown, milliseconds, table
 
 STUDY = "maxsim"
-OURS = tuple(name for name in PROVIDERS if name.startswith("sparton"))
 PEERS = tuple(name for name in PROVIDERS if name.startswith(("lik", "flash")))
 WORDS = {"lik": "LIK", "flash": "flash-maxsim"}
 MODES = {FORWARD: "forward", BOTH: "forward and backward"}
@@ -38,44 +40,37 @@ TARGETS = (
 )
 
 
-def forward_table() -> str:
+def forward() -> str:
     """Times of the forward pass, and where they stand under the card's ceilings."""
-    table = by_device(STUDY, lambda records: _side_by_side(records, FORWARD))
-    names = [f"roofline-{folder.name}.svg" for folder in device_folders(STUDY)]
-    figures = [drawing(name, "Roofline of MaxSim's forward") for name in names]
-    return "\n".join([table, *figures]) if any(figures) else table
+    found = by_device(STUDY, partial(_side_by_side, FORWARD), command=STUDY)
+    drawn = drawings(STUDY, "roofline", "Roofline of MaxSim's forward")
+    return f"{found}\n{drawn}" if drawn else found
 
 
-def backward_table() -> str:
-    return by_device(STUDY, lambda records: _side_by_side(records, BOTH))
+@table("maxsim_backward", STUDY)
+def backward(records: list[Record]) -> str:
+    return _side_by_side(BOTH, records)
 
 
-def other_run(name: str) -> str:
-    """Forward, then forward and backward, of a run that had what the main one leaves out."""
-    return by_device(
-        f"{STUDY}_{name}",
-        lambda records: "\n".join(_side_by_side(records, mode) for mode in (FORWARD, BOTH)),
-    )
+@table("maxsim_compiled", f"{STUDY}_compiled", command=STUDY)
+@table("maxsim_rest", f"{STUDY}_rest", command=STUDY)
+def both(records: list[Record]) -> str:
+    """Of a run that had what the main one leaves out."""
+    return "\n".join(_side_by_side(mode, records) for mode in MODES)
 
 
-def _side_by_side(records: list[Record], mode: str) -> str:
+def _side_by_side(mode: str, records: list[Record]) -> str:
     """A row for each shape, a column for each provider; the fastest in bold, in brackets the time
     of the kernels alone."""
-    shapes = [name for name, shape in SHAPES.items() if mode in shape.modes]
-    providers = [
-        name
-        for name in PROVIDERS
-        if any(find(records, **cell._asdict()) for cell in cells(shapes, [name]) if cell[1] == mode)
-    ]
+    seen = {(r["shape"], r["provider"]): r for r in records if r["mode"] == mode}
+    providers = [name for name in PROVIDERS if any(name == provider for _, provider in seen)]
     rows = []
-    for shape in shapes:
-        found = [find(records, **Cell(shape, mode, name)._asdict()) for name in providers]
-        if not any(found):
-            continue
-        times = [record["p50_ms"] for record in found if "p50_ms" in record]
-        figures = [_time(record, min(times, default=0.0)) for record in found]
-        floor, share = _floor(found)
-        rows.append([shape, *figures, floor, share])
+    for shape in SHAPES:
+        found = [seen.get((shape, name), {}) for name in providers]
+        if any(found):
+            times = [record["p50_ms"] for record in found if "p50_ms" in record]
+            figures = [_time(record, min(times, default=0.0)) for record in found]
+            rows.append([shape, *figures, *_floor(found)])
     names = [provider_name(name) for name in providers]
     return markdown([f"{MODES[mode]}, ms", *names, "floor", "share of the floor"], rows)
 
@@ -86,7 +81,7 @@ def provider_name(provider: str) -> str:
     return f"{WORDS.get(package, package)} {option}".strip()
 
 
-def _time(record: Record, best: float) -> str:
+def _time(record: Record, best: float = 0.0) -> str:
     if "p50_ms" not in record:
         return milliseconds(record)
     time = record["p50_ms"]
@@ -110,33 +105,25 @@ def _floor(found: Sequence[Record]) -> tuple[str, str]:
 
 def fastest(records: Sequence[Record], cell: Cell, providers: Sequence[str]) -> Record:
     """The provider with the least time at the shape and mode of ``cell``; {} if none was timed."""
-    found = (find(records, **cell._replace(provider=name)._asdict()) for name in providers)
+    found = (find(records, cell._replace(provider=name)) for name in providers)
     timed = [record for record in found if "p50_ms" in record]
     return min(timed, key=lambda record: record["p50_ms"], default={})
 
 
-def targets_table() -> str:
-    return by_device(STUDY, _targets)
-
-
-def _targets(records: list[Record]) -> str:
+@table("maxsim_targets", STUDY)
+def targets(records: list[Record]) -> str:
     rows = []
-    for target in TARGETS:
-        cell = Cell(target.shape, target.mode, target.provider)
-        ours, best = find(records, **cell._asdict()), fastest(records, cell, target.rivals)
-        verdict, met = ours.get("status", "?"), "?"
+    for name, shape, mode, limit, rivals, provider in TARGETS:
+        cell = Cell(shape, mode, provider)
+        ours, best = find(records, cell), fastest(records, cell, rivals)
+        verdict, met = ours.get("status", "?"), None
         if "p50_ms" in ours and best:
             ratio = ours["p50_ms"] / best["p50_ms"]
-            times = f"{_time(ours, 0)} / {_time(best, 0)} ms, {provider_name(best['provider'])}"
-            verdict, met = f"{times}: {ratio:.2f}", "yes" if ratio <= target.limit else "**no**"
-        rivals_said = (
-            "the better peer" if target.rivals == PEERS else provider_name(target.rivals[0])
-        )
-        row = [
-            target.name,
-            target.shape,
-            MODES[target.mode],
-            f"≤ {target.limit:.2f} of {rivals_said}",
-        ]
-        rows.append([*row, verdict, met])
+            times = f"{_time(ours)} / {_time(best)} ms, {provider_name(best['provider'])}"
+            verdict, met = f"{times}: {ratio:.2f}", ratio <= limit
+        whose = "the better peer" if rivals == PEERS else provider_name(rivals[0])
+        rows.append([name, shape, MODES[mode], f"≤ {limit:.2f} of {whose}", verdict, MET[met]])
     return markdown(["bar", "shape", "mode", "target", "measured", "met"], rows)
+
+
+TABLES["maxsim_forward"] = forward

@@ -6,19 +6,20 @@ S tokens of each, V vocabulary.
 
 from itertools import product
 
-from head_benchmark.suites import FORWARD, FORWARD_BACKWARD, LONG, NO_HEAD, RIVALS, SWEEPS
+from benchmarks.head.suites import FORWARD, FORWARD_BACKWARD, LONG, NO_HEAD, RIVALS, SWEEPS
 from tables.records import (
+    TABLES,
     Record,
     beside,
     by_device,
-    device_folders,
-    drawing,
+    drawings,
     find,
     gibibytes,
     markdown,
     mebibytes,
     milliseconds,
     paper,
+    table,
 )
 
 COMPONENTS = {
@@ -31,12 +32,9 @@ COMPONENTS = {
 PASS_WORDS = {FORWARD: "forward", FORWARD_BACKWARD: "forward + backward"}
 
 
-def table1() -> str:
+@table("table1", "head_table1", command="head --suite table1")
+def table1(records: list[Record]) -> str:
     """The head behind its backbone."""
-    return by_device("head_table1", _table1)
-
-
-def _table1(records: list[Record]) -> str:
     printed = paper("table1")["rows"]
     rows = []
     for (mode, words), (component, heads) in product(PASS_WORDS.items(), COMPONENTS.items()):
@@ -50,12 +48,9 @@ def _table1(records: list[Record]) -> str:
     return markdown(["", "eager ms", "eager MiB", "compiled ms", "compiled MiB"], rows)
 
 
-def table2() -> str:
+@table("table2", "head_table2", command="head --suite table2")
+def table2(records: list[Record]) -> str:
     """Long sequences, forward and backward."""
-    return by_device("head_table2", _table2)
-
-
-def _table2(records: list[Record]) -> str:
     printed = paper("table2")["rows"]
     heads = ("tiled", "tiled_compiled", *RIVALS)
     rows = []
@@ -73,13 +68,9 @@ def _table2(records: list[Record]) -> str:
 
 
 def figure2() -> str:
-    """One size at a time, forward and backward; the drawings are those of plot_benchmarks.py, where
-    it has drawn them."""
-    drawings = [
-        drawing(f"figure2-{folder.name}.svg", "Time and memory over B, S and V")
-        for folder in device_folders("head_figure2")
-    ]
-    return "".join(drawings) + by_device("head_figure2", _figure2)
+    """One size at a time, forward and backward."""
+    drawn = drawings("head_figure2", "figure2", "Time and memory over B, S and V")
+    return drawn + by_device("head_figure2", _figure2, command="head --suite figure2")
 
 
 def _figure2(records: list[Record]) -> str:
@@ -93,3 +84,6 @@ def _figure2(records: list[Record]) -> str:
             rows.append([f"{axis} = {size:,}", *map(milliseconds, found), *memory])
     header = ["", *(f"{head} {unit}" for unit in ("ms", "MiB") for head in heads)]
     return markdown(header, rows)
+
+
+TABLES["figure2"] = figure2

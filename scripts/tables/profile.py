@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tables.records import Record, by_device, markdown
+from tables.records import Record, markdown, table
 
 WAITS = {
     "barrier": "other warps",
@@ -29,18 +29,13 @@ KERNELS = {
 GEMM = "the library's product"
 
 
-def profile_table() -> str:
+@table("profile", "head_profile", command="head --suite profile")
+def profile(records: list[Record]) -> str:
     """Launches of one forward and backward; those of a kernel added up."""
-    return by_device("head_profile", _profile)
-
-
-def _profile(records: list[Record]) -> str:
     rows = []
-    for pattern in dict.fromkeys(record["pattern"] for record in records):
-        own = [record for record in records if record["pattern"] == pattern]
-        for kernel in dict.fromkeys(record["kernel"] for record in own):
-            launches = [record for record in own if record["kernel"] == kernel]
-            rows.append([KERNELS.get(kernel, GEMM), pattern, *_figures(launches)])
+    for pattern, kernel in dict.fromkeys((r["pattern"], r["kernel"]) for r in records):
+        launches = [r for r in records if (r["pattern"], r["kernel"]) == (pattern, kernel)]
+        rows.append([KERNELS.get(kernel, GEMM), pattern, *_figures(launches)])
     header = [
         "", "pattern", "launches", "µs", "GHz", "tensor cores %", "issue slots %", "L2 %", "DRAM %",
         "DRAM MiB", "warps wait most for",

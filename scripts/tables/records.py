@@ -3,14 +3,20 @@
 import json
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from benchmarks.records import read_records as read_file
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "docs/figures"
 Record = dict[str, Any]
-NOT_MEASURED = "Not measured yet: `make bench`.\n"
+Build = Callable[[list[Record]], str]
+NOT_MEASURED = "Not measured yet: `python scripts/benchmark.py {}`.\n"
+# By the name that a page calls it.
+TABLES: dict[str, Callable[[], str]] = {}
 
 
 def read_records(study: str) -> list[Record]:
@@ -25,13 +31,10 @@ def device_folders(study: str) -> list[Path]:
     return sorted(path.parent for path in files if path.read_text(encoding="utf-8").strip())
 
 
-def read_file(path: Path) -> list[Record]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def drawing(name: str, words: str) -> str:
-    """A figure as a page in docs/ shows it; nothing where it was not drawn."""
-    return f"![{words}](figures/{name})\n\n" if (FIGURES / name).exists() else ""
+def drawings(study: str, name: str, words: str) -> str:
+    """The figures of every device as a page in docs/ shows them; nothing where none was drawn."""
+    names = [f"{name}-{folder.name}.svg" for folder in device_folders(study)]
+    return "".join(f"![{words}](figures/{n})\n\n" for n in names if (FIGURES / n).exists())
 
 
 def paper(table: str) -> Any:
@@ -44,15 +47,31 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def by_device(
-    study: str,
-    build: Callable[[list[Record]], str],
-    suite: str | None = None,
-    missing: str = NOT_MEASURED,
-) -> str:
-    """The table of every device that has records of the study, each under its caption; ``missing``
-    where no device has. With a suite: of the records of that suite, which is a run of its own.
-    Records of several runs are refused."""
+def table(
+    name: str, study: str, suite: str | None = None, command: str | None = None
+) -> Callable[[Build], Build]:
+    """Makes a table of what builds one of the records of a device.
+
+    Args:
+        name: in :data:`TABLES`.
+        study: the name of the records' files.
+        suite: only its records, which are a run of their own.
+        command: what measures them, behind ``scripts/benchmark.py``; by default the study's name.
+    """
+
+    def register(build: Build) -> Build:
+        TABLES[name] = partial(by_device, study, build, suite, command or study)
+        return build
+
+    return register
+
+
+def by_device(study: str, build: Build, suite: str | None = None, command: str = "") -> str:
+    """The table of every device that has records, each under its caption.
+
+    Raises:
+        ValueError: records of several runs.
+    """
     tables = []
     for folder in device_folders(study):
         records = read_file(folder / f"{study}.jsonl")
@@ -61,7 +80,7 @@ def by_device(
             if len(runs) > 1:
                 raise ValueError(f"{folder}/{study}.jsonl mixes the runs {sorted(runs)}")
             tables.append(f"{build(records)}\n{caption(records)}\n")
-    return "\n".join(tables) or missing
+    return "\n".join(tables) or NOT_MEASURED.format(command)
 
 
 def caption(records: Sequence[Record]) -> str:
@@ -79,8 +98,9 @@ def caption(records: Sequence[Record]) -> str:
     return f"<sub>{'; '.join(parts)}</sub>\n"
 
 
-def find(records: Sequence[Record], **wanted: Any) -> Record:
-    """The record with these fields, {} where there is none."""
+def find(records: Sequence[Record], cell: Any = None, **wanted: Any) -> Record:
+    """The record with the fields of a cell and these, {} where there is none."""
+    wanted |= cell._asdict() if cell else {}
     return next((r for r in records if all(r[key] == x for key, x in wanted.items())), {})
 
 

@@ -1,16 +1,16 @@
 """The README's first figures: ours beside what people use otherwise."""
 
-from head_benchmark.suites import FORWARD_BACKWARD, TABLE1
-from head_benchmark.suites import Cell as HeadCell
-from maxsim_benchmark.providers import Cell as MaxSimCell
-from maxsim_benchmark.shapes import BOTH
+from benchmarks.head.suites import FORWARD_BACKWARD, TABLE1
+from benchmarks.head.suites import Cell as HeadCell
+from benchmarks.kernels import KernelCell
+from benchmarks.maxsim.shapes import BOTH
+from benchmarks.training.suites import COLBERT, OURS, SPLADE, THEIRS
+from benchmarks.training.suites import Cell as TrainingCell
 from tables.maxsim import PEERS, fastest, provider_name
-from tables.records import Record, find, markdown, mebibytes, milliseconds, read_records
+from tables.records import TABLES, Record, find, markdown, mebibytes, milliseconds, read_records
 from tables.training import figures, rate
-from training_benchmark.suites import COLBERT, OURS, SPLADE, THEIRS
-from training_benchmark.suites import Cell as TrainingCell
 
-MAXSIM_SHAPE = "128x128_32x300"
+MAXSIM = KernelCell("128x128_32x300", BOTH, "sparton")
 TRAININGS = (
     TrainingCell(OURS, SPLADE, "sparton", 384),
     TrainingCell(OURS, COLBERT, "colbert", 384, lengths=COLBERT, compiled=True),
@@ -18,7 +18,7 @@ TRAININGS = (
 NAMES = {SPLADE: "SPLADE", COLBERT: "ColBERT"}
 
 
-def summary_table() -> str:
+def summary() -> str:
     """A row for each kind of work that was measured; both sides of a row are of one run."""
     rows = [*_head(), *_maxsim(), *(row for cell in TRAININGS for row in _training(cell))]
     if not rows:
@@ -29,7 +29,7 @@ def summary_table() -> str:
 def _head() -> list[list[str]]:
     records = read_records("head")
     ours, compiled, hybrid = (
-        find(records, **HeadCell(TABLE1, head, FORWARD_BACKWARD)._asdict())
+        find(records, HeadCell(TABLE1, head, FORWARD_BACKWARD))
         for head in ("sparton", "compiled", "sparton_hybrid")
     )
     if not all("p50_ms" in record for record in (ours, compiled, hybrid)):
@@ -39,8 +39,8 @@ def _head() -> list[list[str]]:
 
 
 def _maxsim() -> list[list[str]]:
-    records, cell = read_records("maxsim"), MaxSimCell(MAXSIM_SHAPE, BOTH, "sparton")
-    ours, best = find(records, **cell._asdict()), fastest(records, cell, PEERS)
+    records = read_records("maxsim")
+    ours, best = find(records, MAXSIM), fastest(records, MAXSIM, PEERS)
     if "p50_ms" not in ours or not best:
         return []
     rival = f"{_cost(best)} ({provider_name(best['provider'])})"
@@ -51,7 +51,7 @@ def _maxsim() -> list[list[str]]:
 def _training(cell: TrainingCell) -> list[list[str]]:
     """Beside the fastest of sentence-transformers' at the same batch."""
     records = [record for record in read_records("training") if record["suite"] == cell.model]
-    ours = find(records, **cell._asdict())
+    ours = find(records, cell)
     theirs = [r for r in records if r["system"] == THEIRS and r["batch"] == cell.batch and rate(r)]
     if not (rate(ours) and theirs):
         return []
@@ -68,3 +68,6 @@ def _cost(record: Record) -> str:
 def _rate(record: Record) -> str:
     pairs, _, peak, *_ = figures(record)
     return f"{pairs} pairs/s, {peak} GiB"
+
+
+TABLES["summary"] = summary

@@ -2,26 +2,16 @@
 
 A study's records are the ``sweep.jsonl`` of its report."""
 
+from functools import partial
+from typing import Any
+
 from sparton.sweeps.report import in_markdown, read_published, tabulate
-from tables.records import RESULTS, Record, device_folders, read_file
+from tables.records import RESULTS, TABLES, device_folders, read_file
 
 NOT_TRAINED = "Not measured yet: `python train.py experiment={}`.\n"
 
 
-def table3() -> str:
-    return _reports("table3", "table3")
-
-
-def multilingual() -> str:
-    return _reports("table3_multilingual", "multilingual")
-
-
-def table3_in_domain() -> str:
-    experiment = "table3 data=squad_acl evaluation=in_domain"
-    return _reports("table3_in_domain", experiment=experiment)
-
-
-def _reports(study: str, printed: str | None = None, experiment: str | None = None) -> str:
+def reports(study: str, printed: str | None = None, experiment: str | None = None) -> str:
     """The report of every device, each under its caption; what is ``printed`` in the paper beside
     it, with the hours of the paper's training."""
     published = read_published(RESULTS / "paper.json", printed) if printed else None
@@ -35,7 +25,7 @@ def _reports(study: str, printed: str | None = None, experiment: str | None = No
     return "\n".join(texts) or NOT_TRAINED.format(experiment or study)
 
 
-def _caption(environment: Record) -> str:
+def _caption(environment: dict[str, Any]) -> str:
     hardware, packages, git = (environment[key] for key in ("hardware", "packages", "git"))
     parts = [hardware.get("gpu", hardware["cpu"])]
     parts += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
@@ -43,3 +33,10 @@ def _caption(environment: Record) -> str:
     changed = ", modified" if git and git["dirty"] else ""
     parts.append(f"commit {git['sha'][:9]}{changed}" if git else "no commit known")
     return f"<sub>{'; '.join(parts)}</sub>\n"
+
+
+TABLES["table3"] = partial(reports, "table3", "table3")
+TABLES["table3_multilingual"] = partial(reports, "table3_multilingual", "multilingual")
+TABLES["table3_in_domain"] = partial(
+    reports, "table3_in_domain", experiment="table3 data=squad_acl evaluation=in_domain"
+)

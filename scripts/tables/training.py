@@ -1,11 +1,11 @@
 """Whole training runs: ours and sentence-transformers', on one GPU and on several, and what a step
 is made of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from tables.records import Record, by_device, find, markdown, paper
-from training_benchmark.suites import (
+from benchmarks.training.figures import SHOWN, STEPS_SHOWN
+from benchmarks.training.suites import (
     ALL_TERMS,
     COLBERT,
     JOINT,
@@ -15,9 +15,9 @@ from training_benchmark.suites import (
     SUITES,
     THEIRS,
 )
-from training_benchmark.trace import FAMILIES
+from benchmarks.training.trace import FAMILIES
+from tables.records import Record, find, markdown, paper, table
 
-FIGURES = ("pairs/s", "ms/step", "peak GiB", "MFU", "waits for data ms", "first step after s")
 DIRECT = {
     "micro_batch": 0,
     "compiled": True,
@@ -25,48 +25,15 @@ DIRECT = {
     "activity": OWN_WORDS,
     "model": SPLADE,
 }
-COMMAND = "python scripts/benchmark_training.py --suite"
 
 
-def splade_table() -> str:
-    """SPLADE, every head, beside sentence-transformers."""
-    return _suite("splade", _splade)
+def in_order(suite: str, records: Sequence[Record]) -> list[Record]:
+    """The records of a suite, in the order of its cells."""
+    return [record for cell in SUITES[suite] if (record := find(records, cell))]
 
 
-def late_table() -> str:
-    """ColBERT and the joint model, beside sentence-transformers."""
-    return _suite("colbert", _late)
-
-
-def gpus_table() -> str:
-    """The same work on each of several GPUs."""
-    return _suite("gpus", _gpus)
-
-
-def any_batch_table() -> str:
-    """Batches and vocabularies beyond a GPU's memory."""
-    return _suite("any_batch", _any_batch)
-
-
-def steps_table() -> str:
-    """What the GPU does in a step, by families of kernels, and what it waits for."""
-    return _suite("splade", _steps, "training_profile", " --profile")
-
-
-def _suite(
-    suite: str, build: Callable[[list[Record]], str], study: str = "training", option: str = ""
-) -> str:
-    """The table of a suite's records, in the order of its cells."""
-
-    def ordered(records: list[Record]) -> str:
-        found = (find(records, **cell._asdict()) for cell in SUITES[suite])
-        return build([record for record in found if record])
-
-    return by_device(study, ordered, suite, f"Not measured yet: `{COMMAND} {suite}{option}`.\n")
-
-
-def _side_by_side(records: list[Record]) -> str:
-    header = ["", "batch", *FIGURES, "times sentence-transformers"]
+def _side_by_side(records: Sequence[Record]) -> str:
+    header = ["", "batch", *SHOWN, "times sentence-transformers"]
     rows = []
     for record in records:
         own, best = rate(record), _best_rival(records, record)
@@ -75,7 +42,10 @@ def _side_by_side(records: list[Record]) -> str:
     return markdown(header, rows)
 
 
-def _splade(records: list[Record]) -> str:
+@table("training_splade", "training", "splade", "training --suite splade")
+def splade(records: list[Record]) -> str:
+    """SPLADE, every head, beside sentence-transformers."""
+    records = in_order("splade", records)
     gains = [
         f"{batch}: {gain:.2f} ({printed:.2f})" for batch, gain, printed in paper_gains(records)
     ]
@@ -102,14 +72,14 @@ def paper_gains(records: Sequence[Record]) -> list[tuple[int, float, float]]:
     ]
 
 
-def _late(records: list[Record]) -> str:
+@table("training_colbert", "training", "colbert", "training --suite colbert")
+def late(records: list[Record]) -> str:
+    """ColBERT and the joint model, beside sentence-transformers."""
+    records = in_order("colbert", records)
     return _side_by_side(records) + "".join(
         f"\nA step of the joint model{words} takes {ratio:.2f} times that of its slower half.\n"
-        for words, ratio in (
-            ("", joint_ratio(records, compiled=False)),
-            (", compiled,", joint_ratio(records, compiled=True)),
-        )
-        if ratio
+        for words, compiled in (("", False), (", compiled,", True))
+        if (ratio := joint_ratio(records, compiled))
     )
 
 
@@ -119,40 +89,44 @@ def joint_ratio(records: Sequence[Record], compiled: bool) -> float | None:
         find, records, system=OURS, micro_batch=0, compiled=compiled, half_residual=False
     )
     joint, *halves = (rate(find_model(model=model)) for model in (JOINT, SPLADE, COLBERT))
-    return min(halves) / joint if joint and all(halves) else None
+    found = [half for half in halves if half]
+    return min(found) / joint if joint and len(found) == len(halves) else None
 
 
-def _gpus(records: list[Record]) -> str:
+@table("training_gpus", "training", "gpus", "training --suite gpus")
+def gpus(records: list[Record]) -> str:
+    """The same work on each of several GPUs."""
     rows = []
-    for record in records:
-        alone = find(records, gpus=1, micro_batch=record["micro_batch"])
-        rate, base = (r.get("examples_per_second_p50") for r in (record, alone))
-        gain = (
-            [f"{rate / base:.2f}", f"{rate / base / record['gpus']:.0%}"] if rate and base else []
-        )
-        row = [f"{record['gpus']}", _batch(record), *figures(record)]
-        rows.append([*row, *(gain or ["", ""])])
-    return markdown(["GPUs", "batch", *FIGURES, "times one GPU", "of linear"], rows)
+    for record in in_order("gpus", records):
+        own, base = rate(record), rate(find(records, gpus=1, micro_batch=record["micro_batch"]))
+        gain = ["", ""]
+        if own and base:
+            gain = [f"{own / base:.2f}", f"{own / base / record['gpus']:.0%}"]
+        rows.append([f"{record['gpus']}", _batch(record), *figures(record), *gain])
+    return markdown(["GPUs", "batch", *SHOWN, "times one GPU", "of linear"], rows)
 
 
-def _any_batch(records: list[Record]) -> str:
-    header = ["", "terms", "batch", *FIGURES]
-    rows = [[name(r), f"{r['vocabulary']:,}", _batch(r), *figures(r)] for r in records]
-    return markdown(header, rows)
+@table("training_any_batch", "training", "any_batch", "training --suite any_batch")
+def any_batch(records: list[Record]) -> str:
+    """Batches and vocabularies beyond a GPU's memory."""
+    rows = [
+        [name(r), f"{r['vocabulary']:,}", _batch(r), *figures(r)]
+        for r in in_order("any_batch", records)
+    ]
+    return markdown(["", "terms", "batch", *SHOWN], rows)
 
 
-def _steps(records: list[Record]) -> str:
-    columns = ["busy", "waits of the host", "of the matrix ceiling"]
-    header = ["", "batch", "ms/step", *columns, *(f"{family} ms" for family in FAMILIES)]
-    return markdown(header, [_step(record) for record in records if record["status"] == "ok"])
-
-
-def _step(record: Record) -> list[str]:
-    shares = [f"{record['busy_share']:.1%}", f"{record['host_waits']:.1f}"]
-    shares.append(f"{record['matrix_ceiling_share']:.1%}")
-    times = (record["families_ms"].get(family, 0.0) for family in FAMILIES)
-    spent = [f"{ms:.1f}" if ms else "" for ms in times]
-    return [name(record), _batch(record), f"{record['step_ms']:.1f}", *shares, *spent]
+@table("training_steps", "training_profile", "splade", "training_profile --suite splade")
+def steps(records: list[Record]) -> str:
+    """What the GPU does in a step, by families of kernels, and what it waits for."""
+    rows = []
+    for record in in_order("splade", records):
+        if record["status"] == "ok":
+            times = (record["families_ms"].get(family, 0.0) for family in FAMILIES)
+            spent = [f"{ms:.1f}" if ms else "" for ms in times]
+            shares = [words(record) for words in STEPS_SHOWN.values()]
+            rows.append([name(record), _batch(record), *shares, *spent])
+    return markdown(["", "batch", *STEPS_SHOWN, *(f"{family} ms" for family in FAMILIES)], rows)
 
 
 def name(record: Record) -> str:
@@ -174,18 +148,10 @@ def rate(record: Record) -> float | None:
 
 
 def figures(record: Record) -> list[str]:
-    """A row's numbers under :data:`FIGURES`; what happened where there are none."""
+    """A row's numbers under :data:`SHOWN`; what happened where there are none."""
     if record["status"] != "ok":
-        return [record["status"].replace("oom", "OOM"), *[""] * (len(FIGURES) - 1)]
-    forms = {
-        "examples_per_second_p50": "{:,.0f}",
-        "step_ms_p50": "{:,.0f}",
-        "peak_allocated_gib": "{:.1f}",
-        "mfu": "{:.1%}",
-        "data_wait_ms": "{:.1f}",
-        "seconds_to_first_step": "{:.0f}",
-    }
-    return [form.format(record[key]) if key in record else "" for key, form in forms.items()]
+        return [record["status"].replace("oom", "OOM"), *[""] * (len(SHOWN) - 1)]
+    return [words(record) for words in SHOWN.values()]
 
 
 def _batch(record: Record) -> str:

@@ -11,10 +11,12 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.cli.ending import say_the_end
 from sparton.cli.folders import mark_latest
 from sparton.cli.schema import identity, total_steps
 from sparton.cli.targets import refuse_unknown_settings
-from sparton.cli.training import Inputs, TaskBuilders
+from sparton.cli.tasks import TaskBuilders, has_dev_tasks
+from sparton.cli.training import Inputs
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
 from sparton.evaluation import (
@@ -27,12 +29,14 @@ from sparton.evaluation import (
     run_tests,
     training_tokenizer,
 )
+from sparton.hub import add_results
 from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.training.assembly import build_objective
 from sparton.training.distributed import World
+from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, open_loggers
 from sparton.training.loop import LoopSettings, Trainer
 from sparton.training.manifest import describe_environment
@@ -66,13 +70,16 @@ class Run:
     test: Callable[[], dict[str, float]] | None
 
     def train(self) -> None:
-        """Train to the end, and test; the loggers are closed afterwards."""
+        """Train to the end, test, and say what there is; the loggers are closed afterwards."""
+        trainer = self.trainer
         try:
-            self.trainer.run(self.batches, self.loggers)
+            trainer.run(self.batches, self.loggers)
             if self.test is not None:
                 figures = self.test()
                 for logger in self.loggers:
-                    logger.conclude(figures, self.trainer.settings.steps)
+                    logger.conclude(figures, trainer.settings.steps)
+            if trainer.world.is_main:
+                say_the_end(trainer.folder, trainer.encoder.kinds)
         finally:
             for logger in self.loggers:
                 logger.close()
@@ -93,7 +100,8 @@ def build_run(cfg: DictConfig, world: World, folder: Path, inputs: Inputs) -> Ru
         others = [open_logger(start_step=start) for open_logger in inputs.loggers]
         loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
         mark_latest(folder)
-    test = partial(test_best, cfg, trainer, inputs.tests) if inputs.tests else None
+    tested = inputs.tests or inputs.dev
+    test = partial(test_best, cfg, trainer, inputs) if tested else None
     return Run(trainer, batches, loggers, test)
 
 
@@ -104,6 +112,8 @@ def build_trainer(
     torch.manual_seed(cfg.seed)
     precision = Precision(cfg.precision, world.device)
     encoder = build_model(cfg)
+    if hub := cfg.data.get("hub"):
+        encoder.origin = encoder.origin._replace(datasets=(hub,))
     encoder.to(world.device, precision.parameter_dtype)
     world.broadcast(encoder)
     lengths = {"query_length": cfg.query_length, "document_length": cfg.document_length}
@@ -128,6 +138,7 @@ def build_trainer(
         evaluate=lambda model: mean_metrics([evaluate(model, task=task) for task in dev_tasks]),
         save_model=partial(save_encoder, **lengths),
         identity=identity(cfg) | data.identity(),
+        watch=LearningWatch(objective.ranking),
     )
     return trainer, tokenizer
 
@@ -147,7 +158,7 @@ def loop_settings(cfg: DictConfig) -> LoopSettings:
     return LoopSettings(
         steps=total_steps(cfg),
         log_every=cfg.log_every,
-        evaluate_every=cfg.evaluation.every if cfg.evaluation.dev else None,
+        evaluate_every=cfg.evaluation.every if has_dev_tasks(cfg) else None,
         checkpoint_every=cfg.checkpoint_every,
         clip_norm=cfg.clip_norm,
     )
@@ -197,15 +208,26 @@ def say_what_was_there(folder: Path, start: int, steps: int) -> None:
         log.warning("the model in %s is replaced; name=NAME gives a run another folder", folder)
 
 
-def test_best(cfg: DictConfig, trainer: Trainer, tests: TaskBuilders) -> dict[str, float]:
-    """The figures of the best model on the test tasks; the folder of the run has all of them."""
+def test_best(cfg: DictConfig, trainer: Trainer, inputs: Inputs) -> dict[str, float]:
+    """The figures of the best model on the test tasks or, where there are none, on those that it
+    was chosen by; the folder of the run and the model's card have all of them."""
     model = trainer.folder / "model"
     encoder = load_encoder(model, instantiate(cfg.head)).to(trainer.world.device)
     tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
     evaluate = partial(build_evaluation(cfg, trainer.step.precision), encoder, tokenizer)
-    description = {"model": str(model), **describe_run(cfg)}
-    results = run_tests(evaluate, tests, trainer.folder, description, title="test tasks")
-    return flat_metrics(results, "test")
+    split = "test" if inputs.tests else "dev"
+    title = "test tasks" if inputs.tests else "dev tasks, by which this model was chosen"
+    description = {"model": str(model), "split": split, **describe_run(cfg)}
+    tasks: TaskBuilders = inputs.tests or {
+        task.name: partial(_the_same, task) for task in inputs.dev
+    }
+    results = run_tests(evaluate, tasks, trainer.folder, description, title=title)
+    add_results(model, [{"name": each.name, "metrics": each.metrics} for each in results])
+    return flat_metrics(results, split)
+
+
+def _the_same(task: RetrievalTask) -> RetrievalTask:
+    return task
 
 
 def describe_run(cfg: DictConfig) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """An evaluation, from its configuration."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -14,6 +13,7 @@ from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
 from sparton.cli.targets import refuse_unknown_settings
+from sparton.cli.tasks import task_builders
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import autocast_dtype
 from sparton.training.manifest import describe_environment
@@ -43,9 +43,8 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
         typed: the overrides of the command line.
     """
     refuse_unknown_settings(cfg, ("evaluation", "encoder", "bm25"))
-    tasks = cfg.evaluation[cfg.split]
+    builders = task_builders(cfg, cfg.split)
     evaluate = build_bm25(cfg) if cfg.model == "bm25" else build_encoder(cfg, typed)
-    builders = {name: partial(instantiate, task) for name, task in tasks.items()}
     for build in builders.values():
         build()  # Every task is downloaded and checked before the first is encoded.
     name = folder_name(typed, left_out={"output", "device"})

@@ -15,6 +15,14 @@ from sparton import __version__
 COMMANDS = {
     "train": "train a retriever, or a sweep of them: sparton train head=sparton batch=512",
     "evaluate": "measure a model or BM25: sparton evaluate model=PATH evaluation=small_beir",
+    "compare": "say whether one run is better than another: sparton compare RUN RUN",
+    "mine": "find hard negatives, and score them by a teacher",
+    "adapt": "train a masked-language-modelling head on texts",
+    "idf": "weigh the terms of queries by their rarity in texts",
+    "embed": "keep the embeddings of texts, for sparse autoencoders",
+    "export": "write the vectors of texts for other search engines",
+    "card": "write an evaluation's results into a model's card: sparton card PATH",
+    "push": "upload a model to the Hugging Face hub: sparton push PATH USER/NAME",
 }
 
 
@@ -42,7 +50,7 @@ def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {does}\n" for name, does in COMMANDS.items()]
     return (
-        "usage: sparton COMMAND ...\n\nTrain and evaluate retrievers: learned sparse (SPLADE), "
-        "late interaction (ColBERT).\n\n"
+        "usage: sparton COMMAND ...\n\nTrain, evaluate and publish retrievers: learned sparse "
+        "(SPLADE), late interaction (ColBERT).\n\n"
         f"{''.join(lines)}\nsparton COMMAND --help tells more; sparton --version, the version.\n"
     )

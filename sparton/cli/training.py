@@ -1,24 +1,22 @@
 """A training, from its configuration."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from sparton.cli.schema import without_replaced
+from sparton.cli.schema import total_steps, without_replaced
 from sparton.cli.targets import refuse_unknown_settings
+from sparton.cli.tasks import TaskBuilders, hold_out_dev, say_how_often, task_builders
 
 if TYPE_CHECKING:
     from sparton.datasets.mixture import Mixture
     from sparton.training.distributed import World
     from sparton.training.loggers import OpenLogger
     from sparton.types import RetrievalTask
-
-TaskBuilders = Mapping[str, Callable[[], "RetrievalTask"]]
 
 
 class Inputs(NamedTuple):
@@ -57,11 +55,11 @@ def read_inputs(cfg: DictConfig, is_main: bool) -> Inputs:
     test task is downloaded and checked here, before the training and not after it."""
     refuse_unknown_settings(cfg, ("logger", "data", "evaluation"))
     loggers = list(instantiate(cfg.logger).values()) if is_main else []
-    data = instantiate(cfg.data)
+    data, dev = hold_out_dev(cfg, instantiate(cfg.data))
+    say_how_often(data, total_steps(cfg), cfg.batch)
     if not is_main:
         return Inputs(loggers, data, [], {})
-    dev = [instantiate(task) for task in (cfg.evaluation.dev or {}).values()]
-    tests = {name: partial(instantiate, task) for name, task in (cfg.evaluation.test or {}).items()}
+    tests = task_builders(cfg, "test")
     for build in tests.values():
         build()
-    return Inputs(loggers, data, dev, tests)
+    return Inputs(loggers, data, [build() for build in dev.values()], tests)

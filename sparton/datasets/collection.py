@@ -5,37 +5,21 @@ encoded and not after an hour of it.
 """
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from sparton.arguments import ArgumentError
-from sparton.datasets.files import DataFile, RecordError, decode_json, decode_text, read_lines
+from sparton.datasets.files import DataFile, RecordError, decode_json, read_lines
+from sparton.datasets.judgments import Judgment, read_judgments
 from sparton.datasets.records import parse_text
 from sparton.types import RetrievalTask, TextCollection
 
 OnUnknown = Literal["error", "ignore"]
 Qrels = dict[str, dict[str, int]]
 
-# What the columns of a qrels file may be called in its first line, case, hyphens and so on aside.
-HEADER = (
-    {"queryid", "qid", "query", "topicid", "topic"},
-    {"corpusid", "documentid", "docid", "did", "docno", "passageid", "pid", "corpus", "document"},
-    {"score", "grade", "relevance", "rel", "label", "judgment"},
-)
-
 logger = logging.getLogger(__name__)
-
-
-class Judgment(NamedTuple):
-    """One line of a qrels file; ``number`` is that of the line, from 1."""
-
-    query_id: str
-    document_id: str
-    grade: int
-    number: int
 
 
 @contextmanager
@@ -80,15 +64,55 @@ def beir_folder(
             line.
     """
     folder = Path(path)
-    documents = _collect(read_texts(beir_file(folder, "corpus.jsonl")))
-    queries = _collect(read_texts(beir_file(folder, "queries.jsonl")))
+    documents, queries = (
+        read_texts(beir_file(folder, f"{file}.jsonl")) for file in ("corpus", "queries")
+    )
     judged = DataFile(qrels, Path(qrels)) if qrels else beir_file(folder, f"qrels/{split}.tsv")
-    return _build_task(
+    return judged_task(
         name or f"{folder.name}/{split}",
         documents,
         queries,
-        read_judgments(judged),
-        place=judged.place,
+        judged,
+        on_unknown=on_unknown,
+        exclude_self=exclude_self,
+    )
+
+
+def has_judgments(path: str, split: str) -> bool:
+    """Whether a folder in the layout of BEIR has judgments of this name."""
+    try:
+        beir_file(Path(path), f"qrels/{split}.tsv")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def judged_task(
+    name: str,
+    documents: Iterable[tuple[str, str, str]],
+    queries: Iterable[tuple[str, str, str]],
+    judgments: DataFile,
+    *,
+    on_unknown: OnUnknown = "error",
+    exclude_self: bool = False,
+) -> RetrievalTask:
+    """A task of texts and a file of judgments; queries without a judgment are left out.
+
+    Args:
+        name: shown in tables.
+        documents, queries: place (for messages), id and text of each.
+        judgments: lines of query id, document id and grade, or those of TREC.
+        on_unknown, exclude_self: as in :func:`beir_folder`.
+
+    Raises:
+        ValueError: as :func:`beir_folder`.
+    """
+    return _build_task(
+        name,
+        _collect(documents),
+        _collect(queries),
+        read_judgments(judgments),
+        place=judgments.place,
         on_unknown=on_unknown,
         exclude_self=exclude_self,
     )
@@ -169,33 +193,21 @@ def read_texts(file: DataFile) -> Iterator[tuple[str, str, str]]:
             raise ValueError(f"{file.place(number)}: {error}") from error
 
 
-def read_judgments(file: DataFile) -> Iterator[Judgment]:
-    """The lines of a qrels file."""
-    for number, line in read_lines(file):
-        place = file.place(number)
-        try:
-            fields = decode_text(line).split("\t" if b"\t" in line else None)
-        except RecordError as error:
-            raise ValueError(f"{place}: {error}") from error
-        if len(fields) == 4:
-            del fields[1]
-        if len(fields) != 3:
-            raise ValueError(f"{place}: query id, document id and grade are expected, not {fields}")
-        query_id, document_id, grade = fields
-        try:
-            yield Judgment(query_id, document_id, int(grade), number)
-        except ValueError as error:
-            if number == 1 and _is_header(fields):
-                continue
-            raise ValueError(
-                f"{place}: the grade {grade!r} is not an integer: correct the line, or name the "
-                "columns query-id, corpus-id, score if it is a header"
-            ) from error
+def beir_texts(
+    paths: Iterable[Path], name: str = "corpus.jsonl", *, or_files: bool = False
+) -> Iterator[str]:
+    """The texts of the files ``name`` of folders in the layout of BEIR, one after the other; with
+    ``or_files`` a path may also be such a file.
 
-
-def _is_header(fields: list[str]) -> bool:
-    names = (re.sub(r"[\W_]+", "", field).lower() for field in fields)
-    return all(name in known for name, known in zip(names, HEADER, strict=True))
+    Raises:
+        FileNotFoundError: a file is missing; nothing has been read then.
+        ValueError: from :func:`read_texts`, when the generator gets there.
+    """
+    files = [
+        DataFile(str(path), path) if or_files and path.is_file() else beir_file(path, name)
+        for path in paths
+    ]
+    return (text for file in files for _, _, text in read_texts(file))
 
 
 def _ir_texts(dataset_id: str, kind: str, records: Iterable[Any]) -> Iterator[tuple[str, str, str]]:

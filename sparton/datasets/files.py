@@ -15,6 +15,7 @@ ROWS_PER_BATCH = 1024
 FORMATS = {
     "jsonl": (".jsonl", ".json", ".ndjson"),
     "tsv": (".tsv", ".txt"),
+    "csv": (".csv",),
     "parquet": (".parquet",),
 }
 
@@ -97,7 +98,7 @@ def _download(hub: str, name: str) -> DataFile:
 
 
 def detect_format(file: DataFile) -> str:
-    """``jsonl``, ``tsv`` or ``parquet`` by the file's ending, .gz aside."""
+    """``jsonl``, ``tsv``, ``csv`` or ``parquet`` by the file's ending, .gz aside."""
     suffix = Path(file.name.removesuffix(".gz")).suffix
     for name, suffixes in FORMATS.items():
         if suffix in suffixes:
@@ -117,15 +118,19 @@ def read_lines(file: DataFile, advance: Advance | None = None) -> Iterator[tuple
     Raises:
         ValueError: gzip data that is damaged or cut short, with the last whole line before.
     """
+    for number, content in read_all_lines(file, advance):
+        if content and not content.isspace():
+            yield number, content
+
+
+def read_all_lines(file: DataFile, advance: Advance | None = None) -> Iterator[tuple[int, bytes]]:
+    """As :func:`read_lines`, blank lines as well."""
     number = 0
     with file.path.open("rb") as raw:
         try:
             for number, line in enumerate(_lines(_chunks(raw, advance)), start=1):
                 content = line.rstrip(b"\r")
-                if number == 1:
-                    content = content.removeprefix(b"\xef\xbb\xbf")
-                if content and not content.isspace():
-                    yield number, content
+                yield number, content.removeprefix(b"\xef\xbb\xbf") if number == 1 else content
         except (EOFError, zlib.error) as error:
             raise ValueError(
                 f"{file.name}: the gzip data is damaged or cut short after line {number} "

@@ -3,6 +3,7 @@
 Q queries of one rank, K explicit negatives of each.
 """
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -138,7 +139,8 @@ def train_loader(
         start_step: first step, above 0 when resuming.
         rank: number of this process.
         world_size: number of processes.
-        num_workers: processes that read and tokenize ahead; 0 does it in the step.
+        num_workers: processes that read and tokenize ahead, no more than there are cores; 0 does it
+            in the step.
         unique_positives: replace an example whose positive text the global batch holds already
             by another of the same source. The example replaced is not seen in that epoch.
 
@@ -158,6 +160,7 @@ def train_loader(
         world_size=world_size,
         unique_positives=unique_positives,
     )
+    num_workers = min(num_workers, len(os.sched_getaffinity(0)))
     if start_step < steps:  # what is wrong with the data appears here and not inside a worker
         stream[start_step]
     return Batches(

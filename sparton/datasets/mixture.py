@@ -4,7 +4,10 @@ P positions looked up at once. Position p of the stream is a pure function of (s
 costs nothing and every rank and worker process sees the same stream without talking to the others.
 """
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -32,6 +35,28 @@ class Source(Protocol):
         """Example ``index`` with ``num_negatives`` negatives; ``draw``, a random integer of 63
         bits, chooses among several positives and negatives. A pure function of its arguments."""
         ...
+
+
+class Rest:
+    """A source without some of its examples.
+
+    Args:
+        source: the whole.
+        without: numbers of the examples that are left out, ascending.
+    """
+
+    def __init__(self, source: Source, without: Sequence[int]) -> None:
+        self.source = source
+        # Of the examples before it that stay, how many there are.
+        self._before = [row - place for place, row in enumerate(without)]
+
+    def __len__(self) -> int:
+        return len(self.source) - len(self._before)
+
+    def example(self, index: int, draw: int, num_negatives: int) -> Example:
+        """The ``index``-th of those that stay."""
+        row = index + bisect_right(self._before, index)
+        return self.source.example(row, draw, num_negatives)
 
 
 class Share(NamedTuple):
@@ -63,6 +88,7 @@ class Mixture:
         self, sources: Mapping[str, Source], weights: Mapping[str, float] | None = None
     ) -> None:
         self.sources = dict(sources)
+        self.weights = weights
         if not self.sources:
             raise ValueError("a mixture needs at least one source")
         self.sizes = np.array([len(source) for source in self.sources.values()], np.int64)
@@ -100,8 +126,9 @@ class Mixture:
                 some sources have teacher scores, or none though ``needs_teacher``.
         """
         for name, source in self.sources.items():
-            if isinstance(source, Records):
-                source.check(num_negatives)
+            whole = source.source if isinstance(source, Rest) else source
+            if isinstance(whole, Records):
+                whole.check(num_negatives)
             elif len(source.example(0, 0, num_negatives).negatives) != num_negatives:
                 raise ValueError(f"source {name!r} does not give num_negatives={num_negatives}")
         scored = {
@@ -164,7 +191,7 @@ class Mixture:
 
 
 def text_mixture(
-    files: Mapping[str, str | Sequence[str]],
+    files: str | Sequence[str] | Mapping[str, str | Sequence[str]],
     *,
     root: str | None = None,
     hub: str | None = None,
@@ -178,13 +205,14 @@ def text_mixture(
     """A mixture of text files from one place, one source per entry of ``files``.
 
     Args:
-        files: source name to file name, pattern, or list of them.
+        files: source name to file name, pattern, or list of them; or such a name or list alone,
+            which makes one source.
         weights: as in :class:`Mixture`.
         root, hub, columns, on_error, limit, require_negatives, cache_dir: as in
             :func:`sparton.datasets.sources.text_records`; ``limit`` is per source.
     """
     if not isinstance(files, Mapping):
-        raise ValueError(f"files={files}: name each source, as in {{mine: train.jsonl}}")
+        files = {_source_name(files): files}
     for entry in files.values():  # a missing file stops the run before the others are prepared
         locate(entry, root=root, hub=hub)
     sources = {
@@ -202,6 +230,15 @@ def text_mixture(
         for name, entry in files.items()
     }
     return Mixture(sources, weights)
+
+
+def _source_name(files: str | Sequence[str]) -> str:
+    """What a source without a name is called: as its only file."""
+    if not files:
+        raise ValueError(f"files={files!r}: name a file, or several")
+    names = [files] if isinstance(files, str) else list(files)
+    stem = Path(names[0]).name.partition(".")[0]
+    return stem if len(names) == 1 and re.fullmatch(r"[\w-]+", stem) else "files"
 
 
 def build_mixture(

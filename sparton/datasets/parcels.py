@@ -63,7 +63,7 @@ class Parcel:
 
 
 def pack(batch: Any) -> Parcel:
-    """As a loader calls it."""
+    """A parcel of a batch, as a loader asks for it."""
     return Parcel(batch)
 
 

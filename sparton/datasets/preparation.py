@@ -5,31 +5,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice
 from pathlib import Path
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from sparton.arguments import ArgumentError
-from sparton.datasets.files import (
-    DataFile,
-    RecordError,
-    decode_json,
-    decode_text,
-    detect_format,
-    read_lines,
-    read_parquet,
-)
+from sparton.datasets.columns import Schema
+from sparton.datasets.files import FORMATS, DataFile, RecordError, detect_format
+from sparton.datasets.tables import Columns, open_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 OnError = Literal["stop", "skip"]
-Columns = Sequence[str] | Mapping[str, str]
 Item = TypeVar("Item")
 
 NAMED_REJECTIONS = 5
-_LONGEST_SHOWN = 100  # characters of a record
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +29,9 @@ class Reading(NamedTuple):
     """How the files of a source are read.
 
     Attributes:
-        format: jsonl, tsv or parquet; auto goes by each file's ending.
-        columns: a mapping from names in the files, in the header of TSV, to the names that
-            records use; for TSV without a header, the names of the columns in order.
+        format: jsonl, tsv, csv or parquet; auto goes by each file's ending.
+        columns: a mapping from names in the files, in the header of TSV and CSV, to the names that
+            records use; for TSV and CSV without a header, the names of the columns in order.
         on_error: stop at a malformed record, or skip and count it.
         limit: records taken from the start of the source; None for all.
     """
@@ -52,8 +43,8 @@ class Reading(NamedTuple):
 
     def check(self) -> None:
         """Raise ValueError for a setting that does not exist."""
-        if self.format not in ("auto", "jsonl", "tsv", "parquet"):
-            raise ValueError(f"format={self.format!r} must be auto, jsonl, tsv or parquet")
+        if self.format not in ("auto", *FORMATS):
+            raise ValueError(f"format={self.format!r} must be auto, {', '.join(FORMATS)}")
         if self.on_error not in ("stop", "skip"):
             raise ValueError(f"on_error={self.on_error!r} must be 'stop' or 'skip'")
         if self.limit is not None and self.limit < 1:
@@ -68,6 +59,12 @@ class Tally:
     kept: int = 0
     skipped: int = 0
     first_skipped: list[str] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+
+    def describe(self, columns: str) -> None:
+        """Note what the columns of a file were taken as."""
+        if columns and columns not in self.columns:
+            self.columns.append(columns)
 
     def reject(self, place: str, fault: Exception | str) -> None:
         """Stop with a message, or count the record that is at ``place``."""
@@ -83,7 +80,11 @@ class Tally:
             self.first_skipped.append(f"{place}: {fault}")
 
     def facts(self) -> dict[str, Any]:
-        return {"skipped": self.skipped, "first_skipped": self.first_skipped}
+        return {
+            "skipped": self.skipped,
+            "first_skipped": self.first_skipped,
+            "columns": self.columns,
+        }
 
 
 class Placed(NamedTuple):
@@ -103,8 +104,7 @@ def read_records(
     reading: Reading,
     parse: Callable[[Any], Any],
     tally: Tally,
-    *,
-    is_header: Callable[[Sequence[str]], bool] = lambda fields: False,
+    schema: Schema,
 ) -> Iterator[Placed]:
     """Every well-formed record of ``files`` after ``parse``, with a progress bar.
 
@@ -112,15 +112,18 @@ def read_records(
         files: read in this order.
         reading: format and policy.
         parse: raises RecordError for a malformed record. It is given a JSON value, a mapping from
-            column names, or the list of a line's fields where TSV columns have no names.
+            column names, or the list of a line's fields where columns have no names.
         tally: counts.
-        is_header: tells whether the first line of a TSV file holds its column names.
+        schema: what columns may hold.
     """
     with _progress(files) as advance:
         for file in files:
-            for number, raw, decode in _raw_records(file, reading, is_header, advance):
+            form = detect_format(file) if reading.format == "auto" else reading.format
+            table = open_table(file, form, reading.columns, schema, partial(advance, file))
+            tally.describe(table.description)
+            for number, raw in table.records:
                 try:
-                    value = parse(decode(raw))
+                    value = parse(table.decode(raw))
                 except RecordError as fault:
                     tally.reject(file.place(number), fault)
                     continue
@@ -147,8 +150,10 @@ def write_table(path: Path, schema: "pa.Schema", batches: Iterable["pa.RecordBat
 
 
 def report(name: str, rows: int, facts: Mapping[str, Any]) -> None:
-    """Say how many records a source has and, aloud, how many were left out."""
-    logger.info("%s: %d records", name, rows)
+    """Say how many records a source has, what its columns were taken as and, aloud, how many were
+    left out."""
+    columns = " | ".join(facts["columns"])
+    logger.info("%s: %d records%s", name, rows, f" ({columns})" if columns else "")
     if facts["skipped"]:
         logger.warning(
             "%s: skipped %d malformed records of %d; the first: %s",
@@ -157,75 +162,6 @@ def report(name: str, rows: int, facts: Mapping[str, Any]) -> None:
             rows + facts["skipped"],
             "; ".join(facts["first_skipped"]),
         )
-
-
-def _raw_records(
-    file: DataFile,
-    reading: Reading,
-    is_header: Callable[[Sequence[str]], bool],
-    advance: Callable[[DataFile, int], None],
-) -> Iterator[tuple[int, Any, Callable[[Any], Any]]]:
-    """Number and raw form of each record, and the function that decodes it or finds its fault."""
-    form = detect_format(file) if reading.format == "auto" else reading.format
-    names = reading.columns if isinstance(reading.columns, Mapping) else None
-    decode: Callable[[Any], Any] = partial(_rename, names=names)
-    if form == "parquet":
-        for number, row in read_parquet(file, partial(advance, file)):
-            yield number, row, decode
-        return
-    lines = read_lines(file, partial(advance, file))
-    if form == "jsonl":
-        decode = partial(_decode_object, names=names) if names else decode_json
-    else:
-        lines, decode = _tsv(file, lines, reading.columns, is_header)
-    for number, line in lines:
-        yield number, line, decode
-
-
-def _tsv(
-    file: DataFile,
-    lines: Iterator[tuple[int, bytes]],
-    columns: Columns | None,
-    is_header: Callable[[Sequence[str]], bool],
-) -> tuple[Iterator[tuple[int, bytes]], Callable[[bytes], Any]]:
-    """The lines below a header, if there is one, and the function that splits them."""
-    renamed = columns if isinstance(columns, Mapping) else {}
-    names = list(columns) if columns and not renamed else None
-    first = next(lines, None)
-    if first is None:
-        return lines, decode_text
-    number, fields = first[0], first[1].decode(errors="replace").split("\t")
-    if renamed and not any(field in renamed for field in fields):
-        raise ValueError(
-            f"{file.place(number)}: none of {list(renamed)}, which columns renames, is in the "
-            f"header {fields}; without a header: columns=[query,positive,...], a list of all"
-        )
-    if names is None and (renamed or is_header(fields)):
-        names = fields
-    if fields == names:
-        return lines, partial(_split, names=[renamed.get(name, name) for name in names])
-    shown = shorten(" | ".join(fields), _LONGEST_SHOWN)
-    logger.info("%s: no header, its first record is: %s", file.name, shown)
-    return chain([first], lines), partial(_split, names=names)
-
-
-def _split(line: bytes, names: Sequence[str] | None) -> list[str] | dict[str, str]:
-    fields = decode_text(line).split("\t")
-    if names is None:
-        return fields
-    if len(fields) != len(names):
-        raise RecordError(f"{len(fields)} tab-separated fields, {len(names)} expected: {names}")
-    return dict(zip(names, fields))
-
-
-def _decode_object(line: bytes, names: Mapping[str, str]) -> Any:
-    return _rename(decode_json(line), names)
-
-
-def _rename(record: Any, names: Mapping[str, str] | None) -> Any:
-    if not names or not isinstance(record, dict):
-        return record
-    return {names.get(key, key): value for key, value in record.items()}
 
 
 @contextmanager

@@ -66,7 +66,7 @@ class Facts(NamedTuple):
 
     @property
     def gist(self) -> frozenset[str]:
-        """Its concepts, each by its first word."""
+        """The concepts of a text, each by its first word."""
         return frozenset(concept[0] for concept in self.concepts)
 
 

@@ -9,7 +9,7 @@ a pair ``[a, b]``, a list with negatives ``[a, p, n, ...]``, ``{"set": [...]}``,
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -80,6 +80,17 @@ def parse_text(record: Any) -> tuple[str, str]:
     return _cell(identifier, IDS, name), f"{title} {text}".strip()
 
 
+def parse_text_or_fields(record: Any) -> tuple[str, str]:
+    """As :func:`parse_text`; a record may also be the fields of a line, an id and a text."""
+    if not isinstance(record, list):
+        return parse_text(record)
+    if len(record) != 2:
+        raise RecordError(
+            f"{len(record)} fields where an id and a text are expected: name them through columns"
+        )
+    return parse_text({"_id": record[0], "text": record[1]})
+
+
 class Layout(NamedTuple):
     """Which keys of a record hold what."""
 
@@ -90,11 +101,6 @@ class Layout(NamedTuple):
     scores: str | None
     positive_scores: str | None
     negative_scores: str | None
-
-
-def header(fields: Sequence[str], kind: Kind) -> bool:
-    """True if a line of a TSV file can only be the names of its columns."""
-    return all(_known_name(field, kind) for field in fields)
 
 
 def parse_record(record: Any, kind: Kind) -> Row:
@@ -118,7 +124,22 @@ def parse_record(record: Any, kind: Kind) -> Row:
         raise RecordError(f"a {type(record).__name__} where a JSON list or object is expected")
     if "set" in record and kind is TEXTS:
         return _parse_set(record["set"])
+    _check_label(record.get("label"))
     return _parse_mapping(record, kind, _layout(tuple(record), kind))
+
+
+def _check_label(label: Any) -> None:
+    """Refuse a pair that is labelled as not relevant; labels that are no numbers say something
+    else."""
+    try:
+        irrelevant = float(label) <= 0
+    except (TypeError, ValueError):
+        return
+    if irrelevant:
+        raise RecordError(
+            f"its label is {label}, which says that the two do not belong together: a record is a "
+            "query and its positive, with others as negatives of the same record"
+        )
 
 
 def _list_parts(length: int) -> list[str]:
@@ -218,12 +239,6 @@ def _layout(keys: tuple[str, ...], kind: Kind) -> Layout:
             "name them through columns"
         )
     return layout
-
-
-def _known_name(name: str, kind: Kind) -> bool:
-    names = (*kind.query, *kind.positives, *kind.negatives, *kind.documents)
-    scores = ("scores", *POSITIVE_SCORES, *NEGATIVE_SCORES)
-    return name in names or name in scores or bool(NUMBERED_NEGATIVE.fullmatch(name))
 
 
 def _cell(value: Any, kind: Kind, part: str) -> str:

@@ -3,18 +3,21 @@
 All are converted once into memory-mapped tables; opening a prepared source takes milliseconds.
 """
 
+import hashlib
+import json
 import random
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from sparton.arguments import ArgumentError
-from sparton.datasets.collection import beir_file, read_judgments
+from sparton.datasets.collection import beir_file
+from sparton.datasets.columns import ID_EXAMPLES, TEXT_EXAMPLES
 from sparton.datasets.examples import example_table
 from sparton.datasets.files import DataFile, RecordError, locate
+from sparton.datasets.judgments import read_judgments
 from sparton.datasets.preparation import Columns, OnError, Placed, Reading, Tally, read_records
-from sparton.datasets.records import IDS, TEXTS, Kind, Row, header, parse_record
-from sparton.datasets.store import StoredTable, fingerprint
+from sparton.datasets.records import IDS, TEXTS, Kind, Row, parse_record
+from sparton.datasets.store import LAYOUT_VERSION, StoredTable, fingerprint
 from sparton.datasets.texts import TextTable, text_table
 from sparton.types import Example
 
@@ -52,6 +55,27 @@ class Records:
                 require_negatives=True,
                 on_error="skip",
             )
+
+    def queries(self) -> Iterator[list[str]]:
+        """The query of every record, in order, in lists; of a set its first text."""
+        for batch in self.table.rows.data.to_batches():
+            cells = batch.column("query")
+            if self.texts:
+                yield self.texts[0].table.rows.data.column("text").take(cells).to_pylist()
+                continue
+            yield [
+                query or batch.column("positives")[row][0].as_py()
+                for row, query in enumerate(cells.to_pylist())
+            ]
+
+    def judged(self, index: int) -> tuple[str, list[str]]:
+        """The query of a record as :meth:`queries` gives it, and all its positives; of a set, its
+        other texts."""
+        query, positives = (cell.as_py() for cell in self.table.row[index][:2])
+        if self.texts:
+            queries, documents = self.texts
+            return queries.text(query), [documents.text(row) for row in positives]
+        return (query, positives) if query else (positives[0], positives[1:])
 
     def example(self, index: int, draw: int, num_negatives: int) -> Example:
         """Example ``index`` as texts, with as many teacher scores as documents, or none.
@@ -108,11 +132,12 @@ def text_records(
     """Training examples written out as texts, in any shape of :mod:`sparton.datasets.records`.
 
     Args:
-        files: names or glob patterns; JSON lines, TSV (gzipped or not) or Parquet.
+        files: names or glob patterns; JSON lines, JSON, TSV, CSV (gzipped or not) or Parquet.
         root: local folder of the files.
         hub: dataset repository on the Hugging Face hub to take them from if ``root`` is None.
-        format: jsonl, tsv, parquet, or auto for the ending of each file.
-        columns: names in the files, to known ones; or of TSV without a header, in order.
+        format: jsonl, tsv, csv, parquet, or auto for the ending of each file.
+        columns: names in the files, to known ones; or of TSV and CSV without a header, in order.
+            Other columns go by aliases and order, see :func:`sparton.datasets.columns.assign`.
         on_error: stop at a malformed record, or skip and count it.
         limit: take this many records from the start.
         require_negatives: count a record without negatives as malformed.
@@ -129,6 +154,34 @@ def text_records(
     key = fingerprint(found, kind="text", reading=reading, negatives=require_negatives)
     name = name or found[0].name
     return Records(name, example_table(name, key, read, on_error=on_error, cache_dir=cache_dir))
+
+
+def listed_records(
+    records: Iterable[object], *, name: str = "examples", cache_dir: str | None = None
+) -> Records:
+    """Training examples in memory, written out as texts.
+
+    Args:
+        records: ``(query, positive, negatives ...)``, or in any other shape of
+            :mod:`sparton.datasets.records`.
+        name: for messages.
+        cache_dir: by default the cache of `datasets`.
+
+    Raises:
+        ValueError: a malformed record, with its number.
+    """
+    listed = [list(record) if isinstance(record, tuple) else record for record in records]
+    key = hashlib.sha256(json.dumps([LAYOUT_VERSION, listed]).encode()).hexdigest()[:32]
+
+    def read(tally: Tally) -> Iterator[Placed]:
+        for number, record in enumerate(listed, start=1):
+            placed = Placed(DataFile(name, Path()), number, None)
+            try:
+                yield placed._replace(value=parse_record(record, TEXTS))
+            except RecordError as fault:
+                tally.reject(placed.place, fault)
+
+    return Records(name, example_table(name, key, read, on_error="stop", cache_dir=cache_dir))
 
 
 def id_records(
@@ -241,7 +294,9 @@ def _reader(
             raise RecordError("no negatives")
         return row
 
+    schema = TEXT_EXAMPLES if kind is TEXTS else ID_EXAMPLES
+
     def read(tally: Tally) -> Iterator[Placed]:
-        return read_records(files, reading, parse, tally, is_header=partial(header, kind=kind))
+        return read_records(files, reading, parse, tally, schema)
 
     return read

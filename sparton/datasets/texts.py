@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.datasets.columns import COLLECTION
 from sparton.datasets.files import DataFile
 from sparton.datasets.preparation import (
     Placed,
@@ -17,8 +18,9 @@ from sparton.datasets.preparation import (
     report,
     write_table,
 )
-from sparton.datasets.records import RecordError, parse_text
+from sparton.datasets.records import parse_text_or_fields
 from sparton.datasets.store import TABLE, Facts, StoredTable, fingerprint, stored_table
+from sparton.types import TextCollection
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +28,41 @@ if TYPE_CHECKING:
 ROWS_PER_BATCH = 1000
 ID, TEXT = range(2)  # columns
 HASHES, ORDER, EMPTY = "hashes.npy", "order.npy", "empty.npy"
+
+
+class TextsByRow(Protocol):
+    """Texts with ids, by row."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, rows: Sequence[int]) -> TextCollection:
+        """Ids and texts of the rows, in their order."""
+        ...
+
+
+class TextList:
+    """Texts in memory.
+
+    Args:
+        texts: by row.
+        ids: of the texts; None for their row numbers.
+
+    Raises:
+        ValueError: not as many ids as texts.
+    """
+
+    def __init__(self, texts: Sequence[str], ids: Sequence[str] | None = None) -> None:
+        self._texts = texts
+        self._ids = [str(row) for row in range(len(texts))] if ids is None else ids
+        if len(self._ids) != len(texts):
+            raise ValueError(f"{len(self._ids)} ids for {len(texts)} texts: give each text one")
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def take(self, rows: Sequence[int]) -> TextCollection:
+        """Ids and texts of the rows, in their order."""
+        return TextCollection([self._ids[row] for row in rows], [self._texts[row] for row in rows])
 
 
 class TextTable:
@@ -41,6 +78,13 @@ class TextTable:
     def text(self, row: int) -> str:
         """The text of one row."""
         return self.table.row[row][TEXT].as_py()
+
+    def take(self, rows: Sequence[int]) -> TextCollection:
+        """Ids and texts of the rows, in their order."""
+        if not len(rows):
+            return TextCollection([], [])
+        found = self.table.rows[rows if isinstance(rows, range) else list(rows)]
+        return TextCollection(found["id"].to_pylist(), found["text"].to_pylist())
 
     def find(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Row of every id, -1 where there is none; int64 ``[len(ids)]``.
@@ -79,7 +123,9 @@ def text_table(
         tally = Tally(reading.on_error)
         hashes: list[NDArray[np.uint64]] = []
         empty: list[NDArray[np.bool_]] = []
-        batches = _batches(read_records(files, reading, _parse, tally), hashes, empty)
+        batches = _batches(
+            read_records(files, reading, parse_text_or_fields, tally, COLLECTION), hashes, empty
+        )
         write_table(folder / TABLE, _schema(), batches)
         if not hashes:
             raise ValueError(f"{name}: the files hold no text")
@@ -111,17 +157,6 @@ def _batches(
         hashes.append(_hash(ids))
         empty.append(np.array([not text for text in texts]))
         yield pa.record_batch([pa.array(ids), pa.array(texts)], schema=_schema())
-
-
-def _parse(record: object) -> tuple[str, str]:
-    if isinstance(record, list):
-        if len(record) != 2:
-            raise RecordError(
-                f"{len(record)} tab-separated fields where an id and a text are expected: name "
-                "the fields through columns"
-            )
-        record = {"_id": record[0], "text": record[1]}
-    return parse_text(record)
 
 
 def _hash(ids: Sequence[str]) -> NDArray[np.uint64]:

@@ -152,7 +152,7 @@ def _own(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
 def _check(
     tokenizer: "PreTrainedTokenizerFast", name: str, length: int, marker: int | None, prompt: str
 ) -> None:
-    """Of one side's tokenizer and length."""
+    """Raise ValueError unless the tokenizer and the length of a side leave room for text."""
     if not tokenizer.is_fast:
         raise ValueError(
             f"{type(tokenizer).__name__} is a slow tokenizer; a fast one "

@@ -1,6 +1,6 @@
 """Encode, index, search, measure, write."""
 
-from sparton.evaluation.explanation import TokenMatch, explain, explain_match
+from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
 from sparton.evaluation.models import (
     check_model,
     choose_device,
@@ -28,6 +28,7 @@ from sparton.retrieval.settings import check_metrics, check_search, check_term_b
 
 __all__ = [
     "TaskResult",
+    "TermMatch",
     "TokenMatch",
     "bm25_finds",
     "check_bounds_apply",

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparton.retrieval.encoding import encode_texts, evaluating
+from sparton.sparse_vectors import SparseVectors
 from sparton.types import Side
 
 if TYPE_CHECKING:
@@ -22,6 +22,13 @@ class TokenMatch(NamedTuple):
     similarity: float
 
 
+class TermMatch(NamedTuple):
+    """A term of a query and of a document, and what it adds to their dot product."""
+
+    term: str
+    product: float
+
+
 def explain(
     encoder: "Encoder",
     tokenizer: "PackedTokenizer",
@@ -30,29 +37,47 @@ def explain(
     side: Side = "document",
     k: int = 20,
 ) -> list[tuple[str, float]]:
-    """The ``k`` heaviest terms of a text's sparse vector with their weights, heaviest first.
+    """The ``k`` heaviest terms of a text's sparse vector with their weights, heaviest first; of
+    equal weights the first term of the vocabulary. Terms without a weight are not among them.
 
     Raises:
-        ValueError: an encoder without sparse vectors.
+        ValueError: an encoder without sparse vectors, or k below 1.
     """
-    row = encode_texts(encoder, tokenizer, [text], side, kinds={"sparse"}).sparse
-    assert row is not None
-    heaviest = np.argsort(-row.values, kind="stable")[:k]
-    terms = encoder.term_names(row.indices[heaviest].tolist())
-    return list(zip(terms, row.values[heaviest].tolist(), strict=True))
+    if k < 1:
+        raise ValueError(f"k is {k}, must be at least 1")
+    vector = encode_texts(encoder, tokenizer, [text], side, kinds={"sparse"}).sparse
+    assert isinstance(vector, SparseVectors)
+    heaviest = vector.values.argsort(descending=True, stable=True)[:k]
+    terms = encoder.term_names(vector.terms[heaviest].tolist())
+    return list(zip(terms, vector.values[heaviest].tolist(), strict=True))
 
 
 def explain_match(
-    encoder: "Encoder", tokenizer: "PackedTokenizer", query: str, document: str
-) -> list[TokenMatch]:
-    """Which token of a document answers each token of a query, in the order of the query.
+    encoder: "Encoder", tokenizer: "PackedTokenizer", query: str, document: str, *, k: int = 20
+) -> list[TermMatch] | list[TokenMatch]:
+    """What adds up to the score of a query and a document.
 
-    The similarities add up to the pair's MaxSim. Of equal ones the first token answers. There is
-    nothing to tell where the document has no token that takes part.
+    By MaxSim the token of the document that answers each token of the query, in the order of the
+    query; of equal ones the first token answers. There is nothing to tell where the document has no
+    token that takes part. By sparse vectors the ``k`` terms with the largest products of weights.
 
     Raises:
-        ValueError: an encoder without token vectors, or whose vectors are not those of its tokens.
+        ValueError: an encoder whose token vectors are not those of its tokens.
     """
+    if "tokens" in encoder.kinds:
+        return _token_matches(encoder, tokenizer, query, document)
+    asked = encode_texts(encoder, tokenizer, [query], "query").sparse
+    answer = encode_texts(encoder, tokenizer, [document], "document").sparse
+    assert isinstance(asked, SparseVectors) and isinstance(answer, SparseVectors)
+    products = (asked.dense() * answer.dense())[0]
+    best = products.topk(min(k, int((products > 0).sum())))
+    names = encoder.term_names(best.indices.tolist())
+    return [TermMatch(*match) for match in zip(names, best.values.tolist(), strict=True)]
+
+
+def _token_matches(
+    encoder: "Encoder", tokenizer: "PackedTokenizer", query: str, document: str
+) -> list[TokenMatch]:
     asked, queries = _vectors(encoder, tokenizer, query, "query")
     answers, documents = _vectors(encoder, tokenizer, document, "document")
     if not answers:
@@ -73,8 +98,7 @@ def _vectors(
     with evaluating(encoder) as device:
         vectors = encoder.encode(packed.to(device), side).tokens
     name = type(encoder).__name__
-    if vectors is None:
-        raise ValueError(f"{name} gives no token vectors of a {side}: see explain for its terms")
+    assert vectors is not None, "an encoder of token vectors"
     if len(vectors.values) != packed.num_tokens:
         raise ValueError(
             f"{name} makes {len(vectors.values)} vectors of the {packed.num_tokens} tokens of a "

@@ -38,28 +38,35 @@ def check_model(model: Path | str) -> None:
 
 
 def load_retriever(
-    model: Path | str,
+    model: "Path | str | Encoder",
     query_length: int | None = None,
     document_length: int | None = None,
     *,
     device: torch.device | str = "cpu",
+    revision: str | None = None,
 ) -> "tuple[Encoder, PackedTokenizer]":
     """An encoder on its device and its tokenizer, ready for :func:`evaluate_encoder`.
 
     Args:
-        model: a folder of ``train.py``, a sentence-transformers or masked-LM folder, or a name on
-            the Hugging Face hub.
+        model: a folder of ``train.py``, a sentence-transformers or masked-LM folder, a name on the
+            Hugging Face hub, or an encoder that was loaded before.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
-            folder says, or 64 and 256 if it is silent.
+            folder says, or 64 and 256 if it is silent or there is none.
         device: where to put the encoder.
+        revision: branch, tag or commit on the hub.
 
     Raises:
         OSError, ValueError: from :func:`sparton.models.folders.load_encoder`.
     """
+    from sparton.models.encoder import Encoder
     from sparton.models.folders import Lengths, encoder_lengths, load_encoder
 
-    encoder = load_encoder(model).to(device)
-    lengths = encoder_lengths(model) or Lengths(query=64, document=256)
+    if isinstance(model, Encoder):
+        encoder, own = model, None
+    else:
+        encoder, own = load_encoder(model, revision=revision), encoder_lengths(model, revision)
+    encoder.to(device)
+    lengths = own or Lengths(query=64, document=256)
     tokenizer = packed_tokenizer(
         encoder, query_length or lengths.query, document_length or lengths.document
     )

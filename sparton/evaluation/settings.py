@@ -3,9 +3,9 @@
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from sparton.retrieval.encoding import KINDS
+from sparton.representations import KINDS
+from sparton.retrieval.encoding import VECTOR_DTYPES
 from sparton.retrieval.settings import RERANK_DEPTH, Search, check_metrics, check_search
-from sparton.retrieval.tokens import VECTOR_DTYPES
 from sparton.types import Kind, RetrievalTask
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ from sparton.evaluation.settings import (
     compared_kinds,
     plan_search,
 )
+from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
-from sparton.retrieval.encoding import EncodedTexts, autocast_dtype, device_of, encode_texts
-from sparton.retrieval.index import TextIndex
-from sparton.retrieval.metrics import METRICS, evaluate_run
+from sparton.retrieval.encoding import VectorDtype, autocast_dtype, device_of, encode_texts
+from sparton.retrieval.index import IndexBuilder, exact_index
+from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
 from sparton.retrieval.run import Run
 from sparton.retrieval.settings import (
     RERANK_DEPTH,
@@ -33,7 +34,7 @@ from sparton.retrieval.settings import (
     check_term_bounds,
 )
 from sparton.retrieval.sparse import mean_flops
-from sparton.retrieval.tokens import VectorDtype
+from sparton.sparse_vectors import SparseVectors
 from sparton.types import RetrievalTask, Side, Tokenizer
 
 if TYPE_CHECKING:
@@ -59,9 +60,10 @@ def evaluate_encoder(
     vector_dtype: VectorDtype = "float16",
     k1: float = 0.9,
     b: float = 0.4,
+    index: IndexBuilder = exact_index,
     progress: bool = True,
 ) -> TaskResult:
-    """An encoder on a full collection, searched exactly, on the encoder's own device.
+    """An encoder on a full collection, searched on the encoder's own device.
 
     The encoder is in evaluation mode meanwhile; afterwards its mode is what it was.
 
@@ -79,6 +81,7 @@ def evaluate_encoder(
         max_query_terms, max_document_terms: keep this many of a text's largest weights; None, or
             more than there are, for all.
         k1, b: of BM25, where it finds the candidates.
+        index: makes the index that is searched.
         batch_tokens, batch_sequences, precision, vector_dtype, progress: see :func:`encode_texts`.
 
     Raises:
@@ -98,7 +101,7 @@ def evaluate_encoder(
     kinds = compared_kinds(chosen, encoder)
     bm25 = BM25(k1, b)
 
-    def encode(texts: Sequence[str], side: Side, max_terms: int | None) -> EncodedTexts:
+    def encode(texts: Sequence[str], side: Side, max_terms: int | None) -> Representations:
         return encode_texts(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
             batch_tokens=batch_tokens, batch_sequences=batch_sequences, vector_dtype=vector_dtype,
@@ -117,6 +120,7 @@ def evaluate_encoder(
         search=f"{'bm25' if by_words else 'sparse'} + maxsim" if chosen == "rerank" else chosen,
         first_stage=_encode_words(task, bm25) if by_words else None,
         rerank_depth=rerank_depth,
+        build=index,
         device=device_of(encoder),
         start=start,
         progress=f"{task.name}: search" if progress else None,
@@ -142,13 +146,13 @@ def evaluate_bm25(
 
 
 class _Sides(NamedTuple):
-    queries: EncodedTexts
-    documents: EncodedTexts
+    queries: Representations
+    documents: Representations
 
 
 def _encode_words(task: RetrievalTask, bm25: BM25) -> _Sides:
-    documents = EncodedTexts(bm25.fit(task.documents.texts))
-    return _Sides(EncodedTexts(bm25.queries(task.queries.texts)), documents)
+    documents = Representations(bm25.fit(task.documents.texts))
+    return _Sides(Representations(bm25.queries(task.queries.texts)), documents)
 
 
 def _retrieve(
@@ -162,6 +166,7 @@ def _retrieve(
     start: float,
     first_stage: _Sides | None = None,
     rerank_depth: int = RERANK_DEPTH,
+    build: IndexBuilder = exact_index,
     progress: str | None = None,
 ) -> TaskResult:
     """Index and search what was encoded since ``start``; the first stage's sparse vectors take the
@@ -172,13 +177,12 @@ def _retrieve(
             own._replace(sparse=words.sparse) for own, words in zip(sides, first_stage, strict=True)
         )
     encoded = perf_counter()
-    index = TextIndex(documents, device)
+    index = build(documents, device, rerank_depth=rerank_depth)
     indexed = perf_counter()
     scores, rows = index.search(
         queries,
         k,
         exclude=_own_rows(task) if task.exclude_self else None,
-        rerank_depth=rerank_depth,
         progress=progress,
     )
     run = Run(task.queries.ids, task.documents.ids, rows, scores)
@@ -187,9 +191,11 @@ def _retrieve(
         "index": indexed - encoded,
         "search": perf_counter() - indexed,
     }
+    by_query = evaluate_queries(task.qrels, run, metrics)
     return TaskResult(
         name=task.name,
-        metrics=evaluate_run(task.qrels, run, metrics),
+        metrics=mean_of_queries(by_query),
+        by_query=by_query,
         search=search,
         seconds=seconds,
         run=run,
@@ -197,16 +203,16 @@ def _retrieve(
     )
 
 
-def _sizes(queries: EncodedTexts, documents: EncodedTexts) -> dict[str, float]:
+def _sizes(queries: Representations, documents: Representations) -> dict[str, float]:
     """The fields of a result that tell how large the representations are."""
     sizes: dict[str, float] = {}
-    if queries.sparse is not None and documents.sparse is not None:
-        sizes["query_terms"] = queries.sparse.mean_active_terms
-        sizes["document_terms"] = documents.sparse.mean_active_terms
-        sizes["flops"] = mean_flops(queries.sparse, documents.sparse)
+    asked, answers = queries.sparse, documents.sparse
+    if isinstance(asked, SparseVectors) and isinstance(answers, SparseVectors):
+        sizes["query_terms"], sizes["document_terms"] = asked.mean_entries, answers.mean_entries
+        sizes["flops"] = mean_flops(asked, answers)
     if queries.tokens is not None and documents.tokens is not None:
-        sizes["query_vectors"] = queries.tokens.mean_vectors
-        sizes["document_vectors"] = documents.tokens.mean_vectors
+        sizes["query_vectors"] = queries.tokens.mean_tokens
+        sizes["document_vectors"] = documents.tokens.mean_tokens
     return sizes
 
 

@@ -138,9 +138,11 @@ def run_steps(steps: Iterable[Step], tensors: dict[str, Any]) -> None:
 
 
 def descriptor(x: Tensor, block_rows: int, block_columns: int) -> TensorDescriptor:
-    """Of a contiguous matrix, whose rows may lie along several axes, read in such blocks.
-    (``TensorDescriptor.from_tensor`` asks for the strides, and the rows of a matrix that has but
-    one may be said to lie anywhere.)"""
+    """The descriptor of a contiguous matrix that is read in blocks of this size.
+
+    The rows may lie along several axes. (``TensorDescriptor.from_tensor`` asks for the strides, and
+    the rows of a matrix that has but one may be said to lie anywhere.)
+    """
     columns = x.shape[-1]
     shape = [x.shape[:-1].numel(), columns]
     return TensorDescriptor(x, shape, [columns, 1], [block_rows, block_columns])
@@ -155,7 +157,8 @@ def fits_descriptor(x: Tensor) -> bool:
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """Of a GPU; 2 of a CPU, where the interpreter runs what would be shared."""
+    """How many multiprocessors a GPU has. A CPU is given 2, so that the interpreter, too, runs what
+    several of them share."""
     if device.type != "cuda":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -4,14 +4,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from sparton.losses.contract import Scored, Term, total
 from sparton.losses.ranking import RankingLoss
 
 
 @dataclass(frozen=True)
-class WeightedSum:
+class WeightedSum(RankingLoss):
     """``sum_name weights[name] * losses[name]``; itself a ranking loss.
 
     Attributes:
@@ -37,23 +37,30 @@ class WeightedSum:
                 )
 
     @property
-    def needs_negatives(self) -> bool:
+    def needs_negatives(self) -> bool:  # type: ignore[override]
         return any(loss.needs_negatives for loss in self.losses.values())
 
     @property
-    def needs_teacher(self) -> bool:
+    def needs_teacher(self) -> bool:  # type: ignore[override]
         return any(loss.needs_teacher for loss in self.losses.values())
 
-    def parts(
-        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None
-    ) -> dict[str, Tensor]:
-        """The unweighted losses by name; arguments as :class:`RankingLoss`."""
-        return {name: loss(scores, positives, teacher_scores) for name, loss in self.losses.items()}
-
-    def total(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The weighted sum of :meth:`parts`."""
-        return torch.stack([self.weights[name] * part for name, part in parts.items()]).sum()
-
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
-        """Arguments as :class:`RankingLoss`; fp32 scalar."""
-        return self.total(self.parts(scores, positives, teacher_scores))
+        """The arguments are those of :class:`~sparton.losses.ranking.RankingLoss`. The result is an
+        fp32 scalar."""
+        return total(self._of(scores, positives, teacher_scores))
+
+    def terms(self, batch: Scored) -> dict[str, Term]:
+        """The losses by name. Where representations have two halves, there is one term for
+        each half, its weighted sum."""
+        if len(batch.scores) > 1:
+            return super().terms(batch)
+        (scores,) = batch.scores.values()
+        return self._of(scores, batch.positives, batch.teacher_scores)
+
+    def _of(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None
+    ) -> dict[str, Term]:
+        return {
+            name: Term(loss(scores, positives, teacher_scores), self.weights[name])
+            for name, loss in self.losses.items()
+        }

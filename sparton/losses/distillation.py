@@ -3,17 +3,18 @@
 Q queries, N = Q * (1 + K) documents of the global batch; only a query's own 1 + K count here.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparton.losses.ranking import own_scores
+from sparton.losses.ranking import RankingLoss, own_scores
 
 
 @dataclass(frozen=True)
-class MarginMSE:
+class MarginMSE(RankingLoss):
     """Squared error of the margins between positive and negatives (arXiv 2010.02666).
 
     Attributes:
@@ -25,8 +26,13 @@ class MarginMSE:
 
     scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(f"MarginMSE scale must be positive and finite, got {self.scale}")
+
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
-        """Arguments as :class:`RankingLoss`; fp32 scalar, the mean over queries and negatives.
+        """The arguments are those of :class:`~sparton.losses.ranking.RankingLoss`. The result is an
+        fp32 scalar, the mean over queries and negatives.
 
         Raises:
             ValueError: no negatives, no teacher scores, or not one for each document of a query.
@@ -37,7 +43,7 @@ class MarginMSE:
 
 
 @dataclass(frozen=True)
-class KLDivergence:
+class KLDivergence(RankingLoss):
     """Kullback-Leibler divergence from the teacher's distribution over a query's documents, as in
     SPLADE-v3 (Lassance et al., arXiv 2403.06789).
 
@@ -58,11 +64,14 @@ class KLDivergence:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "teacher_temperature"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"KLDivergence {name} must be positive, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"KLDivergence {name} must be positive and finite, got {getattr(self, name)}"
+                )
 
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
-        """Arguments, errors as :class:`MarginMSE`; fp32 scalar in nats, the mean over queries."""
+        """Arguments and errors are those of :class:`MarginMSE`. The result is an fp32 scalar in
+        nats, the mean over queries."""
         own, teacher = _own_scores(scores, positives, teacher_scores)
         return F.kl_div(
             F.log_softmax(own / self.temperature, dim=1),

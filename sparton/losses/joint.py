@@ -4,12 +4,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sparton.arguments import ArgumentError, Instance
+from sparton.losses.contract import Scored, Term
 from sparton.losses.ranking import RankingLoss
 
 KINDS = ("sparse", "tokens")
@@ -17,18 +18,21 @@ KINDS = ("sparse", "tokens")
 
 @dataclass(frozen=True)
 class Joint:
-    """A ranking loss for the scores of each half, and lessons of each half to the other.
+    """A ranking loss for the scores of each half, and lessons of each half to the other; a
+    :class:`~sparton.losses.contract.Loss`.
 
     A lesson is the Kullback-Leibler divergence of the pupil's distribution over all documents of
     the global batch from its teacher's, which gets no gradient of it.
 
     Attributes:
         sparse, tokens: the losses of the scores of the sparse half and of MaxSim.
-        weights: of these, by the same names.
+        weights: the weights of these two losses, by the same names.
         lessons: weight of what a half learns from the other, by the pupil's name; 0 or absent for
             nothing.
-        temperatures: the scores of a half are divided by its own before the softmax of a lesson.
+        temperatures: what the scores of each half are divided by before the softmax of a lesson.
     """
+
+    halves: ClassVar[frozenset[str]] = frozenset(KINDS)
 
     sparse: RankingLoss
     tokens: RankingLoss
@@ -57,52 +61,35 @@ class Joint:
     def needs_teacher(self) -> bool:
         return self.sparse.needs_teacher or self.tokens.needs_teacher
 
-    def parts(
-        self,
-        scores: Mapping[str, Tensor],
-        positives: Tensor,
-        teacher_scores: Tensor | None,
-    ) -> dict[str, Tensor]:
-        """The unweighted losses of both halves, and ``<pupil>_lesson`` for lessons with a weight.
-
-        Args:
-            scores: ``sparse`` and ``tokens``, fp32 ``[Q, N]`` each.
-            positives, teacher_scores: as :class:`RankingLoss`.
+    def terms(self, batch: Scored) -> dict[str, Term]:
+        """The losses of both halves, and ``<pupil>_lesson`` for lessons with a weight.
 
         Raises:
             ValueError: the scores of a half are missing.
         """
-        if missing := set(KINDS) - set(scores):
+        if missing := self.halves - set(batch.scores):
             raise ArgumentError(
-                "the joint loss compares two halves, but the encoder has no {}: give it {head}, or "
+                "a Joint loss compares two halves, but the encoder has no {}: give it {head}, or "
                 "take another loss",
-                missing.pop(),
+                min(missing),
                 head=Instance("JointHead"),
             )
-        losses = {"sparse": self.sparse, "tokens": self.tokens}
-        parts = {
-            name: loss(scores[name], positives, teacher_scores) for name, loss in losses.items()
+        terms = {
+            name: Term(
+                loss(batch.scores[name], batch.positives, batch.teacher_scores), self.weights[name]
+            )
+            for name, loss in (("sparse", self.sparse), ("tokens", self.tokens))
         }
         for pupil, teacher in (KINDS, KINDS[::-1]):
-            if self.lessons.get(pupil):
-                parts[f"{pupil}_lesson"] = F.kl_div(
-                    self._log_softmax(scores, pupil),
-                    self._log_softmax(scores, teacher).detach(),
+            if weight := self.lessons.get(pupil):
+                lesson = F.kl_div(
+                    self._log_softmax(batch.scores, pupil),
+                    self._log_softmax(batch.scores, teacher).detach(),
                     reduction="batchmean",
                     log_target=True,
                 )
-        return parts
-
-    def total(self, parts: Mapping[str, Tensor]) -> Tensor:
-        """The weighted sum of :meth:`parts`."""
-        weights = {**self.weights, **{f"{name}_lesson": w for name, w in self.lessons.items()}}
-        return torch.stack([weights[name] * part for name, part in parts.items()]).sum()
-
-    def __call__(
-        self, scores: Mapping[str, Tensor], positives: Tensor, teacher_scores: Tensor | None
-    ) -> Tensor:
-        """Arguments as :meth:`parts`; fp32 scalar."""
-        return self.total(self.parts(scores, positives, teacher_scores))
+                terms[f"{pupil}_lesson"] = Term(lesson, weight)
+        return terms
 
     def _log_softmax(self, scores: Mapping[str, Tensor], name: str) -> Tensor:
         return F.log_softmax(scores[name] / self.temperatures[name], dim=1)

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.maxsim import maxsim_varlen
-from sparton.losses.combination import WeightedSum
-from sparton.losses.joint import Joint
-from sparton.losses.ranking import RankingLoss
+from sparton.losses.contract import Loss, Scored, total
 from sparton.losses.regularizers import Regularizer
 from sparton.losses.rows import dot_scores
 from sparton.representations import Representations, TokenVectors
@@ -31,15 +29,14 @@ class Objective:
     """A ranking loss plus regularizers on sparse representations, plus the encoder's own losses.
 
     Attributes:
-        ranking: of the scores; the losses of a weighted sum become parts ``ranking_<name>``.
-            Representations with a sparse half and tokens have scores of two kinds; a
-            :class:`Joint` says what is minimised of both, any other loss is applied to each, and
-            their sum is minimised.
-        query_regularizers, document_regularizers: by name, for the log.
+        ranking: the loss of the scores, or of the representations. Where it has several terms, they
+            become parts ``ranking_<name>``.
+        query_regularizers, document_regularizers: the penalties of each side, by the names that the
+            log shows.
         own_losses: weights of the losses that the representations bring along, by name.
     """
 
-    ranking: RankingLoss | Joint
+    ranking: Loss
     query_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     document_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     own_losses: Mapping[str, float] = field(default_factory=dict)
@@ -53,8 +50,8 @@ class Objective:
     ) -> ObjectiveValue:
         """
         Args:
-            queries: of Q texts.
-            documents: of N texts, grouped by query, the positive first.
+            queries: the representations of Q texts.
+            documents: the representations of N texts, grouped by query, the positive first.
             step: decides the regularizers' weights.
             teacher_scores: fp32 ``[Q, 1 + K]``, for ranking losses that follow a teacher.
 
@@ -69,33 +66,17 @@ class Objective:
         with torch.autocast(device.type, enabled=False):
             scores = all_scores(queries, documents)
             positives = torch.arange(counts[0], device=device) * (counts[1] // counts[0])
-            loss, parts = self._rank(scores, positives, teacher_scores)
+            terms = self.ranking.terms(
+                Scored(queries, documents, scores, positives, teacher_scores)
+            )
+            loss = total(terms)
+            parts = {"ranking": loss.detach()}
+            if len(terms) > 1:
+                parts |= {f"ranking_{name}": term.value.detach() for name, term in terms.items()}
             for penalty, weight, name in self._penalties(queries, documents, step):
                 loss = loss + weight * penalty
                 parts[name] = penalty.detach()
         return ObjectiveValue(loss, parts)
-
-    def _rank(
-        self, scores: Mapping[str, Tensor], positives: Tensor, teacher_scores: Tensor | None
-    ) -> ObjectiveValue:
-        ranking = self.ranking
-        if isinstance(ranking, Joint):
-            named = ranking.parts(scores, positives, teacher_scores)
-            loss = ranking.total(named)
-        elif len(scores) > 1:
-            named = {
-                name: ranking(each, positives, teacher_scores) for name, each in scores.items()
-            }
-            loss = torch.stack(list(named.values())).sum()
-        elif isinstance(ranking, WeightedSum):
-            (only,) = scores.values()
-            named = ranking.parts(only, positives, teacher_scores)
-            loss = ranking.total(named)
-        else:
-            (only,) = scores.values()
-            named, loss = {}, ranking(only, positives, teacher_scores)
-        parts = {f"ranking_{name}": part.detach() for name, part in named.items()}
-        return ObjectiveValue(loss, {"ranking": loss.detach(), **parts})
 
     def _penalties(
         self, queries: Representations, documents: Representations, step: int

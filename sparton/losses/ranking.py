@@ -4,27 +4,29 @@ Q queries, N = Q * (1 + K) documents of the global batch, grouped by query, the 
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparton.losses.contract import Scored, Term
 
-class RankingLoss(Protocol):
-    """What all ranking losses have in common; they are called alike."""
 
-    @property
-    def needs_negatives(self) -> bool:
-        """Compares a query's positive with its own K >= 1 explicit negatives."""
-        ...
+class RankingLoss(ABC):
+    """A function of one matrix of scores; a :class:`~sparton.losses.contract.Loss`.
 
-    @property
-    def needs_teacher(self) -> bool:
-        """Follows a teacher's scores."""
-        ...
+    Where representations have two halves, it is applied to the scores of each half, and the sum of
+    the two is minimised.
+    """
 
+    needs_negatives: ClassVar[bool] = False
+    needs_teacher: ClassVar[bool] = False
+    halves: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
         """
         Args:
@@ -35,20 +37,23 @@ class RankingLoss(Protocol):
         Returns:
             fp32 scalar.
         """
-        ...
+
+    def terms(self, batch: Scored) -> dict[str, Term]:
+        """The loss of the scores of each half, by the name of the half."""
+        return {
+            half: Term(self(scores, batch.positives, batch.teacher_scores))
+            for half, scores in batch.scores.items()
+        }
 
 
 @dataclass(frozen=True)
-class InfoNCE:
+class InfoNCE(RankingLoss):
     """Cross entropy of the positive among all documents of the global batch (arXiv 1807.03748).
 
     Attributes:
         temperature: scores are divided by it.
         symmetric: also ask every positive for its query among all queries; the mean of both.
     """
-
-    needs_negatives: ClassVar[bool] = False
-    needs_teacher: ClassVar[bool] = False
 
     temperature: float = 1.0
     symmetric: bool = False
@@ -60,7 +65,8 @@ class InfoNCE:
     def __call__(
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
     ) -> Tensor:
-        """Arguments as :class:`RankingLoss`; fp32 scalar in nats. ``teacher_scores`` go unused."""
+        """The arguments are those of :class:`RankingLoss`, and ``teacher_scores`` go unused. The
+        result is an fp32 scalar in nats."""
         scores = scores / self.temperature
         loss = F.cross_entropy(scores, positives)
         if not self.symmetric:
@@ -71,7 +77,7 @@ class InfoNCE:
 
 
 @dataclass(frozen=True)
-class Triplet:
+class Triplet(RankingLoss):
     """``max(0, margin - positive + negative)`` (arXiv 1703.07737, distance = minus score).
 
     Attributes:
@@ -79,7 +85,6 @@ class Triplet:
     """
 
     needs_negatives: ClassVar[bool] = True
-    needs_teacher: ClassVar[bool] = False
 
     margin: float = 5.0
 
@@ -90,8 +95,8 @@ class Triplet:
     def __call__(
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
     ) -> Tensor:
-        """Arguments as :class:`RankingLoss`; fp32 scalar, the mean over queries and negatives.
-        ``teacher_scores`` go unused.
+        """The arguments are those of :class:`RankingLoss`, and ``teacher_scores`` go unused. The
+        result is an fp32 scalar, the mean over queries and negatives.
 
         Raises:
             ValueError: no negatives.

@@ -34,7 +34,7 @@ def row_totals(reps: Rows) -> Tensor:
 
 def active_terms(reps: Rows) -> Tensor:
     """How many terms each text has, int64 ``[B]``."""
-    return (reps.detach() > 0).sum(1) if isinstance(reps, Tensor) else reps.bounds.diff()
+    return (reps.detach() > 0).sum(1) if isinstance(reps, Tensor) else reps.lengths
 
 
 def document_frequency(reps: Rows) -> Tensor:

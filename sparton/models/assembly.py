@@ -24,6 +24,12 @@ def build_encoder(
     Raises:
         ValueError: the head needs what the backbone lacks, or is no head.
     """
+    encoder = _of_kind(backbone, head)
+    encoder.origin = backbone.origin
+    return encoder
+
+
+def _of_kind(backbone: EncoderBody | CachedBackbone, head: nn.Module | AutoencoderHead) -> Encoder:
     if isinstance(head, AutoencoderHead):
         return AutoencoderEncoder(backbone, head)
     if isinstance(backbone, CachedBackbone):

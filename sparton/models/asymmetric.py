@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from sparton.kernels.splade_head import TopK
+from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.assembly import build_encoder
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
@@ -45,7 +45,10 @@ class AsymmetricEncoder(Encoder):
         _check_space(query, document)
         self.query = query
         self.document = document
+        # Of two models' terms the stricter ones hold.
+        self.origin = (query if query.origin.is_non_commercial else document).origin
         self.query_lr = query_lr
+        self.similarity = document.similarity
         self._query_learns = any(each.requires_grad for each in query.parameters())
         self.regularized = ("query", "document") if self._query_learns else ("document",)
         self.markup = query.markup._replace(
@@ -61,22 +64,28 @@ class AsymmetricEncoder(Encoder):
         """What the side's encoder makes of the texts."""
         return self.of(side).encode(tokens, side)
 
+    def encode_both(
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
+    ) -> tuple[Representations, Representations]:
+        """Each side by its own encoder."""
+        of_queries, of_documents = (
+            encoder(tokens, memory) if isinstance(encoder, SpladeEncoder) else encoder(tokens)
+            for encoder, tokens in ((self.query, queries), (self.document, documents))
+        )
+        return Representations(of_queries), Representations(of_documents)
+
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, by the side's encoder."""
         return self.of(side).topk(tokens, side, k)
 
-    def observe(self, queries: Representations, documents: Representations) -> None:
-        for encoder in (self.query, self.document):
-            encoder.observe(queries, documents)
-
     def learning_rates(self) -> dict[str, float]:
-        """Of the query encoder, where it has its own and can learn."""
+        """The learning rate of the query encoder, where it has one of its own and can learn."""
         if self.query_lr is None or not self._query_learns:
             return {}
         return {"query": self.query_lr}
 
     def figures(self) -> dict[str, Tensor]:
-        """Those of both, by side."""
+        """The numbers of both encoders, their names preceded by the side."""
         return {
             f"{side}_{name}": figure
             for side, encoder in (("query", self.query), ("document", self.document))
@@ -86,7 +95,7 @@ class AsymmetricEncoder(Encoder):
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True
     ) -> float:
-        """Of the side's encoder."""
+        """The FLOPs of the side's encoder."""
         return self.of(side).flops_per_token(sequence_length, side, training=training)
 
     @property
@@ -96,7 +105,7 @@ class AsymmetricEncoder(Encoder):
 
 
 def shared_queries(document: Encoder) -> Encoder:
-    """Queries by the documents' own encoder: the usual, symmetric model."""
+    """Let the documents' own encoder encode the queries, too: the usual, symmetric model."""
     return document
 
 
@@ -108,11 +117,12 @@ def static_queries(
     frozen: bool = True,
     lr: float | None = None,
 ) -> AsymmetricEncoder:
-    """Inference-free queries, see :class:`StaticEncoder`.
+    """Look the weights of queries up, see :class:`~sparton.models.static.StaticEncoder`.
 
     Args:
-        weights: JSON of weights by token (``scripts/compute_idf.py``); None for ones.
-        missing: weight of tokens that the JSON does not name, see :func:`static_weights`.
+        weights: JSON of weights by token (``sparton.pipelines.compute_idf``); None for ones.
+        missing: weight of tokens that the JSON does not name, see
+            :func:`~sparton.models.static.static_weights`.
         frozen: keep the weights as they are.
         lr: learning rate of weights that are not frozen; None for that of the documents' encoder.
 
@@ -131,7 +141,7 @@ def static_queries(
 def separate_queries(
     document: Encoder, backbone: EncoderBody, head: nn.Module, *, lr: float | None = None
 ) -> AsymmetricEncoder:
-    """Queries by a SPLADE model of their own, such as a smaller one.
+    """Let a SPLADE model of their own, such as a smaller one, encode the queries.
 
     Args:
         backbone, head: of the query encoder; its vocabulary must be that of the documents.

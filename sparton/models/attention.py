@@ -7,7 +7,7 @@ A model loaded with ``attn_implementation=PACKED_ATTENTION`` takes ``input_ids [
 attention mask and reads the sequence boundaries from keyword arguments of its forward.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,8 +25,10 @@ from sparton.kernels.varlen_attention import (
 from sparton.types import KeyTokens
 
 PACKED_ATTENTION = "sparton_packed"
+# The same for models that were built with attention dropout, which it leaves out.
+DROPLESS_ATTENTION = "sparton_packed_dropless"
 # Sequences of up to so many tokens go to our own kernels, which are faster there
-# (scripts/benchmark_attention.py), longer ones to FlashAttention.
+# (scripts/benchmark.py attention), longer ones to FlashAttention.
 SHORT = 512
 
 
@@ -42,9 +44,14 @@ class _Places(NamedTuple):
 
 
 def register_packed_attention() -> None:
-    """Make :data:`PACKED_ATTENTION` known to transformers; calling it again changes nothing."""
-    AttentionInterface.register(PACKED_ATTENTION, packed_attention)
-    AttentionMaskInterface.register(PACKED_ATTENTION, no_mask)
+    """Make :data:`PACKED_ATTENTION` and :data:`DROPLESS_ATTENTION` known to transformers; calling
+    it again changes nothing."""
+    for name, attend in (
+        (PACKED_ATTENTION, packed_attention),
+        (DROPLESS_ATTENTION, dropless_attention),
+    ):
+        AttentionInterface.register(name, attend)
+        AttentionMaskInterface.register(name, no_mask)
 
 
 def no_mask(*_args: object, **_kwargs: object) -> None:
@@ -101,6 +108,11 @@ def packed_attention(
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     mixed = _attend(q, k, v, _Places(cu_seq_lens_q, max_length_q, keys, scaling, window))
     return mixed.unsqueeze(0), None
+
+
+def dropless_attention(*operands: Any, dropout: float = 0.0, **options: Any) -> tuple[Tensor, None]:
+    """:func:`packed_attention`, whatever the dropout that a layer asks for."""
+    return packed_attention(*operands, **options)
 
 
 def packed_self_attention(

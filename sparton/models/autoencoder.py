@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparton.kernels.splade_head import TopK
-from sparton.sparse_vectors import SparseVectors, used_terms
 
 ACTIVE = 1e-5  # a smaller latent does not count as active
 EPSILON = 1e-5  # of the layer normalisation
@@ -25,6 +24,21 @@ class Prepared(NamedTuple):
     deviation: Tensor
 
 
+class Trained(NamedTuple):
+    """What an autoencoder makes of N embeddings in training.
+
+    Attributes:
+        latents: fp32 ``[N, H]``, the k largest of each text, where positive, among zeros.
+        losses: by name, see :meth:`SparseAutoencoder.with_losses`.
+        active: bool ``[2, H]``, the latents that are active in some text: among its k largest, and
+            among its 4 k largest.
+    """
+
+    latents: Tensor
+    losses: dict[str, Tensor]
+    active: Tensor
+
+
 class SparseAutoencoder(nn.Module):
     """Embeddings to a few positive latents, and back with the encoder's own matrix.
 
@@ -35,6 +49,13 @@ class SparseAutoencoder(nn.Module):
     the latents are the rotated numbers of an embedding by their sign, and dot products miss those
     that are left out and those whose signs differ.
 
+    A latent is dead if it was active in none of the last ``dead_threshold`` passes. A training step
+    has four, in this order: over all queries of the global batch the k largest latents of each,
+    then the 4 k largest, and both again over all documents. The dead latents of a side's auxiliary
+    loss are those after the first of its two passes, so that what its own texts have just revived
+    is alive. ``SparseAutoEncoder`` of sentence-transformers counts in this way when it is trained
+    on pairs. It makes a column of every negative besides, with two passes of its own.
+
     Args:
         input_dim: D.
         hidden_dim: H.
@@ -42,13 +63,13 @@ class SparseAutoencoder(nn.Module):
         k_aux: dead latents that the auxiliary loss revives at a time; 0 for no such loss.
         normalize: give each embedding mean 0 and standard deviation 1 over its D numbers first,
             and undo this after the reconstruction.
-        dead_threshold: steps without activity after which a latent is dead.
+        dead_threshold: passes without activity after which a latent is dead; 120 are 30 steps.
 
     Raises:
         ValueError: a size below 1, or ``k`` above ``hidden_dim``.
     """
 
-    steps_since_active: Tensor
+    passes_since_active: Tensor
 
     def __init__(
         self,
@@ -58,7 +79,7 @@ class SparseAutoencoder(nn.Module):
         *,
         k_aux: int = 512,
         normalize: bool = False,
-        dead_threshold: int = 30,
+        dead_threshold: int = 120,
     ) -> None:
         super().__init__()
         check_sizes(hidden_dim, k, k_aux, dead_threshold)
@@ -71,8 +92,8 @@ class SparseAutoencoder(nn.Module):
             self.encoder.weight.copy_(_signed_rotations(hidden_dim, input_dim))
         self.latent_bias = nn.Parameter(torch.zeros(hidden_dim))
         self.pre_bias = nn.Parameter(torch.zeros(input_dim))
-        # 1 for the latents of the last step, as sentence-transformers counts.
-        self.register_buffer("steps_since_active", torch.zeros(hidden_dim, dtype=torch.long))
+        # 1 for the latents of the last pass, as sentence-transformers counts.
+        self.register_buffer("passes_since_active", torch.zeros(hidden_dim, dtype=torch.long))
 
     @property
     def input_dim(self) -> int:
@@ -90,56 +111,79 @@ class SparseAutoencoder(nn.Module):
 
     @torch.no_grad()
     def topk(self, embeddings: Tensor, k: int) -> TopK:
-        """The min(k, :attr:`k`) largest latents of each text and their places; others are zero."""
+        """The min(k, ``k``) largest latents of each text and their places; others are zero."""
         with torch.autocast(embeddings.device.type, enabled=False):
             values, indices = self._latents(self._prepare(embeddings)).topk(min(k, self.k))
             return TopK(values.relu(), indices)
 
-    def with_losses(self, embeddings: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def with_losses(self, embeddings: Tensor) -> Trained:
         """:meth:`forward`, and what the autoencoder wants to minimise.
 
         Returns:
-            The latents fp32 ``[N, H]``, and by name:
+            The latents, which of them are active, and the losses by name:
 
             - ``reconstruction_k``, ``reconstruction_4k`` fp32 ``[N]``: the relative error of
               reconstructions from the k and from the 4 k largest latents;
-            - with ``k_aux``: ``auxiliary`` fp32 ``[N]``, the mean squared error with which the
-              ``k_aux`` largest dead latents predict what the living left over, and this
-              ``residual`` itself, fp32 ``[N, D]``, whose variance over the batch scales the loss:
-              see :func:`residual_variance`.
+            - with ``k_aux``: ``residual`` fp32 ``[N, D]``, what the k largest latents left over,
+              for :meth:`auxiliary` to predict.
         """
         with torch.autocast(embeddings.device.type, enabled=False):
             inputs, prepared = embeddings.float(), self._prepare(embeddings)
             latents = self._latents(prepared)
-            kept = _positive_topk(latents, self.k)
+            kept, more = _positive_topk(latents, self.k), _positive_topk(latents, 4 * self.k)
             # Without the bias, so that the auxiliary loss can take what the latents alone explain.
             explained = self._decode(kept)
             bias = self.pre_bias.float()
-            more = self._decode(_positive_topk(latents, 4 * self.k))
             losses = {
                 "reconstruction_k": relative_error(
                     self._restore(explained + bias, prepared), inputs
                 ),
-                "reconstruction_4k": relative_error(self._restore(more + bias, prepared), inputs),
+                "reconstruction_4k": relative_error(
+                    self._restore(self._decode(more) + bias, prepared), inputs
+                ),
             }
             if self.k_aux:
-                residual = inputs - self._restore(explained, prepared).detach()
-                revived = _positive_topk(latents * self.dead, self.k_aux)
-                prediction = (self._decode(revived) + bias) * prepared.deviation
-                losses["auxiliary"] = _error(prediction, residual)
-                losses["residual"] = residual
-            return kept, losses
+                losses["residual"] = inputs - self._restore(explained, prepared).detach()
+            active = torch.stack([(each > ACTIVE).any(0) for each in (kept, more)])
+            return Trained(kept, losses, active)
+
+    def auxiliary(self, embeddings: Tensor, residual: Tensor, dead: Tensor) -> Tensor:
+        """The mean squared error, fp32 ``[N]``, with which the ``k_aux`` largest dead latents of
+        each text predict its ``residual [N, D]``, whose variance over the batch scales the loss:
+        see :func:`residual_variance`.
+
+        Args:
+            dead: bool ``[H]`` that :meth:`observe` returned for these texts' side of the batch.
+        """
+        with torch.autocast(embeddings.device.type, enabled=False):
+            prepared = self._prepare(embeddings)
+            revived = _positive_topk(self._latents(prepared) * dead, self.k_aux)
+            prediction = self._decode(revived) + self.pre_bias.float()
+            return _error(prediction * prepared.deviation, residual)
 
     @property
     def dead(self) -> Tensor:
-        """Which latents were active in none of the last steps; bool ``[H]``."""
-        return self.steps_since_active > self.dead_threshold
+        """Which latents were active in none of the last passes; bool ``[H]``."""
+        return self.passes_since_active > self.dead_threshold
 
     @torch.no_grad()
-    def observe(self, *latents: Tensor | SparseVectors) -> None:
-        """Count one step, in which the texts of the batch had these latents, ``[N, H]`` each."""
-        active = torch.stack([used_terms(each, ACTIVE) for each in latents]).any(0)
-        self.steps_since_active.add_(1).masked_fill_(active, 1)
+    def observe(self, active: Tensor) -> Tensor:
+        """Count the two passes of one side of the global batch.
+
+        Args:
+            active: bool ``[2, H]`` of all its texts, see :class:`Trained`.
+
+        Returns:
+            The latents that are dead between the two, bool ``[H]``.
+        """
+        first, second = active
+        self._count(first)
+        dead = self.dead
+        self._count(second)
+        return dead
+
+    def _count(self, active: Tensor) -> None:
+        self.passes_since_active.add_(1).masked_fill_(active, 1)
 
     def _prepare(self, embeddings: Tensor) -> Prepared:
         inputs = embeddings.float()
@@ -192,7 +236,7 @@ def check_sizes(hidden_dim: int, k: int, k_aux: int, dead_threshold: int) -> Non
     if k_aux < 0 or dead_threshold < 1:
         raise ValueError(
             f"k_aux={k_aux} must be 0 (no auxiliary loss) or more, and "
-            f"dead_threshold={dead_threshold} at least one step"
+            f"dead_threshold={dead_threshold} at least one pass"
         )
 
 

@@ -19,7 +19,7 @@ from sparton.types import TokenBatch
 class Backbone(EncoderBody):
     """A masked-language model without its last matrix, on packed tokens.
 
-    The decoder (output embeddings) leaves the Hugging Face model and becomes :attr:`decoder`; what
+    The decoder (output embeddings) leaves the Hugging Face model and becomes ``decoder``; what
     the model then calls logits are the transformed hidden states that the decoder would read. A
     decoder tied to the input embeddings stays tied.
 
@@ -65,10 +65,10 @@ class Backbone(EncoderBody):
             compile_part(self._head[0])
 
     def forward(self, tokens: TokenBatch) -> Tensor:
-        """Transformed hidden states ``[T, D]`` of packed tokens; :attr:`decoder` maps them to V.
+        """Transformed hidden states ``[T, D]`` of packed tokens; ``decoder`` maps them to V.
 
         Raises:
-            ValueError: ``tokens.max_seqlen`` exceeds :attr:`max_length`.
+            ValueError: ``tokens.max_seqlen`` exceeds ``max_length``.
         """
         return self.transform(self.hidden_states(tokens))
 

@@ -19,6 +19,7 @@ from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
 from sparton.models.checkpoint import load_body, load_mlm, load_tokenizer
 from sparton.models.folders.files import module_kinds
+from sparton.models.origin import Origin, origin_of_trained
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ def pretrained(
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
+    backbone.origin = origin_of_trained(name, revision)
     if (logit_scale, logit_shift) != (1.0, 0.0):
         rescale_logits(backbone, logit_scale, logit_shift)
     return backbone
@@ -92,13 +94,15 @@ def bare(
             f"{name} has trained weights beside its transformer ({', '.join(trained)}), which a "
             "bare encoder leaves out; load_encoder reads all of it"
         )
-    return EncoderBody(
+    body = EncoderBody(
         load_body(name, revision=revision),
         load_tokenizer(name, revision=revision),
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
+    body.origin = origin_of_trained(name, revision)
+    return body
 
 
 def minilm(
@@ -109,7 +113,8 @@ def minilm(
     Its checkpoint has no masked-language-modelling head. The decoder is tied to the word
     embeddings and :func:`start_near_identity` fills the transform: its last states still lie close
     to the embeddings of their own and of related words, so that the untrained representations
-    hold a text's words and some hundred associations. ``scripts/adapt_mlm.py`` trains a head.
+    hold a text's words and some hundred associations. ``sparton.pipelines.adapt_mlm`` trains a
+    head.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
@@ -125,6 +130,7 @@ def minilm(
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
+    backbone.origin = Origin("sentence-transformers/all-MiniLM-L6-v2", "apache-2.0")
     start_near_identity(backbone, bias=-4.0)
     return backbone
 

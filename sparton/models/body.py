@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sparton.models.attention import PACKED_ATTENTION, register_packed_attention
 from sparton.models.elementwise import replace_dropout, replace_layer_norms
 from sparton.models.layers import fuse_layers
+from sparton.models.origin import Origin
 from sparton.types import TokenBatch
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
@@ -30,7 +31,7 @@ class EncoderBody(nn.Module):
         tokenizer: its fast tokenizer.
         compile: run the model's layers through ``torch.compile(dynamic=True)``. They share one
             graph for all lengths; evaluation and training get one each, and so do batches with
-            :attr:`~sparton.types.TokenBatch.keys`. Dropout then is a
+            ``TokenBatch.keys``. Dropout then is a
             :class:`~sparton.models.elementwise.FusedDropout`.
         half_residual: keep what layers pass on in bfloat16 too under bfloat16 autocast, see
             :class:`~sparton.models.elementwise.HalfLayerNorm`.
@@ -39,6 +40,8 @@ class EncoderBody(nn.Module):
     Raises:
         ValueError: the model's attention cannot be packed, or model and tokenizer do not fit.
     """
+
+    origin = Origin()  # of the weights; whoever loads them says it
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class EncoderBody(nn.Module):
         """The last states ``[T, D]`` of packed tokens, as ``AutoModel`` gives them.
 
         Raises:
-            ValueError: ``tokens.max_seqlen`` exceeds :attr:`max_length`.
+            ValueError: ``tokens.max_seqlen`` exceeds ``max_length``.
         """
         if tokens.num_tokens == 0:
             return self._no_states()
@@ -273,7 +276,9 @@ def _check_packing(body: EncoderBody) -> None:
         raise _unpackable(body.model) from error
     finally:
         body.train(training)
-    if not torch.allclose(together, alone, rtol=0, atol=1e-4 * float(alone.abs().max())):
+    # Rounding differs between batches, by more where products are in TF32 or weights in 16 bits.
+    tolerance = max(1e-3, 4 * torch.finfo(alone.dtype).eps)
+    if not (together - alone).float().norm() <= tolerance * alone.float().norm():
         raise _unpackable(body.model)
 
 

@@ -9,17 +9,18 @@ from torch import Tensor, nn
 
 from sparton.embeddings import MODEL, EmbeddingTable, TextRows
 from sparton.models.checkpoint import load_tokenizer
+from sparton.models.origin import read_origin
 from sparton.models.pooling import Pooling
 from sparton.types import Markup, TokenBatch
 
 
 class CachedBackbone(nn.Module):
-    """A table of embeddings, looked up by the row numbers that its :attr:`text_rows` make of texts.
+    """A table of embeddings, looked up by the row numbers that its ``text_rows`` make of texts.
 
     It has no parameters. The model that made the embeddings lies beside them, for saving.
 
     Args:
-        path: folder that ``scripts/cache_embeddings.py`` has written.
+        path: folder that ``sparton.pipelines.cache_embeddings`` has written.
         on_device: see :class:`~sparton.embeddings.EmbeddingTable`.
 
     Raises:
@@ -32,6 +33,7 @@ class CachedBackbone(nn.Module):
         self.table = EmbeddingTable(path, on_device=on_device)
         self.tokenizer = load_tokenizer(str(self.source))
         self.max_length = None
+        self.origin = read_origin(self.source)
 
     @property
     def source(self) -> Path:

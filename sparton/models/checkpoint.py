@@ -15,10 +15,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import cached_file, logging
-from transformers.utils.hub import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from transformers.utils import logging
 
 from sparton.models.body import without_attention_dropout
+from sparton.models.repository import optional_file
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -115,46 +115,6 @@ def load_tokenizer(
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"{name} has a slow tokenizer ({type(tokenizer).__name__}); convert it")
     return tokenizer
-
-
-def optional_file(
-    name: str, file: str, revision: str | None = None, subfolder: str = ""
-) -> Path | None:
-    """Path of a file of a local folder or hub repository, None where it is not there, or the hub
-    cannot be reached.
-
-    Raises:
-        OSError: the hub has no such repository or revision, or does not show it to this user.
-    """
-    try:
-        found = cached_file(
-            name,
-            file,
-            revision=revision,
-            subfolder=subfolder,
-            _raise_exceptions_for_missing_entries=False,
-        )
-    except OSError as error:
-        raise OSError(_hub_answer(name, revision, error)) from error
-    return None if found is None else Path(found)
-
-
-def _hub_answer(name: str, revision: str | None, error: OSError) -> str:
-    """In one sentence what transformers tells in paragraphs."""
-    match error.__cause__:
-        case GatedRepoError():
-            return (
-                f"{name}: the hub shows this model to those only who accept its terms at "
-                f"https://huggingface.co/{name}; then log in with `hf auth login`"
-            )
-        case RepositoryNotFoundError():
-            return (
-                f"{name}: no such folder, and no such model on the hub "
-                "(https://huggingface.co/models has the names; a private one needs `hf auth login`)"
-            )
-        case RevisionNotFoundError():
-            return f"{name} has no revision={revision} on the hub: name a branch, tag or commit"
-    return f"{name}: {' '.join(str(error).split())}"
 
 
 def _config(name: str, revision: str | None, subfolder: str) -> PreTrainedConfig:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from sparton.arguments import ArgumentError
+from sparton.kernels.splade_head import HeadMemory
 from sparton.models.body import EncoderBody, hidden_of_both
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
@@ -26,6 +27,7 @@ class ColbertHead(nn.Module):
 
     Args:
         width: E.
+        bias: let the projection add one to every vector.
         query_marker, document_marker: tokens after [CLS] that tell the sides apart; empty for none.
             The tokenizer learns those that it does not know.
         query_expansion: fill queries up to the query length with [MASK], or the token that ends a
@@ -44,6 +46,7 @@ class ColbertHead(nn.Module):
         self,
         width: int = 128,
         *,
+        bias: bool = False,
         query_marker: str = "[Q] ",
         document_marker: str = "[D] ",
         query_expansion: bool = True,
@@ -61,6 +64,7 @@ class ColbertHead(nn.Module):
                 "attend_to_expansion needs query_expansion: there is nothing to attend to without"
             )
         self.width = width
+        self.bias = bias
         self.query_marker = query_marker
         self.document_marker = document_marker
         self.query_expansion = query_expansion
@@ -71,13 +75,19 @@ class ColbertHead(nn.Module):
         self.document_prompt = document_prompt
 
     def forward(
-        self, hidden: Tensor, weight: Tensor, tokens: TokenBatch, counted: Tensor | None
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: TokenBatch,
+        counted: Tensor | None,
     ) -> TokenVectors:
         """Vectors of hidden states ``[T, D]``.
 
         Args:
             hidden: last states of the body.
             weight: ``[E, D]`` of the projection.
+            bias: ``[E]`` of the projection, or None.
             tokens: T of them.
             counted: bool ``[V]``, whether a token takes part in MaxSim; None if all do.
 
@@ -85,7 +95,7 @@ class ColbertHead(nn.Module):
             Values ``[T, E]`` in the dtype of the product (autocast's, under autocast), normalised
             in fp32.
         """
-        values = F.linear(hidden, weight)
+        values = F.linear(hidden, weight, bias)
         if self.normalize:
             values = F.normalize(values.float(), dim=-1).to(values.dtype)
         mask = None if counted is None else counted.index_select(0, tokens.input_ids)
@@ -160,7 +170,7 @@ class ColbertEncoder(Encoder):
         backbone.add_tokens(head.markers)
         self.backbone = backbone.bare()
         self.head = head
-        self.projection = nn.Linear(backbone.hidden_size, head.width, bias=False)
+        self.projection = nn.Linear(backbone.hidden_size, head.width, head.bias)
         self.markup = head.markup(self.tokenizer)
         counted = head.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)
@@ -174,7 +184,7 @@ class ColbertEncoder(Encoder):
         return Representations(tokens=self(tokens, side))
 
     def encode_both(
-        self, queries: TokenBatch, documents: TokenBatch
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
         """See :func:`~sparton.models.body.hidden_of_both`."""
         sides = queries, documents
@@ -184,12 +194,13 @@ class ColbertEncoder(Encoder):
 
     def _represent(self, hidden: Tensor, tokens: TokenBatch, side: Side) -> TokenVectors:
         counted = self.counted if side == "document" else None
-        return self.head(hidden, self.projection.weight, tokens, counted)
+        return self.head(hidden, self.projection.weight, self.projection.bias, tokens, counted)
 
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True
     ) -> float:
-        """Of the body and the projection; MaxSim depends on what is compared with what."""
+        """The FLOPs of the body and of the projection. MaxSim is not counted, since it depends on
+        what is compared with what."""
         projection = 2.0 * self.projection.weight.numel() * (3 if training else 1)
         body = self.backbone.flops_per_token(sequence_length, training=training)
         return body + projection

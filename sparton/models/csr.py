@@ -43,7 +43,7 @@ class AutoencoderHead:
     k: int
     k_aux: int = 512
     normalize: bool = False
-    dead_threshold: int = 30
+    dead_threshold: int = 120
     pooling: PoolingMode = "mean"
     normalize_pooled: bool = False
     query_prompt: str = ""
@@ -119,15 +119,30 @@ class AutoencoderEncoder(Encoder):
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """The latents of either side; in training mode with the autoencoder's losses, for
-        :meth:`complete` to finish."""
+        :meth:`finish` and :meth:`complete` to finish."""
         if not self.training:
             return Representations(self(tokens))
-        latents, losses = self.autoencoder.with_losses(self.embed(tokens))
-        return Representations(latents, losses=losses)
+        embeddings = self.embed(tokens)
+        latents, losses, active = self.autoencoder.with_losses(embeddings)
+        if "residual" in losses:
+            losses["embeddings"] = embeddings
+        return Representations(latents, losses=losses, used=active)
 
     def embed(self, tokens: TokenBatch) -> Tensor:
         """The dense embeddings that the autoencoder reads, fp32 ``[N, D]``."""
         return self.head.pool(self.backbone.hidden_states(tokens), tokens)
+
+    def observe(self, queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+        """Count the passes of a step; bool ``[2, H]`` of either side to its dead latents."""
+        return self.autoencoder.observe(queries), self.autoencoder.observe(documents)
+
+    def finish(self, representations: Representations, seen: Tensor) -> Representations:
+        """Add the auxiliary loss, in which the latents ``seen`` are dead."""
+        losses = dict(representations.losses)
+        if "embeddings" in losses:
+            embeddings = losses.pop("embeddings")
+            losses["auxiliary"] = self.autoencoder.auxiliary(embeddings, losses["residual"], seen)
+        return representations._replace(losses=losses, used=None)
 
     def complete(self, representations: Representations) -> Representations:
         """Scale the auxiliary loss by the variance, over all texts, of what it predicts."""
@@ -135,11 +150,6 @@ class AutoencoderEncoder(Encoder):
         if "residual" in losses:
             losses["auxiliary"] = losses["auxiliary"] / residual_variance(losses.pop("residual"))
         return representations._replace(losses=losses)
-
-    def observe(self, queries: Representations, documents: Representations) -> None:
-        """Count a step for the latents that neither side used."""
-        assert queries.sparse is not None and documents.sparse is not None
-        self.autoencoder.observe(queries.sparse, documents.sparse)
 
     def term_names(self, columns: Sequence[int]) -> list[str]:
         """Latents have numbers, no words."""

@@ -22,6 +22,11 @@ class DenseEncoder(Encoder):
         pooling: of these to an embedding.
         markup: prompts of the texts.
         cosine: compare embeddings by their cosine; else by their dot product.
+        truncate_dim: keep the first numbers of each embedding, that many, after it was pooled and
+            perhaps normalised; None for all. Training compares what is left, as search does.
+
+    Raises:
+        ValueError: see :func:`check_truncate_dim`.
     """
 
     kinds = ("tokens",)
@@ -34,17 +39,22 @@ class DenseEncoder(Encoder):
         markup: Markup = Markup(),  # noqa: B008 (a tuple)
         *,
         cosine: bool = True,
+        truncate_dim: int | None = None,
     ) -> None:
         super().__init__(body.tokenizer, body.max_length)
         self.body = body.bare()
         self.pooling = pooling
         self.markup = markup
+        check_truncate_dim(truncate_dim)
         self.cosine = cosine
+        self.truncate_dim = truncate_dim
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
-        """Embeddings as one vector ``[N, D]`` of each text."""
+        """Embeddings as one vector ``[N, D]`` of each text, or ``[N, truncate_dim]``."""
         embeddings = self.pooling(self.body.hidden_states(tokens), tokens)
-        if self.cosine and not self.pooling.normalize:
+        whole = self.truncate_dim is None
+        embeddings = embeddings[:, : self.truncate_dim]
+        if self.cosine and not (self.pooling.normalize and whole):
             embeddings = F.normalize(embeddings, dim=-1)
         each = torch.arange(len(embeddings) + 1, dtype=torch.int32, device=embeddings.device)
         return Representations(tokens=TokenVectors(embeddings, each, max_seqlen=1))
@@ -54,3 +64,16 @@ class DenseEncoder(Encoder):
     ) -> float:
         """See :meth:`EncoderBody.flops_per_token`."""
         return self.body.flops_per_token(sequence_length, training=training)
+
+
+def check_truncate_dim(size: object) -> None:
+    """Refuse what is no number of dimensions to keep.
+
+    Raises:
+        ValueError: names it and what it must be.
+    """
+    if size is not None and (type(size) is not int or size < 1):
+        raise ValueError(
+            f"truncate_dim={size!r} must be a whole number of at least 1, the first numbers of an "
+            "embedding that stay, or nothing for all"
+        )

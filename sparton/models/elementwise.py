@@ -35,7 +35,7 @@ class HalfLayerNorm(nn.LayerNorm):
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """Of matrix products with ``x``; None where autocast is off."""
+    """The dtype that autocast gives to matrix products with ``x``; None where it is off."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 

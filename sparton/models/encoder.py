@@ -1,14 +1,19 @@
 """What training and evaluation ask of an encoder, whatever its representations are."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
 
 from sparton.embeddings import TextRows
+from sparton.kernels.splade_head import HeadMemory
+from sparton.models.origin import Origin
 from sparton.representations import Representations
-from sparton.types import Kind, Markup, Side, TokenBatch
+from sparton.types import Kind, Markup, Side, Similarity, TokenBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 
 class Encoder(nn.Module):
@@ -20,26 +25,32 @@ class Encoder(nn.Module):
         max_length: positions that its model supports; None where there is no limit.
         markup: what its texts are given beside their own tokens.
         kinds: the fields of its representations: "sparse", "tokens", or both.
+        similarity: by which search compares sparse representations: their dot product, or their
+            cosine. Training compares them by dot product in any case, as sentence-transformers does
+            unless its losses are told otherwise.
         zeros_are_final: no gradient with respect to a zero of its sparse representations ever
             reaches a parameter, as behind a ReLU; training may then hold the active entries alone.
         regularized: the sides whose sparse representations training can make sparser.
         loss_weights: of the losses that its representations bring along, by name.
+        origin: what its card says of where its weights come from.
         text_rows: what reads its texts in place of the tokenizers, where it trains on embeddings
             that were made before; None for encoders that read tokens.
     """
 
     markup = Markup()
     kinds: tuple[Kind, ...] = ("sparse",)
+    similarity: Similarity = "dot"
     zeros_are_final = True
     regularized: tuple[Side, ...] = ("query", "document")
     loss_weights: Mapping[str, float] = {}
+    origin = Origin()
     text_rows: TextRows | None = None
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: "PreTrainedTokenizerFast",
         max_length: int | None,
-        query_tokenizer: PreTrainedTokenizerFast | None = None,
+        query_tokenizer: "PreTrainedTokenizerFast | None" = None,
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer
@@ -51,10 +62,15 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def encode_both(
-        self, queries: TokenBatch, documents: TokenBatch
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
         """:meth:`encode` of either side; encoders of which both run through one body may make one
-        pass of them."""
+        pass of them.
+
+        Args:
+            queries, documents: N texts each, in general of other numbers.
+            memory: where SPLADE heads keep what they find for a second pass over the same texts.
+        """
         return self.encode(queries, "query"), self.encode(documents, "document")
 
     def complete(self, representations: Representations) -> Representations:
@@ -62,9 +78,20 @@ class Encoder(nn.Module):
         and within its graph: fills in what no part of a batch can know."""
         return representations
 
-    def observe(self, queries: Representations, documents: Representations) -> None:
-        """Called at the end of every training step, on every rank, with the representations of the
-        global batch; for encoders that count."""
+    def observe(self, queries: Tensor, documents: Tensor) -> tuple[Tensor, Tensor]:
+        """Called once in every training step, on every rank, with the flags ``used`` of the queries
+        and of the documents of the global batch; for encoders whose representations have such.
+        Returns what :meth:`finish` must know of either side."""
+        raise NotImplementedError
+
+    def finish(self, representations: Representations, seen: Tensor) -> Representations:
+        """Called after :meth:`observe` with one side of every micro-batch, within its graph: fills
+        in the losses that depend on what the global batch used, and takes ``used`` out.
+
+        Args:
+            seen: what :meth:`observe` returned for this side.
+        """
+        raise NotImplementedError
 
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of parameters that have their own, by the prefix of their names."""

@@ -2,12 +2,13 @@
 
 N sequences, S tokens of the longest, T packed tokens, D hidden, V vocabulary.
 
-``head(hidden [T, D], weight [V, D], bias [V] or None, tokens) -> reps fp32 [N, V]`` with
+``head(hidden [T, D], weight [V, D], bias [V] or None, tokens, memory) -> reps fp32 [N, V]`` with
 ``reps = log1p(relu(max over the sequence of hidden . weight^T + bias))``, or a sum in place of the
 maximum, or a second log1p; see :class:`SpladeHead`. Heads have no parameters: weight and bias
-belong to the backbone's decoder. Under torch.autocast the products run in its dtype. All heads but
-the last work on the padded view, as SPLADE is trained today; they are the baselines of
-:class:`SpartonHead`.
+belong to the backbone's decoder. The fused kernel keeps in a ``memory`` what it finds, for a
+second pass over the same texts; others compute it again. Under torch.autocast the products run in
+its dtype. All heads but the last work on the padded view, as SPLADE is trained today; they are the
+baselines of :class:`SpartonHead`.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from sparton.kernels.hybrid_head import hybrid_head
 from sparton.kernels.hybrid_head.logits import vocabulary_tile
-from sparton.kernels.splade_head import TopK, splade_head, splade_head_topk
+from sparton.kernels.splade_head import HeadMemory, TopK, splade_head, splade_head_topk
 from sparton.kernels.splade_head.variants import Activation, Pooling, activate, check_variant
 from sparton.types import TokenBatch
 
@@ -91,7 +92,12 @@ class EagerHead(SpladeHead):
     """Materialises the logits ``[N, S, V]`` and every step after them: the common practice."""
 
     def forward(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: TokenBatch,
+        memory: HeadMemory | None = None,
     ) -> Tensor:
         padded, mask = tokens.pad(hidden), tokens.padding_mask()
         return _padded_head(padded, weight, bias, mask, self.pooling, self.activation)
@@ -109,7 +115,12 @@ class CompiledHead(SpladeHead):
         self._head = torch.compile(_padded_head, dynamic=True)
 
     def forward(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: TokenBatch,
+        memory: HeadMemory | None = None,
     ) -> Tensor:
         padded, mask = tokens.pad(hidden), tokens.padding_mask()
         return self._head(padded, weight, bias, mask, self.pooling, self.activation)
@@ -144,7 +155,12 @@ class TiledHead(SpladeHead):
         )
 
     def forward(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: TokenBatch,
+        memory: HeadMemory | None = None,
     ) -> Tensor:
         padded, mask = tokens.pad(hidden), tokens.padding_mask()
         tile = self.tile or vocabulary_tile(mask.numel())
@@ -180,7 +196,12 @@ class HybridHead(SpladeHead):
             )
 
     def forward(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: TokenBatch,
+        memory: HeadMemory | None = None,
     ) -> Tensor:
         return hybrid_head(tokens.pad(hidden), weight, bias, tokens.padding_mask())
 
@@ -201,7 +222,12 @@ class SpartonHead(SpladeHead):
         self.fp8 = fp8
 
     def forward(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: TokenBatch,
+        memory: HeadMemory | None = None,
     ) -> Tensor:
         return splade_head(
             hidden,
@@ -211,4 +237,5 @@ class SpartonHead(SpladeHead):
             pooling=self.pooling,
             activation=self.activation,
             fp8=self.fp8,
+            memory=memory,
         )

@@ -6,7 +6,7 @@ T packed tokens, N texts, D hidden width, E width of a token's vector, V vocabul
 import torch
 from torch import Tensor, nn
 
-from sparton.kernels.splade_head import TopK
+from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.backbone import Backbone
 from sparton.models.body import hidden_of_both
 from sparton.models.colbert import ColbertHead
@@ -58,7 +58,7 @@ class JointEncoder(Encoder):
         backbone.add_tokens(head.tokens.markers)
         self.backbone = backbone
         self.head = head
-        self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, bias=False)
+        self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, head.tokens.bias)
         self.markup = head.tokens.markup(self.tokenizer)
         counted = head.tokens.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)
@@ -72,12 +72,15 @@ class JointEncoder(Encoder):
         return self(tokens, side)
 
     def encode_both(
-        self, queries: TokenBatch, documents: TokenBatch
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
         """See :func:`~sparton.models.body.hidden_of_both`."""
         sides = queries, documents
         hidden = hidden_of_both(self.backbone.hidden_states, *sides)
-        of_queries, of_documents = map(self._represent, hidden, sides, SIDES)
+        of_queries, of_documents = (
+            self._represent(states, tokens, side, memory)
+            for states, tokens, side in zip(hidden, sides, SIDES, strict=True)
+        )
         return of_queries, of_documents
 
     @torch.no_grad()
@@ -91,7 +94,8 @@ class JointEncoder(Encoder):
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True
     ) -> float:
-        """Of the masked-LM model and the projection; MaxSim depends on what is compared."""
+        """The FLOPs of the masked-LM model and of the projection. MaxSim is not counted, since it
+        depends on what is compared with what."""
         projection = 2.0 * self.projection.weight.numel() * (3 if training else 1)
         model = self.backbone.flops_per_token(sequence_length, training=training)
         return model + projection
@@ -101,12 +105,15 @@ class JointEncoder(Encoder):
         """V; it may exceed the tokenizer's size where a model pads its vocabulary."""
         return self.backbone.decoder.out_features
 
-    def _represent(self, hidden: Tensor, tokens: TokenBatch, side: Side) -> Representations:
+    def _represent(
+        self, hidden: Tensor, tokens: TokenBatch, side: Side, memory: HeadMemory | None = None
+    ) -> Representations:
         counted = self.counted if side == "document" else None
-        vectors = self.head.tokens(hidden, self.projection.weight, tokens, counted)
+        weight, bias = self.projection.weight, self.projection.bias
+        vectors = self.head.tokens(hidden, weight, bias, tokens, counted)
         transformed, decoder, own = self._sparse_inputs(hidden, tokens)
         return Representations(
-            self.head.sparse(transformed, decoder.weight, decoder.bias, own), vectors
+            self.head.sparse(transformed, decoder.weight, decoder.bias, own, memory), vectors
         )
 
     def _sparse_inputs(

@@ -8,20 +8,22 @@ T packed tokens, D hidden width, H heads, d the width of a head.
 """
 
 from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.activations import GELUActivation
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
 from sparton.kernels.encoder_layer import FLOATS, bias_gelu, post_norm, post_norm_and_copy
 from sparton.models.attention import packed_self_attention
 from sparton.models.elementwise import HalfLayerNorm, autocast_dtype
 from sparton.types import KeyTokens
 
-FAMILIES = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra")
-# Parts of a layer by their place in it, and what their classes in transformers are called.
+# Parts of a layer by their place in it, and what they are called in transformers.
 _PARTS = {
     "attention.self": "SelfAttention",
     "attention.output": "SelfOutput",
@@ -148,41 +150,107 @@ class Intermediate(nn.Module):
         return bias_gelu(F.linear(x, self.dense.weight), self.dense.bias)
 
 
-def fuse_layers(model: nn.Module, *, checkpointed: bool = False) -> None:
-    """The parts of BERT's and RoBERTa's layers below ``model`` by those of this module, in place;
+class FusedEncoder(nn.Module):
+    """One layer after the other; the first finds the embeddings as others find their states.
+
+    Args:
+        layer: the layers, named as in transformers.
+        both: under autocast, layers hand on :class:`LayerStates`.
+    """
+
+    def __init__(self, layer: nn.ModuleList, *, both: bool) -> None:
+        super().__init__()
+        self.layer, self.both = layer, both
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **options: Any
+    ) -> Output:
+        """``last_hidden_state [1, T, D]``; ``options`` are those of packed attention."""
+        states: States = self._entered(hidden_states)
+        for layer in self.layer:
+            states = layer(states, attention_mask, **options)
+        return Output(last_hidden_state=_residual(states))
+
+    def _entered(self, states: Tensor) -> States:
+        """fp32 embeddings in both forms, so that all layers share a graph."""
+        dtype = autocast_dtype(states)
+        first: Any = self.layer[0]
+        if not self.both or dtype in (None, states.dtype):
+            return states
+        if not _has_kernels(states, first.output.dense):
+            return states
+        return LayerStates(states, states.to(dtype))
+
+
+class BertFamily(NamedTuple):
+    """A family of models whose layers are BERT's; the adapter between transformers and this module.
+
+    Attributes:
+        module: where transformers has its classes.
+        prefix: with which their names begin.
+    """
+
+    module: str
+    prefix: str
+
+    def stock(self, part: str) -> type[nn.Module]:
+        """transformers' own class of a part."""
+        return getattr(import_module(f"transformers.models.{self.module}"), self.prefix + part)
+
+    def has(self, encoder: nn.Module) -> bool:
+        """Whether ``encoder`` and all of its layers are as transformers builds them."""
+        if type(encoder) is not self.stock("Encoder"):
+            return False
+        layers = list(encoder.get_submodule("layer").children())
+        return bool(layers) and all(map(self._is_stock, layers))
+
+    def fuse(self, encoder: nn.Module, *, both: bool) -> FusedEncoder:
+        """The same layers with the parts of this module."""
+        layers = encoder.get_submodule("layer")
+        assert isinstance(layers, nn.ModuleList)
+        for layer in layers:
+            _fuse(layer, both)
+        return FusedEncoder(layers, both=both).train(encoder.training)
+
+    def _is_stock(self, layer: nn.Module) -> bool:
+        return all(
+            type(part := layer.get_submodule(place)) is self.stock(kind)
+            and all(
+                type(child) is _STOCK.get(name, type(child))
+                and getattr(child, "bias", child) is not None
+                for name, child in part.named_children()
+            )
+            for place, kind in _PARTS.items()
+        )
+
+
+FAMILIES = {
+    "bert": BertFamily("bert.modeling_bert", "Bert"),
+    "roberta": BertFamily("roberta.modeling_roberta", "Roberta"),
+    "xlm-roberta": BertFamily("xlm_roberta.modeling_xlm_roberta", "XLMRoberta"),
+    "camembert": BertFamily("camembert.modeling_camembert", "Camembert"),
+    "electra": BertFamily("electra.modeling_electra", "Electra"),
+}  # by the model type of a configuration
+
+
+def fuse_layers(model: PreTrainedModel, *, checkpointed: bool = False) -> None:
+    """The encoders of BERT's and RoBERTa's kind below ``model`` by those of this module, in place;
     names and parameters stay. Encoders with other parts than transformers' own stay as they are.
 
     Attention becomes bidirectional and has no dropout: the caller has refused other models.
 
     Args:
+        model: of a family in :data:`FAMILIES`; any other stays as it is.
         checkpointed: layers are computed again in the backward pass. They then hand on one tensor,
             as what is between them is all that is kept.
     """
-    for encoder in list(model.modules()):
-        name = type(encoder).__name__
-        family = name.removesuffix("Encoder")
-        if family == name or family not in FAMILIES:
-            continue
-        layers = list(encoder.get_submodule("layer").children())
-        if not layers or not all(_is_stock(layer, family) for layer in layers):
-            continue
-        for layer in layers:
-            _fuse(layer, both=not checkpointed)
-        if not checkpointed:
-            encoder.register_forward_pre_hook(_enter)
-            encoder.register_forward_hook(_leave)
-
-
-def _is_stock(layer: nn.Module, family: str) -> bool:
-    return all(
-        type(part := layer.get_submodule(place)).__name__ == family + kind
-        and all(
-            type(child) is _STOCK.get(name, type(child))
-            and getattr(child, "bias", child) is not None
-            for name, child in part.named_children()
-        )
-        for place, kind in _PARTS.items()
-    )
+    family = FAMILIES.get(model.config.model_type)
+    if family is None:
+        return
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if family.has(child):
+                setattr(parent, name, family.fuse(child, both=not checkpointed))
 
 
 def _fuse(layer: Any, both: bool) -> None:
@@ -195,20 +263,6 @@ def _fuse(layer: Any, both: bool) -> None:
     ):
         part = getattr(parent, name)
         setattr(parent, name, make(**dict(part.named_children())).train(part.training))
-
-
-def _enter(encoder: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The first layer finds the embeddings, where they are fp32, as others find their states: all
-    share a graph."""
-    states, *others = inputs
-    dtype = autocast_dtype(states)
-    if dtype in (None, states.dtype) or not _has_kernels(states, encoder.layer[0].output.dense):
-        return None
-    return LayerStates(states, states.to(dtype)), *others
-
-
-def _leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-    output.last_hidden_state = _residual(output.last_hidden_state)
 
 
 def _operand(states: States) -> Tensor:

@@ -6,7 +6,7 @@ T packed tokens, N sequences, D hidden width, V vocabulary.
 import torch
 from torch import Tensor
 
-from sparton.kernels.splade_head import TopK
+from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.backbone import Backbone
 from sparton.models.body import hidden_of_both
 from sparton.models.encoder import Encoder
@@ -31,21 +31,24 @@ class SpladeEncoder(Encoder):
         self.backbone = backbone
         self.head = head
 
-    def forward(self, tokens: TokenBatch) -> Tensor:
+    def forward(self, tokens: TokenBatch, memory: HeadMemory | None = None) -> Tensor:
         """Representations fp32 ``[N, V]``, by default log1p(relu(maximum over the tokens))."""
-        return self._represent(self.backbone(tokens), tokens)
+        return self._represent(self.backbone(tokens), tokens, memory)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """:meth:`forward` of either side."""
         return Representations(self(tokens))
 
     def encode_both(
-        self, queries: TokenBatch, documents: TokenBatch
+        self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
         """See :func:`~sparton.models.body.hidden_of_both`."""
         sides = queries, documents
         hidden = hidden_of_both(self.backbone, *sides)
-        of_queries, of_documents = map(self._represent, hidden, sides)
+        of_queries, of_documents = (
+            self._represent(states, tokens, memory)
+            for states, tokens in zip(hidden, sides, strict=True)
+        )
         return Representations(of_queries), Representations(of_documents)
 
     def flops_per_token(
@@ -63,9 +66,9 @@ class SpladeEncoder(Encoder):
         most = min(k, self.vocabulary_size)
         return self.head.topk(hidden, decoder.weight, decoder.bias, tokens, most)
 
-    def _represent(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:
+    def _represent(self, hidden: Tensor, tokens: TokenBatch, memory: HeadMemory | None) -> Tensor:
         decoder = self.backbone.decoder
-        return self.head(hidden, decoder.weight, decoder.bias, tokens)
+        return self.head(hidden, decoder.weight, decoder.bias, tokens, memory)
 
     @property
     def vocabulary_size(self) -> int:

@@ -84,7 +84,7 @@ class StaticEncoder(Encoder):
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True
     ) -> float:
-        """None: weights are looked up."""
+        """No FLOPs, since weights are looked up."""
         return 0.0
 
 

@@ -5,13 +5,15 @@ N documents, Q queries, V terms.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 import snowballstemmer
+import torch
 from numpy.typing import NDArray
 
-from sparton.retrieval.sparse import SparseRows
+from sparton.packing import cu_seqlens_of
+from sparton.sparse_vectors import SparseVectors
 
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")
 _STOP_WORDS = frozenset(
@@ -66,29 +68,26 @@ class BM25:
         self._analyze = Analyzer()
         self._columns: dict[str, int] = {}
 
-    def fit(self, texts: Iterable[str]) -> SparseRows:
+    def fit(self, texts: Iterable[str]) -> SparseVectors:
         """Learn the collection's terms and statistics; returns the document weights ``[N, V]``."""
         self._columns = {}
-        counts = _rows(self._grown(text) for text in texts)
-        document_frequencies = np.bincount(counts.indices, minlength=len(self._columns))
-        num_documents = counts.num_rows
+        counts = _vectors((self._grown(text) for text in texts), self._columns)
+        terms, num_documents = counts.terms.numpy(), counts.num_vectors
+        document_frequencies = np.bincount(terms, minlength=len(self._columns))
         rarity = (num_documents - document_frequencies + 0.5) / (document_frequencies + 0.5)
         idf = np.log1p(rarity)
         lengths = np.zeros(num_documents)
-        owners = np.repeat(np.arange(num_documents), counts.row_lengths)
-        np.add.at(lengths, owners, counts.values)
+        owners = np.repeat(np.arange(num_documents), counts.lengths.numpy())
+        np.add.at(lengths, owners, counts.values.numpy())
         relative = lengths / max(lengths.mean(), 1e-9) if num_documents else lengths
         saturation = self.k1 * (1 - self.b + self.b * relative)
-        tf = counts.values.astype(np.float64)
-        weights = idf[counts.indices] * tf / (tf + saturation[owners])
-        return SparseRows(
-            counts.indptr, counts.indices, weights.astype(np.float32), len(self._columns)
-        )
+        tf = counts.values.numpy().astype(np.float64)
+        weights = idf[terms] * tf / (tf + saturation[owners])
+        return counts._replace(values=torch.from_numpy(weights.astype(np.float32)))
 
-    def queries(self, texts: Iterable[str]) -> SparseRows:
+    def queries(self, texts: Iterable[str]) -> SparseVectors:
         """Term counts ``[Q, V]``; terms that the collection does not hold are dropped."""
-        rows = _rows(self._known(text) for text in texts)
-        return rows._replace(width=len(self._columns))
+        return _vectors((self._known(text) for text in texts), self._columns)
 
     def _grown(self, text: str) -> dict[int, int]:
         columns = self._columns
@@ -100,16 +99,20 @@ class BM25:
         return {self._columns[term]: n for term, n in terms.items() if term in self._columns}
 
 
-def _rows(counts: Iterator[dict[int, int]]) -> SparseRows:
-    """One dictionary from column to count per row; the width is left at 0."""
-    lengths: list[int] = [0]
-    indices: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
+def _vectors(counts: Iterator[dict[int, int]], columns: Collection[str]) -> SparseVectors:
+    """One dictionary from column to count per text. ``columns`` may grow while they are read."""
+    lengths: list[int] = []
+    terms: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
     values: list[NDArray[np.float32]] = [np.zeros(0, np.float32)]
     for row in counts:
-        columns = np.fromiter(row.keys(), np.int32, len(row))
-        order = np.argsort(columns)
+        own = np.fromiter(row.keys(), np.int32, len(row))
+        order = np.argsort(own)
         lengths.append(len(row))
-        indices.append(columns[order])
+        terms.append(own[order])
         values.append(np.fromiter(row.values(), np.float32, len(row))[order])
-    indptr = np.cumsum(lengths, dtype=np.int64)
-    return SparseRows(indptr, np.concatenate(indices), np.concatenate(values), 0)
+    return SparseVectors(
+        torch.from_numpy(np.concatenate(values)),
+        torch.from_numpy(np.concatenate(terms)),
+        cu_seqlens_of(torch.tensor(lengths, dtype=torch.int64)),
+        len(columns),
+    )

@@ -3,61 +3,23 @@
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from sparton.representations import Representations
+from sparton.packing import cu_seqlens_of
+from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.sparse import SparseRows
-from sparton.retrieval.tokens import TokenRows, VectorDtype
 from sparton.sparse_vectors import SparseVectors
-from sparton.types import Kind, Side, TokenBatch, Tokenizer
+from sparton.types import SIDES, Kind, Side, TokenBatch, Tokenizer
 
-KINDS: dict[Kind, str] = {"sparse": "sparse vectors", "tokens": "token vectors"}
-
+VectorDtype = Literal["float16", "float32"]
+VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "float32")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _TEXTS_TOKENIZED_AT_ONCE = 2048
-
-
-class EncodedTexts(NamedTuple):
-    """What an encoder made of N texts, on the host; a field that it does not give is None.
-
-    Attributes:
-        sparse: weights of terms or latents.
-        tokens: one vector per token.
-    """
-
-    sparse: SparseRows | None = None
-    tokens: TokenRows | None = None
-
-    @classmethod
-    def concatenate(cls, parts: Sequence["EncodedTexts"]) -> "EncodedTexts":
-        """The texts of all parts, in order; all parts have the same fields."""
-        sparse = [part.sparse for part in parts if part.sparse is not None]
-        tokens = [part.tokens for part in parts if part.tokens is not None]
-        return cls(
-            SparseRows.concatenate(sparse) if sparse else None,
-            TokenRows.concatenate(tokens) if tokens else None,
-        )
-
-    def take(self, rows: NDArray[np.int64]) -> "EncodedTexts":
-        """The given texts, in the given order."""
-        return EncodedTexts(
-            self.sparse and self.sparse.take(rows), self.tokens and self.tokens.take(rows)
-        )
-
-    def slice(self, start: int, stop: int) -> "EncodedTexts":
-        """Texts ``start : stop``, without a copy."""
-        sparse = self.sparse and self.sparse.slice(start, stop)
-        return EncodedTexts(sparse, self.tokens and self.tokens.slice(start, stop))
-
-    @property
-    def kinds(self) -> frozenset[Kind]:
-        return frozenset(kind for kind in KINDS if getattr(self, kind) is not None)
 
 
 def encode_texts(
@@ -73,8 +35,11 @@ def encode_texts(
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
     progress: str | None = None,
-) -> EncodedTexts:
-    """Representations of ``texts``, in their order; no dense matrix outlives its batch.
+) -> Representations:
+    """Representations of ``texts`` on the host, in their order; no dense matrix outlives its batch.
+
+    The sparse half holds active entries alone, of length 1 where the encoder's are compared by
+    cosine. Of token vectors those are kept that take part in MaxSim.
 
     Long texts come first, so that a batch too large for the device shows at once, and texts of
     like length share a batch. A thread tokenises ahead of the encoder.
@@ -84,7 +49,7 @@ def encode_texts(
             ``vocabulary_size`` as :class:`~sparton.models.splade.SpladeEncoder` has them, these
             spare it the dense representations where ``max_terms`` is set and only "sparse" kept.
         tokenizer: of the encoder; its ``queries`` or ``documents`` are used.
-        texts: at least one.
+        texts: at least one, in anything that has a length and gives a text by its number.
         side: which of the two.
         batch_tokens: bound of sequences times longest sequence in a batch; a single sequence may
             exceed it.
@@ -92,31 +57,35 @@ def encode_texts(
         precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
         kinds: what to keep; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
-        vector_dtype: in which token vectors are stored; see :class:`TokenRows`.
+        vector_dtype: in which token vectors are stored; see :func:`store_tokens`.
         progress: label of a progress bar on standard error; None for no bar.
 
     Raises:
-        ValueError: no texts, a precision that does not exist, an encoder that does not give one of
-            the ``kinds``, ``max_terms`` without sparse vectors, or representations that are not
-            finite.
+        ValueError: no texts, a lone text in place of several, a side or a precision that does not
+            exist, an encoder that does not give one of the ``kinds``, ``max_terms`` below 1 or
+            without sparse vectors, or representations that are not finite.
     """
-    if not texts:
+    if isinstance(texts, str):
+        raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
+    if len(texts) == 0:
         raise ValueError("there are no texts to encode")
+    if side not in SIDES:
+        raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
     kept = _checked_kinds(encoder, kinds, side, max_terms)
     order = np.argsort([-len(text) for text in texts], kind="stable")
     starts = range(0, len(order), _TEXTS_TOKENIZED_AT_ONCE)
     groups = [order[start : start + _TEXTS_TOKENIZED_AT_ONCE] for start in starts]
     tokenize = tokenizer.queries if side == "query" else tokenizer.documents
-    parts: list[EncodedTexts] = []
+    parts: list[Representations] = []
     with evaluating(encoder, precision) as device, progress_bar(progress, len(texts)) as advance:
         for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows]), groups):
             for first, last in _batches(tokens.cu_seqlens, batch_tokens, batch_sequences):
                 batch = tokens.select(first, last).to(device, non_blocking=True)
                 parts.append(_encode(encoder, batch, side, kept, max_terms, vector_dtype))
                 advance(last - first)
-    encoded = EncodedTexts.concatenate(parts)
+    encoded = Representations.concatenate(parts)
     parts.clear()
-    return encoded.take(np.argsort(order))
+    return encoded.take(torch.from_numpy(np.argsort(order)))
 
 
 def autocast_dtype(precision: object) -> torch.dtype | None:
@@ -145,6 +114,53 @@ def evaluating(encoder: nn.Module, precision: str = "fp32") -> Iterator[torch.de
         encoder.train(was_training)
 
 
+def store_sparse(sparse: Tensor | SparseVectors) -> SparseVectors:
+    """The active entries of sparse vectors ``[N, V]`` of any float dtype, on the host.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    if isinstance(sparse, Tensor):
+        sparse = SparseVectors.from_dense(sparse.float())
+    stored = sparse.to("cpu")
+    broken = (~stored.values.isfinite()).nonzero()
+    if broken.numel():
+        row = int(torch.searchsorted(stored.cu_seqlens, broken[0], right=True)) - 1
+        raise ValueError(
+            f"row {row} of a batch of representations has the weight {stored.values[broken[0, 0]]}:"
+            " the model diverged or overflowed its precision; evaluate an earlier checkpoint, or "
+            "in fp32"
+        )
+    return stored
+
+
+def store_tokens(vectors: TokenVectors, dtype: VectorDtype = "float16") -> TokenVectors:
+    """The token vectors that take part in MaxSim, on the host, without a mask.
+
+    Half precision rounds a component by at most 2^-11 of its size: the MaxSim of vectors of length
+    1 changes by less than 0.001 per query token, which reorders near ties only.
+
+    Raises:
+        ValueError: a component is NaN, infinite or too large for ``dtype``.
+    """
+    cu_seqlens, values = vectors.cu_seqlens.long(), vectors.values
+    if vectors.mask is not None:
+        cu_seqlens = cu_seqlens_of(vectors.mask)[cu_seqlens]
+        values = values[vectors.mask]
+    stored = values.to(getattr(torch, dtype))
+    broken = (~stored.isfinite()).any(dim=1).nonzero().flatten()
+    if broken.numel():
+        text = int(torch.searchsorted(cu_seqlens, broken[0], right=True)) - 1
+        worst = values[broken[0]].float().abs().max().item()
+        cause = "the model diverged or overflowed its precision; evaluate an earlier checkpoint"
+        if np.isfinite(worst):
+            cause = f"{dtype} cannot hold it; store float32"
+        raise ValueError(
+            f"text {text} of a batch has a token vector with the component {worst:g}: {cause}"
+        )
+    return TokenVectors(stored.cpu(), cu_seqlens.cpu())
+
+
 def _encode(
     encoder: Any,
     tokens: TokenBatch,
@@ -152,18 +168,32 @@ def _encode(
     kinds: Collection[Kind],
     max_terms: int | None,
     vector_dtype: VectorDtype,
-) -> EncodedTexts:
+) -> Representations:
     if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
-        values, indices = encoder.topk(tokens, side, max_terms)
-        return EncodedTexts(SparseRows.from_topk(values, indices, encoder.vocabulary_size))
+        values, terms = encoder.topk(tokens, side, max_terms)
+        best = SparseVectors.from_topk(values, terms, encoder.vocabulary_size)
+        return Representations(_comparable(encoder, store_sparse(best)))
     given: Representations = encoder.encode(tokens, side)
     sparse = given.sparse if "sparse" in kinds else None
-    assert not isinstance(sparse, SparseVectors), "encoders give all entries"
+    if sparse is not None and max_terms is not None:
+        sparse = _largest(sparse, max_terms)
     vectors = given.tokens if "tokens" in kinds else None
-    return EncodedTexts(
-        None if sparse is None else _sparse_rows(sparse, max_terms),
-        None if vectors is None else TokenRows.from_vectors(vectors, vector_dtype),
+    return Representations(
+        None if sparse is None else _comparable(encoder, store_sparse(sparse)),
+        None if vectors is None else store_tokens(vectors, vector_dtype),
     )
+
+
+def _comparable(encoder: Any, vectors: SparseVectors) -> SparseVectors:
+    """Vectors whose dot products are the encoder's similarities."""
+    return vectors.normalized() if encoder.similarity == "cosine" else vectors
+
+
+def _largest(sparse: Tensor | SparseVectors, max_terms: int) -> SparseVectors:
+    assert isinstance(sparse, Tensor), "encoders give all entries"
+    # Stable: of equal weights the lower term is kept, on every device.
+    values, terms = sparse.sort(dim=1, descending=True, stable=True)
+    return SparseVectors.from_topk(values[:, :max_terms], terms[:, :max_terms], sparse.shape[1])
 
 
 def _checked_kinds(
@@ -175,20 +205,14 @@ def _checked_kinds(
         if kind not in encoder.kinds:
             raise ValueError(f"{name} gives no {KINDS[kind]}")
     kept = encoder.kinds if kinds is None else kinds
+    if max_terms is not None and max_terms < 1:
+        raise ValueError(f"max_terms is {max_terms}, must be at least 1")
     if max_terms is not None and "sparse" not in kept:
         raise ValueError(
             f"max_{side}_terms={max_terms} keeps a text's largest weights, but of {name} there "
             f"are {KINDS['tokens']} alone: leave it out"
         )
     return kept
-
-
-def _sparse_rows(reps: torch.Tensor, max_terms: int | None) -> SparseRows:
-    if max_terms is None:
-        return SparseRows.from_dense(reps)
-    # Stable: of equal weights the lower term is kept, on every device.
-    values, terms = reps.sort(dim=1, descending=True, stable=True)
-    return SparseRows.from_topk(values[:, :max_terms], terms[:, :max_terms], reps.shape[1])
 
 
 def _batches(cu_seqlens: torch.Tensor, most_tokens: int, most: int) -> Iterator[tuple[int, int]]:

@@ -8,10 +8,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def progress_bar(label: str | None, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+def progress_bar(label: str | None, total: int | None) -> Iterator[Callable[[int], None]]:
     """A function that moves a bar on; the bar is on standard error, or, without a label, not at
-    all. A terminal is cleared of it at the end, a log keeps the full bar. ``done`` of the ``total``
-    were there before."""
+    all. A terminal is cleared of it at the end, a log keeps the full bar. ``total`` is None where
+    nobody knows it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -21,5 +21,5 @@ def progress_bar(label: str | None, total: int, done: int = 0) -> Iterator[Calla
     console = Console(stderr=True)
     brief = console.is_terminal
     with Progress(*columns, console=console, transient=brief, disable=label is None) as bar:
-        task = bar.add_task(label or "", total=total, completed=done)
+        task = bar.add_task(label or "", total=total)
         yield lambda steps: bar.advance(task, steps)

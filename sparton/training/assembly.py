@@ -4,9 +4,8 @@ import logging
 from collections.abc import Mapping
 
 from sparton.arguments import ArgumentError, Instance
-from sparton.losses.joint import KINDS, Joint
+from sparton.losses.contract import Loss
 from sparton.losses.objective import Objective
-from sparton.losses.ranking import RankingLoss
 from sparton.losses.regularizers import Regularizer
 from sparton.models.encoder import Encoder
 
@@ -15,7 +14,7 @@ log = logging.getLogger(__name__)
 
 def build_objective(
     encoder: Encoder,
-    loss: RankingLoss | Joint,
+    loss: Loss,
     regularizers: Mapping[str, Mapping[str, Regularizer]],
     steps: int,
 ) -> Objective:
@@ -25,14 +24,13 @@ def build_objective(
     Raises:
         ValueError: a loss of two kinds of representations, and an encoder with one.
     """
-    if isinstance(loss, Joint) and encoder.kinds != KINDS:
+    if missing := loss.halves - set(encoder.kinds):
         raise ArgumentError(
-            "the loss {} is of a sparse half and of one with vectors of tokens, but this encoder "
-            "has {} alone: set {head}, or {loss}",
+            "{} compares {}, but this encoder has no {}: give it {head}, or take another loss",
             type(loss).__name__,
-            " and ".join(encoder.kinds),
+            " and ".join(sorted(loss.halves)),
+            " and ".join(sorted(missing)),
             head=Instance("JointHead"),
-            loss=Instance("InfoNCE"),
         )
     kept = dict(regularizers)
     for side in kept:

@@ -60,7 +60,7 @@ def describe_tokens(tokens: TokenVectors) -> dict[str, float]:
 
 def _first_rows(vectors: SparseVectors) -> Tensor:
     rows = min(vectors.num_vectors, _MOST_ROWS)
-    entries = int(vectors.bounds[rows])
+    entries = int(vectors.cu_seqlens[rows])
     rest = vectors.num_vectors - rows, vectors.num_entries - entries
     return vectors.split((rows, rest[0]), (entries, rest[1]))[0].dense()
 

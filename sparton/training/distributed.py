@@ -11,8 +11,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparton.packing import cu_seqlens_of
 from sparton.representations import Extent, Representations, TokenVectors
-from sparton.sparse_vectors import OwnVectors, SparseVectors, bounds_of
+from sparton.sparse_vectors import OwnVectors, SparseVectors
 
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: who started it ends
 # all.
@@ -53,6 +54,14 @@ class World:
         """Concatenate ``[n, ...]`` of every rank to ``[size * n, ...]``; gradients as above."""
         return self._concatenate(rows, [rows.shape[0]] * self.size)
 
+    def any(self, flags: Tensor) -> Tensor:
+        """Bool flags of any shape, set where some rank has set them."""
+        if self.size == 1:
+            return flags
+        total = flags.byte()  # NCCL knows no "or"
+        dist.all_reduce(total, dist.ReduceOp.MAX)
+        return total.bool()
+
     def _gather(self, reps: Representations, extents: Sequence[Extent]) -> Representations:
         """``extents``: of every rank."""
         sparse = reps.sparse
@@ -73,19 +82,19 @@ class World:
         if mask is not None:
             mask = self._concatenate(mask.byte(), sizes).bool()
         values = self._concatenate(tokens.values, sizes)
-        bounds = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+        cu_seqlens = cu_seqlens_of(lengths, torch.int32)
         longest = [extent.max_seqlen for extent in extents]
-        return TokenVectors(values, bounds, mask, max(longest) if all(longest) else None)
+        return TokenVectors(values, cu_seqlens, mask, max(longest) if all(longest) else None)
 
     def _gather_vectors(self, vectors: SparseVectors, sizes: Sequence[int]) -> SparseVectors:
-        lengths = self.gather_rows(vectors.bounds.diff())
+        lengths = self.gather_rows(vectors.lengths)
         terms = self._concatenate(vectors.terms, sizes)
         values = self._concatenate(vectors.values.detach(), sizes)
         own = OwnVectors(vectors, self.rank * vectors.num_vectors)
-        return SparseVectors(values, terms, bounds_of(lengths), vectors.width, own)
+        return SparseVectors(values, terms, cu_seqlens_of(lengths), vectors.width, own)
 
     def _gather_extents(self, own: Sequence[Extent]) -> list[tuple[Extent, ...]]:
-        """Of every rank, for each of those of this rank."""
+        """For each part of this rank, the extents of that part on every rank."""
         numbers = torch.tensor(own)
         of_all = numbers.new_empty((self.size, *numbers.shape))
         # On the CPU, where the numbers are known: no rank waits for its GPU here.
@@ -94,7 +103,7 @@ class World:
         return list(zip(*ranks, strict=True))
 
     def _concatenate(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Of every rank, ``counts`` of them."""
+        """The rows of every rank, one rank after the other; rank r has ``counts[r]`` of them."""
         return rows if self.size == 1 else cast(Tensor, _Gather.apply(rows, self, counts))
 
     def broadcast(self, module: nn.Module) -> None:

@@ -77,6 +77,7 @@ class ScreenLogger:
     def __init__(self, console: Console, steps: int):
         self._console = console
         self._steps = steps
+        self._started = False
 
     def describe(self, manifest: Record) -> None:
         hardware, git = manifest["hardware"], manifest["git"] or {}
@@ -90,9 +91,11 @@ class ScreenLogger:
         shown += [
             f"[dim]{label}[/] {record[key]:{form}}" for key, label, form in _SHOWN if key in record
         ]
-        if "step_ms" in record and step < self._steps:
+        # The first step holds compilation and warm-up, and says nothing of those to come.
+        if "step_ms" in record and step < self._steps and self._started:
             left = timedelta(seconds=round((self._steps - step) * record["step_ms"] / 1e3))
             shown.append(f"[dim]left[/] {left}")
+        self._started = True
         self._console.print("  ".join(shown), highlight=False, soft_wrap=True)
 
     def conclude(self, record: Record, step: int) -> None:
@@ -229,14 +232,20 @@ class TensorBoardLogger:
 
 
 def open_loggers(
-    folder: Path, manifest: Record, steps: int, start: int, others: Iterable[Logger] = ()
+    folder: Path,
+    manifest: Record,
+    steps: int,
+    start: int,
+    others: Iterable[Logger] = (),
+    console: Console | None = None,
 ) -> list[Logger]:
     """Screen, ``metrics.jsonl`` and ``others``, each told the manifest of a run in ``folder``; a
-    part of a run that trains, from step ``start`` on, leaves the manifest there too."""
+    part of a run that trains, from step ``start`` on, leaves the manifest there too. The screen is
+    standard output where no other ``console`` is given."""
     if start < steps:
         name = f"manifest-from-step-{start}.json" if start else "manifest.json"
         (folder / name).write_text(json.dumps(manifest, indent=2) + "\n")
-    console = Console()
+    console = console or Console()
     console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
     metrics = JsonlLogger(folder / "metrics.jsonl", start)
     loggers: list[Logger] = [ScreenLogger(console, steps), metrics, *others]

@@ -5,22 +5,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from sparton.errors import NonFiniteLossError, OtherRunError
 from sparton.training.diagnostics import collapse_warning, describe_representations
+from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, Record
 from sparton.training.optimization import Optimizer, learning_rates, update
 from sparton.training.settings import SELECT_BY
-from sparton.training.state import load_checkpoint, save_checkpoint
-from sparton.training.step import ExactStep, StepOutput
-from sparton.training.throughput import ThroughputMeter
-from sparton.types import TrainBatch
+from sparton.training.state import changes, load_checkpoint, save_checkpoint
+from sparton.training.step import Step, StepOutput
+from sparton.training.throughput import Batch, ThroughputMeter
 
 log = logging.getLogger(__name__)
+
+OwnStep = TypeVar("OwnStep", bound=Step)
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class LoopSettings:
     Attributes:
         steps: length of the run.
         log_every, evaluate_every, checkpoint_every: periods; None for never. The last step is
-            evaluated and checkpointed whenever the period is not None.
+            evaluated and checkpointed whenever the period is not None. The first step is logged in
+            any case, and so is that after a checkpoint.
         clip_norm: largest gradient norm, None for no clipping.
         select_by: the dev metric whose highest value marks the model to keep.
     """
@@ -47,7 +50,7 @@ class LoopSettings:
 
 
 @dataclass
-class Trainer:
+class Trainer(Generic[OwnStep]):
     """Runs a plan; every piece is given, nothing is looked up.
 
     Attributes:
@@ -55,22 +58,24 @@ class Trainer:
         schedule: ``(step, steps) -> factor`` on the learning rate.
         folder: of the run. ``checkpoints`` and ``model`` are written below it; ``model`` holds the
             best model on the dev set so far, or the last where there is no dev set.
-        evaluate: ``encoder -> metrics`` on the dev set.
         save_model: writes the encoder to a folder.
+        evaluate: ``encoder -> metrics`` on the dev set; None where the plan has no evaluations.
         identity: the settings and data of the run; a checkpoint of a run with others is refused.
+        watch: warns of a run that learns nothing.
     """
 
-    step: ExactStep
+    step: OwnStep
     optimizer: Optimizer
     schedule: Callable[[int, int], float]
     settings: LoopSettings
     folder: Path
     meter: ThroughputMeter
-    evaluate: Callable[[nn.Module], dict[str, float]]
     save_model: Callable[[nn.Module, Path], Any]
+    evaluate: Callable[[nn.Module], dict[str, float]] | None = None
     identity: Mapping[str, str] = field(default_factory=dict)
     best: float = float("-inf")
     start_step: int = 0
+    watch: LearningWatch | None = None
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
@@ -96,7 +101,7 @@ class Trainer:
         self.best, self.start_step = state["best"], state["step"]
         return self.start_step
 
-    def run(self, batches: Iterable[TrainBatch], loggers: Sequence[Logger]) -> None:
+    def run(self, batches: Iterable[Batch], loggers: Sequence[Logger]) -> None:
         """Train from ``start_step`` to the end of the plan.
 
         Args:
@@ -127,7 +132,7 @@ class Trainer:
     ) -> None:
         settings = self.settings
         record: Record = {}
-        if settings.due(settings.log_every, completed):
+        if settings.due(settings.log_every, completed) or completed == self.start_step + 1:
             self._check_finite(completed)
             record |= self._describe(completed, output, norm)
         if settings.due(settings.evaluate_every, completed):
@@ -142,8 +147,8 @@ class Trainer:
     def _describe(self, completed: int, output: StepOutput, norm: Tensor) -> Record:
         record: Record = {"loss": output.loss.item()}
         record |= {f"loss_{name}": part.item() for name, part in output.parts.items()}
-        record |= self.step.objective.weights_at(completed - 1)
-        for side, reps in (("query", output.queries), ("document", output.documents)):
+        record |= output.weights
+        for side, reps in output.sides.items():
             figures = describe_representations(reps)
             record |= {f"{side}_{name}": value for name, value in figures.items()}
             warning = collapse_warning(side, reps, figures, self._figures.get(side))
@@ -152,12 +157,17 @@ class Trainer:
                 log.warning("step %d: %s", completed, warning)
         record |= {name: figure.item() for name, figure in self.encoder.figures().items()}
         record["gradient_norm"] = norm.item()
-        return record | learning_rates(self.optimizer) | self.meter.read()
+        record |= learning_rates(self.optimizer)
+        if self.watch and self.world.is_main:
+            sides = output.sides["query"], output.sides["document"], output.teacher_scores
+            if warning := self.watch.look(completed, record, *sides):
+                log.warning("step %d: %s", completed, warning)
+        return record | self.meter.read()
 
     def _evaluate(self) -> Record:
         """Dev metrics on the main rank; the model is saved when it is the best so far."""
         metrics: dict[str, float] = {}
-        if self.world.is_main:
+        if self.world.is_main and self.evaluate is not None:
             self.encoder.eval()
             metrics = self.evaluate(self.encoder)
             self.encoder.train()
@@ -196,20 +206,14 @@ class Trainer:
             )
 
     def _check_identity(self, stored: Mapping[str, str]) -> None:
-        keys = sorted(set(stored) | set(self.identity))
-        changed = [
-            f"{key}={self.identity.get(key, 'absent')} (was {stored.get(key, 'absent')})"
-            for key in keys
-            if stored.get(key) != self.identity.get(key)
-        ]
-        if changed:
+        if changed := changes(stored, self.identity):
             raise OtherRunError(
                 f"{self.folder} holds the checkpoints of a run with other settings or data: "
                 f"{', '.join(changed)}. Give this run a folder of its own, or delete that one"
             )
 
 
-def _timed(batches: Iterable[TrainBatch]) -> Iterator[tuple[TrainBatch, float]]:
+def _timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
     """Each batch with the seconds spent waiting for it."""
     iterator = iter(batches)
     while True:

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,16 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
             "start from step 0, or put back a good copy"
         )
     return None
+
+
+def changes(stored: Mapping[str, object], fresh: Mapping[str, object]) -> list[str]:
+    """What differs between the settings of a run that was stopped and those it would go on with,
+    as ``name=fresh (was stored)``, in the order of the names."""
+    return [
+        f"{name}={fresh.get(name, 'absent')} (was {stored.get(name, 'absent')})"
+        for name in sorted({*stored, *fresh})
+        if stored.get(name) != fresh.get(name)
+    ]
 
 
 def _newest_first(folder: Path) -> list[Path]:

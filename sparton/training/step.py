@@ -3,7 +3,8 @@
 In-batch negatives and FLOPS do not add up over parts of a batch, so the objective is evaluated
 once, on the representations of all ranks and micro-batches (Gao et al., arXiv 2101.06983):
 
-1. encode the micro-batches without a graph;
+1. encode the micro-batches without a graph, and tell an encoder that counts what it used for the
+   whole batch, on which some of its losses depend;
 2. gather the representations, evaluate the objective, and differentiate it with respect to them;
 3. encode each micro-batch again with a graph and push its slice of that gradient through; the
    fused head does not look for its maxima again;
@@ -18,9 +19,9 @@ find the active entries the host waits for the device, which then waits for the 
 many small kernels of the objective, longer than it takes to send zeros between neighbours.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,23 +33,49 @@ from sparton.representations import Extent, Representations
 from sparton.training.distributed import World
 from sparton.training.gradient_sum import GradientSum
 from sparton.training.precision import Precision
-from sparton.types import TokenBatch, TrainBatch
+from sparton.types import SIDES, Side, TokenBatch, TrainBatch
 
 # Of a side of the global batch, up to which ranks of one machine keep all: 256 MiB in fp32.
 DENSE_ENTRIES = 2**26
 _SEED_STRIDE = 1_000_003
 
+Sides = tuple[Representations, Representations]  # of queries and of documents
+Seen = tuple[Tensor, Tensor] | None  # what Encoder.finish must know of either; None: nothing
 Scale = Callable[[Tensor], Tensor]
 
 
 class StepOutput(NamedTuple):
-    """What a step leaves for the log, on the device: the loss, its parts, and the detached
-    representations of the global batch."""
+    """What a step leaves for the log, tensors on the device.
+
+    Attributes:
+        loss: of the global batch.
+        parts: of the loss, by name.
+        weights: of the parts that change with the step.
+        sides: the detached representations of the global batch, where there are any.
+        teacher_scores: of the global batch, where the loss follows a teacher.
+    """
 
     loss: Tensor
-    parts: dict[str, Tensor]
-    queries: Representations
-    documents: Representations
+    parts: Mapping[str, Tensor] = {}
+    weights: Mapping[str, float] = {}
+    sides: Mapping[Side, Representations] = {}
+    teacher_scores: Tensor | None = None
+
+
+class Step(Protocol):
+    """What the loop asks of a step: that it adds the gradient of a batch to ``.grad``. ``scale``
+    multiplies the loss before it is differentiated, for fp16."""
+
+    @property
+    def encoder(self) -> Encoder: ...
+
+    @property
+    def world(self) -> World: ...
+
+    @property
+    def precision(self) -> Precision: ...
+
+    def __call__(self, batch: Any, step: int, scale: Scale) -> StepOutput: ...
 
 
 class _MicroBatch(NamedTuple):
@@ -94,6 +121,7 @@ class ExactStep:
         micro_batches = list(self._split(batch, step))
         if len(micro_batches) == 1:
             encoded = self._encode(micro_batches[0])
+            encoded = self._finish(encoded, self._observe([encoded]))
             keep_all = self._keep_all(encoded)
             held = [side if keep_all else self._hold(side) for side in encoded]
             output, gradients = self._differentiate(held, batch.teacher_scores, step, scale)
@@ -101,13 +129,11 @@ class ExactStep:
                 _backward(encoded, gradients)
         else:
             memory = HeadMemory()
-            with memory.keeping():
-                held, extents = self._encode_all(micro_batches)
+            held, extents, seen = self._encode_all(micro_batches, memory)
             output, gradients = self._differentiate(held, batch.teacher_scores, step, scale)
             del held
-            with memory.repeating():
-                self._replay(micro_batches, extents, gradients)
-        self.encoder.observe(output.queries, output.documents)
+            memory.rewind()
+            self._replay(micro_batches, memory, extents, seen, gradients)
         return output
 
     def _split(self, batch: TrainBatch, step: int) -> Iterator[_MicroBatch]:
@@ -127,25 +153,44 @@ class ExactStep:
                 (seed * _SEED_STRIDE + start) % 2**63,
             )
 
-    def _encode(self, micro_batch: _MicroBatch) -> tuple[Representations, Representations]:
+    def _encode(self, micro_batch: _MicroBatch, memory: HeadMemory | None = None) -> Sides:
         torch.manual_seed(micro_batch.seed)
         with self.precision.autocast():
-            return self.encoder.encode_both(micro_batch.queries, micro_batch.documents)
+            return self.encoder.encode_both(micro_batch.queries, micro_batch.documents, memory)
 
     @torch.no_grad()
     def _encode_all(
-        self, micro_batches: Sequence[_MicroBatch]
-    ) -> tuple[list[Representations], list[list[Extent]]]:
-        """Both sides of the local batch, and how much of each comes from each micro-batch."""
-        sides: list[list[Representations]] = [[], []]
+        self, micro_batches: Sequence[_MicroBatch], memory: HeadMemory
+    ) -> tuple[list[Representations], list[list[Extent]], Seen]:
+        """Both sides of the local batch, how much of each comes from each micro-batch, and what
+        the encoder has seen."""
+        parts = []
         for micro_batch in micro_batches:
-            for side, reps in zip(sides, self._encode(micro_batch), strict=True):
-                side.append(self._hold(reps))
+            queries, documents = map(self._hold, self._encode(micro_batch, memory))
+            parts.append((queries, documents))
+        seen = self._observe(parts)
+        sides = [list(side) for side in zip(*[self._finish(part, seen) for part in parts])]
+        del parts
         extents = [[reps.extent for reps in side] for side in sides]
         held = []
         while sides:  # and the parts of one side are gone before those of the next are copied
             held.append(Representations.concatenate(sides.pop(0)))
-        return held, extents
+        return held, extents, seen
+
+    def _observe(self, parts: Sequence[Sides]) -> Seen:
+        """What the encoder makes of what the global batch used, given the parts of this rank's."""
+        used = [side.used for part in parts for side in part if side.used is not None]
+        if not used:
+            return None
+        by_part = torch.stack(used).unflatten(0, (len(parts), len(SIDES)))
+        queries, documents = self.world.any(by_part.any(0))
+        return self.encoder.observe(queries, documents)
+
+    def _finish(self, sides: Sides, seen: Seen) -> Sides:
+        if seen is None:
+            return sides
+        queries, documents = map(self.encoder.finish, sides, seen)
+        return queries, documents
 
     def _keep_all(self, sides: Sequence[Representations]) -> bool:
         """Whether the only micro-batch keeps its zeros; all ranks decide alike."""
@@ -173,22 +218,29 @@ class ExactStep:
         value = self.objective(queries, documents, step, teacher_scores)
         leaves = [leaf for side in own for leaf in side.leaves()]
         gradients = iter(torch.autograd.grad(scale(value.loss), leaves, materialize_grads=True))
-        output = StepOutput(value.loss.detach(), value.parts, queries.detach(), documents.detach())
+        reps: dict[Side, Representations] = {
+            "query": queries.detach(),
+            "document": documents.detach(),
+        }
+        weights = self.objective.weights_at(step)
+        output = StepOutput(value.loss.detach(), value.parts, weights, reps, teacher_scores)
         return output, [side.with_leaves([next(gradients) for _ in side.leaves()]) for side in own]
 
     def _replay(
         self,
         micro_batches: Sequence[_MicroBatch],
+        memory: HeadMemory,
         extents: Sequence[Sequence[Extent]],
+        seen: Seen,
         gradients: Sequence[Representations],
     ) -> None:
         """Encode every micro-batch again, with a graph, and backpropagate its own gradients."""
         parts = (side.split(sizes) for side, sizes in zip(gradients, extents, strict=True))
         *others, last = zip(micro_batches, zip(*parts, strict=True), strict=True)
         for micro_batch, own in others:
-            _backward(self._encode(micro_batch), own)
+            _backward(self._finish(self._encode(micro_batch, memory), seen), own)
         micro_batch, own = last
-        encoded = self._encode(micro_batch)
+        encoded = self._finish(self._encode(micro_batch, memory), seen)
         with self._gradient_sum.of_last_backward():
             _backward(encoded, own)
 

@@ -2,13 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
-from sparton.types import SIDES, Side, TrainBatch
+from sparton.types import Side, TokenBatch
 
 # Dense bf16 matrix rates in FLOP/s from the vendors' data sheets, by a part of the device name.
 _PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12}
@@ -20,6 +21,13 @@ def peak_flops(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     return next((rate for part, rate in _PEAK_FLOPS.items() if part in name), None)
+
+
+class Batch(Protocol):
+    """What passes in a step: sequences by side, of which those of the first are the examples."""
+
+    @property
+    def sides(self) -> Mapping[Side, TokenBatch]: ...
 
 
 @dataclass
@@ -45,10 +53,10 @@ class ThroughputMeter:
     _waited: float = 0.0
     _since: float = field(default_factory=time.perf_counter)
 
-    def count(self, batch: TrainBatch, waited: float) -> None:
+    def count(self, batch: Batch, waited: float) -> None:
         """One step: this rank's batch, and the seconds the loop waited for it."""
-        self._examples += batch.queries.num_sequences
-        for side, tokens in zip(SIDES, (batch.queries, batch.documents), strict=True):
+        self._examples += next(iter(batch.sides.values())).num_sequences
+        for side, tokens in batch.sides.items():
             self._sequences[side] += tokens.num_sequences
             self._tokens[side] += tokens.num_tokens
         self._steps += 1
@@ -93,7 +101,7 @@ class ThroughputMeter:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def _model_flops(self) -> float:
-        """Of this rank."""
+        """The model FLOPs of what this rank has processed."""
         return sum(
             tokens * self.flops_per_token(tokens / self._sequences[side], side)
             for side, tokens in self._tokens.items()

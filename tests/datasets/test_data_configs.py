@@ -31,6 +31,7 @@ SCORED = {"query": "q", "pos": ["p"], "pos_scores": [2], "neg": ["n"], "neg_scor
 def build(name: str, data_dir: Path, **changes: Any) -> Mixture:
     config = OmegaConf.create({"data_dir": str(data_dir)})
     config.data = OmegaConf.merge(OmegaConf.load(CONFIGS / f"{name}.yaml"), changes)
+    config.data.pop("defaults", None)  # which are for Hydra
     return instantiate(config.data)
 
 
@@ -48,8 +49,12 @@ def test_mistral_splade_from_a_local_folder(tmp_path: Path) -> None:
 
 
 def test_text_files_with_renamed_columns(write_jsonl: Callable[..., str], tmp_path: Path) -> None:
-    write_jsonl([{"question": "q", "positive": "p"}], "mine.jsonl")
-    changes = {"files": {"mine": "mine.jsonl"}, "columns": {"question": "query"}}
+    write_jsonl([{"n": "x", "frage": "q", "positive": "p"}], "mine.jsonl")
+    changes = {
+        "files": {"mine": "mine.jsonl"},
+        "columns": {"frage": "query"},
+        "root": str(tmp_path),
+    }
     (example,) = build("text_files", tmp_path, **changes).examples([0], seed=0)
     assert example[:2] == ("q", "p")
 
@@ -164,7 +169,8 @@ def test_records_without_negatives_can_be_left_out(
     write_lines(["1\tq"], "msmarco/queries.train.tsv")
     write_lines(["10\tp", "11\tn"], "msmarco/collection.tsv")
     write_lines(["q\tp\tn", "q\tp"], "mine.tsv")
-    changes: dict[str, Any] = {"files": {"mine": "mine.tsv"}} if name == "text_files" else {}
+    mine = {"files": "mine.tsv", "root": str(tmp_path)}
+    changes: dict[str, Any] = mine if name == "text_files" else {}
     if name == "msmarco_ids":
         changes = {"sources": {"msmarco": {"columns": None}}}
     with pytest.raises(ValueError, match=r"require_negatives=True of .* with on_error='skip'"):

@@ -95,7 +95,13 @@ def test_faults_of_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("a.jsonl", "jsonl"), ("b.json.gz", "jsonl"), ("c.tsv.gz", "tsv"), ("d.parquet", "parquet")],
+    [
+        ("a.jsonl", "jsonl"),
+        ("b.json.gz", "jsonl"),
+        ("c.tsv.gz", "tsv"),
+        ("d.parquet", "parquet"),
+        ("e.csv.gz", "csv"),
+    ],
 )
 def test_formats(name: str, expected: str) -> None:
     assert detect_format(data_file(name)) == expected
@@ -103,9 +109,9 @@ def test_formats(name: str, expected: str) -> None:
 
 def test_unknown_format_lists_the_known_ones() -> None:
     with pytest.raises(
-        ValueError, match=r"ending '\.csv' .* convert or rename it to one of \.jsonl"
+        ValueError, match=r"ending '\.xlsx' .* convert or rename it to one of \.jsonl"
     ):
-        detect_format(data_file("a.csv"))
+        detect_format(data_file("a.xlsx"))
 
 
 def test_locate_in_a_folder(write_lines: Callable[..., str], tmp_path: Path) -> None:

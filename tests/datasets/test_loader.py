@@ -134,6 +134,15 @@ def test_workers_change_nothing_and_do_not_warn(
     assert all(map(equal, *runs))
 
 
+def test_there_are_no_more_workers_than_cores(
+    mixture: Mixture, tokenizer: PackedTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 3})
+    for asked, made in ((0, 0), (1, 1), (4, 2)):
+        loader = train_loader(mixture, tokenizer, batch=8, steps=9, num_workers=asked)
+        assert loader._parcels.num_workers == made
+
+
 def test_unique_positives(mixture: Mixture, tokenizer: PackedTokenizer) -> None:
     def examples(unique: bool, step: int) -> list[Example]:
         stream = BatchStream(mixture, tokenizer, batch=16, unique_positives=unique)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sparton.datasets.mixture import WEIGHTED_BLOCK, Mixture, Share, text_mixture
+from sparton.datasets.mixture import ORDER, WEIGHTED_BLOCK, Mixture, Share, text_mixture
+from sparton.datasets.permutation import derive_key, permute
 from sparton.types import Example
 
 
@@ -38,6 +39,18 @@ def test_without_weights_an_epoch_holds_every_example_once() -> None:
         assert set(epoch) == everything
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert queries(mixture, range(38), seed=1) != epochs[0]
+
+
+def test_sources_of_one_size_have_orders_of_their_own() -> None:
+    mixture = Mixture({name: Numbers(name, 40) for name in "ab"})
+    chosen, indices, _ = mixture.locate(range(80), 0)
+    # Which position has the first turn of a source, which the second: what permutes positions.
+    slots = permute(np.arange(80), 80, derive_key(0, ORDER, np.zeros(80, np.int64)))
+    by_turn = np.argsort(slots)
+    assert (np.diff(chosen[by_turn]) >= 0).all()
+    first, second = indices[by_turn].reshape(2, 40)
+    assert sorted(first) == sorted(second) == list(range(40))
+    assert (first != second).any()
 
 
 def test_with_weights_shares_are_exact_and_small_sources_are_repeated() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sparton.datasets.files import RecordError
-from sparton.datasets.records import IDS, TEXTS, Kind, Row, header, parse_record, parse_text
+from sparton.datasets.records import IDS, TEXTS, Row, parse_record, parse_text
 
 ACCEPTED = {
     "pair": (TEXTS, ["q", "p"], Row("q", ["p"], [], [])),
@@ -150,19 +150,6 @@ def test_refused_records(shape: str) -> None:
     kind, record, message = REFUSED[shape]
     with pytest.raises(RecordError, match=message):
         parse_record(record, kind)
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind", "expected"),
-    [
-        (["query", "positive", "negative_1"], TEXTS, True),
-        (["qid", "pid", "pos_score"], IDS, True),
-        (["query", "what is this"], TEXTS, False),
-        (["query_id", "positive_id"], TEXTS, False),
-    ],
-)
-def test_header(fields: list[str], kind: Kind, expected: bool) -> None:
-    assert header(fields, kind) is expected
 
 
 @pytest.mark.parametrize(

@@ -252,8 +252,8 @@ def test_nothing_usable_and_wrong_settings(write_lines: Write) -> None:
         text_records(path, on_error="skip", name="mine")
     with pytest.raises(ValueError, match="on_error='ignore' must be 'stop' or 'skip'"):
         text_records(path, on_error="ignore")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="format='csv' must be"):
-        text_records(path, format="csv")
+    with pytest.raises(ValueError, match="format='xlsx' must be"):
+        text_records(path, format="xlsx")
     with pytest.raises(ValueError, match="limit=0 must be"):
         text_records(path, limit=0)
 

@@ -161,3 +161,12 @@ def test_a_prompt_needs_room(marked) -> None:
         PackedTokenizer(marked, 16, 5, markup=Markup(document_prompt="w1 w2 w3 "))
     tokenizer = PackedTokenizer(marked, 16, 6, markup=Markup(document_prompt="w1 w2 w3 "))
     assert tokenizer.documents(["w4"]).input_ids.tolist() == [2, 5, 6, 7, 8, 3]
+
+
+def test_sequences_are_taken_in_any_order() -> None:
+    sequences = [[1, 2, 3], [], [4], [5, 6]]
+    batch = TokenBatch.from_lists(sequences)
+    rows = [3, 0, 1, 3]
+    expected = TokenBatch.from_lists([sequences[row] for row in rows])
+    assert_equal(batch.take(torch.tensor(rows)), expected)
+    assert_equal(batch.take(torch.tensor([1])), TokenBatch.from_lists([[]]))

@@ -214,9 +214,16 @@ def test_match_tells_which_token_answers(tokenizer):
     assert dict(dict(result.run.rankings())["own"])["d1"] == pytest.approx(total)
 
 
+def test_match_of_sparse_vectors_tells_the_terms_that_add_up(tokenizer):
+    matches = explain_match(LexicalEncoder(), tokenizer, "crimson dog", "dog red red cat")
+    assert sorted(matches) == [("crimson", 0.5), ("dog", 1.0), ("red", 0.5)]
+    assert explain_match(LexicalEncoder(), tokenizer, "crimson dog", "dog red", k=1) == [
+        ("dog", 1.0)
+    ]
+    assert explain_match(LexicalEncoder(), tokenizer, "cat", "fish") == []
+
+
 def test_explanations_of_what_an_encoder_does_not_give(tokenizer):
-    with pytest.raises(ValueError, match="gives no token vectors of a query: see explain"):
-        explain_match(LexicalEncoder(), tokenizer, "red", "red")
     encoder = VectorEncoder(tokenizer.tokenizer)
     with pytest.raises(ValueError, match="VectorEncoder gives no sparse vectors"):
         explain(encoder, tokenizer, "red")

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -24,3 +26,15 @@ def poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poison(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
+
+
+@pytest.fixture
+def device_assertions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter heeds assertions, as compiled kernels with ``debug`` do; it does not by
+    itself. Where there is a GPU, a failed assertion would end all tests: a process of its own."""
+    if torch.cuda.is_available():
+        pytest.skip("for the interpreter")
+    from triton.runtime.interpreter import interpreter_builder
+
+    heeding = dataclasses.replace(interpreter_builder.options, debug=True, sanitize_overflow=False)
+    monkeypatch.setattr(interpreter_builder, "options", heeding)

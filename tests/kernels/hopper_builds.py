@@ -19,13 +19,18 @@ from triton.runtime import driver
 
 from sparton.kernels.launch import Launch
 from sparton.kernels.maxsim import hidden, paths
-from sparton.kernels.maxsim.operands import padded_operands
+from sparton.kernels.maxsim.batches import packed_operands, padded_operands
+from sparton.kernels.maxsim.hidden_operands import HiddenOperands
 from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
+from sparton.kernels.maxsim.residual.centroid_forward import centroid_forward
 from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
+from sparton.kernels.varlen_attention import forward as attention_kernels
+from sparton.kernels.varlen_attention.operands import attention_operands
 
 # ptxas crashes on some, and of others it makes what happens to be in a register.
 CONSTANTS_ROUNDED = re.compile(r"cvt\S+e4m3x2\.f32\s+%rs\d+, (%r\d+), \1;")
+ASSERTING = ("_verify_lengths_kernel", "_varlen_attention_fwd_kernel")
 BF16, FP8, FP32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
 
 
@@ -45,8 +50,12 @@ class Hopper:
 def build(built: list[tuple[str, int]], launch: Launch, *tensors: Any) -> None:
     kernel = launch.kernel
     compiled = kernel.warmup(*tensors, *launch.integers, grid=launch.grid, **launch.constants)
-    name = kernel.fn.__name__
-    assert not CONSTANTS_ROUNDED.search(compiled.asm["ptx"]), f"{name} rounds constants"
+    name, ptx = kernel.fn.__name__, compiled.asm["ptx"]
+    assert not CONSTANTS_ROUNDED.search(ptx), f"{name} rounds constants"
+    listed = dict(zip(kernel.arg_names, tensors)).get("pairs_ptr") is not None
+    asserts = launch.constants.get("VERIFY", name in ASSERTING)
+    asserts |= listed and name == "_maxsim_streaming_fwd_kernel"
+    assert ("__assertfail" in ptx) == asserts, f"{name} asserts too much or nothing"
     built.append((name, compiled.metadata.shared))
 
 
@@ -72,27 +81,26 @@ def gradients(V: int, activation: str) -> None:
     )
 
 
-def from_hidden(dtype: torch.dtype, E: int, config: hidden.HiddenConfig | None = None) -> None:
-    queries, tokens, projection = (
-        torch.zeros(*sizes, dtype=dtype) for sizes in ((2, 256, E), (600, 768), (E, 768))
+def from_hidden(
+    dtype: torch.dtype, E: int, *, biased: bool = False, config: hidden.HiddenConfig | None = None
+) -> None:
+    queries, tokens, projection, bias = (
+        torch.zeros(*sizes, dtype=dtype) for sizes in ((2, 256, E), (600, 768), (E, 768), (E,))
     )
     cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
     mask = torch.ones(600, dtype=torch.bool)
+    layer = (projection, bias if biased else None)
+    operands = HiddenOperands(queries, tokens, *layer, cu_seqlens, None, mask)
     for argmax in (True, False):
-        hidden.search_hidden(
-            queries, tokens, projection, cu_seqlens, None, mask,
-            normalize=True, argmax=argmax, config=config,
-        )  # fmt: skip
+        hidden.search_hidden(operands, argmax=argmax, config=config)
 
 
 def gradients_from_hidden(E: int) -> None:
     hidden_states, projection = torch.zeros(600, 768, dtype=BF16), torch.zeros(E, 768, dtype=BF16)
     tokens, norms = torch.zeros(600, E, dtype=BF16), torch.zeros(600)
     for need_hidden in (True, False):
-        project_tokens_backward(
-            tokens, tokens, norms, hidden_states, projection,
-            normalize=True, need_hidden=need_hidden, need_projection=False,
-        )  # fmt: skip
+        kept = (tokens, norms, hidden_states, projection)
+        project_tokens_backward(tokens, *kept, need_hidden, False, False)
 
 
 def own_documents(dtype: torch.dtype, E: int, method: str) -> None:
@@ -102,6 +110,38 @@ def own_documents(dtype: torch.dtype, E: int, method: str) -> None:
     _, winners = paths.maxsim_forward_cuda(operands, normalize=True, argmax=True)
     grad = torch.zeros(2, 3)
     paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
+
+
+def stated_lengths(Lq: int, pairing: str | int) -> None:
+    """Of two queries and documents, for a product or not."""
+    queries, documents = torch.zeros(2 * Lq, 128, dtype=BF16), torch.zeros(600, 128, dtype=BF16)
+    bounds = torch.tensor([0, Lq, 2 * Lq]), torch.tensor([0, 200, 600])
+    operands = packed_operands(queries, documents, *bounds, None, None, pairing, Lq, 400)
+    paths.maxsim_forward_cuda(operands, normalize=False, argmax=True)
+
+
+def centroids(W: int) -> None:
+    queries, codes = torch.zeros(W, 128, dtype=BF16), torch.zeros(600, dtype=torch.int32)
+    bounds = torch.tensor([0, W]), torch.tensor([0, 200, 600])
+    mask = torch.ones(600, dtype=torch.bool)
+    centroid_forward(queries, codes, torch.zeros(64, 128), *bounds, None, mask, True)
+
+
+def attention(d: int) -> None:
+    states, bounds = torch.zeros(600, 12, d, dtype=BF16), torch.tensor([0, 200, 600]).int()
+    operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1)
+    attention_kernels.varlen_attention_forward(operands)
+
+
+def listed_pairs(dtype: torch.dtype) -> None:
+    queries, documents = torch.zeros(80, 128, dtype=dtype), torch.zeros(600, 128, dtype=dtype)
+    bounds = torch.tensor([0, 40, 80]), torch.tensor([0, 200, 600])
+    pairs = torch.tensor([[0, 1], [1, 1], [0, 0]])
+    operands = packed_operands(queries, documents, *bounds, None, None, pairs, 40)
+    _, winners = paths.maxsim_forward_cuda(operands, normalize=True, argmax=True)
+    for method in ("lowmem", "unified"):
+        grad = torch.zeros(3, 1)
+        paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
 
 
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -132,18 +172,28 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"rounding {by} {D}", partial(quantize.quantize_operands, *operands, by=by)
     for dtype in (BF16, FP32):
         for E in (64, 96, 128, 256, 320, 1024, 4096 // dtype.itemsize):
-            yield f"from hidden {dtype} {E}", partial(from_hidden, dtype, E)
+            for biased in (False, True):
+                name = f"from hidden {dtype} {E}{' biased' * biased}"
+                yield name, partial(from_hidden, dtype, E, biased=biased)
         for method in ("lowmem", "unified"):
             name = f"own documents {dtype} {method}"
             yield name, partial(own_documents, dtype, 1024, method)
+        yield f"pairs {dtype}", partial(listed_pairs, dtype)
     for E in (96, MOST_UNITS):
         yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
-    yield "too large", partial(from_hidden, BF16, 1024, hidden.HiddenConfig())
+    for Lq, pairing in ((40, "cross"), (40, 1), (2, "cross"), (300, "cross")):
+        yield f"stated lengths {Lq} {pairing}", partial(stated_lengths, Lq, pairing)
+    for W in (1, 32, 200):
+        yield f"centroids {W}", partial(centroids, W)
+    for d in (64, 128):
+        yield f"attention {d}", partial(attention, d)
+    yield "too large", partial(from_hidden, BF16, 1024, config=hidden.HiddenConfig())
 
 
 def main() -> None:
     driver.set_active(Hopper())
     forward._capability = lambda device: (9, 0)
+    attention_kernels.JITFunction = ()  # for tensors on a CPU
     built: list[tuple[str, int]] = []
     Launch.__call__ = lambda *launch: build(built, *launch)  # type: ignore[method-assign]
     for case, run in cases():

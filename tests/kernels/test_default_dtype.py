@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from sparton.kernels.maxsim import compress, train_codec
+from sparton.kernels.maxsim.batches import packed_operands
 from sparton.kernels.maxsim.cross import cross_forward
 from sparton.kernels.maxsim.hidden import search_hidden
-from sparton.kernels.maxsim.operands import packed_operands
+from sparton.kernels.maxsim.hidden_operands import HiddenOperands
 from sparton.kernels.maxsim.residual.cpu import residual_forward_cpu
 from sparton.kernels.maxsim.residual.forward import residual_forward
 from sparton.kernels.segment_max.forward import segment_max_forward
@@ -15,23 +16,25 @@ from sparton.kernels.segment_max.portable import PortableConfig
 TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16)
 
 
+def with_kept(scores, kept):
+    return scores, *kept
+
+
 def operators(device):
     generator = torch.Generator().manual_seed(0)
     queries, documents = (torch.randn(n, 16, generator=generator).to(device) for n in (15, 24))
     query_cu, cu = (torch.tensor(x, device=device).int() for x in ([0, 5, 15], [0, 10, 24]))
-    identity = torch.eye(16, device=device)
     operands = packed_operands(queries, documents, query_cu, cu, None, None, "cross")
     codec = train_codec(documents.cpu(), num_centroids=4, nbits=2)
     codec = type(codec)(*(x.to(device) for x in codec))
     compressed = (queries, compress(codec, documents), codec, query_cu, cu)
+    hidden = HiddenOperands(queries[None], documents, torch.eye(16, device=device), None, cu)
     return {
         "segment_max": lambda: segment_max_forward(
             queries, documents, None, query_cu, config=TILES
         ),
         "cross": lambda: cross_forward(operands, normalize=True, argmax=True, config=TILES),
-        "hidden": lambda: search_hidden(
-            queries[None], documents, identity, cu, None, None, normalize=True, argmax=True
-        ),
+        "hidden": lambda: with_kept(*search_hidden(hidden, argmax=True)),
         "residual": lambda: residual_forward(*compressed, normalize=True),
         "residual_cpu": lambda: residual_forward_cpu(*compressed, normalize=True),
     }

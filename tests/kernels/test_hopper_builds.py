@@ -28,6 +28,9 @@ def test_kernels_compile_for_hopper_and_fit():
     assert names > {
         "_segment_max_hopper_kernel",
         "_segment_max_kernel",
+        "_maxsim_streaming_fwd_kernel",
+        "_varlen_attention_fwd_kernel",
+        "_verify_lengths_kernel",
         "gradients_kernel",
         "dhidden_kernel",
         "_search_hidden_kernel",

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sparton.kernels.boundaries import read_boundaries
 from sparton.kernels.maxsim import (
     maxsim_from_hidden,
     maxsim_residual_varlen,
@@ -10,7 +11,6 @@ from sparton.kernels.maxsim import (
     train_codec,
 )
 from sparton.kernels.maxsim.codec import compress
-from sparton.kernels.segment_max.host_boundaries import read_boundaries
 from sparton.kernels.splade_head import splade_head
 
 T = 6

@@ -13,7 +13,7 @@ from sparton.kernels.maxsim import (
     maxsim_varlen,
     operators,
 )
-from sparton.kernels.maxsim.operands import packed_operands
+from sparton.kernels.maxsim.batches import packed_operands
 from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
@@ -135,6 +135,28 @@ def test_longest_sequences_that_the_host_knows(lengths, device):
         message = f"{name}_max_seqlen={least} allows 3 sequences {most} tokens at most, got"
         with pytest.raises(ValueError, match=message):
             maxsim_varlen(*leaves, *bounds, **(longest | {f"{name}_max_seqlen": least}))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU asserts: test_assertions_gpu.py")
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("pairing", ["cross", 1])
+@pytest.mark.parametrize(("side", "place"), [("query", 1), ("document", 2)])
+def test_longer_sequences_than_stated(side, place, pairing, compiled):
+    """As many tokens fit, but one sequence has more than its share."""
+    queries, documents = torch.randn(10, 16), torch.randn(12, 16)
+    bounds = boundaries((3, 6, 1)), boundaries((2, 3, 7))
+    score = maxsim_varlen
+    if compiled:
+        score = torch.compile(maxsim_varlen, backend="aot_eager", fullgraph=True)
+    expected = maxsim_varlen(queries, documents, *bounds, pairing=pairing)
+    longest = {"query_max_seqlen": 6, "document_max_seqlen": 7}
+    actual = score(queries, documents, *bounds, pairing=pairing, **longest)
+    assert torch.equal(actual, expected)
+    most = longest[f"{side}_max_seqlen"]
+    longest[f"{side}_max_seqlen"] = most - 1
+    message = f"{side}_max_seqlen={most - 1}, but {side} {place} has {most} tokens"
+    with pytest.raises(ValueError, match=message):
+        score(queries, documents, *bounds, pairing=pairing, **longest)
 
 
 def test_padding_does_not_win_over_negative_similarities(batch):
@@ -265,7 +287,7 @@ def test_registration(per_query, normalize, device):
     transposed = [x.detach().T.contiguous().T for x in leaves]
     _, winners = operators._forward_op(*transposed, *problem[2:], normalize, "auto", True)
     tensors = (upstream_for(problem), winners, *transposed, *problem[2:4])
-    arguments = (*tensors, *problem[6:], normalize, "auto")
+    arguments = (*tensors, None, *problem[6:10], normalize, "auto")
     torch.library.opcheck(operators._backward_op, (*arguments, True, True))
     arguments = (*leaves, *problem[2:], normalize, "auto", False)
     with torch.no_grad():
@@ -450,7 +472,7 @@ def test_padded_operands_that_do_not_fit(batch, index, replacement, message):
     ("index", "replacement", "message"),
     [
         (0, torch.zeros(2, 3, 48), r"\[Tq, E\].*\(2, 3, 48\)"),
-        (2, torch.zeros(5, dtype=torch.int64), "query_cu_seqlens .* torch.int64"),
+        (2, torch.zeros(5, dtype=torch.int16), "query_cu_seqlens .* torch.int16"),
         (3, torch.zeros(0, dtype=torch.int32), r"document_cu_seqlens .* \(0,\)"),
         (4, torch.ones(3, dtype=torch.bool), r"query_mask .* \(3,\)"),
         (5, torch.ones(102, dtype=torch.int32), "document_mask .* torch.int32"),

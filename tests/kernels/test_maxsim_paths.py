@@ -3,25 +3,18 @@
 Q queries, N documents, T packed tokens.
 """
 
-from functools import partial
-
 import pytest
 import torch
 
-from sparton.kernels.maxsim import maxsim, maxsim_pairs, maxsim_varlen, operators, paths
+from sparton.kernels.maxsim import maxsim, maxsim_pairs, maxsim_varlen, paths
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.maxsim.streaming import streaming_forward
 from sparton.kernels.maxsim.streaming_backward import (
     streaming_backward_lowmem,
     streaming_backward_unified,
 )
-from sparton.kernels.segment_max.backward_plan import BackwardConfig
-from sparton.kernels.segment_max.portable import PortableConfig
+from tests.kernels.maxsim_kernels import CUT, TILES, use_kernels
 from tests.kernels.maxsim_problems import error, make_problem, upstream_for
-
-TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
-CUT = BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)
-
 
 STREAMING, PRODUCT = ("streaming_forward",), ("cross_forward",)
 HALF, MANY = (paths.FEW // 2,) * 2, (paths.FEW, 1)
@@ -115,6 +108,7 @@ def every_pairing(normalize, device):
         torch.arange(0, x.numel() + 1, x.shape[-1], dtype=torch.int32, device=device) for x in masks
     ]
     shared = leaves[1].flatten(0, 1), masks[0], masks[1].flatten(0, 1)
+    listed = torch.tensor([[2, 5], [0, 1], [2, 5], [1, 0]], device=device)
     options = {"normalize": normalize}
     results = []
     for scores in (
@@ -123,22 +117,12 @@ def every_pairing(normalize, device):
         maxsim_pairs(leaves[0], leaves[1][:, 1], masks[0], masks[1][:, 1], **options),
         maxsim_varlen(*flat, *bounds, *(x.flatten() for x in masks), pairing=2, **options),
         maxsim_varlen(*flat, *bounds, **options),
+        maxsim_varlen(*flat, *bounds, pairing=listed, **options),
+        maxsim_pairs(leaves[0], *shared, pairs=listed, **options),
     ):
         upstream = torch.rand(scores.shape, generator=generator).to(device)
         results += [scores.detach(), *torch.autograd.grad(scores, leaves, upstream)]
     return results
-
-
-def use_kernels(monkeypatch, few):
-    """On a CPU too; products from ``few`` query tokens on."""
-    monkeypatch.setattr(paths, "FEW", few)
-    if torch.cuda.is_available():
-        return
-    monkeypatch.setattr(paths, "cross_forward", partial(cross_forward, config=TILES))
-    monkeypatch.setattr(paths, "cross_backward", partial(cross_backward, config=CUT))
-    backward = partial(paths.maxsim_backward_cuda, backward="auto")
-    monkeypatch.setattr(operators, "maxsim_forward_cpu", paths.maxsim_forward_cuda)
-    monkeypatch.setattr(operators, "maxsim_backward_cpu", backward)
 
 
 @pytest.mark.parametrize("few", [0, 256])

@@ -7,7 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sparton.kernels.maxsim import maxsim_residual, maxsim_residual_varlen
+from sparton.kernels.maxsim import (
+    maxsim_centroids,
+    maxsim_residual,
+    maxsim_residual_varlen,
+)
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, decompress
 from sparton.kernels.maxsim.residual.forward import DEFAULT, ResidualConfig, residual_forward
 from tests.kernels.problems import error
@@ -106,3 +110,23 @@ def test_cuda_graph():
     queries.copy_(make_queries(2, 32)[1])
     graph.replay()
     assert torch.equal(scores, score())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("Q", "L"), [(1, 32), (9, 70)])
+def test_centroids_alone(Q, L, dtype):
+    """Against float64, at a real size; nothing waits for the device."""
+    codec, codes = make_codec(2), make_documents(700, 150, 2).codes
+    queries = make_queries(Q, L, dtype)
+    bounds = [torch.arange(n + 1, device="cuda") * m for n, m in ((Q, L), (700, 150))]
+    operands = (queries.flatten(0, 1), codes.flatten(), codec.centroids, *bounds)
+    maxsim_centroids(*operands, normalize=False)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scores = maxsim_centroids(*operands, normalize=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    similarity = queries.double() @ codec.centroids.double().T
+    truth = similarity[:, :, codes.long()].amax(3).sum(1)
+    assert error(scores, truth) <= 1e-6 < error(scores * 1.00001, truth)

@@ -6,14 +6,14 @@ Q queries, N documents, K documents per query, T packed tokens, E embedding.
 import pytest
 import torch
 
-from sparton.kernels.maxsim import streaming
 from sparton.kernels.maxsim.operands import MaxSimOperands
-from sparton.kernels.maxsim.streaming import StreamingConfig, streaming_config, streaming_forward
+from sparton.kernels.maxsim.streaming import streaming_forward
 from sparton.kernels.maxsim.streaming_backward import (
     streaming_backward_lowmem,
     streaming_backward_unified,
 )
 from sparton.kernels.maxsim.streaming_rows import DEFAULT_CONFIG
+from sparton.kernels.maxsim.streaming_tiles import StreamingConfig, num_splits, streaming_config
 from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
@@ -311,10 +311,10 @@ def test_tiles_of_long_queries_side_by_side_or_in_turn(per_query, device):
         assert_close(values, problem, upstream)
         results.append(argmax)
     assert all(torch.equal(x, winners(problem)) for x in results)
-    splits = [streaming._splits(2, 95, n, TILES) for n in (1, 64, 100, 256, 1000)]
+    splits = [num_splits(2, 95, n, TILES) for n in (1, 64, 100, 256, 1000)]
     assert splits == [3, 3, 3, 1, 1]
     tiles = [TILES._replace(few_programs=n) for n in (1, 2, 3)]
-    assert [streaming._splits(2, 95, 1, x) for x in tiles] == [1, 2, 3]
+    assert [num_splits(2, 95, 1, x) for x in tiles] == [1, 2, 3]
 
 
 @pytest.mark.slow

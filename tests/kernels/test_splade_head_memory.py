@@ -21,11 +21,11 @@ def problems(device: torch.device, bias: float = SPARSE) -> list[Problem]:
     return [make_problem(each, 64, 32, device, **options) for each in lengths]
 
 
-def run(problem: Problem, **variant: object) -> list[Tensor]:
+def run(problem: Problem, **options: object) -> list[Tensor]:
     """Representations and gradients."""
     *operands, cu_seqlens = problem
     leaves = [x.detach().requires_grad_() for x in operands]
-    reps = splade_head(*leaves, cu_seqlens, **variant)
+    reps = splade_head(*leaves, cu_seqlens, **options)
     return [reps.detach(), *torch.autograd.grad(reps, leaves, upstream_for(problem))]
 
 
@@ -50,12 +50,12 @@ def test_what_is_repeated_has_the_same_bits(variant, device, searches):
     given = problems(device)
     expected = [run(problem, **variant) for problem in given]
     memory = HeadMemory()
-    with torch.no_grad(), memory.keeping():
-        kept = [splade_head(*problem, **variant) for problem in given]
+    with torch.no_grad():
+        kept = [splade_head(*problem, **variant, memory=memory) for problem in given]
     assert all(torch.equal(reps, result[0]) for reps, result in zip(kept, expected))
     searches.clear()
-    with memory.repeating():
-        found = [run(problem, **variant) for problem in given]
+    memory.rewind()
+    found = [run(problem, **variant, memory=memory) for problem in given]
     assert not searches
     for result, truth in zip(found, expected, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(result, truth, strict=True))
@@ -67,10 +67,10 @@ def test_what_was_kept_is_what_is_given(device):
     first, _ = problems(device)
     other = first._replace(hidden=first.hidden.flip(0))
     memory = HeadMemory()
-    with torch.no_grad(), memory.keeping():
-        reps = splade_head(*first)
-    with memory.repeating():
-        assert torch.equal(run(other)[0], reps)
+    with torch.no_grad():
+        reps = splade_head(*first, memory=memory)
+    memory.rewind()
+    assert torch.equal(run(other, memory=memory)[0], reps)
     assert not torch.equal(run(other)[0], reps)
 
 
@@ -78,12 +78,12 @@ def test_many_active_entries_are_looked_for_again(device, searches):
     problem, _ = problems(device, DENSE)
     assert float((splade_head(*problem) > 0).double().mean()) > memory_module.MOST_ACTIVE
     memory, expected = HeadMemory(), run(problem)
-    with torch.no_grad(), memory.keeping():
-        splade_head(*problem)
+    with torch.no_grad():
+        splade_head(*problem, memory=memory)
     assert memory._found == deque([None])
     searches.clear()
-    with memory.repeating():
-        found = run(problem)
+    memory.rewind()
+    found = run(problem, memory=memory)
     assert searches == [True]
     assert all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
 
@@ -92,21 +92,18 @@ def test_sums_and_calls_outside_are_not_kept(device):
     problem, _ = problems(device)
     memory = HeadMemory()
     with torch.no_grad():
-        with memory.keeping():
-            splade_head(*problem, pooling="sum")
+        splade_head(*problem, pooling="sum", memory=memory)
         splade_head(*problem)
     assert not memory._found
-    assert HeadMemory.in_use is None
 
 
 def test_another_order_is_refused(device):
     first, second = problems(device)
     memory = HeadMemory()
-    with torch.no_grad(), memory.keeping():
-        splade_head(*first)
-    with memory.repeating():
-        with pytest.raises(RuntimeError, match=r"representations \[2, 64\] where \[4, 64\] were"):
-            splade_head(*second)
-        with pytest.raises(RuntimeError, match="more often than it was called"):
-            splade_head(*first)
-    assert HeadMemory.in_use is None
+    with torch.no_grad():
+        splade_head(*first, memory=memory)
+    memory.rewind()
+    with pytest.raises(RuntimeError, match=r"representations \[2, 64\] where \[4, 64\] were"):
+        splade_head(*second, memory=memory)
+    with pytest.raises(RuntimeError, match="more often than it was called"):
+        splade_head(*first, memory=memory)

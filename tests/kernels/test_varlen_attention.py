@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
+from triton.runtime.errors import InterpreterError
 
 from sparton.kernels.varlen_attention import (
     function,
@@ -377,7 +378,7 @@ def test_sequences_without_tokens():
         (2, torch.zeros(54, 2, 32), r"\(54, 2, 32\)"),
         (2, torch.zeros(55, 2, 32), "float16, torch.float16 and torch.float32"),
         (3, torch.zeros(6), r"query_cu_seqlens .* torch.float32 \(6,\)"),
-        (4, torch.zeros(5, dtype=torch.int32), r"\(6,\) and torch.int32 \(5,\)"),
+        (4, torch.zeros(5, dtype=torch.int32), r"\(6,\) and \(5,\)"),
         (4, torch.zeros(6, dtype=torch.int32, device="meta"), "meta"),
     ],
 )
@@ -389,6 +390,25 @@ def test_operands_that_do_not_fit(index, replacement, message):
     wrong[index] = replacement
     with pytest.raises(ValueError, match=message):
         varlen_attention(*wrong)
+
+
+@pytest.mark.parametrize(("index", "name"), [(5, "queries"), (6, "keys")])
+def test_longer_sequences_than_stated(index, name, device_assertions):
+    """As many tokens fit, but one sequence has more than its share."""
+    given = [*make_problem((9, 1, 4), (2, 9, 3)).given()]
+    varlen_attention(*given)
+    given[index] = 8
+    with pytest.raises(InterpreterError, match=f"a sequence has more {name} than max_"):
+        varlen_attention(*given)
+    given[index] = 4
+    with pytest.raises(ValueError, match="=4 allows 3 sequences 12 tokens at most, got 14"):
+        varlen_attention(*given)
+    states = torch.zeros(14, 3, 1, 16, dtype=torch.float16)
+    varlen_self_attention(states, given[3], 9)
+    with pytest.raises(InterpreterError, match="a sequence has more queries than max_query"):
+        varlen_self_attention(states, given[3], 8)
+    with pytest.raises(ValueError, match="=4 allows 3 sequences 12 tokens at most, got 14"):
+        varlen_self_attention(states, given[3], 4)
 
 
 def test_more_that_does_not_fit():

@@ -112,6 +112,23 @@ def test_the_gradient_of_kl_shrinks_with_the_squared_temperature(five_ways):
     assert steepness(1e3) / steepness(2e3) == pytest.approx(4, rel=1e-2)
 
 
-def test_a_temperature_must_be_positive():
-    with pytest.raises(ValueError, match="teacher_temperature must be positive, got 0"):
-        KLDivergence(teacher_temperature=0)
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_temperatures_and_scales_must_be_positive_numbers(value):
+    """Others would turn the lesson round, or make every weight NaN in the first step."""
+    for name in ("temperature", "teacher_temperature"):
+        with pytest.raises(ValueError, match=f"KLDivergence {name} must be positive and finite"):
+            KLDivergence(**{name: value})
+    with pytest.raises(ValueError, match=f"MarginMSE scale must be positive and finite, .*{value}"):
+        MarginMSE(value)
+
+
+def test_a_teacher_that_is_certain_leaves_finite_losses_and_gradients():
+    """Of scores so far apart that the softmax of the second one is 0 in fp32."""
+    scores = torch.tensor([[1.0, 3.0]], requires_grad=True)
+    loss = KLDivergence(teacher_temperature=0.1)(
+        scores, torch.tensor([0]), torch.tensor([[8.5, -10]])
+    )
+    assert loss.item() == pytest.approx(math.log1p(math.exp(2)), rel=1e-6)
+    loss.backward()
+    away = 1 / (1 + math.exp(-2))
+    torch.testing.assert_close(scores.grad, torch.tensor([[-away, away]]))

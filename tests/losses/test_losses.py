@@ -10,6 +10,7 @@ from sparton.losses.ramps import ConstantRamp, LinearRamp, QuadraticRamp
 from sparton.losses.ranking import InfoNCE, Triplet
 from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer, anti_zero, flops, l1
 from sparton.representations import Representations
+from sparton.sparse_vectors import SparseVectors
 
 
 @pytest.fixture
@@ -74,6 +75,34 @@ def test_triplet_refuses_what_it_cannot_compare():
     for margin in (-1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="margin must be finite, not negative"):
             Triplet(margin)
+
+
+PENALTIES = {
+    "flops": (flops, 2.0**2 + 1.0**2),
+    "l1": (l1, (3 + 3) / 2),
+    "rows of one term spared": (L0Flops(1), 0.5**2 + 1.0**2),
+    "all rows spared": (L0Flops(2), 0.0),
+    "anti-zero": (anti_zero, 1 / 16),
+    "rare terms spared": (DFFlops(0.5), 2.0**2 + (1.0 / 2) ** 2),
+}
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", PENALTIES)
+def test_penalties_by_hand(name, sparse):
+    """The terms have the means 2, 0 and 1. The anti-zero of SPLADE's authors adds up the batch
+    before it squares, and nothing keeps it finite where all is zero: 1 / 36 here."""
+    penalty, expected = PENALTIES[name]
+    reps = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]])
+    value = penalty(SparseVectors.from_dense(reps) if sparse else reps)
+    assert value.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_slope_of_flops_by_hand():
+    """Twice the mean over the number of rows, the same for every row, be it zero or not."""
+    reps = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]], requires_grad=True)
+    flops(reps).backward()
+    assert reps.grad.tolist() == [[2.0, 0.0, 1.0]] * 2
 
 
 def test_flops_squares_the_batch_mean(reps):

@@ -9,9 +9,7 @@ from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import separate_queries, shared_queries, static_queries
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
-from sparton.models.encoder import Encoder
 from sparton.models.heads import EagerHead
-from sparton.models.idf import write_idf
 from sparton.models.splade import SpladeEncoder
 from sparton.training.optimization import build_optimizer, learning_rates
 from sparton.types import TokenBatch
@@ -55,13 +53,13 @@ def test_gradients_reach_both_sides(document, frozen):
 
 
 def test_static_queries_are_weighted_by_a_file(document, tmp_path):
-    write_idf({"fox": 2.5, "the": 0.0}, tmp_path / "idf.json")
+    (tmp_path / "idf.json").write_text('{"fox": 2.5, "the": 0.0}')
     encoder = static_queries(document, tmp_path / "idf.json", missing=0.5)
     row = document.tokenizer.get_vocab()
     assert encoder.query.weights[[row["fox"], row["the"], row["lazy"]]].tolist() == [2.5, 0.0, 0.5]
     ones = static_queries(document).query.weights
     assert ones.sum() == len(row) - 5
-    write_idf({"fox": 2.5, "cow": 1.0}, tmp_path / "idf.json")
+    (tmp_path / "idf.json").write_text('{"fox": 2.5, "cow": 1.0}')
     with pytest.raises(ValueError, match="the first is 'cow'"):
         static_queries(document, tmp_path / "idf.json")
 
@@ -87,16 +85,6 @@ def test_each_side_counts_the_arithmetic_of_its_own_encoder(document):
     static = static_queries(document, frozen=False)
     assert static.flops_per_token(8.0, "query") == 0
     assert static.flops_per_token(8.0, "document") == document.flops_per_token(8.0, "query")
-
-
-def test_both_sides_observe(document, monkeypatch):
-    seen = []
-    monkeypatch.setattr(Encoder, "observe", lambda own, *sides: seen.append((own, *sides)))
-    encoder = static_queries(document)
-    reps = [encoder.encode(TOKENS, "query"), encoder.encode(TOKENS, "document")]
-    encoder.observe(*reps)
-    assert [own for own, *_ in seen] == [encoder.query, document]
-    assert all(sides == reps for _, *sides in seen)
 
 
 @pytest.mark.parametrize(

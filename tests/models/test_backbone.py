@@ -7,7 +7,7 @@ padding and attention mask.
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import DebertaV2Config, DebertaV2ForMaskedLM
+from transformers import BertForMaskedLM, DebertaV2Config, DebertaV2ForMaskedLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sparton import packing
@@ -225,6 +225,24 @@ def test_a_model_without_packable_attention_is_refused(tokenizer):
     )
     with pytest.raises(ValueError, match="does not run on packed sequences"):
         Backbone(DebertaV2ForMaskedLM(config), tokenizer)
+
+
+class _Unmoved(BertForMaskedLM):
+    """A model that keeps the attention it was built with."""
+
+    def set_attn_implementation(self, *_: object, **__: object) -> None: ...
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_model_that_mixes_sequences_is_refused_in_every_precision(
+    family, build_mlm, tokenizer, dtype
+):
+    Backbone(build_mlm(family).to(dtype), tokenizer)
+    mlm = build_mlm("bert").to(dtype)
+    unmoved = _Unmoved(mlm.config).to(dtype)
+    unmoved.load_state_dict(mlm.state_dict())
+    with pytest.raises(ValueError, match="_Unmoved does not run on packed sequences"):
+        Backbone(unmoved, tokenizer)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(build_mlm, tokenizer):

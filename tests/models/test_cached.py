@@ -32,7 +32,7 @@ HEAD = AutoencoderHead(
 
 @pytest.fixture
 def cache(tmp_path) -> Path:
-    """What scripts/cache_embeddings.py writes."""
+    """What ``cache_embeddings`` writes."""
     folder = tmp_path / "cache"
     (folder / "model").mkdir(parents=True)
     dense = DenseEncoder(
@@ -62,12 +62,15 @@ def cached_encoder(cache: Path, **settings: object) -> AutoencoderEncoder:
 
 def test_rows_of_a_cache_give_what_the_saved_model_makes_of_the_texts(cache, tmp_path):
     encoder = cached_encoder(cache)
+    used = encoder.encode(encoder.text_rows.queries(QUERIES), "query").used
     for _ in range(3):
-        encoder.observe(*[encoder.encode(encoder.text_rows.queries(QUERIES), "query")] * 2)
+        encoder.observe(used, used)
     save_encoder(encoder, tmp_path / "model", **LENGTHS)
     whole = load_encoder(tmp_path / "model")
     assert whole.text_rows is None and whole.markup == encoder.markup
-    assert torch.equal(whole.autoencoder.steps_since_active, encoder.autoencoder.steps_since_active)
+    assert whole.autoencoder.passes_since_active.unique().tolist() == [1, 12]
+    for each in (whole.autoencoder, encoder.autoencoder):
+        assert torch.equal(each.passes_since_active == 1, used[1])
     tokenizer = PackedTokenizer(whole.tokenizer, 8, 12, markup=whole.markup)
     rows = encoder.text_rows
     for texts, cached, read in (
@@ -85,7 +88,7 @@ def test_the_autoencoder_alone_is_there_to_learn(cache):
     assert encoder.device == torch.device("cpu") and encoder.max_length is None
     assert encoder.flops_per_token(1.0) == 3 * 8 * 64 * 32
     reps = encoder.encode(encoder.text_rows.documents(DOCUMENTS), "document")
-    encoder.complete(reps).losses["reconstruction_k"].mean().backward()
+    reps.losses["reconstruction_k"].mean().backward()
     assert encoder.autoencoder.encoder.weight.grad.any()
 
 

@@ -3,9 +3,9 @@
 import pytest
 from transformers.utils import hub
 
-from sparton.models import checkpoint
-from sparton.models.checkpoint import optional_file
+from sparton.models import repository
 from sparton.models.folders import find_model
+from sparton.models.repository import optional_file
 
 ANSWERS = {
     hub.RepositoryNotFoundError: "nobody/none: no such folder, and no such model on the hub",
@@ -32,7 +32,7 @@ def test_the_hubs_refusals_are_one_sentence(monkeypatch, kind):
 def test_a_model_is_a_folder_or_on_the_hub(tmp_path, monkeypatch, file):
     there = {"nobody/some": file}
     monkeypatch.setattr(
-        checkpoint,
+        repository,
         "cached_file",
         lambda name, asked, **_: asked if there.get(name) == asked else None,
     )

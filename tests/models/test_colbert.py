@@ -62,17 +62,32 @@ def test_vectors_are_projected_states_of_length_one(family, build_mlm, tokenizer
     torch.testing.assert_close(model(tokens, "query").values, states)
 
 
-def test_gradients_reach_projection_and_body():
-    model = encoder()
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_bias_is_added_before_vectors_get_their_length(normalize):
+    model, plain = encoder(bias=True, normalize=normalize), encoder(normalize=normalize)
+    assert {*model.state_dict()} - {*plain.state_dict()} == {"projection.bias"}
+    tokens = tokenizer_of(model).documents(TEXTS)
+    states = model.backbone.hidden_states(tokens) @ model.projection.weight.T
+    shifted = states + model.projection.bias
+    expected = F.normalize(shifted, dim=1) if normalize else shifted
+    torch.testing.assert_close(model(tokens, "document").values, expected)
+    assert not torch.allclose(plain(tokens, "document").values, expected, atol=1e-2)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_reach_projection_and_body(bias):
+    model = encoder(bias=bias)
     vectors = model(tokenizer_of(model).documents(TEXTS), "document").values
     upstream = torch.randn_like(vectors)
     vectors.backward(upstream)
     assert all(parameter.grad is not None for parameter in model.parameters())
     hidden = model.backbone.hidden_states(tokenizer_of(model).documents(TEXTS)).detach()
-    weight = model.projection.weight.detach().requires_grad_()
-    (expected,) = torch.autograd.grad(F.normalize(hidden @ weight.T, dim=1), weight, upstream)
-    torch.testing.assert_close(model.projection.weight.grad, expected)
-    assert not torch.allclose(model.projection.weight.grad * 1.01, expected, rtol=1e-4)
+    layer = [x.detach().requires_grad_() for x in model.projection.parameters()]
+    values = F.normalize(F.linear(hidden, *layer), dim=1)
+    expected = torch.autograd.grad(values, layer, upstream)
+    for parameter, wanted in zip(model.projection.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, wanted)
+        assert not torch.allclose(parameter.grad * 1.01, wanted, rtol=1e-4)
 
 
 def test_under_autocast_vectors_are_rounded_once():

@@ -2,6 +2,7 @@
 folders that must be refused."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,17 +10,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import word_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.folders import encoder_lengths, load_encoder
 from sparton.models.heads import EagerHead
-from tests.models.late_interaction import TEXTS, TOLERANCE, make_encoder, saved, scores
+from tests.models.late_interaction import LENGTHS, TEXTS, TOLERANCE, make_encoder, saved, scores
 
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")
 
 VARIANTS = {
     "default": {},
+    "biased": {"bias": True},
     "attended": {"attend_to_expansion": True},
     "not expanded": {"query_expansion": False},
     "not marked": {"query_marker": "", "document_marker": ""},
@@ -106,8 +109,9 @@ def test_saving_leaves_no_masked_language_model_behind(build_mlm, tmp_path):
     assert not any("cls." in name for name in load_file(path / "model.safetensors"))
 
 
-def test_linear_maps_in_a_row_are_one(folder, tmp_path):
-    """Projections without bias and activation, with and without residual connections."""
+@pytest.mark.parametrize("biased", [(), (1,), (2,), (3,), (1, 2, 3)])
+def test_linear_maps_in_a_row_are_one(biased, folder):
+    """Projections without activation, with and without biases and residual connections."""
     generator = torch.Generator().manual_seed(0)
     parts = ((32, 24, True), (24, 24, True), (24, 8, False))
     modules = json.loads((folder / "modules.json").read_text())[:1]
@@ -117,18 +121,75 @@ def test_linear_maps_in_a_row_are_one(folder, tmp_path):
         weights = {"linear.weight": torch.randn(out, width, generator=generator)}
         if residual and width != out:
             weights["residual.weight"] = torch.randn(out, width, generator=generator)
+        if number in biased:
+            weights["linear.bias"] = 10 * torch.randn(out, generator=generator)
         save_file(weights, place / "model.safetensors")
-        described = {"in_features": width, "out_features": out, "bias": False}
+        described = {"in_features": width, "out_features": out, "bias": number in biased}
         described["activation_function"] = "torch.nn.modules.linear.Identity"
         described["use_residual"] = residual
         (place / "config.json").write_text(json.dumps(described))
         kind = "pylate.models.Dense.Dense"
         modules.append({"idx": number, "name": f"{number}", "path": place.name, "type": kind})
     (folder / "modules.json").write_text(json.dumps(modules))
-    actual = scores(load_encoder(folder))
+    encoder = load_encoder(folder)
+    assert encoder.head.bias == bool(biased)
+    actual = scores(encoder)
     torch.testing.assert_close(scores_elsewhere(folder), actual, **TOLERANCE)
-    (folder / "2_Dense/config.json").write_text(json.dumps(described | {"use_residual": False}))
+    edit(folder / "2_Dense/config.json", use_residual=False)
     assert not torch.allclose(scores(load_encoder(folder)), actual, atol=1e-2)
+
+
+def vectors_elsewhere(model) -> list[Tensor]:
+    """Of sentence-transformers; of the texts as queries, then as documents."""
+    sides = (model.encode_query(TEXTS), model.encode_document(TEXTS))
+    return [torch.as_tensor(each) for side in sides for each in side]
+
+
+@torch.no_grad()
+def vectors(encoder: ColbertEncoder) -> list[Tensor]:
+    """Those that count in MaxSim, in the same order."""
+    tokenizer = PackedTokenizer(encoder.tokenizer, **LENGTHS, markup=encoder.markup)
+    found = []
+    for tokens, side in (
+        (tokenizer.queries(TEXTS), "query"),
+        (tokenizer.documents(TEXTS), "document"),
+    ):
+        values, cu_seqlens, mask, _ = encoder(tokens, side)
+        kept = torch.ones_like(values[:, 0], dtype=torch.bool) if mask is None else mask
+        found += [values[a:b][kept[a:b]] for a, b in pairwise(cu_seqlens.tolist())]
+    return found
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_projection_with_a_bias_goes_both_ways(normalize, tmp_path):
+    """One that sentence-transformers made, read here, saved here and read there again: the same
+    weights and the same vectors."""
+    start = saved(make_encoder(normalize=normalize), tmp_path / "start")
+    theirs = sentence_transformers.MultiVectorEncoder(str(start), device="cpu")
+    place = next(row for row, module in enumerate(theirs) if type(module).__name__ == "Dense")
+    torch.manual_seed(5)
+    dense = type(theirs[place])(
+        32, 8, bias=True, activation_function=torch.nn.Identity(),
+        module_input_name="token_embeddings",
+    )  # fmt: skip
+    theirs[place] = dense
+    expected = vectors_elsewhere(theirs)
+    theirs.save(str(tmp_path / "theirs"))
+    encoder = load_encoder(tmp_path / "theirs")
+    assert encoder.head.bias
+    assert torch.equal(encoder.projection.bias, dense.linear.bias)
+    ours = saved(encoder, tmp_path / "ours")
+    again = sentence_transformers.MultiVectorEncoder(str(ours), device="cpu")
+    for found in (vectors(encoder), vectors_elsewhere(again), vectors(load_encoder(ours))):
+        assert [x.shape for x in found] == [x.shape for x in expected]
+        torch.testing.assert_close(torch.cat(found), torch.cat(expected), **TOLERANCE)
+    file, other = (path / "1_Dense" / "model.safetensors" for path in (tmp_path / "theirs", ours))
+    before, after = load_file(file), load_file(other)
+    assert before.keys() == after.keys() == {"linear.weight", "linear.bias"}
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    assert json.loads((ours / "1_Dense/config.json").read_text())["bias"] is True
+    torch.nn.init.zeros_(encoder.projection.bias)
+    assert not torch.allclose(torch.cat(vectors(encoder)), torch.cat(expected), atol=1e-2)
 
 
 def test_lengths_stand_in_many_places(folder):
@@ -157,6 +218,7 @@ def test_words_that_are_no_tokens_are_unknown_words_to_pylate(folder):
         (ColbertHead(16), r"width=16 \(the folder: 8\)"),
         (ColbertHead(8, query_marker="[X]"), r"query_marker='\[X\]' \(the folder: '\[Q\] '\)"),
         (ColbertHead(8, skiplist=["the"]), r"skiplist={'the'}"),
+        (ColbertHead(8, bias=True), r"bias=True \(the folder: False\)"),
         (
             EagerHead(),
             "holds a model with a ColbertHead, and a EagerHead cannot stand in for that: "
@@ -172,7 +234,6 @@ def test_heads_that_differ_from_the_folder_are_refused(folder, head, message):
 @pytest.mark.parametrize(
     ("file", "changes", "message"),
     [
-        ("1_Dense/config.json", {"bias": True}, "activation=Identity and bias=True; only"),
         ("1_Dense/config.json", {"activation_function": "torch.nn.Tanh"}, "activation=Tanh"),
         (
             "sentence_bert_config.json",
@@ -221,6 +282,23 @@ def test_damaged_projections_are_named(folder):
         load_encoder(folder)
     file.write_bytes(file.read_bytes()[:20])
     with pytest.raises(ValueError, match=r"1_Dense/model\.safetensors is damaged"):
+        load_encoder(folder)
+
+
+@pytest.mark.parametrize(
+    ("described", "shape", "message"),
+    [
+        (True, None, r"of the shape None, but bias=True .* ask for \[8\]"),
+        (False, (8,), r"of the shape \[8\], but bias=False .* ask for None"),
+        (True, (1,), r"of the shape \[1\], but bias=True .* ask for \[8\]"),
+    ],
+)
+def test_a_bias_that_does_not_fit_is_named(described, shape, message, folder):
+    edit(folder / "1_Dense/config.json", bias=described)
+    file = folder / "1_Dense/model.safetensors"
+    bias = {} if shape is None else {"linear.bias": torch.zeros(shape)}
+    save_file(load_file(file) | bias, file)
+    with pytest.raises(ValueError, match=rf"1_Dense/model\.safetensors .*{message}"):
         load_encoder(folder)
 
 

@@ -9,10 +9,10 @@ from sparton.models.autoencoder import residual_variance
 from sparton.models.backbones import tiny
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.representations import Representations
-from sparton.types import TokenBatch
+from sparton.types import Side, TokenBatch
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "a lazy cat", "foxes hunt hens", ""]
-HEAD = AutoencoderHead(hidden_dim=64, k=6, k_aux=8, dead_threshold=3)
+HEAD = AutoencoderHead(hidden_dim=64, k=6, k_aux=8, dead_threshold=12)
 LOSSES = ("reconstruction_k", "reconstruction_4k", "auxiliary")
 
 
@@ -24,6 +24,12 @@ def make_encoder(**settings: object) -> AutoencoderEncoder:
 
 def tokenise(encoder: AutoencoderEncoder, texts: list[str] = TEXTS) -> TokenBatch:
     return TokenBatch.from_lists(encoder.tokenizer(texts)["input_ids"])
+
+
+def finished(encoder: AutoencoderEncoder, texts: list[str], side: Side) -> Representations:
+    """With all losses, in which what is dead now is dead."""
+    reps = encoder.encode(tokenise(encoder, texts), side)
+    return encoder.finish(reps, encoder.autoencoder.dead)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -38,7 +44,7 @@ def test_texts_become_latents_of_their_pooled_states(pooling, normalize):
     for side in ("query", "document"):
         reps = encoder.encode(tokens, side)
         torch.testing.assert_close(reps.sparse, expected)
-        assert not reps.losses and reps.tokens is None
+        assert not reps.losses and reps.tokens is None and reps.used is None
     torch.testing.assert_close(encoder(tokens), expected)
     assert not torch.allclose(encoder.autoencoder(states[0][-1:]), expected[:1])
     values, indices = encoder.topk(tokens, "query", 3)
@@ -48,18 +54,18 @@ def test_texts_become_latents_of_their_pooled_states(pooling, normalize):
 
 def test_losses_come_with_training_and_are_complete_on_the_whole_batch():
     encoder = make_encoder().train()
-    encoder.autoencoder.steps_since_active[::2] = 9
+    encoder.autoencoder.passes_since_active[::2] = 13
     assert encoder.loss_weights == {
         "reconstruction_k": 1.0, "reconstruction_4k": 0.125, "auxiliary": 0.1,
     }  # fmt: skip
-    whole = encoder.complete(encoder.encode(tokenise(encoder), "document"))
-    parts = [encoder.encode(tokenise(encoder, part), "document") for part in (TEXTS[:1], TEXTS[1:])]
+    whole = encoder.complete(finished(encoder, TEXTS, "document"))
+    parts = [finished(encoder, part, "document") for part in (TEXTS[:1], TEXTS[1:])]
     joined = encoder.complete(Representations.concatenate(parts))
     assert set(whole.losses) == set(LOSSES)
     for name, loss in whole.losses.items():
         assert loss.shape == (4,) and loss.dtype == torch.float32
         torch.testing.assert_close(joined.losses[name], loss)
-    raw = encoder.encode(tokenise(encoder), "document").losses
+    raw = finished(encoder, TEXTS, "document").losses
     scale = residual_variance(raw["residual"])
     torch.testing.assert_close(whole.losses["auxiliary"], raw["auxiliary"] / scale)
     assert not 0.9 < scale < 1.1
@@ -67,25 +73,33 @@ def test_losses_come_with_training_and_are_complete_on_the_whole_batch():
 
 def test_without_an_auxiliary_loss_there_is_none_to_weigh():
     encoder = make_encoder(k_aux=0, reconstruction_weight=2.0).train()
-    reps = encoder.complete(encoder.encode(tokenise(encoder), "query"))
+    reps = encoder.complete(finished(encoder, TEXTS, "query"))
     assert set(reps.losses) == set(encoder.loss_weights) == set(LOSSES[:2])
     assert encoder.loss_weights["reconstruction_4k"] == 0.25
 
 
-def test_a_step_is_counted_once_for_both_sides():
+def test_a_step_is_four_passes_and_a_side_revives_latents_for_itself_and_the_next():
     encoder = make_encoder().train()
     queries, documents = (
-        encoder.encode(tokenise(encoder, part), "query") for part in (TEXTS[:1], TEXTS[1:])
+        encoder.encode(tokenise(encoder, part), "query").used for part in (TEXTS[:1], TEXTS[1:])
     )
-    assert not encoder.autoencoder.steps_since_active.any()
-    used = (queries.sparse > 0).any(0) | (documents.sparse > 0).any(0)
-    assert (queries.sparse > 0).any(0).sum() < used.sum() < 64
+    assert not encoder.autoencoder.passes_since_active.any()
+    for used in (queries, documents):
+        assert 0 < used[0].sum() < used[1].sum() < 64 and (used[0] <= used[1]).all()
     for _ in range(4):
-        encoder.observe(queries, documents)
-    assert torch.equal(encoder.autoencoder.steps_since_active == 1, used)
-    assert torch.equal(encoder.autoencoder.dead, ~used)
+        dead = encoder.observe(queries, documents)
+    assert torch.equal(dead[0], ~(queries[1] | documents[1]))
+    assert torch.equal(dead[1], dead[0]) and torch.equal(encoder.autoencoder.dead, dead[0])
     share = encoder.figures()["dead_latents"]
-    torch.testing.assert_close(share, (~used).float().mean())
+    torch.testing.assert_close(share, dead[0].float().mean())
+    revived = dead[0].nonzero().flatten()[:3]
+    queries, documents = queries.clone(), documents.clone()
+    queries[1, revived[0]] = documents[0, revived[1]] = documents[1, revived[1:]] = True
+    dead = encoder.observe(queries, documents)
+    assert [dead[0][revived].tolist(), dead[1][revived].tolist()] == [
+        [True, True, True], [False, False, True],
+    ]  # fmt: skip
+    assert not encoder.autoencoder.dead[revived].any()
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -115,9 +129,9 @@ def test_the_masked_lm_head_is_left_out():
 
 def test_counters_are_saved_and_loaded_with_the_weights():
     encoder = make_encoder().train()
-    reps = encoder.encode(tokenise(encoder), "query")
+    used = encoder.encode(tokenise(encoder), "query").used
     for _ in range(5):
-        encoder.observe(reps, reps)
+        encoder.observe(used, used)
     again = make_encoder()
     again.load_state_dict(encoder.state_dict())
     assert torch.equal(again.autoencoder.dead, encoder.autoencoder.dead)
@@ -134,7 +148,7 @@ def test_prompts_are_markup():
     [
         ({"k": 65}, "k=65 latents cannot be kept of hidden_dim=64"),
         ({"pooling": "max"}, "pooling='max' is not one of mean, cls"),
-        ({"dead_threshold": 0}, "dead_threshold=0 at least one step"),
+        ({"dead_threshold": 0}, "dead_threshold=0 at least one pass"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
@@ -158,15 +172,16 @@ def test_on_a_gpu_as_on_the_cpu_from_call_to_call_and_without_waiting(pooling):
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error" if device == "cuda" else "default")
         try:
-            reps = encoder.complete(encoder.encode(tokens, "query"))
-            encoder.observe(reps, reps)
+            reps = encoder.encode(tokens, "query")
+            seen, _ = encoder.observe(reps.used, reps.used)
+            reps = encoder.complete(encoder.finish(reps, seen))
             encoder.figures()
             losses = torch.stack(list(reps.losses.values())).sum()
             (losses + reps.sparse.square().sum()).backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
         gradients = states.grad, *(p.grad for p in encoder.autoencoder.parameters())
-        counters = encoder.autoencoder.steps_since_active
+        counters = encoder.autoencoder.passes_since_active
         results.append([each.cpu() for each in (reps.sparse, *gradients, counters)])
     for expected, actual, again in zip(*results, strict=True):
         # Some gradients are a millionth of the largest: errors are relative to the tensor.

@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sparton.datasets.tokenization import PackedTokenizer
+from sparton.losses.objective import Objective
+from sparton.losses.ranking import InfoNCE
 from sparton.models.backbones import bare, tiny
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
@@ -18,7 +20,10 @@ from sparton.models.folders.csr import load_csr
 from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.folders.files import encoder_lengths
 from sparton.models.pooling import Pooling
-from sparton.types import Markup, TokenBatch
+from sparton.training.distributed import World
+from sparton.training.precision import Precision
+from sparton.training.step import ExactStep
+from sparton.types import Markup, TokenBatch, TrainBatch
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -34,7 +39,7 @@ def make_encoder(**settings: object) -> AutoencoderEncoder:
     with torch.no_grad():
         encoder.autoencoder.pre_bias.normal_()
         encoder.autoencoder.latent_bias.normal_(std=0.1)
-        encoder.autoencoder.steps_since_active[:20] = 11
+        encoder.autoencoder.passes_since_active[:20] = 11
     return encoder
 
 
@@ -89,7 +94,8 @@ def test_training_goes_on_elsewhere_with_the_same_loss(tmp_path):
     features = model.preprocess(TEXTS[:3])
     autoencoder = model[-1].eval()
     tokens = TokenBatch.from_lists(encoder.tokenizer(TEXTS[:3])["input_ids"])
-    own = encoder.complete(encoder.encode(tokens, "query")).losses
+    own = encoder.finish(encoder.encode(tokens, "query"), encoder.autoencoder.dead)
+    own = encoder.complete(own).losses
     for module in list(model)[:-1]:
         features = module.eval()(features)
     outputs = [autoencoder(features)]
@@ -99,6 +105,55 @@ def test_training_goes_on_elsewhere_with_the_same_loss(tmp_path):
     # Ours are relative to the embedding, theirs are not.
     errors = own["reconstruction_k"] * encoder.embed(tokens).square().mean(-1)
     torch.testing.assert_close(errors.mean(), expected["reconstruction_loss_k"])
+
+
+def pairs(step: int) -> tuple[list[str], list[str]]:
+    """Three queries and three documents of a few words."""
+    words = " ".join(TEXTS).split()
+    generator = torch.Generator().manual_seed(step)
+    rows = torch.randint(len(words), (6, 3), generator=generator).tolist()
+    texts = [" ".join(words[row] for row in each) for each in rows]
+    return texts[:3], texts[3:]
+
+
+def own_step(encoder: AutoencoderEncoder, step: int) -> Tensor:
+    """The auxiliary loss of a step, in micro-batches of two pairs."""
+    objective = Objective(InfoNCE(), own_losses=encoder.loss_weights)
+    cpu = torch.device("cpu")
+    exact = ExactStep(encoder.train(), objective, World(0, 1, cpu), Precision("fp32", cpu), 2)
+    sides = [encoder.tokenizer(texts)["input_ids"] for texts in pairs(step)]
+    return exact(TrainBatch(*map(TokenBatch.from_lists, sides)), step).parts["auxiliary"]
+
+
+def other_step(model: "sentence_transformers.SparseEncoder", step: int) -> Tensor:
+    model.eval()
+    model[-1].train()
+    columns = [model(model.preprocess(texts)) for texts in pairs(step)]
+    losses = sentence_transformers.sparse_encoder.losses.csr.CSRReconstructionLoss(model, 1.0)
+    return losses.compute_loss_from_embeddings(columns)["reconstruction_loss_aux"].detach()
+
+
+def test_latents_die_after_as_many_steps_elsewhere(tmp_path):
+    """From a folder of ours, and again from a folder of either that the other one goes on with."""
+    encoder = make_encoder(hidden_dim=96, k=2, k_aux=16, dead_threshold=14)
+    encoder.autoencoder.passes_since_active.zero_()
+    with torch.no_grad():  # centred, so that texts differ in their largest latents
+        queries, documents = pairs(99)
+        tokens = TokenBatch.from_lists(encoder.tokenizer(queries + documents)["input_ids"])
+        encoder.autoencoder.pre_bias.copy_(encoder.embed(tokens).mean(0))
+        encoder.autoencoder.latent_bias.zero_()
+    model = elsewhere(save(encoder, tmp_path / "first"))
+    shares = []
+    for step in range(12):
+        torch.testing.assert_close(own_step(encoder, step), other_step(model, step))
+        dead = model[-1].stats_last_nonzero > model[-1].dead_threshold
+        assert torch.equal(encoder.autoencoder.dead, dead)
+        shares.append(dead.float().mean().item())
+        if step == 5:
+            model.save(str(tmp_path / "theirs"))
+            model = elsewhere(save(encoder, tmp_path / "ours"))
+            encoder = load_csr(tmp_path / "theirs", encoder.head)
+    assert shares[:3] == [0.0] * 3 and min(shares[4:]) > 0.1 and len({*shares}) > 4
 
 
 def test_a_dense_model_that_the_other_library_extends_loads(tmp_path):

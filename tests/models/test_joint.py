@@ -29,11 +29,13 @@ def tokenize(model: JointEncoder) -> tuple[TokenBatch, TokenBatch]:
     return tokenizer.queries(TEXTS), tokenizer.documents(TEXTS)
 
 
-@pytest.mark.parametrize("sparse", [EagerHead(), SpartonHead("sum", "log1p_relu")])
-def test_each_half_is_what_an_encoder_of_its_own_gives(family, build_mlm, sparse):
-    model = encoder(build_mlm, family, sparse)
+@pytest.mark.parametrize(
+    ("sparse", "bias"), [(EagerHead(), True), (SpartonHead("sum", "log1p_relu"), False)]
+)
+def test_each_half_is_what_an_encoder_of_its_own_gives(family, build_mlm, sparse, bias):
+    model = encoder(build_mlm, family, sparse, bias=bias)
     vectors = ColbertEncoder(model.backbone, model.head.tokens).eval()
-    vectors.projection.weight = model.projection.weight
+    vectors.projection = model.projection
     terms = SpladeEncoder(model.backbone, model.head.sparse)
     queries, documents = tokenize(model)
     alone = PackedTokenizer(model.tokenizer, 12, 16, markup=model.markup._replace(expansion=None))

@@ -59,8 +59,8 @@ def test_a_round_trip_is_exact(tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"pooling": "sum"}, {"query_prompt": "a ", "document_marker": ""}],
-    ids=["default", "sum", "prompt"],
+    [{}, {"pooling": "sum"}, {"query_prompt": "a ", "document_marker": ""}, {"bias": True}],
+    ids=["default", "sum", "prompt", "bias"],
 )
 def test_sentence_transformers_loads_either_half(settings, tmp_path):
     encoder = make_encoder(**settings)
@@ -71,6 +71,7 @@ def test_sentence_transformers_loads_either_half(settings, tmp_path):
     model = sentence_transformers.MultiVectorEncoder(str(path / "colbert"), device="cpu")
     other = model.similarity(model.encode_query(TEXTS), model.encode_document(TEXTS))
     torch.testing.assert_close(other, scores(encoder), **TOLERANCE)
+    torch.testing.assert_close(scores(load_encoder(path)), scores(encoder), **TOLERANCE)
     half = load_encoder(path / "colbert")
     assert isinstance(half, ColbertEncoder) and encoder_lengths(path / "colbert") == (9, 14)
     torch.testing.assert_close(scores(half), scores(encoder), **TOLERANCE)

@@ -200,7 +200,7 @@ def test_other_parts_than_transformers_own_stay():
     model.encoder.layer[1].output.dense = Adapted(40, 32)
     layers.fuse_layers(model)
     assert not {type(part) for part in model.modules()} & OURS
-    assert not model.encoder._forward_hooks
+    assert type(model.encoder).__name__ == "BertEncoder"
     del model.encoder.layer[1]
     layers.fuse_layers(model)
     assert {type(part) for part in model.modules()} >= OURS

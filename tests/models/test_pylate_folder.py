@@ -17,6 +17,7 @@ pylate_models = pytest.importorskip("pylate.models")
 
 VARIANTS = {
     "default": {},
+    "biased": {"bias": True},
     "attended": {"attend_to_expansion": True},
     "not expanded": {"query_expansion": False},
     "not marked": {"query_marker": "", "document_marker": ""},

@@ -6,11 +6,13 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25, Analyzer
 from sparton.retrieval.metrics import evaluate_run
 from sparton.retrieval.run import Run
@@ -27,6 +29,10 @@ DOCUMENTS = [
     "Dogs chase cats; cats chase dogs.",
 ]
 QUERIES = ["running cats", "fish fish dream", "the of", "zebra", "cat dog"]
+
+
+def asked(bm25: BM25, queries: Iterable[str]) -> Representations:
+    return Representations(bm25.queries(queries))
 
 
 def reference_scores(query: str, documents: list[str], k1: float, b: float) -> list[float]:
@@ -50,7 +56,7 @@ def reference_scores(query: str, documents: list[str], k1: float, b: float) -> l
 def test_scores_equal_the_double_loop(k1, b):
     bm25 = BM25(k1, b)
     index = SparseIndex(bm25.fit(DOCUMENTS))
-    scores, rows = index.search(bm25.queries(QUERIES), len(DOCUMENTS))
+    scores, rows = index.search(asked(bm25, QUERIES), len(DOCUMENTS))
 
     def agrees(k1: float, b: float) -> bool:
         for query, text in enumerate(QUERIES):
@@ -69,7 +75,7 @@ def test_scores_equal_the_double_loop(k1, b):
 def test_queries_without_known_terms_find_nothing():
     bm25 = BM25()
     index = SparseIndex(bm25.fit(DOCUMENTS))
-    _, rows = index.search(bm25.queries(["zebra", "the of", ""]), 3)
+    _, rows = index.search(asked(bm25, ["zebra", "the of", ""]), 3)
     assert (rows == -1).all()
 
 
@@ -77,8 +83,8 @@ def test_queries_without_known_terms_find_nothing():
 def test_collection_without_terms(texts):
     bm25 = BM25()
     documents = bm25.fit(texts)
-    assert (documents.num_rows, documents.width) == (len(texts), 0)
-    assert (SparseIndex(documents).search(bm25.queries(["cat"]), 2)[1] == -1).all()
+    assert (documents.num_vectors, documents.width) == (len(texts), 0)
+    assert (SparseIndex(documents).search(asked(bm25, ["cat"]), 2)[1] == -1).all()
 
 
 def test_fit_forgets_the_previous_collection():
@@ -86,7 +92,7 @@ def test_fit_forgets_the_previous_collection():
     bm25.fit(["zebra giraffe"])
     fitted = bm25.fit(DOCUMENTS)
     assert fitted.width == BM25().fit(DOCUMENTS).width
-    assert bm25.queries(["zebra"]).mean_active_terms == 0
+    assert bm25.queries(["zebra"]).mean_entries == 0
 
 
 def test_analyzer_lowers_stems_and_drops_stop_words():
@@ -141,7 +147,7 @@ def test_real_collections_score_as_known(collection, low, high):
             qrels.setdefault(query, {})[document] = int(grade)
     bm25 = BM25()
     index = SparseIndex(bm25.fit(documents.values()))
-    scores, rows = index.search(bm25.queries(queries.values()), 10)
+    scores, rows = index.search(asked(bm25, queries.values()), 10)
     run = Run(list(queries), list(documents), rows, scores)
     assert low < evaluate_run(qrels, run, ["ndcg@10"])["ndcg@10"] < high
     shifted = run._replace(rows=np.where(rows > 0, rows - 1, rows))

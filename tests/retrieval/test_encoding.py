@@ -3,6 +3,9 @@
 N texts, T tokens, E width of a token's vector.
 """
 
+from typing import Any
+
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -11,8 +14,8 @@ from torch import nn
 from sparton.packing import sequence_ids
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import encoding
-from sparton.retrieval.encoding import AUTOCAST, EncodedTexts, encode_texts
-from sparton.retrieval.sparse import SparseRows
+from sparton.retrieval.encoding import AUTOCAST, encode_texts
+from sparton.sparse_vectors import SparseVectors
 from sparton.types import Side, TokenBatch
 
 VOCABULARY = 23
@@ -22,6 +25,7 @@ class CountingEncoder(nn.Module):
     """Counts each token id; remembers how it was called."""
 
     kinds: tuple[str, ...] = ("sparse",)
+    similarity = "dot"
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,11 +70,13 @@ class NumberTokenizer:
         return self.queries([f"0 {text}" for text in texts])
 
 
-def encode(encoder: nn.Module, texts: list[str], side: Side = "query", **options) -> EncodedTexts:
+def encode(
+    encoder: nn.Module, texts: list[str], side: Side = "query", **options
+) -> Representations:
     return encode_texts(encoder, NumberTokenizer(), texts, side, **options)
 
 
-def sparse_rows(encoder: nn.Module, texts: list[str], **options) -> SparseRows:
+def sparse_rows(encoder: nn.Module, texts: list[str], **options) -> SparseVectors:
     encoded = encode(encoder, texts, **options)
     assert encoded.tokens is None
     return encoded.sparse
@@ -93,11 +99,11 @@ def test_rows_are_those_of_single_texts_in_order(
     monkeypatch.setattr(encoding, "_TEXTS_TOKENIZED_AT_ONCE", at_once)
     texts, encoder = random_texts(50), CountingEncoder()
     rows = sparse_rows(encoder, texts, batch_tokens=batch_tokens, batch_sequences=batch_sequences)
-    assert (rows.num_rows, rows.width) == (50, VOCABULARY)
+    assert (rows.num_vectors, rows.width) == (50, VOCABULARY)
     for row, text in enumerate(texts):
         words, counts = np.unique([int(word) for word in text.split()], return_counts=True)
-        span = slice(rows.indptr[row], rows.indptr[row + 1])
-        np.testing.assert_array_equal(rows.indices[span], words)
+        span = slice(rows.cu_seqlens[row], rows.cu_seqlens[row + 1])
+        np.testing.assert_array_equal(rows.terms[span], words)
         np.testing.assert_array_equal(rows.values[span], 2 * counts)
     for sequences, longest in encoder.batches:
         assert sequences <= batch_sequences
@@ -137,15 +143,15 @@ def test_token_vectors_are_those_of_single_texts_without_masked_tokens(batch_tok
     encoded = encode(VectorEncoder(sparse), texts, "document", batch_tokens=batch_tokens)
     assert encoded.kinds == ({"sparse", "tokens"} if sparse else {"tokens"})
     vectors = encoded.tokens
-    assert vectors.values.dtype == np.float16
+    assert vectors.values.dtype == torch.float16
     assert any("5" in text.split() for text in texts)
     for row, text in enumerate(texts):
         expected = [(int(word), place) for place, word in enumerate(f"0 {text}".split())]
         expected = [each for each in expected if each[0] != 5]
-        found = vectors.values[vectors.boundaries[row] : vectors.boundaries[row + 1]]
+        found = vectors.values[vectors.cu_seqlens[row] : vectors.cu_seqlens[row + 1]]
         np.testing.assert_array_equal(found, expected)
     if sparse:
-        assert encoded.sparse.num_rows == len(texts)
+        assert encoded.sparse.num_vectors == len(texts)
 
 
 def test_only_what_is_asked_for_is_kept_and_what_is_not_given_is_refused():
@@ -193,12 +199,12 @@ def test_only_the_largest_weights_of_a_text(kinds, build):
     texts, encoder = [*random_texts(20, longest=40), "1 3 3 3 5 5 7", "", "4"], build()
     full = encode(encoder, texts).sparse
     cut = encode(encoder, texts, max_terms=3, precision="bf16", kinds=kinds).sparse
-    assert (cut.num_rows, cut.width) == (full.num_rows, VOCABULARY)
-    assert (full.row_lengths > 3).any()
+    assert (cut.num_vectors, cut.width) == (full.num_vectors, VOCABULARY)
+    assert (full.lengths > 3).any()
 
     def entries(rows, row):
-        span = slice(rows.indptr[row], rows.indptr[row + 1])
-        return list(zip(rows.indices[span].tolist(), rows.values[span].tolist(), strict=True))
+        span = slice(rows.cu_seqlens[row], rows.cu_seqlens[row + 1])
+        return list(zip(rows.terms[span].tolist(), rows.values[span].tolist(), strict=True))
 
     for row in range(len(texts)):
         largest = sorted(entries(full, row), key=lambda entry: (-entry[1], entry[0]))[:3]
@@ -208,9 +214,40 @@ def test_only_the_largest_weights_of_a_text(kinds, build):
         assert encoder.tops > 0, "no dense representations then"
 
 
+def column(texts: list[str]) -> Any:
+    return datasets.Dataset.from_dict({"text": texts})["text"]
+
+
+@pytest.mark.parametrize("hold", [tuple, np.array, column])
+def test_texts_in_other_containers(hold):
+    texts = random_texts(9)
+    expected, found = (sparse_rows(CountingEncoder(), x) for x in (texts, hold(texts)))
+    for each, right in zip(found[:3], expected[:3], strict=True):
+        np.testing.assert_array_equal(each, right)
+
+
 def test_no_texts():
-    with pytest.raises(ValueError, match="no texts to encode"):
-        encode(CountingEncoder(), [])
+    for nothing in ([], np.array([], str)):
+        with pytest.raises(ValueError, match="no texts to encode"):
+            encode(CountingEncoder(), nothing)
+
+
+def test_a_lone_text_is_no_list_of_its_letters():
+    with pytest.raises(ValueError, match="texts is the single text '1 2': put it into a list"):
+        encode(CountingEncoder(), "1 2")
+
+
+def test_a_side_that_does_not_exist():
+    """It would have been taken for documents."""
+    with pytest.raises(ValueError, match="side='queries': must be query or document"):
+        encode(CountingEncoder(), ["1 2"], "queries")
+
+
+@pytest.mark.parametrize("build", [TopEncoder, CountingEncoder])
+@pytest.mark.parametrize("most", [0, -1])
+def test_no_weights_of_a_text(build, most):
+    with pytest.raises(ValueError, match=f"max_terms is {most}, must be at least 1"):
+        encode(build(), ["1 2 3"], max_terms=most)
 
 
 def test_progress_is_shown_on_standard_error_only_when_asked_for(capsys):

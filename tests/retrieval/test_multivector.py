@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from sparton.kernels.maxsim import maxsim_reference
-from sparton.representations import TokenVectors
+from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import multivector
+from sparton.retrieval.encoding import store_tokens
 from sparton.retrieval.metrics import evaluate_run
 from sparton.retrieval.multivector import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.run import Run
-from sparton.retrieval.tokens import TokenRows
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LIMITS = pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def reference(queries: TokenVectors, documents: TokenVectors) -> np.ndarray:
         documents.cu_seqlens, queries.mask, documents.mask,
     ).numpy()  # fmt: skip
     for side, axis in ((queries, 0), (documents, 1)):
-        empty = TokenRows.from_vectors(side).row_lengths == 0
+        empty = (store_tokens(side).lengths == 0).numpy()
         scores[(empty, slice(None)) if axis == 0 else (slice(None), empty)] = np.nan
     return scores
 
@@ -61,14 +61,14 @@ def best(
     return found, rows
 
 
-def rows_of(vectors: TokenVectors, dtype: str = "float16") -> TokenRows:
-    return TokenRows.from_vectors(vectors, dtype)
+def texts_of(vectors: TokenVectors, dtype: str = "float16") -> Representations:
+    return Representations(tokens=store_tokens(vectors, dtype))
 
 
-def make_index(documents: TokenRows, device: str, **limits: int) -> MultiVectorIndex:
+def make_index(documents: Representations, device: str, **limits: int) -> MultiVectorIndex:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    return MultiVectorIndex(documents, device, **limits)
+    return MultiVectorIndex(documents.tokens, device, **limits)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -77,8 +77,8 @@ def make_index(documents: TokenRows, device: str, **limits: int) -> MultiVectorI
 @LIMITS
 def test_search_equals_reference_with_ties_masks_and_empty_texts(device, k, dtype, limits):
     documents, queries = random_vectors(57, seed=0), random_vectors(140, seed=1)
-    index = make_index(rows_of(documents, dtype), device, **limits)
-    scores, rows = index.search(rows_of(queries, dtype), k)
+    index = make_index(texts_of(documents, dtype), device, **limits)
+    scores, rows = index.search(texts_of(queries, dtype), k)
     truth = reference(queries, documents)
     expected_scores, expected_rows = best(truth, k)
     assert np.isnan(truth).all(axis=0).any(), "the case must hold documents without tokens"
@@ -94,8 +94,8 @@ def test_search_equals_reference_with_ties_masks_and_empty_texts(device, k, dtyp
 def test_search_equals_reference_on_unit_vectors(device):
     documents = random_vectors(300, seed=2, whole=False, width=32)
     queries = random_vectors(40, seed=3, whole=False, width=32)
-    index = make_index(rows_of(documents, "float32"), device, chunk_tokens=200)
-    scores, rows = index.search(rows_of(queries, "float32"), 20)
+    index = make_index(texts_of(documents, "float32"), device, chunk_tokens=200)
+    scores, rows = index.search(texts_of(queries, "float32"), 20)
 
     def agrees(documents: TokenVectors) -> bool:
         expected, expected_rows = best(reference(queries, documents), 20)
@@ -103,7 +103,7 @@ def test_search_equals_reference_on_unit_vectors(device):
 
     assert agrees(documents)
     assert not agrees(documents._replace(values=documents.values * 1.0001)), "tolerance too wide"
-    again = index.search(rows_of(queries, "float32"), 20)
+    again = index.search(texts_of(queries, "float32"), 20)
     np.testing.assert_array_equal(again[0], scores)
 
 
@@ -113,9 +113,9 @@ def test_exclude_leaves_out_one_document_per_query(device, limits):
     texts = random_vectors(50, seed=5)
     own = np.arange(50)
     own[::3] = -1
-    index = make_index(rows_of(texts), device, **limits)
+    index = make_index(texts_of(texts), device, **limits)
     for k in (3, 60):
-        scores, rows = index.search(rows_of(texts), k, exclude=own)
+        scores, rows = index.search(texts_of(texts), k, exclude=own)
         expected_scores, expected_rows = best(reference(texts, texts), k, own)
         np.testing.assert_array_equal(scores, expected_scores)
         np.testing.assert_array_equal(rows, expected_rows)
@@ -123,19 +123,22 @@ def test_exclude_leaves_out_one_document_per_query(device, limits):
 
 
 def test_index_without_tokens_and_search_without_queries():
-    nothing = TokenRows(np.zeros((0, 8), np.float16), np.zeros(1, np.int64))
-    silent = TokenRows(nothing.values, np.zeros(4, np.int64))
-    texts = rows_of(random_vectors(5, seed=6))
+    no_vectors = torch.zeros(0, 8, dtype=torch.float16)
+    nothing, silent = (
+        Representations(tokens=TokenVectors(no_vectors, torch.zeros(count, dtype=torch.int64)))
+        for count in (1, 4)
+    )
+    texts = texts_of(random_vectors(5, seed=6))
     for documents in (nothing, silent):
-        scores, rows = MultiVectorIndex(documents).search(texts, 3)
+        scores, rows = make_index(documents, "cpu").search(texts, 3)
         assert rows.shape == scores.shape == (5, 3)
         assert (rows == -1).all()
         assert (scores == 0).all()
-        assert MultiVectorIndex(texts).search(documents, 3)[1].shape == (documents.num_rows, 3)
+        assert make_index(texts, "cpu").search(documents, 3).rows.shape == (documents.num_texts, 3)
     candidates = np.array([[0, 2, -1]] * 5)
-    assert (MultiVectorIndex(silent).rerank(texts, candidates)[1] == -1).all()
-    assert MultiVectorIndex(nothing).rerank(texts, np.zeros((5, 0), np.int64))[1].shape == (5, 0)
-    assert (MultiVectorIndex(nothing).rerank(texts, np.full((5, 2), -1))[1] == -1).all()
+    assert (make_index(silent, "cpu").rerank(texts, candidates)[1] == -1).all()
+    assert make_index(nothing, "cpu").rerank(texts, np.zeros((5, 0), np.int64))[1].shape == (5, 0)
+    assert (make_index(nothing, "cpu").rerank(texts, np.full((5, 2), -1))[1] == -1).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -147,8 +150,8 @@ def test_rerank_equals_search_among_the_candidates(device, pairs, limits, monkey
     rng = np.random.default_rng(0)
     candidates = np.array([rng.permutation(57)[:21] for _ in range(30)])
     candidates[rng.random(candidates.shape) < 0.2] = -1
-    index = make_index(rows_of(documents), device, **limits)
-    scores, rows = index.rerank(rows_of(queries), candidates)
+    index = make_index(texts_of(documents), device, **limits)
+    scores, rows = index.rerank(texts_of(queries), candidates)
     everything, truth = reference(queries, documents), np.full((30, 57), np.nan)
     for query, chosen in enumerate(candidates):
         chosen = chosen[chosen >= 0]
@@ -158,8 +161,8 @@ def test_rerank_equals_search_among_the_candidates(device, pairs, limits, monkey
     np.testing.assert_array_equal(rows, expected_rows)
     all_rows = np.tile(np.arange(57), (30, 1))
     reranked, searched = (
-        index.rerank(rows_of(queries), all_rows),
-        index.search(rows_of(queries), 57),
+        index.rerank(texts_of(queries), all_rows),
+        index.search(texts_of(queries), 57),
     )
     for found, expected in zip(reranked, searched, strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -168,7 +171,7 @@ def test_rerank_equals_search_among_the_candidates(device, pairs, limits, monkey
 def test_scores_of_candidates_keep_their_places():
     documents, queries = random_vectors(20, seed=9), random_vectors(6, seed=10)
     candidates = np.random.default_rng(1).integers(-1, 20, (6, 9))
-    scores = maxsim_scores(rows_of(queries), rows_of(documents), candidates)
+    scores = maxsim_scores(store_tokens(queries), store_tokens(documents), candidates)
     truth = np.nan_to_num(reference(queries, documents))
     expected = np.where(candidates < 0, 0, np.take_along_axis(truth, candidates, axis=1))
     np.testing.assert_array_equal(scores, expected)
@@ -181,8 +184,8 @@ def test_half_precision_leaves_the_quality_of_a_ranking_as_it_is():
     ids = [[f"{side}{row}" for row in range(n)] for side, n in (("q", 60), ("d", 400))]
     runs = {}
     for dtype in ("float16", "float32"):
-        index = MultiVectorIndex(rows_of(documents, dtype))
-        scores, rows = index.search(rows_of(queries, dtype), 100)
+        index = make_index(texts_of(documents, dtype), "cpu")
+        scores, rows = index.search(texts_of(queries, dtype), 100)
         runs[dtype] = Run(*ids, rows, scores)
     half, single = runs["float16"], runs["float32"]
     assert (half.scores != single.scores).any()
@@ -199,28 +202,28 @@ def test_half_precision_leaves_the_quality_of_a_ranking_as_it_is():
 
 
 def test_texts_can_be_taken_cut_out_and_joined():
-    texts = rows_of(random_vectors(12, seed=13))
-    pieces = [texts.values[a:b].tolist() for a, b in zip(texts.boundaries, texts.boundaries[1:])]
+    texts = store_tokens(random_vectors(12, seed=13))
 
-    def content(rows: TokenRows) -> list:
-        bounds = rows.boundaries
-        return [rows.values[a:b].tolist() for a, b in itertools.pairwise(bounds)]
+    def content(vectors: TokenVectors) -> list:
+        spans = itertools.pairwise(vectors.cu_seqlens.tolist())
+        return [vectors.values[first:last].tolist() for first, last in spans]
 
-    order = np.array([3, 3, 0, -1, 11])
+    pieces = content(texts)
+    order = torch.tensor([3, 3, 0, -1, 11])
     assert content(texts.take(order)) == [pieces[3], pieces[3], pieces[0], [], pieces[11]]
     assert content(texts.slice(2, 5)) == pieces[2:5]
-    assert content(TokenRows.concatenate([texts.slice(0, 4), texts.slice(4, 12)])) == pieces
-    assert texts.mean_vectors == sum(map(len, pieces)) / 12
-    assert np.shares_memory(texts.slice(2, 5).values, texts.values)
+    assert content(TokenVectors.concatenate([texts.slice(0, 4), texts.slice(4, 12)])) == pieces
+    assert texts.mean_tokens == sum(map(len, pieces)) / 12
+    assert texts.slice(0, 5).values.data_ptr() == texts.values.data_ptr()
 
 
 def test_what_cannot_be_compared_is_refused():
-    texts = rows_of(random_vectors(5, seed=14))
-    index = MultiVectorIndex(texts)
-    with pytest.raises(ValueError, match="float32 vectors of 8, documents float16 of 8"):
-        index.search(rows_of(random_vectors(5, seed=14), "float32"), 3)
-    with pytest.raises(ValueError, match="float16 vectors of 4, documents float16 of 8"):
-        index.rerank(rows_of(random_vectors(5, seed=14, width=4)), np.zeros((5, 1), np.int64))
+    texts = texts_of(random_vectors(5, seed=14))
+    index = make_index(texts, "cpu")
+    with pytest.raises(ValueError, match="float32 vectors of 8, documents float16 v"):
+        index.search(texts_of(random_vectors(5, seed=14), "float32"), 3)
+    with pytest.raises(ValueError, match="float16 vectors of 4, documents float16 v"):
+        index.rerank(texts_of(random_vectors(5, seed=14, width=4)), np.zeros((5, 1), np.int64))
     with pytest.raises(ValueError, match="k is 0"):
         index.search(texts, 0)
     with pytest.raises(ValueError, match=r"exclude has the shape \(4,\)"):
@@ -234,14 +237,14 @@ def test_what_cannot_be_compared_is_refused():
 
 
 def test_progress_is_shown_only_when_asked_for(capsys):
-    texts = rows_of(random_vectors(40, seed=15))
-    index = MultiVectorIndex(texts, chunk_tokens=30)
+    texts = texts_of(random_vectors(40, seed=15))
+    index = make_index(texts, "cpu", chunk_tokens=30)
     index.search(texts, 3)
     assert capsys.readouterr().err == ""
     index.search(texts, 3, progress="toy: search")
     index.rerank(texts, np.zeros((40, 1), np.int64), progress="toy: rerank")
     err = capsys.readouterr().err
-    filled = int((texts.row_lengths > 0).sum())
+    filled = int((texts.tokens.lengths > 0).sum())
     assert "toy: search" in err
     assert f"{filled}/{filled}" in err
     assert "toy: rerank" in err

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from sparton.retrieval.sparse import SparseIndex, SparseRows, mean_flops
+from sparton.representations import Representations
+from sparton.retrieval.encoding import store_sparse
+from sparton.retrieval.sparse import SparseIndex, mean_flops
+from sparton.sparse_vectors import SparseVectors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -16,10 +19,8 @@ def small_integers(rows: int, terms: int, seed: int, density: float = 0.2) -> to
     return weights * (torch.rand(rows, terms, generator=generator) < density)
 
 
-def to_dense(rows: SparseRows) -> np.ndarray:
-    dense = np.zeros((rows.num_rows, rows.width), np.float32)
-    dense[np.repeat(np.arange(rows.num_rows), rows.row_lengths), rows.indices] = rows.values
-    return dense
+def texts_of(weights: torch.Tensor) -> Representations:
+    return Representations(store_sparse(weights))
 
 
 def dense_search(
@@ -41,7 +42,7 @@ def dense_search(
 def make_index(documents: torch.Tensor, device: str, **limits: int) -> SparseIndex:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    return SparseIndex(SparseRows.from_dense(documents), device, **limits)
+    return SparseIndex(store_sparse(documents), device, **limits)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -53,7 +54,7 @@ def make_index(documents: torch.Tensor, device: str, **limits: int) -> SparseInd
 )
 def test_search_equals_dense_product_with_ties(device, k, limits):
     documents, queries = small_integers(57, 30, seed=0), small_integers(131, 30, seed=1)
-    scores, rows = make_index(documents, device, **limits).search(SparseRows.from_dense(queries), k)
+    scores, rows = make_index(documents, device, **limits).search(texts_of(queries), k)
     expected_scores, expected_rows = dense_search(queries.numpy(), documents.numpy(), k)
     assert (np.diff(expected_scores[:, :2]) == 0).any() or k == 1, "the case must hold ties"
     assert scores.dtype == np.float32
@@ -67,9 +68,7 @@ def test_search_equals_dense_product_on_real_weights(device):
     generator = torch.Generator().manual_seed(2)
     documents = torch.rand(300, 500, generator=generator) * small_integers(300, 500, 3, 0.1)
     queries = torch.rand(40, 500, generator=generator) * small_integers(40, 500, 4, 0.05)
-    scores, rows = make_index(documents, device, chunk_documents=64).search(
-        SparseRows.from_dense(queries), 20
-    )
+    scores, rows = make_index(documents, device, chunk_documents=64).search(texts_of(queries), 20)
 
     def agrees(documents: torch.Tensor) -> bool:
         expected, expected_rows = dense_search(queries.numpy(), documents.numpy(), 20)
@@ -86,7 +85,7 @@ def test_exclude_leaves_out_one_document_per_query(device):
     own = np.arange(50)
     own[::3] = -1
     scores, rows = make_index(documents, device, chunk_documents=16).search(
-        SparseRows.from_dense(documents), 50, exclude=own
+        texts_of(documents), 50, exclude=own
     )
     expected_scores, expected_rows = dense_search(documents.numpy(), documents.numpy(), 50, own)
     np.testing.assert_array_equal(scores, expected_scores)
@@ -100,36 +99,33 @@ def test_empty_documents_and_queries_find_and_are_nothing(device):
     documents, queries = small_integers(9, 6, seed=6, density=0.6), torch.zeros(3, 6)
     documents[[0, 4, 8]] = 0
     queries[1] = 1
-    scores, rows = make_index(documents, device, chunk_documents=1).search(
-        SparseRows.from_dense(queries), 9
-    )
+    scores, rows = make_index(documents, device, chunk_documents=1).search(texts_of(queries), 9)
     assert (rows[[0, 2]] == -1).all()
     assert (scores[[0, 2]] == 0).all()
     assert sorted(rows[1]) == [-1, -1, -1, 1, 2, 3, 5, 6, 7]
 
 
 def test_index_without_documents_and_search_without_queries():
-    nothing = SparseRows.from_dense(torch.zeros(0, 6))
-    something = SparseRows.from_dense(torch.ones(2, 6))
-    scores, rows = SparseIndex(nothing).search(something, 3)
+    nothing, something = texts_of(torch.zeros(0, 6)), texts_of(torch.ones(2, 6))
+    scores, rows = SparseIndex(nothing.sparse).search(something, 3)
     assert (rows == -1).all()
     assert rows.shape == scores.shape == (2, 3)
-    assert SparseIndex(something).search(nothing, 3)[1].shape == (0, 3)
+    assert SparseIndex(something.sparse).search(nothing, 3).rows.shape == (0, 3)
 
 
 def test_search_leaves_its_input_as_it_was():
-    rows = SparseRows.from_dense(small_integers(20, 10, seed=7))
-    before = [array.copy() for array in rows[:3]]
-    SparseIndex(rows).search(rows, 5, exclude=np.arange(20))
-    for array, old in zip(rows[:3], before, strict=True):
-        np.testing.assert_array_equal(array, old)
+    texts = texts_of(small_integers(20, 10, seed=7))
+    before = [tensor.clone() for tensor in texts.sparse[:3]]
+    SparseIndex(texts.sparse).search(texts, 5, exclude=np.arange(20))
+    for tensor, old in zip(texts.sparse[:3], before, strict=True):
+        assert torch.equal(tensor, old)
 
 
 def test_search_refuses_what_does_not_fit():
-    index = SparseIndex(SparseRows.from_dense(torch.ones(4, 6)))
+    index = make_index(torch.ones(4, 6), "cpu")
     with pytest.raises(ValueError, match="queries have 5 terms but the index has 6"):
-        index.search(SparseRows.from_dense(torch.ones(1, 5)), 3)
-    queries = SparseRows.from_dense(torch.ones(2, 6))
+        index.search(texts_of(torch.ones(1, 5)), 3)
+    queries = texts_of(torch.ones(2, 6))
     with pytest.raises(ValueError, match="k is 0"):
         index.search(queries, 0)
     with pytest.raises(ValueError, match=r"shape \(3,\)"):
@@ -137,39 +133,56 @@ def test_search_refuses_what_does_not_fit():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_from_dense_round_trip(dtype):
+def test_stored_vectors_are_those_given(dtype):
     reps = small_integers(13, 17, seed=8).to(dtype)
     reps[[0, 5, 12]] = 0
-    rows = SparseRows.from_dense(reps)
-    np.testing.assert_array_equal(to_dense(rows), reps.float().numpy())
-    assert (rows.indptr.dtype, rows.indices.dtype) == (np.int64, np.int32)
-    assert rows.values.dtype == np.float32
-    assert rows.mean_active_terms == pytest.approx((reps != 0).sum().item() / 13)
+    vectors = store_sparse(reps)
+    assert torch.equal(vectors.dense(), reps.float())
+    assert (vectors.cu_seqlens.dtype, vectors.terms.dtype) == (torch.int64, torch.int32)
+    assert vectors.values.dtype == torch.float32
+    assert vectors.mean_entries == pytest.approx((reps != 0).sum().item() / 13)
 
 
 def test_concatenate_and_take_work_on_rows():
     dense = small_integers(20, 9, seed=9)
     dense[[3, 19]] = 0
-    parts = [SparseRows.from_dense(part) for part in (dense[:3], dense[3:3], dense[3:19])]
-    joined = SparseRows.concatenate([*parts, SparseRows.from_dense(dense[19:])])
-    np.testing.assert_array_equal(to_dense(joined), dense.numpy())
-    order = np.random.default_rng(0).permutation(20)
-    np.testing.assert_array_equal(to_dense(joined.take(order)), dense.numpy()[order])
-    np.testing.assert_array_equal(to_dense(joined.take(np.array([3, 3, 0]))), dense[[3, 3, 0]])
+    parts = [store_sparse(part) for part in (dense[:3], dense[3:3], dense[3:19])]
+    joined = SparseVectors.concatenate([*parts, store_sparse(dense[19:])])
+    assert torch.equal(joined.dense(), dense)
+    order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(joined.take(order).dense(), dense[order])
+    assert torch.equal(joined.take(torch.tensor([3, 3, 0])).dense(), dense[[3, 3, 0]])
+    assert torch.equal(joined.slice(2, 5).dense(), dense[2:5])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_from_dense_names_the_row_that_is_not_finite(bad):
+def test_storing_names_the_row_that_is_not_finite(bad):
     reps = small_integers(6, 8, seed=10)
     reps[[2, 4]] = 0
     reps[4, 3] = bad
     with pytest.raises(ValueError, match=f"row 4 .* {bad}: the model diverged"):
-        SparseRows.from_dense(reps)
+        store_sparse(reps)
+
+
+def test_normalized_rows_have_length_1_and_their_dot_products_are_cosines():
+    reps = torch.rand(6, 40, generator=torch.Generator().manual_seed(0)) * 100
+    reps[reps < 60] = 0
+    reps[[2, 5]] = 0
+    reps[3] *= 1e-30  # whose squares fp32 does not have
+    rows = store_sparse(reps)
+    unit = store_sparse(torch.nn.functional.normalize(reps.double(), dim=1, eps=0).nan_to_num())
+    given = rows.normalized()
+    np.testing.assert_array_equal(given.cu_seqlens, rows.cu_seqlens)
+    np.testing.assert_array_equal(given.terms, rows.terms)
+    np.testing.assert_allclose(given.values, unit.values, rtol=1e-6)
+    assert given.values.dtype == torch.float32 and given.lengths[[2, 5]].tolist() == [0, 0]
+    assert rows.values.max() > 60 and len(rows.values) > 40
+    assert store_sparse(torch.zeros(0, 4)).normalized().num_vectors == 0
 
 
 def test_mean_flops_is_the_mean_number_of_shared_terms():
     queries, documents = small_integers(7, 12, seed=11), small_integers(31, 12, seed=12)
     shared = ((queries[:, None] != 0) & (documents[None] != 0)).sum(-1).double().mean().item()
-    found = mean_flops(SparseRows.from_dense(queries), SparseRows.from_dense(documents))
+    found = mean_flops(store_sparse(queries), store_sparse(documents))
     assert found == pytest.approx(shared, rel=1e-12)
     assert found > 0

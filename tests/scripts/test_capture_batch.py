@@ -1,6 +1,7 @@
 """A training batch of a saved model becomes a problem of the head benchmark."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 import capture_batch
-from head_benchmark import cells, gate, problems, suites
-from head_benchmark.suites import Cell
+from benchmarks.head import judge, problems, suites
+from benchmarks.head.study import STUDY
+from benchmarks.head.suites import Cell
+from benchmarks.study import Settings
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.backbones import tiny
 from sparton.models.folders import save_encoder
@@ -30,12 +33,11 @@ def captured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("capture")
     texts = [text for pair in PAIRS for text in pair]
     encoder = SpladeEncoder(tiny(texts, hidden_size=32, layers=1, max_length=16), EagerHead())
-    model = folder / "head-eager/seed-3/model"
-    model.parent.mkdir(parents=True)
+    model = folder / "model"
     save_encoder(encoder, model, query_length=8, document_length=10)
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
     command = [sys.executable, SCRIPT, model, "--pairs", folder / "pairs.jsonl"]
-    command += ["--output", folder / "captured.pt", "--device", "cpu"]
+    command += ["--output", folder / "captured.pt", "--device", "cpu", "--name", "mine"]
     process = subprocess.run(
         [*map(str, command), "--batch", "18"], capture_output=True, text=True, check=False
     )
@@ -47,7 +49,7 @@ def captured(tmp_path_factory):
 def test_it_holds_the_gradient_of_a_training_step(captured):
     encoder, path = captured
     problem = problems.captured_problem(path, "cpu")
-    description = "documents of 18 pairs of pairs.jsonl under head-eager/seed-3"
+    description = "documents of 18 pairs of pairs.jsonl under mine"
     assert problems.describe_capture(path) == description
     assert problem.hidden.dtype == problem.weight.dtype == torch.bfloat16
     assert problem.tokens.max_seqlen <= 10
@@ -64,33 +66,25 @@ def test_it_holds_the_gradient_of_a_training_step(captured):
         Representations(encoder(queries)), Representations(reps), step=1
     ).loss
     (expected,) = torch.autograd.grad(loss, hidden)
-    dhidden = gate.gradients(SpartonHead(), problem)[1]
+    dhidden = judge.gradients(SpartonHead(), problem)[1]
     assert (dhidden - expected).norm() < 0.02 * expected.norm()
 
 
 @pytest.mark.slow
 def test_the_benchmark_measures_it(captured, tmp_path):
-    settings = cells.Settings("cpu", str(tmp_path), 0.01, miniature=True, captured=str(captured[1]))
+    settings = Settings("cpu", 0.01, str(tmp_path), True, {"captured": str(captured[1])})
     cell = Cell(suites.CAPTURED, "sparton", suites.FORWARD_BACKWARD, suites.CAPTURED)
-    assert cells.prepare(cell.truth(), settings)() == {"status": "ok"}
-    record = cells.prepare(cell, settings)()
+    assert cell in STUDY.suites(settings)[suites.CAPTURED]
+    (truth,) = STUDY.needs(cell, settings)
+    before = STUDY.place(truth, settings)
+    STUDY.keep(truth, STUDY.prepare([truth], settings)(truth), settings)
+    record = STUDY.prepare([cell], settings)(cell)
     assert record["status"] == "ok"
     assert record["N"] == 18
     assert 0 < record["active_share"] < 0.5
-
-
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
-        ("runs/train/batch-512/seed-0/model", "batch-512/seed-0"),
-        ("runs/mine/model", "mine"),
-        ("models/mine", "mine"),
-        ("/model", ""),
-    ],
-)
-def test_a_model_is_named_after_its_run(tmp_path, monkeypatch, folder, name):
-    monkeypatch.chdir(tmp_path)
-    assert capture_batch.model_name(Path(folder)) == name
+    assert STUDY.context(suites.CAPTURED, settings)["captured"].startswith("documents of 18 pairs")
+    os.utime(captured[1], (1, 1))
+    assert STUDY.place(truth, settings) != before
 
 
 def test_another_file_is_refused(tmp_path):
@@ -99,9 +93,9 @@ def test_another_file_is_refused(tmp_path):
         problems.captured_problem(tmp_path / "other.pt", "cpu")
 
 
-@pytest.mark.parametrize("content", ["", '["alone"]\n', "no json\n"])
-def test_pairs_that_are_none_are_named(tmp_path, content):
+@pytest.mark.parametrize("content", ["", '["alone"]\n', "no json\n", '["a", "b"]\n'])
+def test_pairs_that_are_none_or_too_few_are_named(tmp_path, content):
     path = tmp_path / "pairs.jsonl"
     path.write_text(content)
-    with pytest.raises(SystemExit, match=r"pairs\.jsonl"):
-        capture_batch.read_pairs(path, 1)
+    with pytest.raises((SystemExit, ValueError), match=r"pairs\.jsonl"):
+        capture_batch.read_pairs(path, 2)

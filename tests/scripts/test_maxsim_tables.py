@@ -5,9 +5,10 @@ import json
 import pytest
 
 import plot_benchmarks
+from benchmarks.kernels import KernelCell as Cell
+from benchmarks.maxsim.providers import PROVIDERS, cells
+from benchmarks.maxsim.shapes import SHAPES
 from make_tables import TABLES
-from maxsim_benchmark.providers import PROVIDERS, Cell, cells
-from maxsim_benchmark.shapes import SHAPES
 from tables import records
 from tables.maxsim import TARGETS
 

@@ -6,11 +6,14 @@ import subprocess
 
 import pytest
 
-import profile_head
-from tables import profile, records
+from benchmarks.head.profile import METRICS, STALL, profile
+from benchmarks.head.suites import COUNTERS, Cell
+from make_tables import TABLES
+from tables import records
 
-DURATION, TENSOR = (profile_head.METRICS[name][0] for name in ("microseconds", "tensor_pipe_pct"))
-BARRIER, WAIT, GMMA = (profile_head.STALL.format(name) for name in ("barrier", "wait", "gmma"))
+DURATION, TENSOR = (METRICS[name][0] for name in ("microseconds", "tensor_pipe_pct"))
+BARRIER, WAIT, GMMA = (STALL.format(name) for name in ("barrier", "wait", "gmma"))
+CELL = Cell("2x8x64", "sparton", COUNTERS)
 HEADER = ["ID", "Kernel Name", DURATION, TENSOR, BARRIER, WAIT, GMMA]
 
 
@@ -28,27 +31,25 @@ def ncu(monkeypatch):
     return answer
 
 
-ARGUMENTS = argparse.Namespace(ncu="ncu", shape="2x8x64")
-
-
 def test_a_launch_is_a_record_in_our_units(ncu):
     ncu.stdout = printed(["0", "_count_kernel(int)", "43,040", "12.5", "1.5", "n/a", "3.0"])
-    [record] = profile_head.profile(ARGUMENTS, "random")
+    [record] = profile(CELL)
     stalls = {"gmma": 3.0, "barrier": 1.5}
     expected = {"kernel": "_count_kernel", "microseconds": 43.04, "tensor_pipe_pct": 12.5}
-    assert record == {**expected, "stalls": stalls}
+    assert record == {**expected, "stalls": stalls, "status": "ok"}
     assert list(record["stalls"]) == list(stalls)
 
 
 def test_what_ncu_refuses_is_shown(ncu):
     ncu.returncode, ncu.stdout = 1, "==ERROR== ERR_NVGPUCTRPERM"
-    with pytest.raises(SystemExit, match="ERR_NVGPUCTRPERM"):
-        profile_head.profile(ARGUMENTS, "random")
+    with pytest.raises(RuntimeError, match="ERR_NVGPUCTRPERM"):
+        profile(CELL)
 
 
-def test_a_missing_program_is_named():
-    with pytest.raises(SystemExit, match="no-such-ncu"):
-        profile_head.profile(argparse.Namespace(ncu="no-such-ncu", shape="2x8x64"), "random")
+def test_a_missing_program_is_named(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(ImportError, match="ncu was not found"):
+        profile(CELL)
 
 
 def test_launches_of_a_kernel_are_added_up(tmp_path, monkeypatch):
@@ -66,7 +67,7 @@ def test_launches_of_a_kernel_are_added_up(tmp_path, monkeypatch):
     path.parent.mkdir()
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(records, "RESULTS", tmp_path)
-    cells = [cell.strip() for cell in profile.profile_table().splitlines()[2].split("|")[1:-1]]
+    cells = [cell.strip() for cell in TABLES["profile"]().splitlines()[2].split("|")[1:-1]]
     expected = ["gradient of the hidden states", "random", "2", "400", "2.00", "40"]
     assert cells[:6] == expected
     assert cells[-2:] == ["8", "a fixed latency"]

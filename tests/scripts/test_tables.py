@@ -8,13 +8,18 @@ import pytest
 
 import make_tables
 import plot_benchmarks
-from head_benchmark import suites
-from head_benchmark.suites import SUITES, Cell
-from tables import bars, records
+from benchmarks.head import suites
+from benchmarks.head.study import STUDY as HEAD
+from benchmarks.head.suites import SUITES, Cell
+from tables import records
 
 ROOT = Path(__file__).resolve().parents[2]
 MS = {suites.GEMM: 12.0, "sparton": 10.0, "sparton_hybrid": 40.0, "tiled": 60.0}
-SUITE_TABLES = [name for name in make_tables.TABLES if name in SUITES]
+SUITE_TABLES = [name for name in SUITES if name in make_tables.TABLES and name != "profile"]
+
+
+def bars_table() -> str:
+    return make_tables.TABLES["bars"]()
 
 
 def record(suite: str, cell: Cell) -> dict:
@@ -42,7 +47,7 @@ def results(tmp_path, monkeypatch) -> Path:
     (tmp_path / "test-gpu").mkdir()
     files: dict[str, set[Cell]] = {}
     for suite, cells in SUITES.items():
-        files.setdefault(suites.FILES[suite], set()).update(cells)
+        files.setdefault(HEAD.file_of(suite), set()).update(cells)
     for name, cells in files.items():
         lines = [json.dumps(record(name, cell)) + "\n" for cell in sorted(cells)]
         (tmp_path / f"test-gpu/{name}.jsonl").write_text("".join(lines))
@@ -79,17 +84,17 @@ def test_every_table_is_complete_and_says_where_it_comes_from(results, name):
 @pytest.mark.parametrize("name", SUITE_TABLES)
 def test_without_records_a_table_says_so(tmp_path, monkeypatch, name):
     monkeypatch.setattr(records, "RESULTS", tmp_path)
-    assert make_tables.TABLES[name]() == records.NOT_MEASURED
+    assert make_tables.TABLES[name]() == records.NOT_MEASURED.format(f"head --suite {name}")
 
 
 @pytest.mark.parametrize("name", SUITE_TABLES)
 @pytest.mark.parametrize("content", ["", "\n"])
 def test_an_empty_file_is_no_measurement(tmp_path, monkeypatch, name, content):
     (tmp_path / "a-gpu").mkdir()
-    for file in suites.FILES.values():
+    for file in map(HEAD.file_of, SUITES):
         (tmp_path / f"a-gpu/{file}.jsonl").write_text(content)
     monkeypatch.setattr(records, "RESULTS", tmp_path)
-    assert make_tables.TABLES[name]() == records.NOT_MEASURED
+    assert make_tables.TABLES[name]() == records.NOT_MEASURED.format(f"head --suite {name}")
     monkeypatch.setattr(plot_benchmarks, "FIGURES", tmp_path / "figures")
     plot_benchmarks.main()
     assert not (tmp_path / "figures").exists()
@@ -120,41 +125,47 @@ def test_bars_are_met_or_not_by_what_was_measured(results):
     path = results / "test-gpu/head.jsonl"
     verdicts = [row[-1] for row in bar_rows()]
     assert verdicts[0] == "yes"
-    assert row(bars.bars_table(), "all entries active")[3:] == ["10.0 / 40.0 ms = 0.250", "yes"]
+    assert row(bars_table(), "all entries active")[3:] == [
+        "10.0 / 40.0 ms = 0.250",
+        "yes",
+    ]
     change(path, Cell(suites.TABLE1, "sparton", suites.FORWARD_BACKWARD), p50_ms=18.1)
-    assert row(bars.bars_table(), "all entries active")[3:] == ["18.1 / 40.0 ms = 0.453", "**no**"]
+    assert row(bars_table(), "all entries active")[3:] == [
+        "18.1 / 40.0 ms = 0.453",
+        "**no**",
+    ]
     change(path, Cell(suites.TABLE1, "sparton_hybrid", suites.FORWARD_BACKWARD), p50_ms=None)
     change(path, Cell(suites.TABLE1, "sparton_hybrid", suites.FORWARD_BACKWARD), status="oom")
-    assert row(bars.bars_table(), "all entries active")[3:] == ["18.1 / OOM ms", "?"]
+    assert row(bars_table(), "all entries active")[3:] == ["18.1 / OOM ms", "?"]
 
 
 def bar_rows() -> list[list[str]]:
-    lines = bars.bars_table().splitlines()[2:]
+    lines = bars_table().splitlines()[2:]
     return [[x.strip() for x in line.strip("|").split("|")] for line in lines if "|" in line]
 
 
 def test_scratch_memory_is_what_is_left_beside_results_and_gradients(results):
     path = results / "test-gpu/head.jsonl"
     cell = Cell(suites.TABLE1, "sparton", suites.FORWARD_BACKWARD)
-    assert row(bars.bars_table(), "memory beyond gradients")[3] == "outputs + argmax + 1.0 MiB"
+    assert row(bars_table(), "memory beyond gradients")[3] == "outputs + argmax + 1.0 MiB"
     peak = record("bars", cell)["peak_bytes"]
     change(path, cell, peak_bytes=peak + 16 * 2**20)
-    found = row(bars.bars_table(), "memory beyond gradients")[3:]
+    found = row(bars_table(), "memory beyond gradients")[3:]
     assert found == ["outputs + argmax + 17.0 MiB", "**no**"]
 
 
 def test_long_sequences_must_stay_linear(results):
-    assert row(bars.bars_table(), "long sequences")[-1] == "yes"
+    assert row(bars_table(), "long sequences")[-1] == "yes"
     longest = Cell(suites.LONG[-1], "sparton", suites.FORWARD_BACKWARD)
     change(results / "test-gpu/head_table2.jsonl", longest, p50_ms=400.0)
-    assert row(bars.bars_table(), "long sequences")[-1] == "**no**"
+    assert row(bars_table(), "long sequences")[-1] == "**no**"
 
 
 def test_records_of_two_runs_make_no_table(results):
     cell = Cell(suites.TABLE1, suites.GEMM)
     change(results / "test-gpu/head.jsonl", cell, run="another")
     with pytest.raises(ValueError, match="mixes the runs"):
-        bars.bars_table()
+        bars_table()
 
 
 def test_pages_are_filled_and_a_changed_figure_is_noticed(results):

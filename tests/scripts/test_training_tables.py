@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.training.suites import OURS, SUITES, THEIRS, Cell
+from benchmarks.training.trace import FAMILIES
 from make_tables import TABLES
 from tables import records, training
-from training_benchmark.suites import OURS, SUITES, THEIRS, Cell
-from training_benchmark.trace import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {f"training_{suite}": suite for suite in SUITES}
@@ -99,7 +99,7 @@ def test_what_was_not_measured_is_said_and_compared_with_nothing(results):
         assert row[2] in ("OOM", "red_gate")
         assert not any(row[3:])
     gpus = TABLES["training_gpus"]()
-    assert gpus == "Not measured yet: `python scripts/benchmark_training.py --suite gpus`.\n"
+    assert gpus == "Not measured yet: `python scripts/benchmark.py training --suite gpus`.\n"
 
 
 def test_a_suite_of_two_runs_is_no_table(results):
@@ -110,7 +110,7 @@ def test_a_suite_of_two_runs_is_no_table(results):
 
 
 def test_a_step_by_families(results):
-    assert "splade --profile" in TABLES["training_steps"]()
+    assert "training_profile --suite splade" in TABLES["training_steps"]()
     figures = {"step_ms": 110.0, "busy_share": 0.95, "host_waits": 1.0}
     figures |= {"matrix_ceiling_share": 0.4, "families_ms": dict.fromkeys(FAMILIES, 2.0)}
     found = [record("splade", cell, **figures) for cell in SUITES["splade"] if cell.system == OURS]

@@ -13,11 +13,11 @@ VOCABULARY, WIDTH = 40, 16
 
 class BagEncoder(Encoder):
     """Mean of embeddings, projected to the vocabulary, and the embeddings themselves where
-    ``kinds`` has tokens: small, packed, differentiable. Counts what it observes."""
+    ``kinds`` has tokens: small, packed, differentiable."""
 
     def __init__(self, dropout: float = 0.0, kinds: tuple[str, ...] = ("sparse",)):
         super().__init__(tokenizer=None, max_length=None)
-        self.kinds, self.observed = kinds, []
+        self.kinds = kinds
         torch.manual_seed(0)
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.decoder = nn.Linear(WIDTH, VOCABULARY)
@@ -39,9 +39,6 @@ class BagEncoder(Encoder):
         owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         square = values.new_zeros(tokens.num_sequences).index_add(0, owners, values.square().sum(1))
         return Representations(sparse, vectors, {"square": square})
-
-    def observe(self, queries: Representations, documents: Representations) -> None:
-        self.observed.append((queries.num_texts, documents.num_texts))
 
 
 def random_batch(queries: int, negatives: int, seed: int) -> TrainBatch:

@@ -9,13 +9,17 @@ from rich.console import Console
 from sparton.training.loggers import ScreenLogger, tensorboard_logger, wandb_logger
 
 
-def shown(record: dict[str, float], step: int) -> str:
+def shown(record: dict[str, float], step: int, first: bool = False) -> str:
     file = io.StringIO()
-    ScreenLogger(Console(file=file, width=200), steps=90).log(record, step)
-    return file.getvalue()
+    logger = ScreenLogger(Console(file=file, width=200), steps=90)
+    if not first:
+        logger.log({}, 1)
+    logger.log(record, step)
+    return file.getvalue().splitlines(keepends=True)[-1]
 
 
-def test_the_time_left_is_that_of_the_steps_left():
+def test_the_time_left_is_that_of_the_steps_left_but_for_the_first_line():
+    assert "left" not in shown({"loss": 0.5, "step_ms": 1500.0}, 10, first=True)
     line = shown({"loss": 0.5, "step_ms": 1500.0}, 10)
     assert line == "10/90  loss 0.5000  ms 1,500  left 0:02:00\n"
     assert "left" not in shown({"step_ms": 1500.0}, 90)

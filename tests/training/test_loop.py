@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import logging
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -89,6 +90,14 @@ def test_killed_run_ends_bit_identical_to_an_uninterrupted_one(tmp_path, killed_
     assert resumed.best == reference.best
 
 
+def test_the_first_step_of_a_run_and_of_its_rest_is_logged_however_rarely_others_are(tmp_path):
+    for until in (4, STEPS):
+        trainer = make_trainer(tmp_path)
+        trainer.settings = replace(trainer.settings, log_every=8, evaluate_every=None)
+        run(trainer, until=until)
+    assert [record["step"] for record in records(tmp_path)] == [1, 5, 8, 12]
+
+
 def test_resuming_without_the_schedule_would_be_seen(tmp_path):
     """Negative control of the test above: a schedule that restarts gives other weights."""
     run(make_trainer(tmp_path / "whole"))
@@ -99,6 +108,30 @@ def test_resuming_without_the_schedule_would_be_seen(tmp_path):
     run(restarted)
     last = [records(tmp_path / name)[-1]["loss"] for name in ("whole", "killed")]
     assert last[0] != last[1]
+
+
+class Scaled(Precision):
+    """fp32 with the loss scaling of fp16, which doubles every third step."""
+
+    def grad_scaler(self) -> torch.amp.GradScaler:
+        return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3)
+
+
+@pytest.mark.parametrize("forgets", [False, True], ids=["", "negative_control"])
+def test_a_killed_run_goes_on_with_its_loss_scale(tmp_path, forgets, monkeypatch):
+    monkeypatch.setattr("tests.training.test_loop.Precision", Scaled)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    reference = make_trainer(whole)
+    run(reference)
+    run(make_trainer(killed), until=8)
+    if forgets:
+        monkeypatch.setattr(torch.amp.GradScaler, "load_state_dict", lambda *_: None)
+    resumed = make_trainer(killed)
+    run(resumed)
+    assert reference.scaler.get_scale() == 8.0 * 2 ** (STEPS // 3)
+    assert (resumed.scaler.state_dict() == reference.scaler.state_dict()) is not forgets
+    for name, value in reference.encoder.state_dict().items():
+        assert torch.equal(value, resumed.encoder.state_dict()[name]), name
 
 
 def test_records_hold_every_part_of_the_step(tmp_path):
@@ -131,6 +164,15 @@ def test_the_best_model_is_kept_not_the_last(tmp_path):
     run(trainer)
     assert trainer.best == 0.9
     assert list(weights) == [0.1, 0.9]
+
+
+def test_of_equally_good_models_the_first_is_kept(tmp_path):
+    scores = iter([0.1, 0.9, 0.9, 0.9])
+    trainer = make_trainer(tmp_path, evaluate=lambda encoder: {"ndcg@10": next(scores)})
+    saved = []
+    trainer.save_model = lambda encoder, path: saved.append(trainer.best)
+    run(trainer)
+    assert saved == [0.1, 0.9]
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_spares_the_checkpoints(tmp_path):

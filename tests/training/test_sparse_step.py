@@ -61,7 +61,7 @@ def truth(encoder: BagEncoder) -> Tensor:
 
 def stepped(encoder: BagEncoder, micro_batch: int | None) -> Tensor:
     output = make_step(encoder, micro_batch)(batch(), 0)
-    assert output.queries.num_texts == BATCH
+    assert output.sides["query"].num_texts == BATCH
     return gradients(encoder)
 
 
@@ -125,9 +125,9 @@ def test_no_tensor_has_all_entries_of_the_batch(final, monkeypatch):
     encoder.zeros_are_final = final
     with Largest() as largest:
         output = make_step(encoder, 2)(random_batch(20, 1, seed=1), 0)
-        for reps in output[2:]:
+        for reps in output.sides.values():
             diagnostics.describe_representations(reps)
-    documents = output.documents
+    documents = output.sides["document"]
     assert (largest.entries >= documents.num_texts * documents.width) != final
 
 
@@ -135,11 +135,11 @@ def test_the_log_describes_either_form_alike():
     described = []
     for micro_batch in (None, 3):
         output = make_step(BagEncoder(), micro_batch)(batch(), 0)
-        described.append([describe_representations(side) for side in output[2:]])
+        described.append([describe_representations(side) for side in output.sides.values()])
     for dense, sparse in zip(*described, strict=True):
         assert dense == pytest.approx(sparse, rel=1e-6)
     output = make_step(shifted(-9.0), 3)(batch(), 0)
-    assert describe_representations(output.queries)["max_weight"] == 0
+    assert describe_representations(output.sides["query"])["max_weight"] == 0
 
 
 @pytest.mark.parametrize("micro_batch", [None, 3])

@@ -50,7 +50,6 @@ def gradients(
     encoder = BagEncoder(kinds=kinds)
     step = ExactStep(encoder, objective(kinds), world, Precision("fp32", CPU), micro_batch)
     step(share(global_batch(negatives), world.rank, world.size), step=0)
-    assert encoder.observed == [(BATCH, BATCH * (1 + negatives))]
     return [parameter.grad for parameter in encoder.parameters()]
 
 
@@ -186,7 +185,7 @@ def test_dropout_repeats_in_the_second_encoding():
         encoded = []
         encoder.register_forward_hook(lambda *call: encoded.append(call[2].detach()))
         if forget_seed:
-            step._encode = lambda part: encode(encoder, part)
+            step._encode = lambda part, memory: encode(encoder, part)
         step(global_batch(0), step=0)
         first, second = encoded[: len(encoded) // 2], encoded[len(encoded) // 2 :]
         return max((a - b).abs().max().item() for a, b in zip(first, second)), encoded[0]

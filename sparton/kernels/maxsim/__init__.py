@@ -8,19 +8,23 @@ from sparton.kernels.maxsim.codec import (
     train_codec,
 )
 from sparton.kernels.maxsim.fp8 import maxsim_fp8
+from sparton.kernels.maxsim.fp8_tokens import Fp8Tokens, quantize_fp8
 from sparton.kernels.maxsim.function import maxsim, maxsim_pairs, maxsim_varlen
 from sparton.kernels.maxsim.hidden_function import maxsim_from_hidden
 from sparton.kernels.maxsim.reference import maxsim_reference
+from sparton.kernels.maxsim.residual.centroids import maxsim_centroids
 from sparton.kernels.maxsim.residual.function import maxsim_residual, maxsim_residual_varlen
 from sparton.kernels.maxsim.topk import BestDocuments, maxsim_topk
 
 __all__ = [
     "BestDocuments",
     "CompressedTokens",
+    "Fp8Tokens",
     "ResidualCodec",
     "compress",
     "decompress",
     "maxsim",
+    "maxsim_centroids",
     "maxsim_fp8",
     "maxsim_from_hidden",
     "maxsim_pairs",
@@ -29,5 +33,6 @@ __all__ = [
     "maxsim_residual_varlen",
     "maxsim_topk",
     "maxsim_varlen",
+    "quantize_fp8",
     "train_codec",
 ]

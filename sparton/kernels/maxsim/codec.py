@@ -124,7 +124,7 @@ def train_codec(
         embeddings: ``[T, E]``, any float dtype, unit rows: a sample of the collection's tokens.
         num_centroids: C; see :func:`published_num_centroids`.
         nbits: 1, 2, 4 or 8.
-        iterations, seed: of :func:`~sparton.kernels.maxsim.kmeans.spherical_kmeans`.
+        iterations, seed: of the clustering, which is spherical k-means.
 
     Returns:
         The codec, on the device of the embeddings; the same bits under the same seed.

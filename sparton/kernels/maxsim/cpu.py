@@ -1,17 +1,20 @@
 """MaxSim for CPU tensors, in PyTorch: the similarities of a few rows and one document at a time.
 
-Q queries, N documents, K documents per query, C = N or K columns, T packed tokens, E embedding.
+Q queries, N documents, K documents per query, C = N or K columns, P pairs, L tokens of the longest
+query, T packed tokens, E embedding.
 """
+
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import read_boundaries
 from sparton.kernels.maxsim.normalization_cpu import (
     normalize_tokens_backward_cpu,
     normalize_tokens_cpu,
 )
 from sparton.kernels.maxsim.operands import MaxSimOperands
-from sparton.kernels.segment_max.host_boundaries import read_boundaries
 from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 SIMILARITIES_AT_ONCE = 2**22
@@ -41,10 +44,14 @@ def maxsim_forward_cpu(
 ) -> tuple[Tensor, Tensor]:
     """Scores fp32 ``[Q, C]``, and the row of ``documents`` that won for each query token, int32
     ``[C, Tq]``: -1 at masked query tokens and for documents without tokens; empty without argmax.
+    Where pairs are scored, the shapes are ``[P, 1]`` and ``[P, L]``, with -1 also beyond the tokens
+    of a query.
 
     Also takes float64, whose similarities and sums stay float64; the scores are fp32 all the same.
     """
     operands = operands.flat()
+    if operands.pairs is not None:
+        return _pair_scores(operands, normalize, argmax)
     documents, mask, per_query = operands.documents, operands.document_mask, operands.per_query
     if per_query is not None and not argmax:
         return _own_scores(operands, normalize), torch.empty(0, dtype=torch.int32)
@@ -74,12 +81,65 @@ def maxsim_forward_cpu(
 
 
 def _read_boundaries(operands: MaxSimOperands) -> tuple[list[int], list[int]]:
-    """Of the queries and of the documents."""
+    """The boundaries of the queries and of the documents, which are checked on the way."""
     queries, documents, query_cu, document_cu, *_ = operands
-    return (
+    bounds = (
         read_boundaries("query_cu_seqlens", query_cu, len(queries)),
         read_boundaries("document_cu_seqlens", document_cu, len(documents)),
     )
+    if operands.verify:
+        _check_lengths("query", bounds[0], operands.longest_query)
+        _check_lengths("document", bounds[1], operands.longest_document)
+    return bounds
+
+
+def _check_lengths(side: str, bounds: list[int], longest: int | None) -> None:
+    for i, (start, stop) in enumerate(pairwise(bounds)):
+        if longest is not None and stop - start > longest:
+            raise ValueError(
+                f"{side}_max_seqlen={longest}, but {side} {i} has {stop - start} tokens; state as "
+                "many as the longest has, or None"
+            )
+
+
+def _pair_scores(operands: MaxSimOperands, normalize: bool, argmax: bool) -> tuple[Tensor, Tensor]:
+    """Scores fp32 ``[P, 1]`` of a list of pairs, and winners int32 ``[P, L]``."""
+    query_bounds, bounds = _read_boundaries(operands)
+    queries, kept, mask = (
+        _rows(operands.queries, normalize), operands.query_mask, operands.document_mask
+    )  # fmt: skip
+    scores = queries.new_zeros(operands.scores_shape)
+    winners = torch.full(operands.argmax_shape if argmax else (0,), -1, dtype=torch.int32)
+    for p, (q, n) in enumerate(_read_pairs(operands)):
+        rows = slice(query_bounds[q], query_bounds[q + 1])
+        own = slice(bounds[n], bounds[n + 1])
+        document = operands.documents[own] if mask is None else operands.documents[own][mask[own]]
+        if document.shape[0] == 0 or rows.start == rows.stop:
+            continue
+        best, token = _best(queries[rows], _rows(document, normalize))
+        if mask is not None:
+            token = mask[own].nonzero().squeeze(1)[token]
+        token = token + own.start
+        if kept is not None:
+            best, token = best.where(kept[rows], 0), token.where(kept[rows], -1)
+        scores[p, 0] = best.sum()
+        if argmax:
+            winners[p, : len(token)] = token
+    return scores.float(), winners
+
+
+def _read_pairs(operands: MaxSimOperands) -> list[list[int]]:
+    """ValueError unless they name queries and documents that there are."""
+    assert operands.pairs is not None
+    pairs = operands.pairs.tolist()
+    Q, N = operands.query_cu_seqlens.shape[0] - 1, operands.document_cu_seqlens.shape[0] - 1
+    for p, (q, n) in enumerate(pairs):
+        if not (0 <= q < Q and 0 <= n < N):
+            raise ValueError(
+                f"pairs name one of {Q} queries and one of {N} documents, from 0 on; pair {p} is "
+                f"({q}, {n})"
+            )
+    return pairs
 
 
 def _own_scores(operands: MaxSimOperands, normalize: bool) -> Tensor:
@@ -125,16 +185,21 @@ def maxsim_backward_cpu(
     """
     operands = operands.flat()
     queries, documents = (_rows(x, normalize) for x in operands[:2])
-    owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
     dqueries = queries.new_zeros(queries.shape) if need_queries else None
     ddocuments = documents.new_zeros(documents.shape) if need_documents else None
-    step = max(ENTRIES_AT_ONCE // max(queries.shape[0], 1), 1)
+    owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
+    grad, pairs = grad.to(queries.dtype), operands.pairs
+    step = max(ENTRIES_AT_ONCE // max(argmax.shape[1], 1), 1)
     size = (documents.shape[0], queries.shape[0])
     for first in range(0, argmax.shape[0], step):
-        column, row = (argmax[first : first + step] >= 0).nonzero(as_tuple=True)
-        column = column + first
-        g = grad[owners[row], column].to(queries.dtype)
-        places = torch.stack((argmax[column, row].long(), row))
+        line, place = (argmax[first : first + step] >= 0).nonzero(as_tuple=True)
+        line = line + first
+        if pairs is None:
+            row, g = place, grad[owners[place], line]
+        else:
+            row = operands.query_cu_seqlens[pairs[line, 0].long()].long() + place
+            g = grad[line, 0]
+        places = torch.stack((argmax[line, place].long(), row))
         winners = torch.sparse_coo_tensor(places, g, size, check_invariants=False)
         if dqueries is not None:
             dqueries += winners.T @ documents

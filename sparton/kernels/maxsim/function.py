@@ -3,12 +3,13 @@
 Q queries, N documents, K documents per query, P pairs, L tokens, E embedding, T packed tokens.
 
 One operator serves every pairing, padded batches and packed ones: the public functions check their
-operands and flatten them (see operands.py), and operators.py scores them.
+operands (see batches.py), and operators.py scores them.
 """
 
 from torch import Tensor
 
-from sparton.kernels.maxsim.operands import Backward, packed_operands, padded_operands
+from sparton.kernels.maxsim.batches import packed_operands, padded_operands
+from sparton.kernels.maxsim.operands import Backward
 from sparton.kernels.maxsim.operators import maxsim_scores
 
 
@@ -61,25 +62,30 @@ def maxsim_pairs(
     query_mask: Tensor | None = None,
     document_mask: Tensor | None = None,
     *,
+    pairs: Tensor | None = None,
     normalize: bool = False,
     backward: Backward = "auto",
 ) -> Tensor:
-    """MaxSim of query p and document p, padded.
+    """MaxSim of query p and document p, or of a list of pairs, padded.
 
     Args:
-        queries: ``[P, Lq, E]``.
-        documents: ``[P, Ld, E]``.
-        query_mask: bool ``[P, Lq]`` or None.
-        document_mask: bool ``[P, Ld]`` or None.
+        queries: ``[Q, Lq, E]``.
+        documents: ``[N, Ld, E]``.
+        query_mask: bool ``[Q, Lq]`` or None.
+        document_mask: bool ``[N, Ld]`` or None.
+        pairs: int32 or int64 ``[P, 2]``, the numbers of a query and of a document in each row, as
+            often as one likes; their tokens are read in place. None for query p and document p of
+            P = Q = N.
         normalize, backward: as in :func:`maxsim`, and so is everything else.
 
     Returns:
         fp32 ``[P]``.
 
     Raises:
-        ValueError: as :func:`maxsim`, and for unequal numbers of queries and documents.
+        ValueError: as :func:`maxsim`, for unequal numbers of queries and documents without a list,
+            and on a CPU for numbers in the list that there are not: a GPU ends in an assertion.
     """
-    arguments = (query_mask, document_mask, True)
+    arguments = (query_mask, document_mask, True if pairs is None else pairs)
     scores = maxsim_scores(padded_operands, queries, documents, arguments, normalize, backward)
     return scores.squeeze(1)
 
@@ -92,7 +98,7 @@ def maxsim_varlen(
     query_mask: Tensor | None = None,
     document_mask: Tensor | None = None,
     *,
-    pairing: str | int = "cross",
+    pairing: str | int | Tensor = "cross",
     query_max_seqlen: int | None = None,
     document_max_seqlen: int | None = None,
     normalize: bool = False,
@@ -103,15 +109,19 @@ def maxsim_varlen(
     Args:
         queries: ``[Tq, E]``, Q queries end to end.
         documents: ``[Td, E]``, N documents end to end, the same dtype (or any under autocast).
-        query_cu_seqlens: int32 ``[Q + 1]``, boundaries of the queries; from 0 to Tq, ascending.
-        document_cu_seqlens: int32 ``[N + 1]``, from 0 to Td.
+        query_cu_seqlens: int32 or int64 ``[Q + 1]``, boundaries of the queries; from 0 to Tq,
+            ascending.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to Td.
         query_mask: bool ``[Tq]`` or None, for tokens left out (punctuation, say).
         document_mask: bool ``[Td]`` or None.
         pairing: "cross" for every query against every document, "pairs" for query p and document p,
-            or K for query q against documents ``q * K : (q + 1) * K``.
+            or K for query q against documents ``q * K : (q + 1) * K``. An int32 or int64 tensor
+            ``[P, 2]`` lists pairs, the numbers of a query and of a document in each row, as often
+            as one likes; their tokens are read in place.
         query_max_seqlen, document_max_seqlen: no query and no document has more tokens, where the
-            host knows it. That shortens the way, most of all where all queries have as many; scores
-            are wrong if some have more.
+            host knows it. That shortens the way, most of all where all queries have as many. If one
+            has more, an assertion fails on a GPU, for which nothing waits. Gradients of a list of
+            pairs need ``query_max_seqlen``: if it is None the host reads it, for which it waits.
         normalize, backward: as in :func:`maxsim`, and so is everything else.
 
     Returns:
@@ -120,10 +130,13 @@ def maxsim_varlen(
     Raises:
         ValueError: as :func:`maxsim`, for an unknown pairing, for numbers of queries and documents
             that it does not allow, and for more tokens than a ``max_seqlen`` does. On a CPU also
-            for boundaries that do not ascend from 0 to the number of tokens.
+            for boundaries that do not ascend from 0 to the number of tokens, for a sequence that is
+            longer than its ``max_seqlen``, and for numbers in a list of pairs that there are not
+            (a GPU ends in an assertion).
     """
     bounds = (query_cu_seqlens, document_cu_seqlens)
     longest = (query_max_seqlen, document_max_seqlen)
     arguments = (*bounds, query_mask, document_mask, pairing, *longest)
     scores = maxsim_scores(packed_operands, queries, documents, arguments, normalize, backward)
-    return scores.squeeze(1) if pairing == "pairs" else scores
+    paired = isinstance(pairing, Tensor) or pairing == "pairs"
+    return scores.squeeze(1) if paired else scores

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
+from sparton.kernels.maxsim.hidden_operands import HiddenOperands, Kept
 from sparton.kernels.maxsim.normalization import divided_by
 from sparton.kernels.segment_max.reduction import greater
 
@@ -86,12 +87,14 @@ def search_serves(queries: Tensor, argmax: bool) -> bool:
 
 @triton.jit
 def _project(
-    hidden_ptr, projection_ptr, rows, H: tl.constexpr, E: tl.constexpr,
+    hidden_ptr, projection_ptr, bias_ptr, rows, H: tl.constexpr, E: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
     """Embeddings of BLOCK_T rows of hidden states, fp32 ``[BLOCK_T, BLOCK_E]``."""
     offs_e = tl.arange(0, BLOCK_E)
     embedding = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
+    if bias_ptr is not None:
+        embedding += tl.load(bias_ptr + offs_e, offs_e < E, 0.0).to(tl.float32)[None, :]
     for first in range(0, H, BLOCK_H):
         offs_h = first + tl.arange(0, BLOCK_H)
         inside = offs_h < H
@@ -111,8 +114,8 @@ def _behind(maxima_ptr, N, R, shares):
 
 @triton.jit(do_not_specialize=["N", "shares"])
 def _search_hidden_kernel(
-    queries_ptr, hidden_ptr, projection_ptr, cu_ptr, mask_ptr, maxima_ptr, winners_ptr, tokens_ptr,
-    norms_ptr, N, R, shares,
+    queries_ptr, hidden_ptr, projection_ptr, bias_ptr, cu_ptr, mask_ptr, maxima_ptr, winners_ptr,
+    tokens_ptr, norms_ptr, N, R, shares,
     H: tl.constexpr, E: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_H: tl.constexpr, NORMALIZE: tl.constexpr, ARGMAX: tl.constexpr,
     COLLECT: tl.constexpr,
@@ -142,7 +145,9 @@ def _search_hidden_kernel(
         # Past the document's end its last token comes again, which changes no maximum.
         offs_t = tl.minimum(tl.arange(0, BLOCK_T), end - 1 - lo)
         tile_ptr = hidden_ptr + lo.to(tl.int64) * H
-        embedding = _project(tile_ptr, projection_ptr, offs_t, H, E, BLOCK_T, BLOCK_E, BLOCK_H)
+        embedding = _project(
+            tile_ptr, projection_ptr, bias_ptr, offs_t, H, E, BLOCK_T, BLOCK_E, BLOCK_H
+        )
         if NORMALIZE:
             # Not norms_of: a root that is rounded exactly takes registers that are not left.
             norms = tl.sqrt(tl.sum(embedding * embedding, 1))
@@ -228,69 +233,48 @@ def _num_shares(N: int, longest: int | None, config: HiddenConfig) -> int:
 
 @on_its_device
 def search_hidden(
-    queries: Tensor,
-    hidden: Tensor,
-    projection: Tensor,
-    cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    mask: Tensor | None,
-    *,
-    normalize: bool,
-    argmax: bool,
-    longest: int | None = None,
-    config: HiddenConfig | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Scores of every query against every document, and the tokens that won.
+    operands: HiddenOperands, *, argmax: bool, config: HiddenConfig | None = None
+) -> tuple[Tensor, Kept | None]:
+    """Scores of every query against every document, fp32 ``[Q, N]``, and what a backward needs.
 
     Args:
-        queries: ``[Q, L, E]`` float16, bfloat16 or float32.
-        hidden: ``[T, H]``, or these rows along several axes, the same dtype.
-        projection: ``[E, H]``, the same dtype.
-        cu_seqlens: int32 ``[N + 1]``, from 0 to T.
-        query_mask: bool ``[R]`` of R = Q * L, True at query tokens that take part, or None.
-        mask: bool ``[T]``, True at tokens that take part, or None.
-        normalize: give projected tokens unit length.
-        argmax: also return what a backward needs.
-        longest: most tokens of a document where that is known. The result is right whatever it
-            says.
+        operands: on one GPU.
+        argmax: whether a backward follows; without, None takes the place of what it needs.
         config: how to launch; by default according to the width of the embeddings.
 
     Raises:
         ValueError: embeddings wider than any configuration takes (see :func:`search_serves`).
-
-    Returns:
-        scores fp32 ``[Q, N]``. With ``argmax`` also the winning rows of ``hidden``, int32
-        ``[N, R]``, -1 for a masked query token or a document without tokens; the projected tokens,
-        ``[T, E]`` along the axes of ``hidden``, in its dtype; and their norms before they were
-        normalised, fp32 ``[T]``, empty if they were not. Otherwise None for each.
     """
-    queries, hidden, projection = (x.contiguous() for x in (queries, hidden, projection))
-    cu_seqlens = cu_seqlens.contiguous()
-    query_mask, mask = (None if x is None else x.contiguous() for x in (query_mask, mask))
+    queries, hidden, projection = (x.contiguous() for x in operands[:3])
+    cu_seqlens, normalize = operands.cu_seqlens.contiguous(), operands.normalize
+    bias, query_mask, mask = (
+        None if x is None else x.contiguous()
+        for x in (operands.bias, operands.query_mask, operands.mask)
+    )
     (Q, L, E), (*rows, H), N = queries.shape, hidden.shape, cu_seqlens.shape[0] - 1
     R = Q * L
     scores = hidden.new_empty((Q, N), dtype=torch.float32)
-    winners = tokens = norms = None
+    kept = None
     if argmax:
-        winners = cu_seqlens.new_empty((N, R))
-        tokens = hidden.new_empty((*rows, E))
-        norms = scores.new_empty(math.prod(rows) if normalize else 0)
+        lengths = scores.new_empty(math.prod(rows) if normalize else 0)
+        kept = Kept(cu_seqlens.new_empty((N, R)), hidden.new_empty((*rows, E)), lengths)
+    winners, tokens, norms = kept or (None, None, None)
     if N == 0 or R == 0:
         for x in (scores, tokens, norms):
             if x is not None:
                 x.zero_()
-        return scores, winners, tokens, norms
+        return scores, kept
     config = config or _select_config(E, queries.element_size())
     if config is None:
         raise ValueError(f"no configuration of the search takes E = {E} units; project first")
-    shares = _num_shares(N, longest, config)
+    shares = _num_shares(N, operands.longest, config)
     # Of one share the search itself leaves the winners, unless a mask takes some away.
     collect = argmax and (shares > 1 or query_mask is not None)
     maxima = scores.new_empty((1 + collect, shares, N, R))
     search, add_up = _plan_search(Q, L, N, H, E, shares, normalize, argmax, collect, config)
-    search(queries, hidden, projection, cu_seqlens, mask, maxima, winners, tokens, norms)
+    search(queries, hidden, projection, bias, cu_seqlens, mask, maxima, winners, tokens, norms)
     add_up(maxima, query_mask, scores, winners)
-    return scores, winners, tokens, norms
+    return scores, kept
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)

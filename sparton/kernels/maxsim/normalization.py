@@ -30,7 +30,7 @@ def _load(x_ptr, rows, mask, offs_e, E: tl.constexpr):
 
 @triton.jit
 def norms_of(x):
-    """Of the rows."""
+    """The norms of the rows."""
     return tl.sqrt_rn(tl.sum(x * x, 1))
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import needs_operators
-from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.segment_max.operands import num_rows
 
 Backward = Literal["auto", "lowmem", "unified"]
@@ -22,7 +21,7 @@ class MaxSimOperands(NamedTuple):
     Attributes:
         queries: ``[Tq, E]``, or with these rows along several axes: to change the axes of a small
             batch takes as long as to score it.
-        documents: ``[Td, E]``, likewise, the same float dtype.
+        documents: ``[Td, E]`` in the same float dtype, or with these rows along several axes.
         query_cu_seqlens: int32 ``[Q + 1]``, query q owns the rows from entry q to entry q + 1.
         document_cu_seqlens: int32 ``[N + 1]``.
         query_mask: bool ``[Tq]``, True at rows that take part; None if all do.
@@ -30,7 +29,11 @@ class MaxSimOperands(NamedTuple):
         per_query: None scores each query against all documents, ``[Q, N]``; K scores query q
             against documents ``q * K : (q + 1) * K``, ``[Q, K]``.
         query_length: tokens of each query, where all have as many and the host knows it, or None.
-        longest_document: most tokens of a document, where the host knows it, or None.
+        longest_document, longest_query: most tokens of a document and of a query, where the host
+            knows them, or None.
+        verify: the longest are what a caller states; a forward sees to it that they are true.
+        pairs: int32 ``[P, 2]``, contiguous, scores query ``pairs[p, 0]`` against document
+            ``pairs[p, 1]``, ``[P, 1]``, with ``per_query`` None; or None.
     """
 
     queries: Tensor
@@ -42,10 +45,15 @@ class MaxSimOperands(NamedTuple):
     per_query: int | None
     query_length: int | None = None
     longest_document: int | None = None
+    longest_query: int | None = None
+    verify: bool = False
+    pairs: Tensor | None = None
 
     @property
     def scores_shape(self) -> tuple[int, int]:
-        """``(Q, N)`` or ``(Q, K)``."""
+        """``(Q, N)``, ``(Q, K)`` or ``(P, 1)``."""
+        if self.pairs is not None:
+            return self.pairs.shape[0], 1
         num_documents = self.document_cu_seqlens.shape[0] - 1
         columns = num_documents if self.per_query is None else self.per_query
         return self.query_cu_seqlens.shape[0] - 1, columns
@@ -57,8 +65,30 @@ class MaxSimOperands(NamedTuple):
 
     @property
     def argmax_shape(self) -> tuple[int, int]:
-        """``(N, Tq)`` or ``(K, Tq)``: the winner of each query token in each column of scores."""
+        """``(N, Tq)`` or ``(K, Tq)``: the winner of each query token in each column of scores. Of
+        pairs ``(P, L)``, L the longest query's tokens: the winners of the tokens of each pair's
+        query come first in its row."""
+        if self.pairs is not None:
+            assert self.longest_query is not None
+            return self.pairs.shape[0], self.longest_query
         return self.scores_shape[1], self.num_query_tokens
+
+    def with_room_for_winners(self) -> "MaxSimOperands":
+        """With the longest query, which the winners of pairs must have. To read it from the
+        boundaries waits for the device, and tracers cannot.
+
+        Raises:
+            ValueError: a tracer runs.
+        """
+        if self.pairs is None or self.longest_query is not None:
+            return self
+        if needs_operators():
+            raise ValueError(
+                "gradients of a list of pairs need query_max_seqlen=, the most tokens of a query, "
+                "under torch.compile: it cannot be read from the boundaries there"
+            )
+        lengths = self.query_cu_seqlens.diff()
+        return self._replace(longest_query=int(lengths.max()) if lengths.numel() else 0)
 
     def flat(self) -> "MaxSimOperands":
         """With queries ``[Tq, E]`` and documents ``[Td, E]``."""
@@ -73,7 +103,7 @@ def check_backward(backward: str) -> None:
         raise ValueError(f"backward must be one of {', '.join(BACKWARDS)}, got {backward!r}")
 
 
-def _check_tensors(queries: Tensor, documents: Tensor, *others: Tensor | None) -> None:
+def check_tensors(queries: Tensor, documents: Tensor, *others: Tensor | None) -> None:
     """The same E, dtype and device; a dtype that is served."""
     E, dtype = queries.shape[-1], queries.dtype
     if documents.shape[-1] != E or not E:
@@ -96,7 +126,7 @@ def check_devices(first: Tensor, *others: Tensor | None) -> None:
         if x is not None and x.device != device:
             devices = {x.device for x in (first, *others) if x is not None}
             raise ValueError(
-                "queries, documents, masks and boundaries must be on one device, got "
+                "queries, documents, masks, boundaries and pairs must be on one device, got "
                 f"{', '.join(sorted(map(str, devices)))}"
             )
 
@@ -124,144 +154,3 @@ def check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
             f"{name} must be bool {tuple(shape)}, True at tokens that take part, got "
             f"{mask.dtype} {tuple(mask.shape)}; convert other dtypes with .bool()"
         )
-
-
-def check_cu_seqlens(name: str, cu_seqlens: Tensor) -> None:
-    if cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32 or cu_seqlens.shape[0] < 1:
-        raise ValueError(
-            f"{name} must be int32 with one more entry than sequences, got "
-            f"{cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
-        )
-
-
-def _check_longest(name: str, tokens: Tensor, cu_seqlens: Tensor, longest: int | None) -> bool:
-    """Whether all sequences must be as long as the longest for their tokens to be so many. Tracers
-    may not know how many there are."""
-    if longest is None or needs_operators():
-        return False
-    count, total = cu_seqlens.shape[0] - 1, tokens.shape[0]
-    if longest * count < total:
-        raise ValueError(
-            f"{name}_max_seqlen={longest} allows {count} sequences {longest * count} tokens at "
-            f"most, got {total}"
-        )
-    return longest * count == total > 0
-
-
-def padded_operands(
-    queries: Tensor,
-    documents: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    pairs: bool = False,
-) -> MaxSimOperands:
-    """Padded batches as rows, after every check; reads no values.
-
-    Args:
-        queries: ``[Q, Lq, E]``.
-        documents: ``[N, Ld, E]``, or ``[Q, K, Ld, E]``.
-        query_mask: bool ``[Q, Lq]`` or None.
-        document_mask: bool, the shape of documents without E, or None.
-        pairs: documents are ``[Q, Ld, E]``, one for each query.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit together.
-    """
-    query_shape, document_shape = queries.shape, documents.shape
-    dims = len(document_shape)
-    if len(query_shape) != 3 or (dims != 3 and (dims != 4 or pairs)):
-        expected = "[P, Ld, E]" if pairs else "[N, Ld, E] or [Q, K, Ld, E]"
-        raise ValueError(
-            f"queries must be [Q, Lq, E] and documents {expected}, got "
-            f"{tuple(query_shape)} and {tuple(document_shape)}"
-        )
-    _check_tensors(queries, documents, query_mask, document_mask)
-    (Q, Lq, _), N, Ld = query_shape, document_shape[0], document_shape[-2]
-    per_query = 1 if pairs else document_shape[1] if dims == 4 else None
-    if per_query is not None:
-        if N != Q:
-            raise ValueError(
-                f"{Q} queries need documents for each of them along the first axis, got "
-                f"queries {tuple(query_shape)} and documents {tuple(document_shape)}"
-            )
-        N *= per_query
-    Tq, Td = Q * Lq, N * Ld
-    check_rows("queries", Tq)
-    check_rows("documents", Td)
-    if query_mask is not None:
-        check_mask("query_mask", query_mask, query_shape[:-1])
-        query_mask = query_mask.reshape(Tq)
-    if document_mask is not None:
-        check_mask("document_mask", document_mask, document_shape[:-1])
-        document_mask = document_mask.reshape(Td)
-    return MaxSimOperands(
-        queries,
-        documents,
-        equal_cu_seqlens(Q, Lq, queries.device),
-        equal_cu_seqlens(N, Ld, queries.device),
-        query_mask,
-        document_mask,
-        per_query,
-        Lq,
-        Ld,
-    )
-
-
-def packed_operands(
-    queries: Tensor,
-    documents: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    pairing: str | int,
-    query_max_seqlen: int | None = None,
-    document_max_seqlen: int | None = None,
-) -> MaxSimOperands:
-    """Packed batches after every check; the arguments of ``maxsim_varlen``; reads no values.
-
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit together, an unknown pairing, numbers
-            of queries and documents that the pairing does not allow, or more tokens than fit.
-    """
-    if queries.dim() != 2 or documents.dim() != 2:
-        raise ValueError(
-            "packed queries must be [Tq, E] and documents [Td, E], got "
-            f"{tuple(queries.shape)} and {tuple(documents.shape)}"
-        )
-    bounds = (query_cu_seqlens, document_cu_seqlens)
-    _check_tensors(queries, documents, *bounds, query_mask, document_mask)
-    check_rows("queries", queries.shape[0])
-    check_rows("documents", documents.shape[0])
-    check_cu_seqlens("query_cu_seqlens", query_cu_seqlens)
-    check_cu_seqlens("document_cu_seqlens", document_cu_seqlens)
-    if query_mask is not None:
-        check_mask("query_mask", query_mask, queries.shape[:1])
-    if document_mask is not None:
-        check_mask("document_mask", document_mask, documents.shape[:1])
-    named: dict[str | int, int | None] = {"cross": None, "pairs": 1}
-    per_query = named.get(pairing, -1 if isinstance(pairing, str) else pairing)
-    if per_query is not None:
-        if per_query < 0:
-            raise ValueError(
-                'pairing must be "cross", "pairs" or the number of documents per query, got '
-                f"{pairing!r}"
-            )
-        num_queries, num_documents = (x.shape[0] - 1 for x in bounds)
-        if num_documents != num_queries * per_query:
-            raise ValueError(
-                f"pairing={pairing!r} of {num_queries} queries needs "
-                f"{num_queries * per_query} documents, got {num_documents}"
-            )
-    all_as_long = _check_longest("query", queries, query_cu_seqlens, query_max_seqlen)
-    _check_longest("document", documents, document_cu_seqlens, document_max_seqlen)
-    return MaxSimOperands(
-        queries,
-        documents,
-        *bounds,
-        query_mask,
-        document_mask,
-        per_query,
-        query_max_seqlen if all_as_long else None,
-        document_max_seqlen,
-    )

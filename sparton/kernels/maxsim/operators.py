@@ -74,13 +74,16 @@ def _forward_op(
     per_query: int | None,
     query_length: int | None,
     longest_document: int | None,
+    longest_query: int | None,
+    verify: bool,
+    pairs: Tensor | None,
     normalize: bool,
     backward: str,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
     operands = MaxSimOperands(
         queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
-        per_query, query_length, longest_document,
+        per_query, query_length, longest_document, longest_query, verify, pairs,
     )  # fmt: skip
     scores, winners = run_forward(operands, normalize, argmax)
     return scores, scores.new_empty(0, dtype=torch.int32) if winners is None else winners
@@ -94,13 +97,15 @@ def _(
     document_cu_seqlens: Tensor,
     query_mask: Tensor | None,
     document_mask: Tensor | None,
-    per_query: int | None,
     *options: Any,
 ) -> tuple[Tensor, Tensor]:
-    columns = document_cu_seqlens.shape[0] - 1 if per_query is None else per_query
-    scores = queries.new_empty((query_cu_seqlens.shape[0] - 1, columns), dtype=torch.float32)
-    shape = (columns, queries.shape[0]) if options[-1] else (0,)
-    return scores, queries.new_empty(shape, dtype=torch.int32)
+    *others, _, _, argmax = options
+    operands = MaxSimOperands(
+        queries, documents, query_cu_seqlens, document_cu_seqlens, query_mask, document_mask,
+        *others,
+    )  # fmt: skip
+    scores = queries.new_empty(operands.scores_shape, dtype=torch.float32)
+    return scores, queries.new_empty(operands.argmax_shape if argmax else (0,), dtype=torch.int32)
 
 
 @torch.library.custom_op("sparton::maxsim_backward", mutates_args=())
@@ -111,9 +116,11 @@ def _backward_op(
     documents: Tensor,
     query_cu_seqlens: Tensor,
     document_cu_seqlens: Tensor,
+    pairs: Tensor | None,
     per_query: int | None,
     query_length: int | None,
     longest_document: int | None,
+    longest_query: int | None,
     normalize: bool,
     backward: str,
     need_queries: bool,
@@ -122,7 +129,7 @@ def _backward_op(
     # Masked tokens are no winners: a backward needs no masks.
     operands = MaxSimOperands(
         queries, documents, query_cu_seqlens, document_cu_seqlens, None, None,
-        per_query, query_length, longest_document,
+        per_query, query_length, longest_document, longest_query, pairs=pairs,
     )  # fmt: skip
     gradients = run_backward(
         grad, argmax, operands, normalize, backward, need_queries, need_documents
@@ -146,15 +153,16 @@ def _(
 def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     # The winners have no gradient: it need not be made of zeros.
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(output[1], *inputs[:4])
-    ctx.options = inputs[6:-1]
+    *sizes, _, pairs, normalize, backward, _ = inputs[6:]
+    ctx.save_for_backward(output[1], *inputs[:4], pairs)
+    ctx.options = (*sizes, normalize, backward)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     needs = ctx.needs_input_grad[:2]
     gradients = _backward_op(grad, *ctx.saved_tensors, *ctx.options, *needs)
     wanted = (x if need else None for x, need in zip(gradients, needs, strict=True))
-    return *wanted, *[None] * 10
+    return *wanted, *[None] * 13
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
@@ -174,20 +182,22 @@ class MaxSimFunction(torch.autograd.Function):
     ) -> Tensor:
         operands, normalize, backward = call
         scores, winners = run_forward(operands, normalize, True)
-        ctx.save_for_backward(winners, queries, documents, *operands[2:4])
-        ctx.options = (operands[6:], normalize, backward)
+        ctx.save_for_backward(winners, queries, documents, *operands[2:4], operands.pairs)
+        ctx.options = (operands[6:10], normalize, backward)
         return scores
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        argmax, queries, documents, *bounds = ctx.saved_tensors
+        argmax, queries, documents, *bounds, pairs = ctx.saved_tensors
         sizes, normalize, backward = ctx.options
         need_queries, need_documents, _ = ctx.needs_input_grad
-        operands = MaxSimOperands(queries, documents, bounds[0], bounds[1], None, None, *sizes)
+        operands = MaxSimOperands(
+            queries, documents, bounds[0], bounds[1], None, None, *sizes
+        )._replace(pairs=pairs)
         # The operator refuses second derivatives where someone asks for them.
         if torch.is_grad_enabled() or needs_operators():
             dqueries, ddocuments = _backward_op(
-                grad, argmax, *operands.flat()[:4], *sizes, normalize, backward,
+                grad, argmax, *operands.flat()[:4], pairs, *sizes, normalize, backward,
                 need_queries, need_documents,
             )  # fmt: skip
         else:
@@ -214,6 +224,8 @@ def maxsim_scores(
     queries, documents = cast_for_autocast(queries, documents)
     operands = make_operands(queries, documents, *arguments)
     differentiate = torch.is_grad_enabled() and (queries.requires_grad or documents.requires_grad)
+    if differentiate:
+        operands = operands.with_room_for_winners()
     if needs_operators():
         return _forward_op(*operands.flat(), normalize, backward, differentiate)[0]
     if differentiate:

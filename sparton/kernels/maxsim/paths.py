@@ -4,11 +4,11 @@ Q queries, N documents, K documents per query, C = N or K columns, T packed toke
 
 cross.py shares every tile of documents among many query tokens and is bound by arithmetic.
 streaming.py reads each document once for a few query tokens and is bound by memory; it alone serves
-documents of each query's own. A cross product goes to cross.py if it has more than FEW query
-tokens, about where a product of that many 16-bit rows costs as much time as reading its columns, or
-embeddings wider than the streaming backward holds. The backward of a cross product goes there in
-any case, unless few tokens meet many documents, whose lists by token take many launches, or must be
-normalised, which streaming.py does on the fly.
+documents of each query's own and lists of pairs. A cross product goes to cross.py if it has more
+than FEW query tokens, about where a product of that many 16-bit rows costs as much time as reading
+its columns, or embeddings wider than the streaming backward holds. The backward of a cross product
+goes there in any case, unless few tokens meet many documents, whose lists by token take many
+launches, or must be normalised, which streaming.py does on the fly.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
+from sparton.kernels.maxsim.lengths import verify_lengths
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.streaming import streaming_forward
 from sparton.kernels.maxsim.streaming_backward import (
@@ -30,7 +31,7 @@ FEW, MANY_DOCUMENTS = 192, 1000
 
 def is_product(operands: MaxSimOperands) -> bool:
     """Whether cross.py serves the forward of these operands, and then the backward, too."""
-    if operands.per_query is not None:
+    if operands.per_query is not None or operands.pairs is not None:
         return False
     return operands.num_query_tokens > FEW or operands.queries.shape[-1] > LARGEST_E
 
@@ -41,10 +42,11 @@ def maxsim_forward_cuda(
 ) -> tuple[Tensor, Tensor | None]:
     """Scores fp32 ``[Q, C]`` and winners int32 ``[C, Tq]``, None without argmax."""
     if is_product(operands):
+        verify_lengths(operands)
         return cross_forward(operands, normalize=normalize, argmax=argmax)
     if argmax and operands.queries.shape[-1] > LARGEST_E:
         raise ValueError(
-            f"gradients of queries' own documents take E <= {LARGEST_E} on a GPU, got "
+            f"gradients of pairs and of queries' own documents take E <= {LARGEST_E} on a GPU, got "
             f"E = {operands.queries.shape[-1]}; project the tokens to fewer units"
         )
     return streaming_forward(operands.flat(), normalize=normalize, argmax=argmax)
@@ -68,7 +70,8 @@ def maxsim_backward_cuda(
     "unified" where embeddings are too wide for its kernel.
     """
     unified = backward == "unified" and operands.queries.shape[-1] <= LARGEST_E
-    few_lists = operands.per_query is None and operands.scores_shape[1] < MANY_DOCUMENTS
+    shared = operands.per_query is None and operands.pairs is None
+    few_lists = shared and operands.scores_shape[1] < MANY_DOCUMENTS
     cross = is_product(operands) or (few_lists and not normalize)
     chosen: Callable[..., tuple[Tensor | None, Tensor | None]]
     if cross and not unified:

@@ -11,6 +11,7 @@ from tokens in the dtype of the operands.
 import functools
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -67,19 +68,22 @@ def _plan_backward(T: int, H: int, E: int) -> Launch:
 
 
 @on_its_device
-def project_tokens(hidden: Tensor, projection: Tensor, *, normalize: bool) -> tuple[Tensor, Tensor]:
-    """``projection @ hidden_t`` of each token, over its norm or 1e-12 if ``normalize``; rounded to
-    the dtype of the operands before that, too.
+def project_tokens(
+    hidden: Tensor, projection: Tensor, bias: Tensor | None, *, normalize: bool
+) -> tuple[Tensor, Tensor]:
+    """``projection @ hidden_t + bias`` of each token, over its norm or 1e-12 if ``normalize``;
+    rounded to the dtype of the operands before that, too.
 
     Args:
         hidden: ``[T, H]``, or these rows along several axes.
         projection: ``[E, H]``, the same dtype.
+        bias: ``[E]``, the same dtype, or None.
 
     Returns:
         ``[T, E]``, along the axes of hidden, in that dtype, and the norms, fp32 ``[T]``; those are
         empty without ``normalize``.
     """
-    tokens = hidden @ projection.T
+    tokens = F.linear(hidden, projection, bias)
     norms = tokens.new_empty(num_rows(tokens) if normalize else 0, dtype=torch.float32)
     return normalize_tokens(tokens, norms=norms) if normalize else tokens, norms
 
@@ -91,12 +95,11 @@ def project_tokens_backward(
     norms: Tensor,
     hidden: Tensor,
     projection: Tensor,
-    *,
-    normalize: bool,
     need_hidden: bool,
     need_projection: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of hidden and projection, None where not wanted; the same bits every time.
+    need_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of hidden, projection and bias, None where not wanted; the same bits every time.
 
     ``(g - y <y, g>) / |p|`` is the gradient of ``p`` from that of ``y = p / |p|``; below a length
     of 1e-12 it is ``g / 1e-12``.
@@ -105,18 +108,17 @@ def project_tokens_backward(
         grad: contiguous ``[T, E]``, along one axis or several: gradient of the tokens; may be
             overwritten.
         tokens, norms: what :func:`project_tokens` returns, or the search from hidden states.
-        hidden, projection, normalize: as given there, contiguous.
-        need_hidden, need_projection: whether these gradients are wanted.
+        hidden, projection: as given there, contiguous.
+        need_hidden, need_projection, need_bias: whether these gradients are wanted.
     """
     T, (E, H) = num_rows(hidden), projection.shape
-    dhidden = dprojection = None
-    if normalize and T:
+    dhidden = None
+    if norms.numel():
         if need_hidden and hidden.element_size() == 2 and E <= MOST_UNITS:
             dhidden = torch.empty_like(hidden)
         _plan_backward(T, H, E)(grad, tokens, norms, projection, dhidden)
     grad = grad.view(T, E)
     if need_hidden and dhidden is None:
         dhidden = (grad @ projection).view_as(hidden)
-    if need_projection:
-        dprojection = grad.T @ hidden.view(T, H)
-    return dhidden, dprojection
+    dprojection = grad.T @ hidden.view(T, H) if need_projection else None
+    return dhidden, dprojection, grad.sum(0) if need_bias else None

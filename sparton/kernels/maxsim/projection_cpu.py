@@ -4,6 +4,7 @@ T tokens, H hidden, E embedding.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sparton.kernels.maxsim.normalization_cpu import through_norm_cpu, unit_and_norms_cpu
@@ -11,11 +12,11 @@ from sparton.kernels.maxsim.normalization_cpu import through_norm_cpu, unit_and_
 
 @torch.autocast("cpu", enabled=False)
 def project_tokens_cpu(
-    hidden: Tensor, projection: Tensor, *, normalize: bool
+    hidden: Tensor, projection: Tensor, bias: Tensor | None, *, normalize: bool
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results of :func:`~sparton.kernels.maxsim.projection.project_tokens`; norms of
     float64 stay float64."""
-    tokens = hidden @ projection.T
+    tokens = F.linear(hidden, projection, bias)
     if not normalize:
         wide = torch.promote_types(tokens.dtype, torch.float32)
         return tokens, tokens.new_empty(0, dtype=wide)
@@ -30,15 +31,15 @@ def project_tokens_backward_cpu(
     norms: Tensor,
     hidden: Tensor,
     projection: Tensor,
-    *,
-    normalize: bool,
     need_hidden: bool,
     need_projection: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+    need_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Arguments and results of
     :func:`~sparton.kernels.maxsim.projection.project_tokens_backward`; ``grad`` is left alone."""
     grad = grad.flatten(0, -2)
-    if normalize:
+    if norms.numel():
         grad = through_norm_cpu(grad, tokens.flatten(0, -2), norms[:, None]).to(grad.dtype)
     dhidden = (grad @ projection).view_as(hidden) if need_hidden else None
-    return dhidden, grad.T @ hidden.flatten(0, -2) if need_projection else None
+    dprojection = grad.T @ hidden.flatten(0, -2) if need_projection else None
+    return dhidden, dprojection, grad.sum(0) if need_bias else None

@@ -1,7 +1,7 @@
 """MaxSim at the speed of reading the documents: reranking, documents per query, pairs.
 
-Q queries, N documents, K documents per query, C columns of the scores (N or K), Tq and Td packed
-tokens, E embedding.
+Q queries, N documents, K documents per query, C columns of the scores (N or K), P pairs, Tq and Td
+packed tokens, E embedding.
 
 A program owns one document and the tokens of one query, or of several: the documents' tokens are
 the rows of its tile of similarities and the queries' tokens the columns. The running maximum is
@@ -12,7 +12,7 @@ leave the chip.
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -25,36 +25,15 @@ from sparton.kernels.launch import (
     cdiv,
     descriptor,
     fits_descriptor,
-    next_power_of_2,
 )
+from sparton.kernels.maxsim.lengths import assert_lengths, assert_pair, stated_lengths
 from sparton.kernels.maxsim.operands import MaxSimOperands
+from sparton.kernels.maxsim.streaming_tiles import (
+    StreamingConfig,
+    num_splits,
+    streaming_config,
+)
 from sparton.kernels.segment_max.reduction import greater
-
-
-class StreamingConfig(NamedTuple):
-    """One way to launch the forward.
-
-    Attributes:
-        block_t: document tokens per tile.
-        block_q: query tokens per tile and query.
-        group: queries of a cross product that share a tile; a power of 2.
-        block_e: units of an embedding that are multiplied at once. The queries stay on the chip
-            where this covers E.
-        max_registers: of a thread; fewer let more programs share a multiprocessor.
-        descriptors: whether documents are read through a tensor descriptor (TMA), which takes fewer
-            registers; where their rows are not aligned to 16 bytes they are read without.
-        few_programs: where a launch would have fewer, several share the tiles of long queries.
-    """
-
-    block_t: int
-    block_q: int
-    group: int
-    block_e: int
-    num_warps: int
-    num_stages: int
-    max_registers: int | None = None
-    descriptors: bool = False
-    few_programs: int = 256
 
 
 @triton.jit
@@ -150,12 +129,31 @@ def _inverse_query_norms(query_ptr, s, real, E: tl.constexpr, BLOCK_E: tl.conste
     return inverse_norms(squares)
 
 
+@triton.jit
+def _locate(pairs_ptr, pid, Q, C, PER_QUERY: tl.constexpr, GROUP: tl.constexpr):
+    """The first query of a program, its column of scores, and its document."""
+    if pairs_ptr is not None:
+        first_q = tl.load(pairs_ptr + 2 * pid.to(tl.int64))
+        column = pid * 0
+        document = tl.load(pairs_ptr + 2 * pid.to(tl.int64) + 1)
+        assert_pair(first_q, Q, document, C)
+    elif PER_QUERY:
+        first_q, column, document = pid // C, pid % C, pid
+    else:
+        # The groups that read one document run side by side.
+        groups = tl.cdiv(Q, GROUP)
+        first_q, column, document = pid % groups * GROUP, pid // groups, pid // groups
+    return first_q, column, document
+
+
 def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """For Triton's profiler: FLOPs if every token belongs to a document or query, and bytes if
     every tensor were moved once."""
     queries, documents = arguments["query_ptr"], arguments["document_ptr"]
     (Tq, E), Td, size = queries.shape, documents.shape[0], queries.element_size()
     products = Tq * Td // max(arguments["Q"], 1) if arguments["PER_QUERY"] else Tq * Td
+    if arguments["pairs_ptr"] is not None:
+        products = products // max(arguments["C"], 1) * arguments["pairs_ptr"].shape[0]
     results = arguments["score_ptr"].numel()
     if arguments["argmax_ptr"] is not None:
         results += arguments["argmax_ptr"].numel()
@@ -166,28 +164,32 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
     }
 
 
-@triton.jit(do_not_specialize=["Q", "C", "Tq", "splits"], launch_metadata=_launch_metadata)
+# `debug` keeps assertions where there are any; overflows are not looked for.
+@triton.jit(
+    debug=True,
+    do_not_specialize=["Q", "C", "Tq", "splits", "longest_query", "longest_document"],
+    launch_metadata=_launch_metadata,
+)
 def _maxsim_streaming_fwd_kernel(
-    query_ptr, document_ptr, query_cu_ptr, document_cu_ptr, query_mask_ptr,
-    document_mask_ptr, score_ptr, argmax_ptr, Q, C, Tq, splits,
+    query_ptr, document_ptr, query_cu_ptr, document_cu_ptr, pairs_ptr, query_mask_ptr,
+    document_mask_ptr, score_ptr, argmax_ptr, Q, C, Tq, splits, longest_query, longest_document,
     E: tl.constexpr, PER_QUERY: tl.constexpr, NORMALIZE: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    VERIFY: tl.constexpr,
 ):  # fmt: skip
     """One document and every ``splits``-th tile of the tokens of one query or a group of them;
-    what these add to the scores goes to ``score [splits, Q, C]``."""
+    what these add to the scores goes to ``score [splits, Q, C]``. VERIFY: nothing has more tokens
+    than the longest. Pairs have scores ``[splits, P]``, C documents and winners ``[P, Tq]``."""
     split = tl.program_id(0) % splits
     pid = tl.program_id(0) // splits
-    if PER_QUERY:
-        first_q, column, document = pid // C, pid % C, pid
-    else:
-        # The groups that read one document run side by side.
-        groups = tl.cdiv(Q, GROUP)
-        first_q, column, document = pid % groups * GROUP, pid // groups, pid // groups
+    first_q, column, document = _locate(pairs_ptr, pid, Q, C, PER_QUERY, GROUP)
     rows = tl.arange(0, GROUP * BLOCK_Q)
     if GROUP == 1:
         start = tl.load(query_cu_ptr + first_q)
         stop = tl.load(query_cu_ptr + first_q + 1)
-        last = tl.where(first_q == Q - 1, Tq, stop)
+        last = stop
+        if pairs_ptr is None:
+            last = tl.where(first_q == Q - 1, Tq, stop)
         longest = last - start
     else:
         q = first_q + rows // BLOCK_Q
@@ -197,6 +199,13 @@ def _maxsim_streaming_fwd_kernel(
         longest = tl.max(last - start)
     begin = tl.load(document_cu_ptr + document)
     end = tl.load(document_cu_ptr + document + 1)
+    if VERIFY:
+        assert_lengths(stop - start, longest_query, end - begin, longest_document)
+    if argmax_ptr is not None:
+        if pairs_ptr is None:
+            argmax_ptr += column.to(tl.int64) * Tq
+        else:
+            argmax_ptr += pid.to(tl.int64) * Tq - start
     total = tl.zeros((GROUP * BLOCK_Q,), tl.float32)
     for offset in range(split * BLOCK_Q, longest, splits * BLOCK_Q):
         s = start + offset + rows % BLOCK_Q
@@ -209,47 +218,15 @@ def _maxsim_streaming_fwd_kernel(
             maximum *= _inverse_query_norms(query_ptr, s, real, E, BLOCK_E)
         total += tl.where(real & (maximum != float("-inf")), maximum, 0.0)
         if argmax_ptr is not None:
-            ptrs = argmax_ptr + column.to(tl.int64) * Tq + s
-            tl.store(ptrs, tl.where(real, winner, -1), s < last)
-    q = first_q + tl.arange(0, GROUP)
-    score_ptr += split.to(tl.int64) * Q * C
+            tl.store(argmax_ptr + s, tl.where(real, winner, -1), s < last)
     scores = tl.sum(tl.reshape(total, (GROUP, BLOCK_Q)), 1)
-    tl.store(score_ptr + q.to(tl.int64) * C + column, scores, q < Q)
-
-
-def streaming_config(
-    num_queries: int, num_tokens: int, E: int, dtype: torch.dtype, *, cross: bool
-) -> StreamingConfig:
-    """The configuration for ``num_queries`` queries of ``num_tokens`` tokens together.
-
-    The tile is cut for queries of the average length; longer ones take several tiles.
-    """
-    full_precision = dtype == torch.float32
-    width = cdiv(num_tokens, max(num_queries, 1))
-    block_q = min(max(next_power_of_2(width), 16), 64 if full_precision else 128)
-    group = 1
-    while cross and group < num_queries and 2 * group * block_q <= (64 if full_precision else 128):
-        group *= 2
-    if full_precision:
-        return StreamingConfig(32, block_q, group, 32, num_warps=4, num_stages=3)
-    block_e = min(max(next_power_of_2(E), 16), 128)
-    while block_e > 64 and E % block_e and E > 128:
-        block_e //= 2
-    config = StreamingConfig(64, block_q, group, block_e, num_warps=8, num_stages=3)
-    if group * block_q <= 32:
-        config = config._replace(num_warps=4, num_stages=2 if cross else 3)
-    elif group * block_q == 128:
-        # Two programs share a multiprocessor.
-        config = config._replace(max_registers=128)
-    return config._replace(descriptors=cross)
-
-
-def _splits(num_queries: int, num_tokens: int, programs: int, config: StreamingConfig) -> int:
-    """Programs that share the tiles of a query of average length, where there are fewer than
-    ``config.few_programs`` without."""
-    width = cdiv(num_tokens, max(num_queries, 1))
-    wanted = cdiv(config.few_programs, max(programs, 1))
-    return max(min(cdiv(width, config.block_q), wanted), 1)
+    q = first_q + tl.arange(0, GROUP)
+    if pairs_ptr is None:
+        score_ptr += split.to(tl.int64) * Q * C + column
+        tl.store(score_ptr + q.to(tl.int64) * C, scores, q < Q)
+    else:
+        score_ptr += split.to(tl.int64) * (tl.num_programs(0) // splits) + pid
+        tl.store(score_ptr + tl.arange(0, GROUP), scores)
 
 
 def streaming_forward(
@@ -259,7 +236,7 @@ def streaming_forward(
     argmax: bool,
     config: StreamingConfig | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores and winners of every query with every document, or with documents of its own.
+    """Scores and winners of every query with every document, of documents of its own, or of pairs.
 
     Args:
         operands: checked and flat ones; bf16, fp16 or fp32.
@@ -270,24 +247,26 @@ def streaming_forward(
     Returns:
         Scores fp32 ``[Q, C]``. Winners int32 ``[C, Tq]``, the row of ``documents`` that is best for
         a query token, the first of equals; -1 where the token is masked or beyond the last query,
-        or the document has no tokens; None without argmax.
+        or the document has no tokens; None without argmax. Scores of pairs are ``[P, 1]``, winners
+        ``[P, L]``, unwritten beyond a query's tokens.
     """
     queries, documents, query_cu, document_cu, query_mask, document_mask, per_query, *_ = operands
-    documents = documents.contiguous()
-    Q, C = operands.scores_shape
-    (Tq, E), N = queries.shape, document_cu.shape[0] - 1
+    documents, pairs = documents.contiguous(), operands.pairs
+    shape, (Tq, E) = operands.scores_shape, queries.shape
+    winners = None
+    if argmax:
+        winners = queries.new_empty(operands.argmax_shape, dtype=torch.int32)
     splits, block, launch = _plan(
-        Q, N, C, Tq, E, queries.dtype, per_query is None, normalize, fits_descriptor(documents),
-        config,
+        query_cu.shape[0] - 1, document_cu.shape[0] - 1, shape, Tq, E, queries.dtype,
+        per_query is None, None if pairs is None else operands.longest_query or 0, normalize,
+        fits_descriptor(documents), stated_lengths(operands), config,
     )  # fmt: skip
-    shape = (Q, C) if splits == 1 else (splits, Q, C)
-    scores = queries.new_empty(shape, dtype=torch.float32)
-    winners = queries.new_empty((C, Tq), dtype=torch.int32) if argmax else None
-    if Q and C:
+    scores = queries.new_empty(shape if splits == 1 else (splits, *shape), dtype=torch.float32)
+    if scores.numel():
         launch(
             queries.contiguous(),
             documents if block is None else descriptor(documents, *block),
-            query_cu.contiguous(), document_cu.contiguous(),
+            query_cu.contiguous(), document_cu.contiguous(), pairs,
             None if query_mask is None else query_mask.contiguous(),
             None if document_mask is None else document_mask.contiguous(), scores, winners,
         )  # fmt: skip
@@ -296,21 +275,25 @@ def streaming_forward(
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
 def _plan(
-    Q: int, N: int, C: int, Tq: int, E: int, dtype: torch.dtype, cross: bool, normalize: bool,
-    fits: bool, config: StreamingConfig | None,
+    Q: int, N: int, shape: tuple[int, int], Tq: int, E: int, dtype: torch.dtype, shared: bool,
+    room: int | None, normalize: bool, fits: bool, stated: tuple[int, int] | None,
+    config: StreamingConfig | None,
 ) -> tuple[int, tuple[int, int] | None, Launch]:  # fmt: skip
     """How many programs share a query and a document, the block of a descriptor, if the documents
-    are read by one, and the launch."""
+    are read by one, and the launch. ``room``: of pairs, for a query's winners."""
+    listed = room is not None
+    cross = shared and not listed
     config = config or streaming_config(Q, Tq, E, dtype, cross=cross)
     group = config.group if cross else 1
-    programs = cdiv(Q, group) * N if cross else N
-    splits = _splits(Q, Tq, programs, config)
+    programs = cdiv(Q, group) * N if cross else shape[0] * shape[1]
+    splits = num_splits(Q, Tq, programs, config)
     descriptors = config.descriptors and fits
     launch = Launch(
         _maxsim_streaming_fwd_kernel, (programs * splits,),
-        Q, C, Tq, splits, E=E, PER_QUERY=not cross, NORMALIZE=normalize, GROUP=group,
+        Q, N if listed else shape[1], Tq if room is None else room, splits, *(stated or (0, 0)),
+        E=E, PER_QUERY=not cross, NORMALIZE=normalize, GROUP=group,
         BLOCK_Q=config.block_q, BLOCK_T=config.block_t, BLOCK_E=config.block_e,
-        DESCRIPTORS=descriptors, num_warps=config.num_warps, num_stages=config.num_stages,
-        maxnreg=config.max_registers,
+        DESCRIPTORS=descriptors, VERIFY=stated is not None, num_warps=config.num_warps,
+        num_stages=config.num_stages, maxnreg=config.max_registers, sanitize_overflow=False,
     )  # fmt: skip
     return splits, (config.block_t, config.block_e) if descriptors else None, launch

@@ -1,7 +1,7 @@
 """Backward of the streaming MaxSim from the winning tokens that the forward saved.
 
-Q queries, N documents, K documents per query, C columns of the scores (N or K), Tq and Td packed
-tokens, E embedding.
+Q queries, N documents, K documents per query, C columns of the scores (N or K), P pairs, Tq and Td
+packed tokens, E embedding.
 
 With w[c, s] the winner of query token s in column c and g the gradient of its query's score:
 dqueries[s] = sum over c of g[c] documents[w[c, s]], ddocuments[t] = sum over s with w[c, s] = t of
@@ -29,6 +29,7 @@ from sparton.kernels.maxsim.streaming_rows import (
     gather_winners,
     inverse_row_norms,
     load_rows,
+    of_pairs,
     owned_rows,
     store_gradient,
 )
@@ -74,15 +75,19 @@ def _add_winners(
 
 @triton.jit(do_not_specialize=["stride_gq", "stride_gc", "Q", "N", "C", "Tq", "Td", "programs"])
 def _maxsim_streaming_ddocuments_kernel(
-    grad_ptr, argmax_ptr, query_ptr, document_ptr, query_cu_ptr, document_cu_ptr,
-    ddocument_ptr, stride_gq, stride_gc, Q, N, C, Tq, Td, programs,
+    grad_ptr, argmax_ptr, query_ptr, document_ptr, query_cu_ptr, document_cu_ptr, pairs_ptr,
+    order_ptr, group_ptr, ddocument_ptr, stride_gq, stride_gc, Q, N, C, Tq, Td, programs,
     E: tl.constexpr, PER_QUERY: tl.constexpr, NORMALIZE: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Every ``programs``-th tile of BLOCK_T tokens of one document."""
+    """Every ``programs``-th tile of BLOCK_T tokens of one document. Of pairs, whose winners are
+    ``[P, Tq]``, the document's are a part of ``order``."""
     pid = tl.program_id(0)
     document = pid // programs
-    if PER_QUERY:
+    if pairs_ptr is not None:
+        column = document * 0
+        first_q, stop_q = tl.load(group_ptr + document), tl.load(group_ptr + document + 1)
+    elif PER_QUERY:
         column, first_q = document % C, document // C
         stop_q = first_q + 1
     else:
@@ -94,10 +99,15 @@ def _maxsim_streaming_ddocuments_kernel(
     for lo in range(first + pid % programs * BLOCK_T, last, programs * BLOCK_T):
         t = lo + tl.arange(0, BLOCK_T)
         total = tl.zeros((BLOCK_T, BLOCK_E), tl.float32)
-        for q in range(first_q, stop_q):
-            g = tl.load(grad_ptr + q * stride_gq).to(tl.float32)
+        for i in range(first_q, stop_q):
+            q, row, winners_ptr = i, i, argmax_ptr
+            if pairs_ptr is not None:
+                row = tl.load(order_ptr + i)
+                q = tl.load(pairs_ptr + 2 * row.to(tl.int64))
+                winners_ptr += row.to(tl.int64) * Tq - tl.load(query_cu_ptr + q)
+            g = tl.load(grad_ptr + row * stride_gq).to(tl.float32)
             total = _add_winners(
-                total, g, argmax_ptr, query_ptr, t, tl.load(query_cu_ptr + q),
+                total, g, winners_ptr, query_ptr, t, tl.load(query_cu_ptr + q),
                 tl.load(query_cu_ptr + q + 1), E, NORMALIZE, BLOCK_E, BLOCK_S,
             )  # fmt: skip
         store_gradient(ddocument_ptr, document_ptr, t, t < last, total, E, BLOCK_E, NORMALIZE)
@@ -111,15 +121,16 @@ def _ddocuments(
     config: StreamingBackwardConfig,
 ) -> Tensor:
     documents, cu_seqlens = operands.documents.contiguous(), operands.document_cu_seqlens
-    (Td, E), N = documents.shape, cu_seqlens.shape[0] - 1
+    (Td, E), N, pairs = documents.shape, cu_seqlens.shape[0] - 1, operands.pairs
+    order, groups = (None, None) if pairs is None else of_pairs(pairs, 1, N)
     launch = _plan_ddocuments(
-        *grad.shape, N, operands.queries.shape[0], Td, E, grad.stride(),
+        *grad.shape, N, argmax.shape[1], Td, E, grad.stride(),
         operands.per_query is not None, normalize, config,
     )  # fmt: skip
     out = torch.empty_like(documents)
     launch(
         grad, argmax, operands.queries.contiguous(), documents,
-        operands.query_cu_seqlens.contiguous(), cu_seqlens.contiguous(), out,
+        operands.query_cu_seqlens.contiguous(), cu_seqlens.contiguous(), pairs, order, groups, out,
     )  # fmt: skip
     return out
 

@@ -1,6 +1,7 @@
 """Backward of the streaming MaxSim: what both of its ways share, and the gradient of the queries.
 
-Q queries, N documents, C columns of the scores, Tq and Td packed tokens, E embedding.
+Q queries, N documents, C columns of the scores, P pairs, L tokens of the longest query, Tq and Td
+packed tokens, E embedding.
 """
 
 import functools
@@ -91,26 +92,37 @@ def store_gradient(
 
 
 @triton.jit(
-    do_not_specialize=["stride_gq", "stride_gc", "Q", "C", "Tq", "programs", "parts", "share"]
-)
+    do_not_specialize=[
+        "stride_gq", "stride_gc", "stride_ac", "Q", "C", "Tq", "programs", "parts", "share"
+    ]
+)  # fmt: skip
 def _maxsim_streaming_dqueries_kernel(
-    grad_ptr, argmax_ptr, query_ptr, document_ptr, query_cu_ptr, dquery_ptr, ddocument_ptr,
-    stride_gq, stride_gc, Q, C, Tq, programs, parts, share,
+    grad_ptr, argmax_ptr, query_ptr, document_ptr, query_cu_ptr, order_ptr, group_ptr, dquery_ptr,
+    ddocument_ptr, stride_gq, stride_gc, stride_ac, Q, C, Tq, programs, parts, share,
     E: tl.constexpr, NORMALIZE: tl.constexpr, SCATTER: tl.constexpr, PARTIAL: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_E: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_R tokens of a query, one of the ``parts`` of its columns. SCATTER also adds the
     documents' gradients in ``ddocument``; PARTIAL leaves parts in fp32 ``dquery [parts, Tq, E]``.
+    Where pairs are scored, the columns are the entries of ``order`` that belong to the query.
     """
     pid = tl.program_id(0)
     part = pid % parts
     q = pid // (programs * parts)
     start, stop, first, last = owned_rows(query_cu_ptr, q, Q, Tq)
-    first_c = part * share
-    stop_c = tl.minimum(first_c + share, C)
+    if order_ptr is None:
+        first_c = part * share
+        stop_c = tl.minimum(first_c + share, C)
+    else:
+        first_of_query = tl.load(group_ptr + q)
+        stop_of_query = tl.load(group_ptr + q + 1)
+        each = tl.cdiv(stop_of_query - first_of_query, parts)
+        first_c = first_of_query + part * each
+        stop_c = tl.minimum(first_c + each, stop_of_query)
+        argmax_ptr -= start
     grad_ptr += q.to(tl.int64) * stride_gq
     stride_gc = stride_gc.to(tl.int64)
-    stride_ac = Tq.to(tl.int64)
+    stride_ac = stride_ac.to(tl.int64)
     for lo in range(first + pid // parts % programs * BLOCK_R, last, programs * BLOCK_R):
         s = lo + tl.arange(0, BLOCK_R)
         real = (s >= start) & (s < stop)
@@ -121,17 +133,20 @@ def _maxsim_streaming_dqueries_kernel(
         total = tl.zeros((BLOCK_R, BLOCK_E), tl.float32)
         for block in range(first_c, stop_c, UNROLL):
             for i in tl.static_range(UNROLL):
+                inside = block + i < stop_c
                 c = block + i
-                winner = tl.load(argmax_ptr + c * stride_ac + s, real & (c < stop_c), -1)
-                g = tl.load(grad_ptr + c * stride_gc, c < stop_c, 0.0).to(tl.float32)
+                if order_ptr is not None:
+                    c = tl.load(order_ptr + c, inside, 0)
+                winner = tl.load(argmax_ptr + c * stride_ac + s, real & inside, -1)
+                g = tl.load(grad_ptr + c * stride_gc, inside, 0.0).to(tl.float32)
                 documents = load_rows(document_ptr, winner, winner >= 0, E, BLOCK_E)
                 documents = documents.to(tl.float32)
                 if NORMALIZE:
                     documents *= inverse_row_norms(documents)[:, None]
                 total += g * documents
                 if SCATTER:
-                    ptrs, inside = _tile(ddocument_ptr, winner, winner >= 0, E, BLOCK_E)
-                    tl.atomic_add(ptrs, g * queries, inside, sem="relaxed")
+                    ptrs, won = _tile(ddocument_ptr, winner, winner >= 0, E, BLOCK_E)
+                    tl.atomic_add(ptrs, g * queries, won, sem="relaxed")
         mask = s < last
         if dquery_ptr is not None:
             if PARTIAL:
@@ -158,8 +173,8 @@ def check_problem(grad: Tensor, argmax: Tensor, operands: MaxSimOperands) -> Non
     """Raise ValueError unless the forward of ``operands`` returned this shape of ``argmax``."""
     if grad.shape != operands.scores_shape or argmax.shape != operands.argmax_shape:
         raise ValueError(
-            f"grad and argmax must be [Q, C] = {operands.scores_shape} and [C, Tq] = "
-            f"{operands.argmax_shape}, got {tuple(grad.shape)} and {tuple(argmax.shape)}"
+            f"grad and argmax must be {operands.scores_shape} and {operands.argmax_shape}, got "
+            f"{tuple(grad.shape)} and {tuple(argmax.shape)}"
         )
     if operands.queries.shape[1] > LARGEST_E:
         raise ValueError(
@@ -193,6 +208,14 @@ def _plan_rows(
     return Launch(_maxsim_streaming_rows_kernel, grid, T, parts, **constants)
 
 
+def of_pairs(pairs: Tensor, side: int, count: int) -> tuple[Tensor, Tensor]:
+    """The pairs of each query (side 0) or document (side 1) in a fixed order: numbers of pairs,
+    int32 ``[P]``, and the boundaries between those of the ``count`` sequences, int32."""
+    owners, order = pairs[:, side].sort(stable=True)
+    sequences = torch.arange(count + 1, dtype=torch.int32, device=pairs.device)
+    return order.int(), torch.searchsorted(owners, sequences, out_int32=True)
+
+
 def gather_winners(
     grad: Tensor,
     argmax: Tensor,
@@ -206,8 +229,16 @@ def gather_winners(
     """Gradient of the queries, if wanted; adds that of the documents' embeddings as they were
     multiplied, normalised or not, in fp32 ``scatter [Td, E]``."""
     queries, documents = operands.queries.contiguous(), operands.documents.contiguous()
+    query_cu = operands.query_cu_seqlens.contiguous()
+    (Q, C), strides = grad.shape, grad.stride()
+    order = groups = None
+    if operands.pairs is not None:
+        # Columns of a query are pairs; without these there would be P / Q of them.
+        Q, strides = query_cu.shape[0] - 1, (0, strides[0])
+        C = cdiv(grad.shape[0], Q)
+        order, groups = of_pairs(operands.pairs, 0, Q)
     parts, launch = _plan_gather(
-        *grad.shape, *queries.shape, grad.stride(), scatter is not None, normalize, config
+        Q, C, *queries.shape, (*strides, argmax.shape[1]), scatter is not None, normalize, config
     )
     total = None
     if wanted:
@@ -215,7 +246,7 @@ def gather_winners(
         shape = (parts, *queries.shape) if apart else queries.shape
         dtype = torch.float32 if apart else queries.dtype
         total = torch.empty(shape, dtype=dtype, device=queries.device)
-    launch(grad, argmax, queries, documents, operands.query_cu_seqlens.contiguous(), total, scatter)
+    launch(grad, argmax, queries, documents, query_cu, order, groups, total, scatter)
     if total is None or parts == 1:
         return total
     return finish_rows(total, queries, normalize, config)

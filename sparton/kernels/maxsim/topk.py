@@ -8,13 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import check_boundaries, int32_boundaries, read_boundaries
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.function import maxsim_varlen
-from sparton.kernels.maxsim.operands import check_cu_seqlens, check_mask
-from sparton.kernels.segment_max.host_boundaries import read_boundaries, runs_of_sequences
+from sparton.kernels.maxsim.operands import check_mask
+from sparton.kernels.sort_keys import from_keys, sort_keys
+from sparton.packing import ranges_within
 
 TOKENS_AT_ONCE = 2**22
-_LOW = 2**32 - 1
 
 
 class BestDocuments(NamedTuple):
@@ -29,29 +30,13 @@ class BestDocuments(NamedTuple):
     documents: Tensor
 
 
-def _keys(scores: Tensor, first: int) -> Tensor:
-    """int64 keys that order scores, and among equal scores smaller documents, ascending."""
-    # NaN may have either sign, adding 0 makes -0.0 equal 0.0; fp32 as integers descend where the
-    # sign bit is set.
-    bits = torch.where(scores.isnan(), torch.nan, scores + 0.0).view(torch.int32)
-    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    documents = torch.arange(first, first + scores.shape[1], device=scores.device)
-    return (bits.long() << 32) | (_LOW - documents)
-
-
 def _beside(scores: Tensor, best: Tensor, first: int) -> Tensor:
     """``best`` and then the keys of ``scores``."""
     if not scores.is_cuda or needs_operators():
-        return torch.cat((best, _keys(scores, first)), 1)
+        return torch.cat((best, sort_keys(scores, first)), 1)
     from sparton.kernels.maxsim.topk_keys import keys_beside
 
     return keys_beside(scores, best, first)
-
-
-def _unpack(keys: Tensor) -> BestDocuments:
-    bits = (keys >> 32).int()
-    bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return BestDocuments(bits.view(torch.float32), _LOW - (keys & _LOW))
 
 
 @torch.no_grad()
@@ -77,8 +62,9 @@ def maxsim_topk(
     Args:
         queries: ``[Tq, E]``, Q queries end to end.
         documents: ``[Td, E]``, N documents end to end, on the device of the queries or on the CPU.
-        query_cu_seqlens: int32 ``[Q + 1]``.
-        document_cu_seqlens: int32 ``[N + 1]``, beside ``documents``. Its values are read once.
+        query_cu_seqlens: int32 or int64 ``[Q + 1]``.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, beside ``documents``. Its values are read
+            once.
         k: from 1 to N.
         query_mask: bool ``[Tq]`` or None.
         document_mask: bool ``[Td]`` or None, beside ``documents``.
@@ -92,12 +78,13 @@ def maxsim_topk(
     N, Q = document_cu_seqlens.numel() - 1, query_cu_seqlens.numel() - 1
     if not hasattr(k, "__index__") or not 1 <= k <= N:
         raise ValueError(f"k must be a whole number from 1 to the N = {N} documents, got {k}")
-    check_cu_seqlens("document_cu_seqlens", document_cu_seqlens)
+    query_cu_seqlens = int32_boundaries("query_cu_seqlens", query_cu_seqlens)
+    check_boundaries("document_cu_seqlens", document_cu_seqlens)
     if document_mask is not None:
         check_mask("document_mask", document_mask, documents.shape[:1])
     bounds = read_boundaries("document_cu_seqlens", document_cu_seqlens, documents.shape[0])
     best = torch.empty(Q, 0, dtype=torch.int64, device=queries.device)
-    for first, last in runs_of_sequences(bounds, tokens_at_once):
+    for first, last in ranges_within(bounds, tokens_at_once):
         rows = slice(bounds[first], bounds[last])
         own_bounds = document_cu_seqlens[first : last + 1]
         chunk = (
@@ -114,4 +101,4 @@ def maxsim_topk(
         )
         keys = _beside(scores, best, first)
         best = keys.topk(min(k, keys.shape[1])).values
-    return _unpack(best)
+    return BestDocuments(*from_keys(best))

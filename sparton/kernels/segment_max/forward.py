@@ -63,7 +63,8 @@ def fit_descriptors(hidden: Tensor, weight: Tensor) -> bool:
 
 @functools.cache
 def _addressing(dtype: torch.dtype, capability: tuple[int, int], fits: bool) -> tuple[Config, ...]:
-    """Those of :func:`forward_configs` that can address operands which fit descriptors, or not."""
+    """The configurations of :func:`forward_configs` that can address such operands: all of them
+    where these fit descriptors, else those that need none."""
     configs = forward_configs(dtype, capability)
     return configs if fits else tuple(config for config in configs if not config.descriptors)
 

@@ -78,7 +78,8 @@ class HopperConfig(NamedTuple):
 
 
 class _Descriptor(TensorDescriptor):
-    """Of an operand that is known to fit: checking it again takes as long as half a launch."""
+    """A descriptor that checks nothing, for operands that are known to fit: a check takes as long
+    as half a launch."""
 
     def __post_init__(self) -> None:
         pass
@@ -318,8 +319,8 @@ def plan_hopper(
     Returns:
         A function of contiguous tensors: hidden ``[T, D]`` and weight ``[V, D]``, along one axis or
         several; bias ``[V]`` or None; cu_seqlens int32 ``[N + 1]``; reps fp32 ``[N, V]``, or
-        ``[V // summed, N]``, to be filled; winners int32 ``[N, V]``, likewise, or empty; factors of
-        the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None.
+        ``[V // summed, N]``, to be filled; winners int32 ``[N, V]``, to be filled, or empty;
+        factors of the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None.
     """
     blocks, block_d = cdiv(V, config.rows), 128 // size
     group_tokens = balanced_groups(T, blocks, multiprocessors(device), config.group_tokens)

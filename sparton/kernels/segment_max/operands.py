@@ -36,7 +36,7 @@ def check_operands(hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqle
 
 
 def num_rows(x: Tensor) -> int:
-    """Of a matrix, or of a tensor whose rows lie along several axes."""
+    """How many rows a matrix has, or a tensor whose rows lie along several axes."""
     return x.shape[:-1].numel()
 
 

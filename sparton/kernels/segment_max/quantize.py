@@ -34,7 +34,7 @@ def _largest(x):
 
 @triton.jit
 def _largest_of_part(x_ptr, size, PARTS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """Of every PARTS-th block of the elements."""
+    """The largest absolute value in every PARTS-th block of the elements."""
     amax = tl.zeros((ELEMENTS,), tl.float32)
     for first in range(tl.program_id(0).to(tl.int64) * ELEMENTS, size, PARTS * ELEMENTS):
         offs = first + tl.arange(0, ELEMENTS)
@@ -142,7 +142,7 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
     Args:
         hidden: ``[T, D]`` float16 or bfloat16 on a GPU of compute capability 8.9 or later; its rows
             may lie along several axes.
-        weight: ``[V, D]``, likewise, the same dtype.
+        weight: ``[V, D]`` in the same dtype; its rows, too, may lie along several axes.
         by: "row" gives each row a scale, "matrix" one to all tokens and one to all rows.
 
     Returns:

@@ -32,6 +32,13 @@ def _by_row(x: Tensor) -> tuple[Tensor, Tensor]:
     return _quantize(x, x.nan_to_num(nan=0.0).abs().amax(1, keepdim=True))
 
 
+def rows_in_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix ``[R, D]`` in e4m3, ``[R, P]`` with P = :func:`padded_size` of D and zeros in the
+    added columns, and the scale of each row, fp32 ``[R]``."""
+    values, scales = _by_row(x)
+    return values, scales[:, 0]
+
+
 def _by_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.float()
     return _quantize(x, (x.abs().amax() if x.numel() else x.new_zeros(())).view(1, 1))

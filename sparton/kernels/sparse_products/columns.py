@@ -43,5 +43,5 @@ def _places(vectors: SparseVectors, span: Span) -> tuple[tuple[Tensor, Tensor], 
     if span.numbers is not None:
         numbers = span.numbers[numbers].long()
         inside &= numbers >= 0
-    rows = sequence_ids(vectors.bounds, vectors.num_entries)
+    rows = sequence_ids(vectors.cu_seqlens, vectors.num_entries)
     return (rows[inside], numbers[inside] - span.column), inside

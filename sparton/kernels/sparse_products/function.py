@@ -2,9 +2,10 @@
 
 Q queries, N vectors or documents over V terms, P active entries.
 
-Of vectors held without zeros only some columns are dense at a time, so that memory follows the
-active entries. Gradients reach these alone: they are the same as of dense vectors wherever a zero
-passes none on. Where vectors were gathered, only the gradients of the own ones are computed.
+Vectors are held without zeros, and only some of their columns are dense at a time, so that memory
+follows the active entries. Gradients reach these entries alone; they are the same as those of dense
+vectors wherever a zero passes no gradient on. Where vectors were gathered from several ranks, only
+the gradients of this rank's are computed.
 """
 
 from typing import Any

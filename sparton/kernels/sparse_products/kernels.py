@@ -83,4 +83,4 @@ def copy_entries(
     Launch(
         _copy_entries_kernel, (vectors.num_vectors,),
         *matrix.stride(), span.first, span.last, span.column, TO_MATRIX=to_matrix, BLOCK=BLOCK,
-    )(entries, vectors.terms, vectors.bounds, span.numbers, matrix)  # fmt: skip
+    )(entries, vectors.terms, vectors.cu_seqlens, span.numbers, matrix)  # fmt: skip

@@ -6,9 +6,10 @@ N sequences, T packed tokens, D hidden, V vocabulary.
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max.host_boundaries import read_boundaries, runs_of_sequences
+from sparton.kernels.boundaries import read_boundaries
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.variants import activate
+from sparton.packing import ranges_within
 
 LOGITS_AT_ONCE = 2**22
 TOKENS_AT_ONCE = 1024
@@ -41,7 +42,7 @@ def splade_head_forward_cpu(
     V = weight.shape[0]
     maximum = hidden.new_full((len(bounds) - 1, V), float("-inf"))
     winners = torch.full((len(bounds) - 1, V) if argmax else (0,), -1, dtype=torch.int32)
-    for first, last in runs_of_sequences(bounds, TOKENS_AT_ONCE):
+    for first, last in ranges_within(bounds, TOKENS_AT_ONCE):
         low, high = bounds[first], bounds[last]
         tile = max(LOGITS_AT_ONCE // max(high - low, 1), 1)
         for v in range(0, V, tile):

@@ -12,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import cast_for_autocast
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
@@ -172,6 +173,7 @@ def splade_head(
     pooling: Pooling = "max",
     activation: Activation = "relu",
     fp8: bool = False,
+    memory: HeadMemory | None = None,
 ) -> Tensor:
     """SPLADE representations of N packed sequences without materialising their logits.
 
@@ -187,7 +189,8 @@ def splade_head(
         hidden: ``[T, D]`` float16, bfloat16 or float32 (float64 on the CPU).
         weight: ``[V, D]``, the same dtype (or any under autocast).
         bias: ``[V]``, any float dtype, or None.
-        cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences; from 0 to T, ascending.
+        cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the sequences; from 0 to T,
+            ascending.
         pooling: "max" as above, or "sum" for the sum over t of ``log1p(relu(.))``, as SPLADE began
             (https://arxiv.org/abs/2107.05720). Every positive logit of a sum has a gradient, so the
             backward computes the logits again; their gradients are rounded to the dtype of
@@ -198,6 +201,8 @@ def splade_head(
             vocabulary row), then compute the logits of the tokens found from the given operands.
             Near-ties may go to another token. For float16 and bfloat16, on GPUs of compute
             capability 8.9 or later; CPU tensors run an emulation.
+        memory: keeps the maxima of a call without a graph for one that encodes the same texts with
+            a graph; see :class:`HeadMemory`. A sum keeps nothing.
 
     Returns:
         fp32 ``[N, V]``. Differentiable once, with respect to hidden, weight and bias; gradients
@@ -209,22 +214,22 @@ def splade_head(
             do not ascend from 0 to T.
     """
     check_variant(pooling, activation, fp8)
+    cu_seqlens = int32_boundaries("cu_seqlens", cu_seqlens)
     hidden, weight = cast_for_autocast(hidden, weight)
     operands = (hidden, weight, bias)
     check_operands(*operands, cu_seqlens)
     if pooling == "sum":
         return sum_op(*operands, cu_seqlens, activation)
-    keeping = HeadMemory.in_use
-    if keeping is not None and keeping.repeats:
-        found = keeping.next((cu_seqlens.shape[0] - 1, weight.shape[0]))
+    if memory is not None and memory.repeats:
+        found = memory.next((cu_seqlens.shape[0] - 1, weight.shape[0]))
         if found is not None:
             return cast(Tensor, _Repeated.apply(*operands, cu_seqlens, activation, *found))
-        keeping = None
+        memory = None
     differentiate = torch.is_grad_enabled() and any(
         x is not None and x.requires_grad for x in operands
     )
-    wants_argmax = differentiate or keeping is not None
+    wants_argmax = differentiate or memory is not None
     reps, argmax = _forward_op(*operands, cu_seqlens, activation, fp8, wants_argmax)
-    if keeping is not None:
-        keeping.keep(reps, argmax)
+    if memory is not None:
+        memory.keep(reps, argmax)
     return reps

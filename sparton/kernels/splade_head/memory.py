@@ -6,9 +6,7 @@ N sequences, V vocabulary.
 """
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -29,38 +27,21 @@ class HeadMemory:
     """Results of :func:`~sparton.kernels.splade_head.splade_head` with max pooling, in the order of
     its calls: 12 bytes for each active entry.
 
-    Attributes:
-        in_use: the memory that heads ask, in this process.
-        repeats: whether they read it, or fill it.
-    """
+    Calls that are given a new memory fill it. After :meth:`rewind`, calls give what they gave, with
+    a graph. They must be made as they were: as often, in the same order, on the same texts; nothing
+    but the shapes is checked.
 
-    in_use: ClassVar["HeadMemory | None"] = None
+    Attributes:
+        repeats: whether calls read it, or fill it.
+    """
 
     def __init__(self) -> None:
         self.repeats = False
         self._found: deque[_Found | None] = deque()
 
-    @contextmanager
-    def keeping(self) -> Iterator[None]:
-        """Heads keep what they find."""
-        with self._used(repeats=False):
-            yield
-
-    @contextmanager
-    def repeating(self) -> Iterator[None]:
-        """Heads give what they gave, with a graph. They must be called as they were: as often, in
-        the same order, on the same texts; nothing but the shapes is checked."""
-        with self._used(repeats=True):
-            yield
-
-    @contextmanager
-    def _used(self, *, repeats: bool) -> Iterator[None]:
-        outer, HeadMemory.in_use = HeadMemory.in_use, self
-        self.repeats = repeats
-        try:
-            yield
-        finally:
-            HeadMemory.in_use = outer
+    def rewind(self) -> None:
+        """From now on calls repeat what was kept."""
+        self.repeats = True
 
     def keep(self, reps: Tensor, argmax: Tensor) -> None:
         """``[N, V]`` each. The host waits for the number of active entries."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sparton.kernels.segment_max.host_boundaries import read_boundaries
+from sparton.kernels.boundaries import read_boundaries
 from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
 from sparton.kernels.splade_head.variants import activate
 

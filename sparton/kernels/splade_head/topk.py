@@ -8,12 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import cast_for_autocast
+from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.kernels.splade_head.function import splade_head
 from sparton.kernels.splade_head.variants import Activation, Pooling
 
 REPS_AT_ONCE = 2**24
-_LOW = 2**32 - 1
 
 
 class TopK(NamedTuple):
@@ -63,6 +64,7 @@ def splade_head_topk(
             f"k must be a whole number from 1 to the V = {V} vocabulary entries, got {k}"
         )
     hidden, weight = cast_for_autocast(hidden, weight)
+    cu_seqlens = int32_boundaries("cu_seqlens", cu_seqlens)
     width = max(REPS_AT_ONCE // max(N, 1) // 256 * 256, 256)
     best = torch.full((N, k), -1, dtype=torch.int64, device=hidden.device)
     for v in range(0, V, width):
@@ -76,9 +78,5 @@ def splade_head_topk(
             activation=activation,
             fp8=fp8,
         )
-        # Bits of fp32 from 0 on are ordered like the numbers. One key sorts value and index.
-        keys = (reps.view(torch.int32) & 0x7FFFFFFF).long()
-        keys <<= 32
-        keys |= _LOW - torch.arange(v, v + reps.shape[1], device=reps.device)
-        best = torch.cat((best, keys), 1).topk(k).values
-    return TopK((best >> 32).int().view(torch.float32), _LOW - (best & _LOW))
+        best = torch.cat((best, sort_keys(reps, v, non_negative=True)), 1).topk(k).values
+    return TopK(*from_keys(best))

@@ -36,15 +36,22 @@ def forward_tiling(d: int, max_key: int) -> Tiling:
     return Tiling(64, 64, num_warps=4, num_stages=2)
 
 
-@triton.jit(do_not_specialize=["num_blocks", "Tq"], launch_metadata=metadata(2, 4))
+# `debug` keeps the assertion, which takes no register more; overflows are not looked for.
+@triton.jit(
+    debug=True, do_not_specialize=["num_blocks", "Tq", "max_query", "max_key"],
+    launch_metadata=metadata(2, 4),
+)  # fmt: skip
 def _varlen_attention_fwd_kernel(
     query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, num_blocks, Tq,
+    max_query, max_key,
     SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ONE_TILE: tl.constexpr,
 ):  # fmt: skip
     """ONE_TILE: no sequence has more than BLOCK_K keys, so that no maximum changes."""
     block, head, first_q, num_q, first_k, num_k = locate(query_cu_ptr, key_cu_ptr, num_blocks, H)
+    tl.device_assert(num_q <= max_query, "a sequence has more queries than max_query")
+    tl.device_assert(num_k <= max_key, "a sequence has more keys than max_key")
     first = block * BLOCK_Q
     if first >= num_q:
         return
@@ -121,7 +128,8 @@ def varlen_attention_forward(
     num_blocks = cdiv(operands.max_query, tiling.block_q)
     Launch(
         _varlen_attention_fwd_kernel, (num_blocks * operands.num_problems,),
-        *strides(*operands[:3]), num_blocks, Tq,
-        ONE_TILE=max_key <= tiling.block_k, **constants(operands, tiling),
+        *strides(*operands[:3]), num_blocks, Tq, operands.max_query, max_key,
+        ONE_TILE=max_key <= tiling.block_k, sanitize_overflow=False,
+        **constants(operands, tiling),
     )(*operands[:5], out, sums)  # fmt: skip
     return out, sums

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.varlen_attention.operands import attention_operands
 
@@ -139,11 +140,12 @@ def varlen_attention(
     Args:
         query: ``[Tq, H, d]`` float16 or bfloat16 on a GPU, d 16, 32, 64 or 128; any strides but
             that of d, which is 1, or else it is copied.
-        key, value: ``[Tk, H, d]``, the same dtype, likewise.
-        query_cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences; from 0 to Tq, ascending.
-        key_cu_seqlens: int32 ``[N + 1]``, from 0 to Tk.
-        max_query, max_key: upper bounds of the tokens of a sequence. Tokens beyond them are not
-            seen, and have neither results nor gradients: they are left unwritten.
+        key, value: ``[Tk, H, d]`` in the same dtype; the same holds for their strides.
+        query_cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the sequences; from 0 to Tq,
+            ascending.
+        key_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to Tk.
+        max_query, max_key: upper bounds of the tokens of a sequence. Where one has more, an
+            assertion fails on the GPU; nothing waits for that.
         scale: positive factor of the scores, ``d ** -0.5`` when None.
 
     Returns:
@@ -151,10 +153,14 @@ def varlen_attention(
         to query, key and value; gradients are contiguous.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together or to the kernels.
+        ValueError: shapes, dtypes or devices that do not fit together or to the kernels, or more
+            tokens than sequences of the stated lengths have.
     """
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    bounds = (query_cu_seqlens, key_cu_seqlens)
+    bounds = (
+        int32_boundaries("query_cu_seqlens", query_cu_seqlens),
+        int32_boundaries("key_cu_seqlens", key_cu_seqlens),
+    )
     operands = (query, key, value, *bounds, max_query, max_key, scale)
     differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in operands[:3])
     if needs_operators():

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import check_longest
+
 DTYPES = (torch.float16, torch.bfloat16)
 WIDTHS = (16, 32, 64, 128)
 
@@ -19,7 +21,7 @@ class AttentionOperands(NamedTuple):
         query: ``[Tq, H, d]``, unit stride along d.
         key, value: ``[Tk, H, d]``, unit stride along d.
         query_cu_seqlens, key_cu_seqlens: int32 ``[N + 1]``, contiguous.
-        max_query, max_key: upper bounds of the tokens of a sequence.
+        max_query, max_key: upper bounds of the tokens of a sequence; the forward asserts them.
         scale: factor of the scores.
     """
 
@@ -44,7 +46,7 @@ def unit_stride(x: Tensor) -> Tensor:
 
 
 def strides(*tensors: Tensor) -> tuple[int, ...]:
-    """Of tokens and heads, for each of ``[T, H, d]``."""
+    """The strides of tokens and of heads of each tensor ``[T, H, d]``."""
     return tuple(stride for x in tensors for stride in x.stride()[:2])
 
 
@@ -72,15 +74,15 @@ def attention_operands(
             f"{query.dtype}, {key.dtype} and {value.dtype}"
         )
     bounds = (query_cu_seqlens, key_cu_seqlens)
-    if any(cu.dim() != 1 or cu.dtype != torch.int32 or cu.numel() < 1 for cu in bounds) or (
-        query_cu_seqlens.shape != key_cu_seqlens.shape
-    ):
+    if query_cu_seqlens.shape != key_cu_seqlens.shape:
         raise ValueError(
-            "query_cu_seqlens and key_cu_seqlens must be int32 [N + 1], got "
-            + " and ".join(f"{cu.dtype} {tuple(cu.shape)}" for cu in bounds)
+            "query_cu_seqlens and key_cu_seqlens must both be [N + 1], got "
+            f"{tuple(query_cu_seqlens.shape)} and {tuple(key_cu_seqlens.shape)}"
         )
     if len(devices := {x.device for x in (query, key, value, *bounds)}) > 1:
         raise ValueError(f"operands must be on one device, got {sorted(map(str, devices))}")
+    check_longest("max_query", max_query, query_cu_seqlens, query.shape[0])
+    check_longest("max_key", max_key, key_cu_seqlens, key.shape[0])
     if not scale > 0:
         raise ValueError(f"scale must be positive, got {scale}")
     query, key, value = (unit_stride(x) for x in (query, key, value))

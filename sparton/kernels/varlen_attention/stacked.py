@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.varlen_attention import function
 from sparton.kernels.varlen_attention.operands import AttentionOperands, attention_operands
@@ -110,18 +111,22 @@ def varlen_self_attention(
     Args:
         states: ``[T, 3, H, d]`` queries, keys and values of each token, float16 or bfloat16 on a
             GPU, d 16, 32, 64 or 128.
-        cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences; from 0 to T, ascending.
-        max_seqlen: upper bound of the tokens of a sequence.
+        cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the sequences; from 0 to T,
+            ascending.
+        max_seqlen: upper bound of the tokens of a sequence. Where one has more, an assertion fails
+            on the GPU; nothing waits for that.
         scale: positive factor of the scores, ``d ** -0.5`` when None.
 
     Returns:
         ``[T, H, d]``, contiguous. Differentiable once; the gradient is contiguous too.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together or to the kernels.
+        ValueError: shapes, dtypes or devices that do not fit together or to the kernels, or more
+            tokens than sequences of the stated length have.
     """
     if states.dim() != 4 or states.shape[1] != 3:
         raise ValueError(f"states must be [T, 3, H, d], got {tuple(states.shape)}")
+    cu_seqlens = int32_boundaries("cu_seqlens", cu_seqlens)
     scale = states.shape[-1] ** -0.5 if scale is None else scale
     differentiate = torch.is_grad_enabled() and states.requires_grad
     arguments = (states, cu_seqlens, max_seqlen, scale, differentiate)

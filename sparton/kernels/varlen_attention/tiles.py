@@ -30,7 +30,7 @@ class Tiling(NamedTuple):
 
 
 def constants(operands: AttentionOperands, tiling: Tiling) -> dict[str, Any]:
-    """Those of all kernels."""
+    """The constants that all kernels take."""
     _, H, d = operands.query.shape
     return {
         "SCALE": operands.scale, "H": H, "D": d,

@@ -6,26 +6,29 @@ from typing import Unpack
 
 from sparton.arguments import ArgumentError, Instance
 from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.checkpoint import optional_file
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import csr, files
+from sparton.models.folders.card import write_card
 from sparton.models.folders.colbert import colbert_lengths, load_colbert, save_colbert
 from sparton.models.folders.csr import load_csr, save_csr
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.models.folders.files import Lengths, module_kinds, writing_folder
+from sparton.models.folders.files import Lengths, module_kinds
 from sparton.models.folders.joint import is_joint, load_joint, save_joint
 from sparton.models.folders.router import load_router, router_lengths, save_router
 from sparton.models.folders.splade import load_splade, save_splade
 from sparton.models.folders.vectors import is_late_interaction
 from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder, JointHead
+from sparton.models.origin import origin_of_trained
 from sparton.models.places import MODEL_FILES, check_place
 from sparton.models.pooling import Pooling
+from sparton.models.repository import optional_file
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
+from sparton.writing import replacing_folder
 
 __all__ = [
     "Lengths",
@@ -43,14 +46,15 @@ def save_encoder(
     encoder: Encoder, path: str | Path, *, query_length: int, document_length: int
 ) -> None:
     """Write an encoder as a folder, all of it or nothing; see
-    :func:`~sparton.models.folders.files.writing_folder`.
+    :func:`~sparton.writing.replacing_folder`.
 
     Raises:
         OSError: the disk is full or not writable.
         ValueError: an encoder of a kind that has no folder.
     """
     lengths = {"query_length": query_length, "document_length": document_length}
-    with writing_folder(Path(path)) as fresh:
+    folder = Path(path)
+    with replacing_folder(folder) as fresh:
         match encoder:
             case SpladeEncoder():
                 save_splade(encoder, fresh, **lengths)
@@ -66,6 +70,9 @@ def save_encoder(
                 save_dense(encoder, fresh, **lengths)
             case _:
                 raise ValueError(f"a {type(encoder).__name__} cannot be saved as a folder")
+        write_card(
+            encoder, fresh, name=Path(path).name, lengths=Lengths(query_length, document_length)
+        )
 
 
 def load_encoder(
@@ -101,7 +108,9 @@ def load_encoder(
             type(head).__name__,
             head=Instance(usual),
         )
-    return load(name, head, revision=revision, **options)
+    encoder = load(name, head, revision=revision, **options)
+    encoder.origin = origin_of_trained(name, revision)
+    return encoder
 
 
 def find_model(name: str | Path, revision: str | None = None) -> None:

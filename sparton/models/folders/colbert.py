@@ -8,14 +8,13 @@ a ``MultiVectorEncoder``. D hidden width, E width of a token's vector.
 from pathlib import Path
 from typing import Any, Unpack
 
-import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import nn
 
 from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import load_body, load_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
-from sparton.models.folders.files import Lengths, join, own_lengths, write_json
+from sparton.models.folders.files import DESCRIPTION, Lengths, join, own_lengths, write_json
 from sparton.models.folders.vectors import check_head, read_lengths, read_modules, read_vectors
 from sparton.types import BodyOptions
 
@@ -29,26 +28,28 @@ def save_colbert(
     """Fill the folder ``path``.
 
     PyLate gives every vector the length 1 and knows no model that does not: the folder of an
-    encoder without ``normalize`` is sentence-transformers' alone.
+    encoder without ``normalize`` is sentence-transformers' alone. PyLate applies the folder's
+    prompts only where ``encode`` is given their ``prompt_name``, "query" or "document".
     """
     encoder.backbone.model.save_pretrained(path)
     encoder.tokenizer.save_pretrained(path)
     lengths = Lengths(query_length, document_length)
     skipped = encoder.head.skipped(encoder.tokenizer)
-    write_vectors(path, encoder.head, encoder.projection.weight, skipped, lengths)
+    write_vectors(path, encoder.head, encoder.projection, skipped, lengths)
 
 
 def write_vectors(
-    path: Path, head: ColbertHead, weight: Tensor, skipped: list[str], lengths: Lengths
+    path: Path, head: ColbertHead, projection: nn.Linear, skipped: list[str], lengths: Lengths
 ) -> None:
     """The projection and the descriptions, all but the checkpoint and its tokenizer.
 
     Args:
-        weight: ``[E, D]`` of the projection.
+        projection: from D to E.
         skipped: the words of the skiplist that are tokens; PyLate would take others for [UNK].
     """
-    write_json(path, _descriptions(head, weight, skipped, lengths))
-    weights = {"linear.weight": weight.detach().cpu().contiguous()}
+    write_json(path, _descriptions(head, projection, skipped, lengths))
+    state = projection.state_dict().items()
+    weights = {f"linear.{key}": value.cpu().contiguous() for key, value in state}
     save_file(weights, path / PROJECTION_FOLDER / "model.safetensors", metadata={"format": "pt"})
 
 
@@ -77,7 +78,7 @@ def load_colbert(
     modules = read_modules(name, "", revision)
     subfolder = modules.transformer
     tokenizer = load_tokenizer(name, revision=revision, subfolder=subfolder)
-    found, weight = read_vectors(name, modules, tokenizer, revision)
+    found, projection = read_vectors(name, modules, tokenizer, revision)
     check_head(name, head, found, tokenizer)
     body = EncoderBody(
         load_body(name, revision=revision, subfolder=subfolder),
@@ -85,8 +86,7 @@ def load_colbert(
         **options,
     )
     encoder = ColbertEncoder(body, head or found)
-    with torch.no_grad():
-        encoder.projection.weight.copy_(weight)
+    encoder.projection.load_state_dict(projection)
     return encoder
 
 
@@ -98,7 +98,7 @@ def colbert_lengths(name: str | Path, revision: str | None = None) -> Lengths | 
 
 
 def _descriptions(
-    head: ColbertHead, weight: Tensor, skipped: list[str], lengths: Lengths
+    head: ColbertHead, projection: nn.Linear, skipped: list[str], lengths: Lengths
 ) -> dict[str, Any]:
     """The folder's JSON files, with the class paths and keys of PyLate, which
     sentence-transformers reads too."""
@@ -112,7 +112,7 @@ def _descriptions(
         {"idx": row, "name": str(row), "path": folder, "type": kind}
         for row, (folder, kind) in enumerate(parts.items())
     ]
-    files["config_sentence_transformers.json"] = {
+    files[DESCRIPTION] = {
         "model_type": "ColBERT" if head.normalize else "MultiVectorEncoder",
         "similarity_fn_name": "MaxSim",
         "prompts": {"query": head.query_prompt, "document": head.document_prompt},
@@ -130,9 +130,9 @@ def _descriptions(
         "do_lower_case": False,
     }
     files[join(PROJECTION_FOLDER, "config.json")] = {
-        "in_features": weight.shape[1],
-        "out_features": weight.shape[0],
-        "bias": False,
+        "in_features": projection.in_features,
+        "out_features": projection.out_features,
+        "bias": projection.bias is not None,
         "activation_function": "torch.nn.modules.linear.Identity",
     }
     files["sparton.json"] = {"query_length": lengths.query, "document_length": lengths.document}

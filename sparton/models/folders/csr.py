@@ -25,9 +25,13 @@ from sparton.models.folders.dense import (
     write_modules,
 )
 from sparton.models.folders.files import (
+    DESCRIPTION,
     WEIGHTS,
+    check_active_dims,
     check_settings,
+    describe_model,
     read_module,
+    read_similarity,
     read_weights,
     write_json,
 )
@@ -44,7 +48,7 @@ NAMES = {
     "encoder.weight": "decoder.linear.weight",
     "latent_bias": "latent_bias",
     "pre_bias": "pre_bias",
-    "steps_since_active": "stats_last_nonzero",
+    "passes_since_active": "stats_last_nonzero",
 }
 
 
@@ -60,7 +64,9 @@ def save_csr(
     parts = dense_parts(head.pool)
     folder = f"{len(parts)}_{KIND}"
     parts.append(Part(f"sentence_transformers.sparse_encoder.models.{KIND}", folder))
-    write_modules(path, parts, "SparseEncoder", "dot", encoder.markup)
+    write_modules(path, parts)
+    description = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
+    write_json(path, {DESCRIPTION: description})
     sizes: dict[str, Any] = {
         "input_dim": encoder.autoencoder.input_dim,
         "hidden_dim": head.hidden_dim,
@@ -93,8 +99,8 @@ def load_csr(
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
-        ValueError: the folder composes other modules, has other settings than ``head``, or weights
-            are damaged or do not fit.
+        ValueError: the folder composes other modules, has other settings than ``head`` or a
+            similarity other than dot product and cosine, or weights are damaged or do not fit.
         OSError: files are missing.
     """
     name = str(name)
@@ -102,6 +108,7 @@ def load_csr(
     if not parts or parts[-1].kind != KIND:
         kinds = " + ".join(part.kind for part in parts) or "nothing"
         raise ValueError(f"{name}/modules.json composes {kinds}; {KIND} must come last")
+    similarity = read_similarity(name, "dot", revision)
     dense = read_dense(name, parts[:-1], revision=revision, **options)
     folder = parts[-1].path
     sizes = read_module(name, f"{folder}/config.json", revision)
@@ -117,10 +124,12 @@ def load_csr(
         document_prompt=dense.markup.document_prompt,
         freeze_backbone=False,
     )
+    check_active_dims(name, found.k, revision)
     if head is not None:
         given, stored = ({key: getattr(each, key) for key in SETTINGS} for each in (head, found))
         check_settings(name, given, stored)
     encoder = AutoencoderEncoder(dense.body, head or found)
+    encoder.similarity = similarity
     missing = f"with the autoencoder's weights; copy {folder}/{WEIGHTS} from the complete model"
     weights = read_weights(name, folder, revision, missing)
     _fill(encoder.autoencoder, weights, f"{name}/{folder}/{WEIGHTS}")

@@ -8,16 +8,20 @@ from typing import Any, NamedTuple, Unpack
 
 from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import load_body, load_tokenizer
-from sparton.models.dense import DenseEncoder
+from sparton.models.dense import DenseEncoder, check_truncate_dim
 from sparton.models.folders.files import (
+    DESCRIPTION,
     check_settings,
+    describe_model,
+    read_description,
     read_json,
     read_module,
     read_prompts,
+    read_similarity,
     write_json,
 )
 from sparton.models.pooling import Pooling, pooling_mode
-from sparton.types import BodyOptions, Markup
+from sparton.types import BodyOptions
 
 MODULES = "sentence_transformers.models"
 KINDS = ["Transformer", "Pooling", "Normalize"]
@@ -45,8 +49,12 @@ def save_dense(
     """Fill the folder ``path`` with what ``SentenceTransformer(path)`` loads."""
     write_dense(encoder, path, query_length=query_length, document_length=document_length)
     parts = dense_parts(encoder.pooling)
+    write_modules(path, parts)
     similarity = "cosine" if encoder.cosine else "dot"
-    write_modules(path, parts, "SentenceTransformer", similarity, encoder.markup)
+    description = describe_model("SentenceTransformer", similarity, encoder.markup)
+    if encoder.truncate_dim is not None:
+        description["truncate_dim"] = encoder.truncate_dim
+    write_json(path, {DESCRIPTION: description})
 
 
 def load_dense(
@@ -66,7 +74,8 @@ def load_dense(
 
     Raises:
         ValueError: the folder composes other modules, another pooling than mean and cls or than
-            the given one, or its weights are damaged or incomplete.
+            the given one, a similarity other than cosine and dot product, or a ``truncate_dim``
+            that is none, or its weights are damaged or incomplete.
         OSError: files are missing.
     """
     parts = read_parts(str(name), revision)
@@ -75,7 +84,10 @@ def load_dense(
             f"{name} has no modules.json: it is no sentence-transformers model, and nothing says "
             "how its hidden states become an embedding"
         )
+    cosine = read_similarity(str(name), "cosine", revision) == "cosine"
+    truncate_dim = _truncate_dim(str(name), revision)
     encoder = read_dense(str(name), parts, revision=revision, **options)
+    encoder.cosine, encoder.truncate_dim = cosine, truncate_dim
     if pooling is not None:
         check_settings(str(name), pooling._asdict(), encoder.pooling._asdict())
     return encoder
@@ -106,25 +118,13 @@ def write_dense(
     write_json(path, files)
 
 
-def write_modules(
-    path: Path, parts: list[Part], kind: str, similarity: str, markup: Markup
-) -> None:
-    """``modules.json`` and the model's own configuration, as versions 5 and 6 read them."""
-    write_json(
-        path,
-        {
-            "modules.json": [
-                {"idx": row, "name": str(row), "path": part.path, "type": part.kind}
-                for row, part in enumerate(parts)
-            ],
-            "config_sentence_transformers.json": {
-                "model_type": kind,
-                "similarity_fn_name": similarity,
-                "prompts": {"query": markup.query_prompt, "document": markup.document_prompt},
-                "default_prompt_name": None,
-            },
-        },
-    )
+def write_modules(path: Path, parts: list[Part]) -> None:
+    """``modules.json``, as versions 5 and 6 read it."""
+    modules = [
+        {"idx": row, "name": str(row), "path": part.path, "type": part.kind}
+        for row, part in enumerate(parts)
+    ]
+    write_json(path, {"modules.json": modules})
 
 
 def dense_parts(pooling: Pooling) -> list[Part]:
@@ -150,7 +150,8 @@ def read_dense(
     revision: str | None,
     **options: Unpack[BodyOptions],
 ) -> DenseEncoder:
-    """The dense encoder of a folder that these parts make up."""
+    """The dense encoder that these parts of a folder make up, its embeddings whole: what the folder
+    says of comparing them is the caller's to read."""
     kinds = [part.kind for part in parts]
     if kinds not in (KINDS[:2], KINDS):
         raise ValueError(
@@ -172,9 +173,16 @@ def read_dense(
             f'{place}: "include_prompt": false leaves prompts out of the pooling; here '
             "all tokens are pooled"
         )
-    described = read_json(name, "config_sentence_transformers.json", revision) or {}
-    cosine = described.get("similarity_fn_name") in (None, "cosine")
-    return DenseEncoder(body, _pooling(content, len(parts) == 3, place), markup, cosine=cosine)
+    return DenseEncoder(body, _pooling(content, len(parts) == 3, place), markup)
+
+
+def _truncate_dim(name: str, revision: str | None) -> int | None:
+    found = read_description(name, revision).get("truncate_dim")
+    try:
+        check_truncate_dim(found)
+    except ValueError as error:
+        raise ValueError(f"{name}/{DESCRIPTION}: {error}") from None
+    return found
 
 
 def _check_transformer(name: str, path: str, revision: str | None) -> None:

@@ -1,26 +1,23 @@
-"""What all kinds of model folders share: atomic writing, JSON beside weights, lengths."""
+"""What all kinds of model folders share: JSON beside weights, lengths."""
 
 import json
-import os
-import shutil
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sparton.models.checkpoint import optional_file
-from sparton.types import Markup
+from sparton.models.repository import optional_file
+from sparton.types import Markup, Similarity
 
 LENGTH_KEYS = (
     ("sentence_bert_config.json", "max_seq_length"),
     ("tokenizer_config.json", "max_seq_length"),
     ("tokenizer_config.json", "model_max_length"),
 )
+DESCRIPTION = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 UNLIMITED = 10**9  # transformers writes 1e30 for a tokenizer without a limit
 
@@ -30,33 +27,6 @@ class Lengths(NamedTuple):
 
     query: int
     document: int
-
-
-@contextmanager
-def writing_folder(path: Path) -> Iterator[Path]:
-    """An empty folder to fill, which becomes ``path`` when the block ends without an error.
-
-    Everything is flushed before the renaming. An existing folder at ``path`` is replaced; if the
-    process dies between the two renames, its content stays beside ``path`` under a name that ends
-    in ``.old``.
-
-    Raises:
-        OSError: the disk is full or not writable; names the folder and the room left. What was at
-            ``path`` before is untouched.
-    """
-    fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        fresh.mkdir(parents=True)
-        yield fresh
-        _flush(fresh)
-        _replace(path, fresh)
-    except Exception as error:
-        # A failed write is an OSError, a SafetensorError, or a bare Exception of tokenizers.
-        if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
-            raise
-        raise _not_written(path, error) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
 
 
 def write_json(folder: Path, files: Mapping[str, Any]) -> None:
@@ -98,10 +68,57 @@ def module_kinds(name: str, revision: str | None) -> list[str] | None:
     return modules and [module["type"].rsplit(".", 1)[-1] for module in modules]
 
 
+def describe_model(kind: str, similarity: str, markup: Markup) -> dict[str, Any]:
+    """The ``config_sentence_transformers.json`` of a model of that class."""
+    return {
+        "model_type": kind,
+        "similarity_fn_name": similarity,
+        "prompts": {"query": markup.query_prompt, "document": markup.document_prompt},
+        "default_prompt_name": None,
+    }
+
+
+def read_description(name: str, revision: str | None, folder: str = "") -> dict[str, Any]:
+    """What sentence-transformers says of the model as a whole; empty where it says nothing."""
+    return read_json(name, join(folder, DESCRIPTION), revision) or {}
+
+
+def read_similarity(name: str, default: Similarity, revision: str | None) -> Similarity:
+    """How representations are compared; the default of sentence-transformers' class where the
+    folder does not say.
+
+    Raises:
+        ValueError: in another way than by dot product or cosine.
+    """
+    found = read_description(name, revision).get("similarity_fn_name")
+    for known in get_args(Similarity):
+        if found in (known, None):
+            return default if found is None else known
+    raise ValueError(
+        f"{name}/{DESCRIPTION}: similarity_fn_name is {found!r}, and vectors are compared by 'dot' "
+        "or 'cosine' here alone: write the one that this model may be searched by"
+    )
+
+
+def check_active_dims(name: str, own: int | None, revision: str | None) -> None:
+    """Refuse a sparse model of which sentence-transformers keeps another number of weights of a
+    text than the model's ``own``.
+
+    Raises:
+        ValueError: names the number and the remedy.
+    """
+    found = read_description(name, revision).get("max_active_dims")
+    if found not in (None, own):
+        raise ValueError(
+            f"{name}/{DESCRIPTION}: max_active_dims={found} keeps that many weights of a text, and "
+            f"this model keeps {'all' if own is None else own}: take it out, and bound them where "
+            "texts are encoded (max_terms)"
+        )
+
+
 def read_prompts(name: str, revision: str | None) -> Markup:
     """What ``encode_query`` and ``encode_document`` of sentence-transformers put before texts."""
-    config = read_json(name, "config_sentence_transformers.json", revision) or {}
-    prompts = config.get("prompts") or {}
+    prompts = read_description(name, revision).get("prompts") or {}
     return Markup(
         query_prompt=prompts.get("query") or "", document_prompt=prompts.get("document") or ""
     )
@@ -165,37 +182,3 @@ def read_json(name: str, file: str, revision: str | None) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not valid JSON: {error}") from error
-
-
-def _not_written(path: Path, error: Exception) -> OSError:
-    existing = next(each for each in path.absolute().parents if each.is_dir())
-    free = shutil.disk_usage(existing).free / 2**20
-    return OSError(
-        f"the model folder {path} could not be written; {free:,.1f} MiB are free in {existing}. "
-        "Make room and run the same command again; what was at the path before is untouched. "
-        f"({error})"
-    )
-
-
-def _flush(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _replace(path: Path, fresh: Path) -> None:
-    old = fresh.with_suffix(".old")
-    existed = path.exists()
-    if existed:
-        path.rename(old)
-    try:
-        fresh.rename(path)
-    except OSError:
-        if existed:
-            old.rename(path)
-        raise
-    if existed:
-        shutil.rmtree(old)

@@ -11,8 +11,6 @@ import shutil
 from pathlib import Path
 from typing import Unpack
 
-import torch
-
 from sparton.models.folders.colbert import write_vectors
 from sparton.models.folders.files import Lengths, read_json, write_json
 from sparton.models.folders.splade import describe_splade, load_splade, save_checkpoint
@@ -35,6 +33,7 @@ def save_joint(
         query_prompt=head.query_marker + head.query_prompt,
         document_prompt=head.document_marker + head.document_prompt,
     )
+    sparse.similarity = encoder.similarity
     save_checkpoint(sparse, path)
     (path / VECTORS_FOLDER).mkdir()
     for file in path.iterdir():
@@ -45,7 +44,7 @@ def save_joint(
     write_json(path, files)
     lengths = Lengths(query_length, document_length)
     skipped = head.skipped(encoder.tokenizer)
-    write_vectors(path / VECTORS_FOLDER, head, encoder.projection.weight, skipped, lengths)
+    write_vectors(path / VECTORS_FOLDER, head, encoder.projection, skipped, lengths)
 
 
 def is_joint(name: str | Path, revision: str | None = None) -> bool:
@@ -76,11 +75,11 @@ def load_joint(
     sparse_head = None if head is None else head.sparse
     sparse = load_splade(name, sparse_head, revision=revision, **options)
     modules = read_modules(name, VECTORS_FOLDER, revision)
-    found, weight = read_vectors(name, modules, sparse.tokenizer, revision)
+    found, projection = read_vectors(name, modules, sparse.tokenizer, revision)
     check_head(name, None if head is None else head.tokens, found, sparse.tokenizer)
     encoder = JointEncoder(sparse.backbone, head or JointHead(sparse.head, found))
-    with torch.no_grad():
-        encoder.projection.weight.copy_(weight)
+    encoder.similarity = sparse.similarity
+    encoder.projection.load_state_dict(projection)
     return encoder
 
 

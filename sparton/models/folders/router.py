@@ -18,14 +18,18 @@ from torch import Tensor
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.checkpoint import load_tokenizer
 from sparton.models.folders.files import (
+    DESCRIPTION,
     WEIGHTS,
     Lengths,
+    check_active_dims,
+    describe_model,
     join,
     length_of,
     own_lengths,
     read_json,
     read_module,
     read_prompts,
+    read_similarity,
     read_weights,
     write_json,
 )
@@ -40,7 +44,7 @@ from sparton.models.heads import SpladeHead
 from sparton.models.idf import read_idf
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
-from sparton.types import BodyOptions, Markup
+from sparton.types import BodyOptions
 
 CONFIG = "router_config.json"
 STATIC, TRANSFORMER, POOLING = "SparseStaticEmbedding", "MLMTransformer", "SpladePooling"
@@ -79,7 +83,8 @@ def save_router(
         files[f"{folders[1]}/config.json"] = describe_pooling(encoder.query)
         save_checkpoint(encoder.query, path / folders[0])
     lengths = {"query_length": query_length, "document_length": document_length}
-    write_json(path, files | _describe_routes(routes, encoder.markup) | {"sparton.json": lengths})
+    files[DESCRIPTION] = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
+    write_json(path, files | _describe_routes(routes) | {"sparton.json": lengths})
 
 
 def load_router(
@@ -100,10 +105,13 @@ def load_router(
         A symmetric encoder where both routes have the same modules.
 
     Raises:
-        ValueError: routes of another kind, or damaged or unfitting files.
+        ValueError: routes of another kind, a similarity other than dot product and cosine, or
+            damaged or unfitting files.
         OSError: files are missing.
     """
     name = str(name)
+    similarity = read_similarity(name, "dot", revision)
+    check_active_dims(name, None, revision)
     routes = _read_routes(name, revision)
 
     def load_route(side: str, parts: Parts, head: SpladeHead | None) -> SpladeEncoder:
@@ -118,6 +126,7 @@ def load_router(
     elif routes.query != routes.document:
         encoder = AsymmetricEncoder(load_route("query", routes.query, None), document)
     encoder.markup = read_prompts(name, revision)
+    encoder.similarity = similarity
     return encoder
 
 
@@ -147,7 +156,7 @@ def _describe_transformer(length: int) -> dict[str, Any]:
     return {"max_seq_length": length, "do_lower_case": False}
 
 
-def _describe_routes(routes: dict[str, dict[str, str]], markup: Markup) -> dict[str, Any]:
+def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
     """JSON files at the root; class paths are those that versions 5 and 6 both read."""
     types = routes["query"] | routes["document"]
     router = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
@@ -157,12 +166,6 @@ def _describe_routes(routes: dict[str, dict[str, str]], markup: Markup) -> dict[
             "types": {folder: f"{MODULES}.{kind}" for folder, kind in types.items()},
             "structure": {side: list(routes[side]) for side in ("query", "document")},
             "parameters": {"default_route": "document", "allow_empty_key": True},
-        },
-        "config_sentence_transformers.json": {
-            "model_type": "SparseEncoder",
-            "similarity_fn_name": "dot",
-            "prompts": {"query": markup.query_prompt, "document": markup.document_prompt},
-            "default_prompt_name": None,
         },
     }
 

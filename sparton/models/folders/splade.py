@@ -12,7 +12,16 @@ from typing import Any, NamedTuple, Unpack
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
 from sparton.models.checkpoint import load_mlm, load_tokenizer
-from sparton.models.folders.files import read_json, read_module, read_prompts, write_json
+from sparton.models.folders.files import (
+    DESCRIPTION,
+    check_active_dims,
+    describe_model,
+    read_json,
+    read_module,
+    read_prompts,
+    read_similarity,
+    write_json,
+)
 from sparton.models.heads import SpartonHead, SpladeHead
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
@@ -72,10 +81,13 @@ def load_splade(
 
     Raises:
         ValueError: the folder describes another kind of model, or another pooling or activation
-            than that of ``head``, or its weights are damaged or incomplete.
+            than that of ``head``, or a similarity other than dot product and cosine, or its weights
+            are damaged or incomplete.
         OSError: files are missing, among them the tokenizer.
     """
     name = str(name)
+    similarity = read_similarity(name, "dot", revision)
+    check_active_dims(name, None, revision)
     modules = read_json(name, "modules.json", revision)
     layout = Layout("", None)
     if modules is not None:
@@ -89,6 +101,7 @@ def load_splade(
         **options,
     )
     encoder.markup = read_prompts(name, revision)
+    encoder.similarity = similarity
     return encoder
 
 
@@ -127,15 +140,7 @@ def describe_splade(
             {"idx": row, "name": str(row), "path": folder, "type": f"{MODULES}.{kind}"}
             for row, (folder, kind) in enumerate(parts)
         ],
-        "config_sentence_transformers.json": {
-            "model_type": "SparseEncoder",
-            "similarity_fn_name": "dot",
-            "prompts": {
-                "query": encoder.markup.query_prompt,
-                "document": encoder.markup.document_prompt,
-            },
-            "default_prompt_name": None,
-        },
+        DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
         "sentence_bert_config.json": {
             "max_seq_length": max(query_length, document_length),
             "do_lower_case": False,

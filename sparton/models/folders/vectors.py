@@ -16,22 +16,23 @@ from transformers import PreTrainedTokenizerFast
 
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders.files import (
+    DESCRIPTION,
     WEIGHTS,
     Lengths,
     check_settings,
     join,
     length_of,
+    read_description,
     read_json,
     read_module,
     read_weights,
 )
 
-CONFIG = "config_sentence_transformers.json"
 PYLATE = "ColBERT"  # the model type
 PYLATE_LENGTHS = Lengths(32, 180)
 TAIL = {"MultiVectorMask", "Normalize"}
 SETTINGS = (
-    "width", "query_marker", "document_marker", "query_expansion", "attend_to_expansion",
+    "width", "bias", "query_marker", "document_marker", "query_expansion", "attend_to_expansion",
     "normalize", "query_prompt", "document_prompt",
 )  # fmt: skip
 
@@ -79,10 +80,10 @@ def is_late_interaction(kinds: list[str] | None) -> bool:
 
 
 def read_modules(name: str, folder: str, revision: str | None) -> Modules:
-    """Of the model whose ``modules.json`` lies in ``folder``.
+    """The modules of the model whose ``modules.json`` lies in ``folder``.
 
     Raises:
-        ValueError: they are no late-interaction model.
+        ValueError: they are no late-interaction model, or it is not scored by MaxSim.
         FileNotFoundError: there is no ``modules.json``.
     """
     place = join(folder, "modules.json")
@@ -97,7 +98,8 @@ def read_modules(name: str, folder: str, revision: str | None) -> Modules:
             f"{name}/{place} composes {' + '.join(kinds)}; a late-interaction model is a "
             "Transformer followed by Dense, and perhaps by MultiVectorMask and Normalize"
         )
-    config = read_json(name, join(folder, CONFIG), revision) or {}
+    config = read_description(name, revision, folder)
+    _check_similarity(join(name, folder, DESCRIPTION), config.get("similarity_fn_name"))
     return Modules(
         transformer=places[0],
         projections=places[1 : 1 + number],
@@ -110,21 +112,23 @@ def read_modules(name: str, folder: str, revision: str | None) -> Modules:
 
 def read_vectors(
     name: str, modules: Modules, tokenizer: PreTrainedTokenizerFast, revision: str | None
-) -> tuple[ColbertHead, Tensor]:
-    """Settings and projection fp32 ``[E, D]``.
+) -> tuple[ColbertHead, dict[str, Tensor]]:
+    """Settings, and the projection as the state of a linear layer: fp32 ``weight [E, D]``, and
+    ``bias [E]`` where it has one.
 
     Raises:
         ValueError: the model has what :class:`ColbertHead` has not, or damaged weights.
         FileNotFoundError: a file is missing.
     """
-    weight = _read_projection(name, modules.projections, revision)
+    projection = _read_projection(name, modules.projections, revision)
     query_marker, query_prompt = _opening(modules, tokenizer, "query", "[Q] ")
     document_marker, document_prompt = _opening(modules, tokenizer, "document", "[D] ")
     expansion = modules.expansion
     if expansion is not None:
         _check_expansion(name, expansion, tokenizer)
     head = ColbertHead(
-        weight.shape[0],
+        len(projection["weight"]),
+        bias="bias" in projection,
         query_marker=query_marker,
         document_marker=document_marker,
         query_expansion=expansion is not None,
@@ -134,7 +138,7 @@ def read_vectors(
         query_prompt=query_prompt,
         document_prompt=document_prompt,
     )
-    return head, weight
+    return head, projection
 
 
 def read_lengths(name: str, modules: Modules, revision: str | None) -> Lengths | None:
@@ -159,6 +163,19 @@ def check_head(
         for head in (given, found)
     )
     check_settings(name, ours, theirs)
+
+
+def _check_similarity(place: str, found: str | None) -> None:
+    """Raise ValueError for a similarity that is not MaxSim.
+
+    Names of similarities of single vectors are let pass: they may be left over from the model that
+    was begun with, and PyLate and sentence-transformers pay no attention to them.
+    """
+    if found not in (None, "MaxSim", "maxsim", "cosine", "dot"):
+        raise ValueError(
+            f"{place}: similarity_fn_name is {found!r}, and token vectors are scored by 'maxsim' "
+            "alone: write this if the model may be searched by it"
+        )
 
 
 def _opening(
@@ -217,32 +234,44 @@ def _skiplist(
     return words
 
 
-def _read_projection(name: str, folders: list[str], revision: str | None) -> Tensor:
+def _read_projection(name: str, folders: list[str], revision: str | None) -> dict[str, Tensor]:
     """Linear maps in a row are one linear map."""
-    matrices = [_read_linear(name, folder, revision) for folder in folders]
-    whole = matrices[0]
-    for matrix in matrices[1:]:
-        whole = matrix @ whole
-    return whole.float()
+    weight, bias = _read_linear(name, folders[0], revision)
+    for folder in folders[1:]:
+        matrix, shift = _read_linear(name, folder, revision)
+        weight = matrix @ weight
+        if bias is not None:
+            shift = matrix @ bias + (0 if shift is None else shift)
+        bias = shift
+    whole = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    return {key: value.float() for key, value in whole.items()}
 
 
-def _read_linear(name: str, folder: str, revision: str | None) -> Tensor:
-    """The matrix of a Dense module without bias and activation, fp64 ``[out, in]``; a residual
-    connection is part of it."""
+def _read_linear(name: str, folder: str, revision: str | None) -> tuple[Tensor, Tensor | None]:
+    """Matrix ``[out, in]`` and bias ``[out]`` of a Dense module without activation, fp64; a
+    residual connection is part of the matrix."""
     config = read_module(name, join(folder, "config.json"), revision)
     activation = str(config.get("activation_function", "Identity")).rsplit(".", 1)[-1]
-    if activation != "Identity" or config.get("bias", False):
+    if activation != "Identity":
         raise ValueError(
-            f"{name}/{folder} has activation={activation} and bias={config.get('bias', False)}; "
-            "only a projection without either is supported"
+            f"{name}/{folder} has activation={activation}; only a projection without activation "
+            "is supported"
         )
     missing = "with the weights of the projection; save the model again with a current library"
     found = read_weights(name, folder, revision, missing)
+    file = join(name, folder, WEIGHTS)
     if "linear.weight" not in found:
-        file = join(name, folder, WEIGHTS)
         raise ValueError(f"{file} holds {', '.join(found)} instead of linear.weight")
-    weight = found["linear.weight"].double()
-    if not config.get("use_residual", False):
-        return weight
-    residual = found.get("residual.weight")
-    return weight + (torch.eye(len(weight)) if residual is None else residual)
+    weight, bias = found["linear.weight"].double(), found.get("linear.bias")
+    described = config.get("bias", bias is not None)
+    expected, actual = [len(weight)] if described else None, None if bias is None else [*bias.shape]
+    if actual != expected:
+        raise ValueError(
+            f"{file} holds a linear.bias of the shape {actual}, but bias={described} in "
+            f"{folder}/config.json and the {len(weight)} rows of linear.weight ask for {expected}: "
+            "copy or download the folder again"
+        )
+    if config.get("use_residual", False):
+        residual = found.get("residual.weight")
+        weight = weight + (torch.eye(len(weight)) if residual is None else residual)
+    return weight, None if bias is None else bias.double()

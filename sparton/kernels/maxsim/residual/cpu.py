@@ -1,8 +1,8 @@
 """Late interaction with compressed documents in PyTorch, for CPU tensors.
 
-Q queries, N documents, T document tokens, W query tokens, E embedding. Restored embeddings exist
-for TOKENS_AT_ONCE tokens at a time, and SIMILARITIES_AT_ONCE similarities (or those of one document
-token).
+Q queries, N documents, T document tokens, W query tokens, E embedding, C centroids. Restored
+embeddings exist for TOKENS_AT_ONCE tokens at a time, and SIMILARITIES_AT_ONCE similarities (or
+those of one document token, and of centroid scores those of one document and a query token).
 """
 
 from itertools import pairwise
@@ -10,9 +10,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from sparton.kernels.boundaries import read_boundaries
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, restore
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_cpu
-from sparton.kernels.segment_max.host_boundaries import read_boundaries
+from sparton.packing import ranges_within
 
 TOKENS_AT_ONCE = 2**13
 SIMILARITIES_AT_ONCE = 2**22
@@ -118,3 +119,43 @@ def residual_backward_cpu(
         x = _restored(documents, codec, tokens).to(work) * scale[w, n + document, None]
         dqueries.index_add_(0, w, x)
     return dqueries.to(dtype)
+
+
+@torch.autocast("cpu", enabled=False)
+def centroid_forward_cpu(
+    queries: Tensor,
+    codes: Tensor,
+    centroids: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    normalize: bool,
+) -> Tensor:
+    """Arguments and result of
+    :func:`~sparton.kernels.maxsim.residual.centroid_forward.centroid_forward`."""
+    W, T = queries.shape[0], codes.shape[0]
+    bounds = read_boundaries("document_cu_seqlens", document_cu_seqlens, T)
+    query_bounds = read_boundaries("query_cu_seqlens", query_cu_seqlens, W)
+    Q, N = len(query_bounds) - 1, len(bounds) - 1
+    if Q == 0 or N == 0 or W == 0:
+        return torch.zeros(Q, N, dtype=torch.float32)
+    columns = queries.to(torch.promote_types(queries.dtype, torch.float32))
+    if normalize:
+        columns = normalize_tokens_cpu(columns)
+    counts, kept = document_cu_seqlens.long().diff(), document_mask
+    if kept is not None:
+        before = torch.cat([counts.new_zeros(1), kept.cumsum(0)])
+        counts = before[document_cu_seqlens.long()].diff()
+    maxima = columns.new_zeros(W, N)
+    at_once = max(SIMILARITIES_AT_ONCE // max(len(centroids), TOKENS_AT_ONCE), 1)
+    for w in range(0, W, at_once):
+        products = centroids.to(columns.dtype) @ columns[w : w + at_once].T
+        for first, last in ranges_within(bounds, TOKENS_AT_ONCE):
+            tokens, lengths = slice(bounds[first], bounds[last]), counts[first:last]
+            own = codes[tokens] if kept is None else codes[tokens][kept[tokens]]
+            best = torch.segment_reduce(products[own.long()], "max", lengths=lengths, axis=0)
+            maxima[w : w + at_once, first:last] = best.where(lengths[:, None] > 0, 0).T
+    if query_mask is not None:
+        maxima[~query_mask] = 0.0
+    return _query_sums(maxima, query_bounds).float()

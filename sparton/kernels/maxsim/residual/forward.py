@@ -67,13 +67,14 @@ def _occupied_length(mask_ptr, length, BLOCK: tl.constexpr):
 def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """For Triton's profiler: useful FLOPs, and bytes if every tensor were moved once."""
     T, W, E = (arguments[name] for name in ("T", "W", "E"))
-    size = arguments["queries_ptr"].element_size()
     read = [arguments[f"{name}_ptr"] for name in ("codes", "residuals", "inverse", "products")]
-    return {
+    described = {
         "name": f"{kernel.name} [T={T}, E={E}, W={W}]",
-        f"flops{8 * size}": 2 * T * W * E,
         "bytes": sum(x.numel() * x.element_size() for x in read if x is not None),
     }
+    if arguments["queries_ptr"] is not None:
+        described[f"flops{8 * arguments['queries_ptr'].element_size()}"] = 2 * T * W * E
+    return described
 
 
 @triton.jit(do_not_specialize=["T", "last_w"], launch_metadata=_launch_metadata)
@@ -84,6 +85,7 @@ def _maxsim_residual_fwd_kernel(
     BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
     UNPACK: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
+    """One document and BLOCK_W columns. With P = 0 bytes of residuals the products are all."""
     tiles = W // BLOCK_W
     n = (tl.program_id(0) // tiles).to(tl.int64)
     offs_w = tl.program_id(0) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
@@ -221,31 +223,62 @@ def residual_forward(
     block_w, block_p = _blocks(queries, dtype, config, P)
     at_once = min(PRODUCTS_AT_ONCE // codec.centroids.shape[0], COLUMNS_AT_ONCE)
     at_once = max(at_once // block_w, 1) * block_w
-    query_mask, document_mask = bytes_of(query_mask), bytes_of(document_mask)
     for first in range(0, W, at_once):
         last = min(first + at_once, W)
         tokens, products, table = prepare(
             queries, codec, first, last, dtype=dtype, normalize=normalize, unpack=unpack,
             block_w=block_w, block_p=block_p,
         )  # fmt: skip
-        width = products.shape[1]
-        step = max(MAXIMA_AT_ONCE // width, 1)
-        for n in range(0, N, step):
-            count = min(step, N - n)
-            maximum = torch.empty(count, width, dtype=torch.float32, device=queries.device)
-            Launch(
-                _maxsim_residual_fwd_kernel, (count * (width // block_w),),
-                documents.codes.shape[0], width, W - first, W,
-                E=E, P=P, NBITS=nbits, UNPACK=unpack,
-                BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p,
-                ARGMAX=argmax, num_warps=config.num_warps, num_stages=config.num_stages,
-            )(
-                tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],
-                maximum, winners[n:, first:] if argmax else winners,
-            )  # fmt: skip
-            Launch(
-                _sum_queries_kernel, (Q * cdiv(count, 64),),
-                count, width, N, first, last, ADD=first > 0,
-                BLOCK_N=64, BLOCK_W=min(block_w, 32), num_warps=4,
-            )(maximum, query_mask, query_cu_seqlens, scores[:, n:])  # fmt: skip
+        search_columns(
+            tokens, products, documents, table, (query_mask, document_mask),
+            (query_cu_seqlens, document_cu_seqlens), scores, winners, first, last,
+            E=E, P=P, NBITS=nbits, UNPACK=unpack, BLOCK_T=config.block_t, BLOCK_W=block_w,
+            BLOCK_P=block_p, ARGMAX=argmax, num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )  # fmt: skip
     return scores, winners
+
+
+def search_columns(
+    tokens: Tensor | None,
+    products: Tensor,
+    documents: tuple[Tensor, Tensor | None, Tensor | None],
+    table: Tensor | None,
+    masks: tuple[Tensor | None, Tensor | None],
+    boundaries: tuple[Tensor, Tensor],
+    scores: Tensor,
+    winners: Tensor,
+    first: int,
+    last: int,
+    **constants: Any,
+) -> None:
+    """Add to the scores what the query tokens ``first : last`` give, and store their winners.
+
+    Args:
+        tokens, products, table: what prepare.py makes of these query tokens; products alone where
+            the documents have no residuals.
+        documents: codes, residuals, inverse norms.
+        masks, boundaries: of queries and documents.
+        scores, winners: ``[Q, N]`` and ``[N, W]``; scores are set if ``first`` is 0.
+        constants: of the kernel.
+    """
+    (Q, N), (_, width), block_w = scores.shape, products.shape, constants["BLOCK_W"]
+    W = winners.shape[1] if constants["ARGMAX"] else last
+    query_mask, document_mask = (bytes_of(mask) for mask in masks)
+    query_cu_seqlens, document_cu_seqlens = boundaries
+    step = max(MAXIMA_AT_ONCE // width, 1)
+    for n in range(0, N, step):
+        count = min(step, N - n)
+        maximum = torch.empty(count, width, dtype=torch.float32, device=scores.device)
+        Launch(
+            _maxsim_residual_fwd_kernel, (count * (width // block_w),),
+            documents[0].shape[0], width, W - first, W, **constants,
+        )(
+            tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],
+            maximum, winners[n:, first:] if constants["ARGMAX"] else winners,
+        )  # fmt: skip
+        Launch(
+            _sum_queries_kernel, (Q * cdiv(count, 64),),
+            count, width, N, first, last, ADD=first > 0,
+            BLOCK_N=64, BLOCK_W=min(block_w, 32), num_warps=4,
+        )(maximum, query_mask, query_cu_seqlens, scores[:, n:])  # fmt: skip

@@ -6,9 +6,9 @@ token's residual.
 
 from torch import Tensor
 
+from sparton.kernels.boundaries import check_boundaries
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.operands import (
-    check_boundaries,
     check_codec,
     check_devices,
     check_documents,

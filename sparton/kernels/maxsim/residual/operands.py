@@ -10,16 +10,27 @@ from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, check_width
 
 
+def check_centroids(name: str, centroids: Tensor, E: int) -> None:
+    """Raise ValueError unless they have E dimensions, as the queries have; reads no values."""
+    if centroids.dim() != 2 or not centroids.is_floating_point():
+        raise ValueError(
+            f"{name} must be [C, E] of a float dtype, got {centroids.dtype} "
+            f"{tuple(centroids.shape)}"
+        )
+    if centroids.shape[1] != E:
+        raise ValueError(f"queries have E = {E}, {name} {centroids.shape[1]}")
+
+
+def check_codes(name: str, codes: Tensor) -> None:
+    """Raise ValueError unless they are integers; reads no values."""
+    if codes.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must be int32 or int64, got {codes.dtype}")
+
+
 def check_codec(codec: ResidualCodec, E: int) -> None:
     """Raise ValueError unless the codec restores embeddings of E dimensions; reads no values."""
     count = codec.bucket_weights.numel()
-    if codec.centroids.dim() != 2 or not codec.centroids.is_floating_point():
-        raise ValueError(
-            f"codec.centroids must be [C, E] of a float dtype, got {codec.centroids.dtype} "
-            f"{tuple(codec.centroids.shape)}"
-        )
-    if codec.centroids.shape[1] != E:
-        raise ValueError(f"queries have E = {E}, the codec {codec.centroids.shape[1]}")
+    check_centroids("codec.centroids", codec.centroids, E)
     if codec.bucket_weights.dim() != 1 or count != 2**codec.nbits:
         raise ValueError(
             f"codec.bucket_weights must be [2**nbits], got {tuple(codec.bucket_weights.shape)}"
@@ -31,8 +42,7 @@ def check_documents(documents: CompressedTokens, codec: ResidualCodec, shape: to
     """Raise ValueError unless codes, residuals and inverse norms fit; reads no values."""
     codes, residuals, inverse_norms = documents
     P = codec.centroids.shape[1] * codec.nbits // 8
-    if codes.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"documents.codes must be int32 or int64, got {codes.dtype}")
+    check_codes("documents.codes", codes)
     if residuals.dtype != torch.uint8 or residuals.shape != (*shape, P):
         raise ValueError(
             f"documents.residuals must be uint8 {(*shape, P)}, {codec.nbits} bits for each of "
@@ -66,13 +76,6 @@ def check_mask(name: str, mask: Tensor | None, shape: torch.Size) -> None:
             f"{name} must be bool {tuple(shape)}, True for tokens that take part, got "
             f"{mask.dtype} {tuple(mask.shape)}"
         )
-
-
-def check_boundaries(name: str, cu_seqlens: Tensor) -> None:
-    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 1:
-        raise ValueError(f"{name} must be a vector of boundaries, got {tuple(cu_seqlens.shape)}")
-    if cu_seqlens.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{name} must be int32 or int64, got {cu_seqlens.dtype}")
 
 
 def check_devices(**operands: Tensor | None) -> None:

@@ -1,1 +1,0 @@
-"""Benchmarks of attention; ``scripts/benchmark_attention.py`` is the program."""

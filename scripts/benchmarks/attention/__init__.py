@@ -1,0 +1,1 @@
+"""Attention over packed sequences, ours and PyTorch's."""

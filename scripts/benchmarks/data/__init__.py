@@ -1,0 +1,1 @@
+"""Preparing files of training data, and loading batches from them."""

@@ -1,0 +1,260 @@
+"""Preparation and loading of training data, each in a process of its own."""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import product
+from multiprocessing import active_children
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from benchmarks.data.figures import LOADING, PREPARATION
+from benchmarks.data.files import FORMATS, MIXTURE, NUM_NEGATIVES, open_files, write_files
+from benchmarks.data.texts import DOCUMENT_LENGTH, QUERY_LENGTH, build_tokenizer
+from benchmarks.screen import Columns, Record
+from benchmarks.study import Measured, Settings, Study
+from sparton.datasets.loader import train_loader
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.types import TrainBatch
+
+Result = TypeVar("Result")
+RESUMED_STEP = 50_000
+TICKS = os.sysconf("SC_CLK_TCK")
+# What comes before loading, in the place of a number of workers.
+WRITING, PREPARING = -1, 0
+
+
+class Cell(NamedTuple):
+    """Loading by some worker processes, or what must be done before."""
+
+    format: str
+    examples: int
+    workers: int
+
+    @property
+    def label(self) -> str:
+        names = {WRITING: "written", PREPARING: "prepared"}
+        how = names.get(self.workers, f"loaded by {self.workers}")
+        return f"{self.format} {self.examples:,} {how}"
+
+
+def cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
+
+
+def default_workers() -> list[int]:
+    """Powers of two up to the cores, one of which the main process needs."""
+    cores = os.cpu_count() or 1
+    return [2**power for power in range(8) if 2**power < cores] or [1]
+
+
+class DataStudy(Study[Cell]):
+    """Speed and memory of preparing training files and of loading batches from them.
+
+        python scripts/benchmark.py data --examples 200000 26000000 --workers 1 2 --folder /scratch
+        python scripts/benchmark.py data --formats mixture negatives ids
+
+    Files of generated text, 35 tokens a query and 159 a document, are written in the real formats,
+    then prepared and read through the functions that training uses, by growing numbers of worker
+    processes. Nothing is done with the batches, so their rate is what training may use up at most.
+    """
+
+    name = "data"
+    cell = Cell
+    seconds = 6.0
+    limit = 3600.0
+    needs_gpu = False
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "examples": {"type": int, "nargs": "+", "default": [1_000_000]},
+        "formats": {"nargs": "+", "choices": FORMATS, "default": [MIXTURE]},
+        "workers": {"type": int, "nargs": "+", "default": default_workers()},
+        "batch": {"type": int, "default": 384},
+        "tokenizer": {"help": "folder or hub name; default: a generated one"},
+    }
+    columns: ClassVar[Columns] = {**PREPARATION, **LOADING}
+
+    def suites(self, settings: Settings) -> dict[str, list[Cell]]:
+        options = settings.options
+        examples = [500] if settings.miniature else options["examples"]
+        return {
+            self.name: [
+                Cell(*each) for each in product(options["formats"], examples, options["workers"])
+            ]
+        }
+
+    def context(self, suite: str, settings: Settings) -> Record:
+        cpu = {"cpu": cpu_model(), "cpus": os.cpu_count()}
+        return cpu | {name: settings.options[name] for name in ("batch", "tokenizer")}
+
+    def needs(self, cell: Cell, settings: Settings) -> Sequence[Cell]:
+        stages = (cell._replace(workers=stage) for stage in (WRITING, PREPARING))
+        return [stage for stage in stages if stage.workers < cell.workers]
+
+    def prepare(self, cells: Sequence[Cell], settings: Settings) -> Callable[[Cell], Measured]:
+        return lambda cell: self.measure(cell, settings)
+
+    def measure(self, cell: Cell, settings: Settings) -> Record:
+        folder = self.place(cell._replace(workers=WRITING), settings)
+        if cell.workers == WRITING:
+            seconds, size = timed(lambda: write_files(folder, cell.format, cell.examples))
+            return {"file_bytes": size, "write_s": seconds, "status": "ok"}
+        if cell.workers == PREPARING:
+            return {**measure_preparation(folder, cell.format), "status": "ok"}
+        before = [self.kept(need, settings) for need in self.needs(cell, settings)]
+        shared = {key: value for record in before for key, value in (record or {}).items()}
+        return {**shared, **measure_loading(folder, cell, settings), "status": "ok"}
+
+    def words(self, record: Record) -> str:
+        return ", ".join(f"{words(record)} {heading}" for heading, words in LOADING.items())
+
+
+def measure_preparation(folder: Path, form: str) -> Record:
+    """The pass over the files that makes tables of them."""
+    import datasets  # noqa: F401  (its memory and time are not those of preparing)
+
+    before, _ = usages()
+    with watch_memory() as peak:
+        seconds, data = timed(lambda: open_files(folder, form))
+    after, _ = usages()
+    tables = folder.with_suffix(".cache")
+    return {
+        "examples": len(data),
+        "prepare_s": seconds,
+        "prepare_cpu_s": after.cpu_seconds - before.cpu_seconds,
+        "prepare_bytes": max(peak) - before.own_bytes,
+        "table_bytes": sum(path.stat().st_size for path in tables.rglob("*.arrow")),
+    }
+
+
+def measure_loading(folder: Path, cell: Cell, settings: Settings) -> Record:
+    """Batches taken as fast as they come, for a while after every worker has given some."""
+    tokenizer = packed_tokenizer(settings.options["tokenizer"])
+    open_s, data = timed(lambda: open_files(folder, cell.format))
+
+    load: Callable[..., Iterable[TrainBatch]] = partial(
+        train_loader,
+        data,
+        tokenizer,
+        batch=settings.options["batch"],
+        num_negatives=NUM_NEGATIVES[cell.format],
+        unique_positives=True,
+    )
+    late = {"start_step": RESUMED_STEP, "steps": RESUMED_STEP + 1}
+    resume_s, _ = timed(lambda: next(iter(load(**late, num_workers=0))))
+
+    def begin() -> Iterator[TrainBatch]:
+        batches = iter(load(steps=10**9, num_workers=cell.workers))
+        next(batches)
+        return batches
+
+    first_s, loader = timed(begin)
+    for _ in range(6 * cell.workers):
+        next(loader)
+    found = take(loader, settings.seconds)
+    del loader
+    return {"open_s": open_s, "resume_s": resume_s, "first_batch_s": first_s, **found}
+
+
+def packed_tokenizer(name: str | None) -> PackedTokenizer:
+    """The tokenizer of a folder or a name on the hub; None for that of the texts."""
+    from sparton.models.checkpoint import load_tokenizer
+
+    tokenizer = load_tokenizer(name, revision=None) if name else build_tokenizer()
+    return PackedTokenizer(tokenizer, QUERY_LENGTH, DOCUMENT_LENGTH)
+
+
+@contextmanager
+def watch_memory(every: float = 0.5) -> Iterator[list[int]]:
+    """This process's own bytes again and again."""
+    found, done = [usages()[0].own_bytes], Event()
+
+    def watch() -> None:
+        while not done.wait(every):
+            found.append(usages()[0].own_bytes)
+
+    watcher = Thread(target=watch)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        watcher.join()
+
+
+def timed(action: Callable[[], Result]) -> tuple[float, Result]:
+    start = time.perf_counter()
+    result = action()
+    return time.perf_counter() - start, result
+
+
+def take(loader: Iterator[TrainBatch], seconds: float) -> Record:
+    """What batches cost for some seconds."""
+    before = usages()
+    begin, begin_cpu = time.perf_counter(), time.process_time()
+    count = tokens = pairs = 0
+    while (elapsed := time.perf_counter() - begin) < seconds:
+        batch = next(loader)
+        count += 1
+        pairs += batch.queries.num_sequences
+        tokens += batch.queries.num_tokens + batch.documents.num_tokens
+    main_cpu = time.process_time() - begin_cpu
+    after = usages()
+    faults, grown = (
+        sum(getattr(b, name) - getattr(a, name) for a, b in zip(before, after))
+        for name in ("page_faults", "own_bytes")
+    )
+    worker_cpu = after[1].cpu_seconds - before[1].cpu_seconds
+    return {
+        "steps": count,
+        "pairs_per_s": pairs / elapsed,
+        "tokens_per_pair": tokens / pairs,
+        "pairs_per_worker_cpu_s": pairs / (worker_cpu or main_cpu),
+        "main_cpu_ms_per_batch": 1e3 * main_cpu / count,
+        "page_faults_per_pair": faults / pairs,
+        "main_bytes": after[0].own_bytes,
+        "workers_bytes": after[1].own_bytes,
+        "mapped_bytes": after[0].mapped_bytes + after[1].mapped_bytes,
+        "grown_bytes": grown,
+    }
+
+
+class Usage(NamedTuple):
+    """Of one process, or of several together.
+
+    Attributes:
+        cpu_seconds: spent so far, of all threads.
+        page_faults: pages read from disk so far.
+        own_bytes: memory that nobody else needs and that no file stands for.
+        mapped_bytes: its proportional share of files mapped into memory, which the system gives up
+            whenever it needs the room, and of memory shared with other processes.
+    """
+
+    cpu_seconds: float = 0.0
+    page_faults: int = 0
+    own_bytes: int = 0
+    mapped_bytes: int = 0
+
+    def __add__(self, other: tuple) -> "Usage":
+        return Usage(*(a + b for a, b in zip(self, other)))
+
+
+def usage(pid: int) -> Usage:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    kibibytes = {name: int(value) for name, value, *_ in map(str.split, lines)}
+    own = kibibytes["Pss_Anon:"]
+    cpu = (int(fields[11]) + int(fields[12])) / TICKS
+    return Usage(cpu, int(fields[9]), own << 10, (kibibytes["Pss:"] - own) << 10)
+
+
+def usages() -> tuple[Usage, Usage]:
+    """Of this process, and of its child processes together."""
+    children = [usage(child.pid) for child in active_children() if child.pid]
+    return usage(os.getpid()), sum(children, Usage())
+
+
+STUDY = DataStudy()

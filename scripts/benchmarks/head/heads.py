@@ -1,0 +1,43 @@
+"""The heads that are measured. Another one is another line."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from benchmarks.head.judge import SLACK
+from benchmarks.head.suites import Cell
+from sparton.models import heads
+
+
+class Head(NamedTuple):
+    """How a head is built, and how much of eager bfloat16's errors the gate allows it.
+
+    Attributes:
+        slack: factor of the errors of dhidden and dweight, relative to their norms.
+        worst_slack: factor of the largest difference of a representation.
+        rounding: factor of all other errors.
+    """
+
+    build: Callable[[], heads.SpladeHead]
+    slack: float = SLACK
+    worst_slack: float = SLACK
+    rounding: float = SLACK
+
+
+HEADS = {
+    "eager": Head(lambda: heads.EagerHead()),
+    "compiled": Head(lambda: heads.CompiledHead()),
+    # Gradients of hidden states are added up in 16 bit, tile after tile.
+    "tiled": Head(lambda: heads.TiledHead(), rounding=2),
+    "tiled_compiled": Head(lambda: heads.TiledHead(compiled=True), rounding=2),
+    # Products are rounded to 16 bit before the bias: where that takes nearly all of them away, what
+    # is left has fewer digits.
+    "sparton_hybrid": Head(lambda: heads.HybridHead(), slack=2, rounding=2),
+    "sparton": Head(lambda: heads.SpartonHead()),
+    # Between tokens whose logits nearly tie, FP8 takes the lesser one more often than bfloat16.
+    "sparton_fp8": Head(lambda: heads.SpartonHead(fp8=True), slack=5, worst_slack=25),
+}
+
+
+def head_of(cell: Cell) -> heads.SpladeHead:
+    """A cell's head; that of a truth is eager."""
+    return HEADS[cell.head].build() if cell.head in HEADS else heads.EagerHead()

@@ -1,0 +1,147 @@
+"""What a study declares; the harness does the rest."""
+
+import hashlib
+import inspect
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+
+from benchmarks.screen import Columns, Record, timed_columns, timed_words
+
+Measured = Record | list[Record]
+# By name: the module that holds STUDY.
+STUDIES = {
+    "head": "benchmarks.head.study",
+    "maxsim": "benchmarks.maxsim.study",
+    "attention": "benchmarks.attention.study",
+    "data": "benchmarks.data.study",
+    "training": "benchmarks.training.study",
+    "training_profile": "benchmarks.training.profiling",
+}
+
+
+class Settings(NamedTuple):
+    """What all cells of a call have in common.
+
+    Attributes:
+        device: cuda or cpu.
+        seconds: how long a cell is timed.
+        folder: where cells leave what others need: truths, texts, models.
+        miniature: whether every problem shrinks, to try the program.
+        options: the study's own.
+    """
+
+    device: str
+    seconds: float
+    folder: str
+    miniature: bool
+    options: Mapping[str, Any]
+
+
+class Cell(Protocol):
+    """One measurement: a NamedTuple whose fields are fields of its record. Cells of a suite differ
+    in them."""
+
+    def __hash__(self) -> int: ...
+
+    def _asdict(self) -> dict[str, Any]: ...
+
+    @property
+    def label(self) -> str: ...
+
+
+C = TypeVar("C", bound=Cell)
+
+
+class Study(ABC, Generic[C]):
+    """Cells, how they are measured, and how that is shown.
+
+    Attributes:
+        name: of the study, and of its file of records where :meth:`file_of` has no other.
+        cell: makes a cell of its fields.
+        seconds: how long a cell is timed, unless ``--seconds`` says otherwise.
+        limit: seconds after which a cell is given up, its preparation apart.
+        needs_gpu: whether a machine without a GPU can only try the program.
+        suites_apart: whether the suites of one file are runs of their own; otherwise a file is one
+            run, and a cell that several of its suites have is measured once.
+        options: of its command line alone, by name: what add_argument takes.
+        columns: of the table at the end, by heading: a record's words.
+    """
+
+    name: str
+    cell: Callable[..., C]
+    seconds = 0.7
+    limit = 240.0
+    needs_gpu = True
+    suites_apart = False
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    columns: ClassVar[Columns] = timed_columns()
+
+    @abstractmethod
+    def suites(self, settings: Settings) -> dict[str, list[C]]:
+        """Cells by suite, in the order in which they are measured."""
+
+    @abstractmethod
+    def prepare(self, cells: Sequence[C], settings: Settings) -> Callable[[C], Measured]:
+        """All that a process does before its turn, in which it must not touch the device.
+
+        Returns:
+            What measures one of the cells. Its record has a status, and lacks what concerns the
+            whole run; a list of them where a cell has many.
+        """
+
+    def fields(self) -> tuple[str, ...]:
+        """Names of a cell's fields."""
+        return tuple(inspect.signature(self.cell).parameters)
+
+    def process_of(self, cell: C) -> Hashable:
+        """What cells that share a process have in common."""
+        return cell
+
+    def needs(self, cell: C, settings: Settings) -> Sequence[C]:
+        """Cells that must have been measured before, each after those that it needs itself. They
+        leave what others read at :meth:`place`, and their records are in no file of results."""
+        return ()
+
+    def origin(self, cell: C, settings: Settings) -> Hashable:
+        """What else decides what a needed cell leaves."""
+        return None
+
+    def place(self, cell: C, settings: Settings) -> Path:
+        """Where a needed cell leaves what others read."""
+        facts = (cell, self.origin(cell, settings), settings.device, settings.miniature)
+        return Path(settings.folder) / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    def keep(self, cell: C, record: Record, settings: Settings) -> None:
+        """Note that a needed cell was measured, and all that it left is there."""
+        path = self.place(cell, settings).with_suffix(".json")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record), encoding="utf-8")
+
+    def kept(self, cell: C, settings: Settings) -> Record | None:
+        """The record of a needed cell, None before it was measured."""
+        path = self.place(cell, settings).with_suffix(".json")
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def context(self, suite: str, settings: Settings) -> Record:
+        """What every record of a suite says, and what must not change while it is measured."""
+        return {}
+
+    def file_of(self, suite: str) -> str:
+        """The name of the file that has the suite's records."""
+        return self.name
+
+    def objection(self, cell: C, record: Record, earlier: Sequence[tuple[C, Record]]) -> str | None:
+        """Why a record cannot be believed beside earlier ones of its suite; None if it can."""
+        return None
+
+    def words(self, record: Record) -> str:
+        """What a line of the screen says of a cell that was measured."""
+        return timed_words(record)
+
+
+def load_study(name: str) -> Study[Any]:
+    return import_module(STUDIES[name]).STUDY

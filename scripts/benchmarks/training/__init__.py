@@ -1,0 +1,1 @@
+"""Whole trainings, ours and those of sentence-transformers' trainers."""

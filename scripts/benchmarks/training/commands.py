@@ -1,0 +1,114 @@
+"""The command of a cell. Paths in it are relative to the folder of the workload, where it runs."""
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.processes import SCRIPTS, python_path
+from benchmarks.training.suites import COLBERT, JOINT, OURS, Cell, Plan
+
+ROOT = SCRIPTS.parent
+TRAIN = str(ROOT / "train.py")
+RIVAL, STEP_PROFILE = "benchmarks.training.rival", "benchmarks.training.step_profile"
+LEARNING_RATE, WEIGHT_DECAY, WARM_UP, CLIP_NORM = 2e-5, 0.01, 0.06, 1.0
+REGULARIZER_WEIGHT = 1e-4
+SEED = 0
+
+
+class Place(NamedTuple):
+    """Where a cell finds its parts: the model folder, the file of pairs, the folder of its run."""
+
+    model: str
+    pairs: str
+    run: str
+
+
+def num_workers(cell: Cell, miniature: bool) -> int:
+    """Processes that tokenise ahead for each training process, as many for every system."""
+    return 0 if miniature else max(min(8, (os.cpu_count() or 1) // cell.gpus - 1), 1)
+
+
+def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str]:
+    """What follows ``python train.py``."""
+    found = {
+        "head": cell.head,
+        "backbone": "bert_base",
+        "backbone.name": place.model,
+        "backbone.compile": str(cell.compiled).lower(),
+        "backbone.half_residual": str(cell.half_residual).lower(),
+        "data": "text_files",
+        "data_dir": ".",
+        "data.files": f"{{pairs:{place.pairs}}}",
+        "evaluation": "none",
+        "batch": plan.batch,
+        "micro_batch": plan.micro_batch or "null",
+        "steps": plan.steps,
+        "log_every": plan.log_every,
+        "checkpoint_every": "null",
+        "query_length": plan.lengths.query[1],
+        "document_length": plan.lengths.document[1],
+        "precision": "fp32" if miniature else "bf16",
+        "num_workers": num_workers(cell, miniature),
+        "optimizer.lr": LEARNING_RATE,
+        "weight_decay": WEIGHT_DECAY,
+        "scheduler.warmup": WARM_UP,
+        "clip_norm": CLIP_NORM,
+        "seed": SEED,
+        "hydra.run.dir": place.run,
+        **_regularizers(cell),
+        **_token_vectors(cell),
+    }
+    return [f"{key}={value}" for key, value in found.items()]
+
+
+def _regularizers(cell: Cell) -> dict[str, object]:
+    kind = "none" if cell.model == COLBERT else "flops"
+    found: dict[str, object] = {}
+    for side in ("query_regularizer", "document_regularizer"):
+        found[f"regularizer@{side}"] = kind
+        if kind == "flops":
+            found[f"{side}.flops.weight"] = REGULARIZER_WEIGHT
+    return found
+
+
+def _token_vectors(cell: Cell) -> dict[str, object]:
+    """Vectors of tokens as a fresh model of sentence-transformers has them: nothing is added to
+    the texts, and no token is left out."""
+    prefix = {COLBERT: "head", JOINT: "head.tokens"}.get(cell.model)
+    if prefix is None:
+        return {}
+    settings = {"query_expansion": "false", "query_marker": "''", "document_marker": "''"}
+    settings["skiplist"] = "''"
+    found: dict[str, object] = {f"{prefix}.{key}": value for key, value in settings.items()}
+    return found | ({"loss": "joint"} if cell.model == JOINT else {})
+
+
+def command(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str]:
+    """The words that start a cell, after those of the interpreter."""
+    if cell.system == OURS:
+        return [*launcher(cell), TRAIN, *overrides(cell, plan, place, miniature)]
+    return ["-m", RIVAL, json.dumps((cell, plan, place, miniature))]
+
+
+def launcher(cell: Cell) -> list[str]:
+    if cell.gpus == 1:
+        return []
+    return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cell.gpus}"]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Of a cell's process: no hub, and the compiler says when it compiles anew."""
+    return {
+        **os.environ,
+        "PYTHONPATH": python_path(),
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(folder / "datasets"),
+        "HYDRA_FULL_ERROR": "1",
+        "TORCH_LOGS": "recompiles",
+    }
+
+
+def shown(words: list[str]) -> list[str]:
+    """A command as a record has it, without the paths of one machine."""
+    return ["python", *(word.replace(f"{ROOT}{os.sep}", "") for word in words)]

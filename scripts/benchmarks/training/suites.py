@@ -1,0 +1,195 @@
+"""What is measured, as data: lengths of texts, cells, suites of cells, and how long each runs."""
+
+from typing import Any, NamedTuple
+
+OURS, THEIRS = SYSTEMS = "sparton", "sentence_transformers"
+SPLADE, COLBERT, JOINT = "splade", "colbert", "joint"
+BERT, XLM_ROBERTA = 30_522, 250_002  # terms
+OWN_WORDS, ALL_TERMS = "words", "all"  # active in the untrained representation of a text
+WARM_UP_WINDOWS = 2
+FEWEST_WINDOWS, MOST_WINDOWS = 3, 20
+WINDOW_PAIRS = 4096  # of one GPU
+
+
+class Lengths(NamedTuple):
+    """Shortest and longest number of tokens of a text, special ones included; uniform between."""
+
+    query: tuple[int, int]
+    document: tuple[int, int]
+
+
+LENGTHS = {SPLADE: Lengths((6, 64), (62, 256)), COLBERT: Lengths((4, 32), (40, 180))}
+MINIATURE_LENGTHS = {SPLADE: Lengths((4, 8), (6, 16)), COLBERT: Lengths((4, 6), (6, 12))}
+MINIATURE_VOCABULARY = 400
+
+
+class Cell(NamedTuple):
+    """One training, in a process of its own, or in one per GPU.
+
+    Attributes:
+        system: one of :data:`SYSTEMS`.
+        model: splade, colbert or joint.
+        head: a file of configs/head; sentence-transformers has one of its own for each model.
+        batch: pairs of an optimizer step, over all GPUs.
+        micro_batch: pairs encoded at once on each GPU; 0 for all. What others call cached.
+        compiled: the backbone, or all of sentence-transformers' model, through torch.compile.
+        half_residual: ours, with bfloat16 between the layers too.
+        gpus: processes, one on each.
+        vocabulary: terms.
+        lengths: of the texts, a key of :data:`LENGTHS`.
+        activity: which terms of a text are active at the start.
+    """
+
+    system: str
+    model: str
+    head: str
+    batch: int
+    micro_batch: int = 0
+    compiled: bool = False
+    half_residual: bool = False
+    gpus: int = 1
+    vocabulary: int = BERT
+    lengths: str = SPLADE
+    activity: str = OWN_WORDS
+
+    @property
+    def label(self) -> str:
+        parts = [self.system, self.model, self.head, str(self.batch)]
+        parts += [f"in {self.micro_batch}s"] if self.micro_batch else []
+        parts += ["compiled"] if self.compiled else []
+        parts += ["half residual"] if self.half_residual else []
+        parts += [f"{self.gpus} GPUs"] if self.gpus > 1 else []
+        parts += [f"{self.vocabulary} terms"] if self.vocabulary != BERT else []
+        parts += [f"{self.lengths} lengths"] if self.lengths != _usual_lengths(self.model) else []
+        parts += ["all terms active"] if self.activity == ALL_TERMS else []
+        return " ".join(part for part in parts if part)
+
+    @property
+    def local_batch(self) -> int:
+        """Pairs of a step on one GPU."""
+        return self.batch // self.gpus
+
+
+def _usual_lengths(model: str) -> str:
+    return SPLADE if model == SPLADE else COLBERT
+
+
+class Plan(NamedTuple):
+    """A cell in numbers.
+
+    Attributes:
+        log_every: steps of a window, the same for all cells of one local batch: the losses that
+            they log are then those of the same steps.
+        windows: number of them, warm-up included.
+    """
+
+    batch: int
+    micro_batch: int
+    vocabulary: int
+    lengths: Lengths
+    log_every: int
+    windows: int
+
+    @property
+    def steps(self) -> int:
+        return self.log_every * self.windows
+
+
+def plan(cell: Cell, seconds: float, miniature: bool = False) -> Plan:
+    """The steps that take about ``seconds`` after the warm-up."""
+    if miniature:
+        batch = min(max(cell.local_batch // 48, 4), 12) * cell.gpus
+        micro_batch = min(max(cell.micro_batch // 48, 3), 5) if cell.micro_batch else 0
+        lengths, windows = MINIATURE_LENGTHS[cell.lengths], WARM_UP_WINDOWS + FEWEST_WINDOWS
+        return Plan(batch, micro_batch, MINIATURE_VOCABULARY, lengths, 2, windows)
+    log_every = max(WINDOW_PAIRS // cell.local_batch, 1)
+    wanted = round(seconds * expected_rate(cell) / (log_every * cell.batch))
+    windows = WARM_UP_WINDOWS + min(max(wanted, FEWEST_WINDOWS), MOST_WINDOWS)
+    lengths = LENGTHS[cell.lengths]
+    return Plan(cell.batch, cell.micro_batch, cell.vocabulary, lengths, log_every, windows)
+
+
+# Pairs per second on one H200, to choose the number of windows by; rough.
+_RATES = {
+    (THEIRS, SPLADE): 780,
+    (THEIRS, COLBERT): 1400,
+    (OURS, SPLADE): 2400,
+    (OURS, COLBERT): 3800,
+    (OURS, JOINT): 2800,
+}
+_SLOW_HEADS = {"eager": 1000, "compiled": 1500, "tiled": 1000, "sparton_hybrid": 1800}
+
+
+def expected_rate(cell: Cell) -> float:
+    rate = float(_SLOW_HEADS.get(cell.head, _RATES[cell.system, cell.model]))
+    rate *= 1.3 if cell.compiled else 1.0
+    rate *= 0.62 if cell.micro_batch else 1.0
+    rate *= 0.3 if cell.vocabulary == XLM_ROBERTA else 1.0
+    return rate * cell.gpus
+
+
+def _splade(head: str, batch: int, **others: Any) -> Cell:
+    return Cell(OURS, SPLADE, head, batch, **others)
+
+
+def _late(system: str, model: str, head: str, **others: Any) -> Cell:
+    return Cell(system, model, head, 384, lengths=COLBERT, **others)
+
+
+# A head that claims the mathematics of another comes after it: the first is what the losses of the
+# others are compared with.
+SUITES: dict[str, list[Cell]] = {
+    # What a trainer of SPLADE gets.
+    "splade": [
+        _splade("eager", 384),
+        _splade("sparton", 384),
+        _splade("sparton", 384, half_residual=True),
+        _splade("sparton", 384, compiled=True),
+        _splade("sparton", 384, compiled=True, half_residual=True),
+        Cell(THEIRS, SPLADE, "", 384),
+        _splade("sparton", 512),
+        _splade("sparton", 512, compiled=True),
+        _splade("sparton", 512, compiled=True, half_residual=True),
+        Cell(THEIRS, SPLADE, "", 384, micro_batch=64),
+        Cell(THEIRS, SPLADE, "", 256),
+        Cell(THEIRS, SPLADE, "", 128),
+        Cell(THEIRS, SPLADE, "", 384, compiled=True),
+        _splade("tiled", 384),
+        _splade("compiled", 384),
+        _splade("compiled", 384, compiled=True),
+        _splade("sparton_hybrid", 384),
+        _splade("sparton", 384, micro_batch=64),
+        _splade("sparton", 384, compiled=True, activity=ALL_TERMS),
+    ],
+    # Late interaction; the joint model beside each of its halves, on the same texts.
+    "colbert": [
+        _late(OURS, COLBERT, "colbert"),
+        _late(OURS, COLBERT, "colbert", compiled=True),
+        _late(OURS, COLBERT, "colbert", compiled=True, half_residual=True),
+        _late(THEIRS, COLBERT, ""),
+        _late(OURS, SPLADE, "sparton"),
+        _late(OURS, SPLADE, "sparton", compiled=True),
+        _late(OURS, SPLADE, "sparton", compiled=True, half_residual=True),
+        _late(OURS, JOINT, "sparton_colbert"),
+        _late(OURS, JOINT, "sparton_colbert", compiled=True),
+        _late(OURS, JOINT, "sparton_colbert", compiled=True, half_residual=True),
+        _late(THEIRS, COLBERT, "", micro_batch=64),
+        _late(OURS, COLBERT, "colbert", micro_batch=64),
+        _late(THEIRS, COLBERT, "", compiled=True),
+    ],
+    # The same work on each of several GPUs.
+    "gpus": [
+        _splade("sparton", local_batch * gpus, compiled=True, gpus=gpus, micro_batch=micro_batch)
+        for local_batch, micro_batch in ((384, 0), (4096, 512))
+        for gpus in (1, 2, 4)
+    ],
+    # Batches beyond a GPU's memory, and a vocabulary beyond it.
+    "any_batch": [
+        _splade("sparton", 512, compiled=True),
+        _splade("sparton", 4096, compiled=True, micro_batch=512),
+        _splade("sparton", 16384, compiled=True, micro_batch=512),
+        _splade("sparton", 512, compiled=True, vocabulary=XLM_ROBERTA),
+        _splade("sparton", 16384, compiled=True, micro_batch=512, vocabulary=XLM_ROBERTA),
+        Cell(THEIRS, SPLADE, "", 32, vocabulary=XLM_ROBERTA),
+    ],
+}

@@ -1,0 +1,98 @@
+"""What all systems train on: one model folder with random weights, one file of pairs.
+
+A word of the vocabulary is a token, so that the number of words is the number of tokens.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from benchmarks.training.suites import OWN_WORDS, Lengths
+from benchmarks.words import AROUND, LONGEST_TEXT, Frequencies, word_tokenizer, words
+from sparton.models.backbone import Backbone
+from sparton.models.backbones import rescale_logits, start_near_identity
+
+PAIRS, MINIATURE_PAIRS = 32_768, 400
+# Of all logits: of BERT-base it leaves about 40 terms of a query active, and 150 of a document.
+_BIAS, _MINIATURE_BIAS = -2.3, -0.2
+_MINIATURE: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "hidden_dropout_prob": 0.0,
+}
+_SHARED = 0.5  # of a query's words come from its document
+
+
+def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -> None:
+    """BERT-base with random weights, a masked-language-modelling head, and its tokenizer.
+
+    Of a text its own words are active and some that lie near, as many as trained models have; or
+    nearly all terms are, the most work that a sparse model can make.
+    """
+    config = BertConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=LONGEST_TEXT,
+        attention_probs_dropout_prob=0.0,
+        **(_MINIATURE if miniature else {}),
+    )
+    torch.manual_seed(0)
+    backbone = Backbone(BertForMaskedLM(config), word_tokenizer(vocabulary))
+    if activity == OWN_WORDS:
+        start_near_identity(backbone, bias=_MINIATURE_BIAS if miniature else _BIAS)
+    else:  # at their own scale random terms would give losses of several hundred
+        rescale_logits(backbone, 1 / 16)
+    with backbone.decoder_in_place() as model:
+        model.save_pretrained(folder)
+    backbone.tokenizer.save_pretrained(folder)
+
+
+def write_pairs(path: Path, vocabulary: int, lengths: Lengths, pairs: int) -> None:
+    """JSON lines of a query and its positive: what our ``text_files`` and ``datasets`` read."""
+    with path.open("w", encoding="utf-8") as file:
+        for query, document in _pairs(vocabulary, lengths, pairs):
+            file.write(json.dumps({"query": query, "positive": document}) + "\n")
+
+
+def _pairs(vocabulary: int, lengths: Lengths, pairs: int) -> Iterator[tuple[str, str]]:
+    random = np.random.default_rng(0)
+    names = np.array(words(vocabulary))
+    frequencies = Frequencies(len(names))
+    for _ in range(pairs):
+        sizes = (int(random.integers(low, high + 1)) - AROUND for low, high in lengths)
+        query_size, document_size = sizes
+        document, query = (
+            names[frequencies.draw(random, size)] for size in (document_size, query_size)
+        )
+        shared = random.random(query_size) < _SHARED
+        query[shared] = random.choice(document, shared.sum())
+        yield " ".join(query), " ".join(document)
+
+
+def prepare(
+    folder: Path, vocabulary: int, activity: str, lengths: Lengths, miniature: bool
+) -> tuple[str, str]:
+    """Write what is not there yet.
+
+    Returns:
+        The model folder and the file of pairs, relative to ``folder``.
+    """
+    model = f"bert-{vocabulary}-{activity}"
+    pairs = (
+        "pairs-" + "-".join(map(str, (vocabulary, *lengths.query, *lengths.document))) + ".jsonl"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / model).exists():
+        write_model(folder / f"{model}.part", vocabulary, activity, miniature)
+        (folder / f"{model}.part").rename(folder / model)
+    if not (folder / pairs).exists():
+        count = MINIATURE_PAIRS if miniature else PAIRS
+        write_pairs(folder / f"{pairs}.part", vocabulary, lengths, count)
+        (folder / f"{pairs}.part").rename(folder / pairs)
+    return model, pairs

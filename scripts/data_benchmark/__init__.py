@@ -1,1 +1,0 @@
-"""What benchmark_data.py measures, and how."""

@@ -1,1 +1,0 @@
-"""Parts of scripts/benchmark_training.py: suites, workload, commands, watching, profile."""

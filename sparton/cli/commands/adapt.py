@@ -1,0 +1,63 @@
+"""Give MiniLM a masked-language-modelling head by training on the documents of BEIR-layout folders.
+
+    sparton adapt --output models/minilm-mlm data/squad data/acl_title_abstract
+    sparton train backbone=bert_base backbone.name=models/minilm-mlm
+
+Only corpus files are read, no queries and no judgments. Masked-language modelling leaves the level
+of the logits open (softmax does not see a constant), while SPLADE cuts them at zero; the decoder's
+bias is therefore shifted at the end so that held-out texts have --active-terms terms on average.
+The folder <output>.run has the log; from its checkpoints the same command goes on where it was
+stopped.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparton.cli.commands.flags import command_parser, flags_named
+
+INTERRUPTED = "the same command goes on from the last checkpoint"
+
+
+def main(arguments: Sequence[str]) -> None:
+    """``sparton adapt``."""
+    parser = command_parser("adapt", __doc__)
+    parser.add_argument(
+        "corpora", nargs="+", type=Path, help="folders with corpus.jsonl[.gz], or such files"
+    )
+    parser.add_argument("--output", type=Path, required=True, help="folder of the model")
+    parser.add_argument("--backbone", help="start from this masked-LM folder instead of MiniLM")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch-tokens", type=int, default=65536)
+    parser.add_argument("--length", type=int, default=256, help="longest text in tokens")
+    parser.add_argument("--lr", type=float, default=2e-4, help="of the pretrained weights")
+    parser.add_argument("--head-lr", type=float, default=1e-3, help="of the new head")
+    parser.add_argument("--warmup", type=float, default=0.06, help="share of the steps")
+    parser.add_argument("--active-terms", type=int, default=400)
+    parser.add_argument("--checkpoint-every", type=int, default=500, help="steps")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--device", help="default: a GPU if there is one")
+    parser.add_argument("--seed", type=int, default=0)
+    settings = vars(parser.parse_args(arguments))
+
+    from rich.console import Console
+
+    from sparton.datasets.collection import beir_texts
+    from sparton.pipelines.masked_language import Plan
+
+    with flags_named():
+        plan = Plan(**{name: settings.pop(name) for name in Plan.__annotations__})
+        texts = beir_texts(settings.pop("corpora"), or_files=True)
+
+        # Only now, as it takes seconds: what is wrong so far has been said.
+        import transformers
+
+        from sparton.pipelines import adapt_mlm
+
+        transformers.utils.logging.disable_progress_bar()
+        adapted = adapt_mlm(texts, plan=plan, **settings)
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{adapted.texts:,} texts")
+    for when, (loss, accuracy) in (("before", adapted.before), ("after", adapted.after)):
+        console.print(f"{when}: held-out loss {loss:.3f}, {accuracy:.1%} of hidden tokens right")
+    console.print(f"decoder bias shifted by {adapted.shift:+.2f}: {plan.active_terms} active terms")
+    console.print(f"written to {settings['output']}")

@@ -1,0 +1,60 @@
+"""What a training says at its end: where everything is, and what to do with it."""
+
+import logging
+from collections.abc import Collection
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from sparton.training.picture import draw_run
+from sparton.types import Kind
+
+_WIDE = 120  # columns where no terminal has a width
+log = logging.getLogger(__name__)
+
+
+def say_the_end(folder: Path, kinds: Collection[Kind]) -> None:
+    """Draw a run and print its files and some next commands.
+
+    Args:
+        folder: of the run.
+        kinds: of its model's representations.
+    """
+    if folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())  # what can be typed here
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDE)
+
+    def say(line: str, hint: str = "") -> None:
+        console.print(f"{escape(line)}[dim]{hint}[/]", highlight=False, soft_wrap=True)
+
+    files = {"model": folder / "model", "results": folder / "results.json", "picture": draw(folder)}
+    for name, path in files.items():
+        if path is not None and path.exists():
+            say(f"{name:<8} {path}")
+    model = folder / "model"
+    if not model.exists():
+        return
+    say("\nWhat to do next:")
+    for command, purpose in (
+        (f"sparton evaluate model={model} evaluation=small_beir", "or folders, trec, ir_datasets"),
+        (f"sparton compare {folder} OTHER_RUN", "is the difference significant?"),
+        (f"sparton push {model} USER/NAME", "to the Hugging Face hub"),
+    ):
+        say(f"  {command}", f"  # {purpose}")
+    say("and in Python:")
+    say(f'  import sparton; model = sparton.load("{model}")')
+    say('  model.index(documents).search(["a question"], k=10)')
+    shown = '"a text"' if "sparse" in kinds else '"a question", "a text"'
+    say(f"  model.explain({shown})")
+
+
+def draw(folder: Path) -> Path | None:
+    """The picture of a run; that there is none spoils no training."""
+    try:
+        return draw_run(folder)
+    except Exception as error:  # of matplotlib, its fonts, its files
+        log.warning("no picture of this run: %s", error)
+        return None

@@ -1,0 +1,67 @@
+"""The tasks that a configuration names, and those that are made of its training data."""
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from sparton.datasets.holdout import held_out_task, hold_out
+from sparton.datasets.mixture import Mixture
+from sparton.types import RetrievalTask
+
+TaskBuilders = dict[str, Callable[[], RetrievalTask]]
+
+_OFTEN = 50  # times that an example is seen, from which on it is asked whether that is meant
+log = logging.getLogger(__name__)
+
+
+def task_builders(cfg: DictConfig, split: str) -> TaskBuilders:
+    """What builds each task of a split, "dev" or "test", by name: one entry of the configuration
+    for each, or one ``_target_`` that gives them all.
+
+    Raises:
+        MissingMandatoryValue: a setting of the evaluation has no value.
+    """
+    for key in map(str, cfg.evaluation):
+        if not OmegaConf.is_interpolation(cfg.evaluation, key):  # which may lead to what is missing
+            OmegaConf.select(cfg, f"evaluation.{key}", throw_on_missing=True)
+    tasks = cfg.evaluation.get(split) or {}
+    if "_target_" in tasks:
+        return instantiate(tasks)
+    return {name: partial(instantiate, task) for name, task in tasks.items()}
+
+
+def has_dev_tasks(cfg: DictConfig) -> bool:
+    """Whether a training has a dev set, of its own or of its training data."""
+    return bool(task_builders(cfg, "dev") or cfg.evaluation.get("holdout"))
+
+
+def hold_out_dev(cfg: DictConfig, data: Mixture) -> tuple[Mixture, TaskBuilders]:
+    """What is trained on, and what builds the dev tasks: where the evaluation names none and has
+    settings of ``holdout``, a share of the data.
+
+    Raises:
+        ValueError: a setting out of range.
+    """
+    dev = task_builders(cfg, "dev")
+    settings = cfg.evaluation.get("holdout")
+    if dev or not settings:
+        return data, dev
+    options = dict(settings)
+    documents = options.pop("documents")
+    held = hold_out(data, **options)
+    return held.rest, {"holdout": partial(held_out_task, held, documents=documents)}
+
+
+def say_how_often(data: Mixture, steps: int, batch: int) -> None:
+    """How often a training sees each example, and a warning where that is hardly meant."""
+    times = steps * batch / len(data)
+    log.info("%d steps of %d see each of %d examples %.3g times", steps, batch, len(data), times)
+    if times > _OFTEN:
+        log.warning(
+            "each example is seen %.0f times: steps=%d sees each three times",
+            times,
+            max(3 * len(data) // batch, 1),
+        )

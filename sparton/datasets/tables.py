@@ -1,0 +1,281 @@
+"""The records of a file in any format, with the number of their line and the names of their parts.
+
+A file in which lines have no names gives lists, any other one mappings.
+"""
+
+import csv
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from textwrap import shorten
+from typing import Any, NamedTuple
+
+from sparton.datasets.columns import Schema, assign, holds_text, is_header
+from sparton.datasets.files import (
+    Advance,
+    DataFile,
+    RecordError,
+    decode_json,
+    decode_text,
+    read_all_lines,
+    read_lines,
+    read_parquet,
+)
+
+Columns = Sequence[str] | Mapping[str, str]
+Numbered = Iterator[tuple[int, Any]]
+
+_SAMPLE = 20  # records that are looked at before the first is given
+_LONGEST_SHOWN = 100  # characters of a record
+_DELIMITERS = ",;\t"
+
+logger = logging.getLogger(__name__)
+
+
+class Table(NamedTuple):
+    """The records of one file.
+
+    Attributes:
+        records: the number of each and its raw form.
+        decode: raw form to record; raises RecordError for what cannot be read.
+        description: what the columns were taken as.
+    """
+
+    records: Numbered
+    decode: Callable[[Any], Any]
+    description: str
+
+
+def open_table(
+    file: DataFile, form: str, columns: Columns | None, schema: Schema, advance: Advance
+) -> Table:
+    """Begin to read a file.
+
+    Args:
+        file: where the records are.
+        form: jsonl, tsv, csv or parquet.
+        columns: names in the file to those that records use; for a file without a header, the names
+            of its columns in order.
+        schema: what columns may hold.
+        advance: is told the bytes read from disk.
+
+    Raises:
+        ValueError: a damaged file, or ``columns`` that it does not have.
+    """
+    if form in ("tsv", "csv"):
+        return _delimited(file, form, columns, schema, advance)
+    given = dict(columns) if isinstance(columns, Mapping) else {}
+    if form == "parquet":
+        return _objects(read_parquet(file, advance), _as_it_is, given, schema)
+    lines = read_lines(file, advance)
+    sample = list(islice(lines, 2))
+    lines = chain(sample, lines)
+    if sample and file.name.removesuffix(".gz").endswith(".json") and _begins_array(sample):
+        return _objects(_array(file, advance), decode_json, given, schema)
+    return _objects(lines, decode_json, given, schema)
+
+
+def _objects(
+    records: Numbered, decode: Callable[[Any], Any], given: Mapping[str, str], schema: Schema
+) -> Table:
+    """Records that name their parts themselves: some of the first tell how."""
+    sample = list(islice(records, _SAMPLE))
+    seen = []
+    for _, raw in sample:
+        try:
+            record = decode(raw)
+        except RecordError:
+            continue  # which is reported in its turn
+        if isinstance(record, dict):
+            seen.append({given.get(key, key): value for key, value in record.items()})
+    names = list(dict.fromkeys(key for record in seen for key in record))
+    texts = [
+        name for name in names if schema.ids or holds_text(record.get(name) for record in seen)
+    ]
+    assigned = assign(names, texts, schema)
+    renames = assigned.renames | {
+        name: assigned.renames.get(called, called) for name, called in given.items()
+    }
+
+    def read(raw: Any) -> Any:
+        record = decode(raw)
+        if not isinstance(record, dict):
+            return record
+        return {renames.get(key, key): value for key, value in record.items()}
+
+    return Table(chain(sample, records), read if renames else decode, assigned.description)
+
+
+def _delimited(
+    file: DataFile, form: str, columns: Columns | None, schema: Schema, advance: Advance
+) -> Table:
+    """Lines of fields, below a header or without one."""
+    if form == "tsv":
+        records: Numbered = read_lines(file, advance)
+        fields_of: Callable[[Any], list[str]] = _tabbed
+    else:
+        records, fields_of = _csv(file, advance), _checked
+    sample = list(islice(records, _SAMPLE + 1))
+    records = chain(sample, records)
+    rows = [_shown(fields_of, raw) for _, raw in sample]
+    given = dict(columns) if isinstance(columns, Mapping) else {}
+    names = list(columns) if columns and not given else None
+    if rows and given and not any(field in given for field in rows[0]):
+        raise ValueError(
+            f"{file.place(sample[0][0])}: none of {list(given)}, which columns renames, is in the "
+            f"header {rows[0]}; without a header: columns=[query,positive,...], a list of all"
+        )
+    if rows and names is None:
+        csv_has_one = form == "csv"
+        if given or is_header(rows[0], rows[1:], schema, assumed=csv_has_one):
+            names = rows[0]
+    if rows and rows[0] == names:
+        next(records)
+        rows = rows[1:]
+    elif rows:
+        shown = shorten(" | ".join(rows[0]), _LONGEST_SHOWN)
+        logger.info("%s: no header, its first record is: %s", file.name, shown)
+    if names is None:
+        return Table(records, fields_of, _in_order(schema, rows))
+    return _named(records, fields_of, rows, [given.get(name, name) for name in names], schema)
+
+
+def _in_order(schema: Schema, rows: Sequence[Sequence[str]]) -> str:
+    """What is said of fields without names."""
+    parts = [schema.first.names[0], schema.second.names[0]]
+    if schema.negatives and any(len(row) > 2 for row in rows):
+        parts.append("negatives")
+    return f"in order: {', '.join(parts)}"
+
+
+def _named(
+    records: Numbered,
+    fields_of: Callable[[Any], list[str]],
+    rows: Sequence[Sequence[str]],
+    names: Sequence[str],
+    schema: Schema,
+) -> Table:
+    """Lines whose fields have names; ``rows`` are some of them."""
+    texts = [
+        name
+        for place, name in enumerate(names)
+        if schema.ids or holds_text(row[place] for row in rows if place < len(row))
+    ]
+    assigned = assign(names, texts, schema)
+    parts = [assigned.renames.get(name, name) for name in names]
+    optional = [name in assigned.optional for name in names]
+
+    def read(raw: Any) -> dict[str, str | None]:
+        fields = fields_of(raw)
+        if len(fields) != len(names):
+            unit = "tab-separated fields" if isinstance(raw, bytes) else "fields"
+            raise RecordError(f"{len(fields)} {unit}, {len(names)} expected: {list(names)}")
+        return {
+            part: None if may_lack and not field else field
+            for part, field, may_lack in zip(parts, fields, optional)
+        }
+
+    return Table(records, read, assigned.description)
+
+
+def _shown(fields_of: Callable[[Any], list[str]], raw: Any) -> list[str]:
+    """Fields of a record to look at, whatever is wrong with it."""
+    try:
+        return fields_of(raw)
+    except RecordError:
+        return [repr(raw)]
+
+
+def _tabbed(line: bytes) -> list[str]:
+    return decode_text(line).split("\t")
+
+
+def _checked(fields: list[str] | csv.Error) -> list[str]:
+    """The fields of a line of CSV that could be read."""
+    if isinstance(fields, csv.Error):
+        raise RecordError(f"not CSV: {fields} (a quote within quotes is written twice)")
+    if not all(field.isascii() for field in fields):
+        decode_text("\n".join(fields).encode(errors="surrogateescape"))
+    return fields
+
+
+def _csv(file: DataFile, advance: Advance) -> Iterator[tuple[int, list[str] | csv.Error]]:
+    """The number of each record's first line and its fields, which may hold line breaks."""
+    csv.field_size_limit(sys.maxsize)  # of all of Python, and no text is too long
+    lines = (
+        line.decode(errors="surrogateescape") + "\n" for _, line in read_all_lines(file, advance)
+    )
+    first = next(lines, "")
+    reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield number, error
+            continue
+        if any(field and not field.isspace() for field in fields):
+            yield number, fields
+
+
+def _delimiter(line: str) -> str:
+    """The first of the delimiters that parts a line, as spreadsheets of other countries write
+    semicolons."""
+    for delimiter in _DELIMITERS:
+        try:
+            if len(next(csv.reader([line], delimiter=delimiter))) > 1:
+                return delimiter
+        except csv.Error:
+            continue
+    return _DELIMITERS[0]
+
+
+def _begins_array(sample: Sequence[tuple[int, bytes]]) -> bool:
+    """Whether a file is one JSON list of records, not a record on each line."""
+    first = sample[0][1].lstrip()
+    try:
+        value = json.loads(first)
+    except ValueError:
+        return first.startswith(b"[")
+    return isinstance(value, list) and bool(value) and isinstance(value[0], list | dict)
+
+
+def _array(file: DataFile, advance: Advance) -> Iterator[tuple[int, bytes]]:
+    """The elements of the list that is the whole file, with the number of the line each begins in.
+
+    Raises:
+        ValueError: what is not JSON, or not UTF-8, with its line.
+    """
+    content = b"\n".join(line for _, line in read_all_lines(file, advance))
+    try:
+        text = decode_text(content)
+    except RecordError as error:
+        raise ValueError(f"{file.name}: {error}") from error
+    decoder = json.JSONDecoder()
+    place, line = text.index("[") + 1, 1 + text.count("\n", 0, text.index("["))
+    while True:
+        start = _past(" \t\r\n,", text, place)
+        line += text.count("\n", place, start)
+        if text[start : start + 1] == "]":
+            return
+        try:
+            _, place = decoder.raw_decode(text, start)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{file.place(line)}: the list is not JSON: {error}") from error
+        yield line, text[start:place].encode(errors="surrogatepass")
+        line += text.count("\n", start, place)
+
+
+def _past(characters: str, text: str, place: int) -> int:
+    """The first place from ``place`` on where none of the characters stands."""
+    while place < len(text) and text[place] in characters:
+        place += 1
+    return place
+
+
+def _as_it_is(record: Any) -> Any:
+    return record

@@ -1,0 +1,171 @@
+"""Several evaluation tasks from what a user names in one line: folders, ids or TREC files."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from sparton.datasets.collection import (
+    OnUnknown,
+    beir_folder,
+    has_judgments,
+    ir_datasets_task,
+    judged_task,
+)
+from sparton.datasets.columns import COLLECTION
+from sparton.datasets.files import RecordError, detect_format, locate
+from sparton.datasets.records import parse_text_or_fields
+from sparton.datasets.tables import Columns, open_table
+from sparton.types import RetrievalTask
+
+Builders = dict[str, Callable[[], RetrievalTask]]
+Missing = Literal["error", "skip"]
+
+# Of ir_datasets, those whose queries are documents of their own collection.
+_EXCLUDE_SELF = ("beir/arguana", "beir/quora")
+
+
+def beir_folders(
+    paths: Sequence[str],
+    split: str = "test",
+    *,
+    missing: Missing = "error",
+    exclude_self: bool = False,
+    on_unknown: OnUnknown = "error",
+) -> Builders:
+    """What reads each of several folders in the layout of BEIR, by the folder's name.
+
+    Args:
+        paths: of the folders.
+        split: name of the judgments in ``qrels``.
+        missing: what a folder without such judgments does: "skip" leaves it out.
+        exclude_self, on_unknown: as in :func:`~sparton.datasets.collection.beir_folder`.
+
+    Raises:
+        ValueError: no folder, or the same one twice.
+    """
+    if missing not in ("error", "skip"):
+        raise ValueError(f"missing={missing!r} must be 'error' or 'skip'")
+    if isinstance(paths, str) or not all(paths) or not paths:
+        raise ValueError(f"paths={paths!r}: name folders in the layout of BEIR, as in [PATH,PATH]")
+    counts = Counter(Path(path).resolve().name for path in paths)
+    builders: Builders = {}
+    for path in paths:
+        name = Path(path).resolve().name
+        name = name if counts[name] == 1 else str(path)
+        if name in builders:
+            raise ValueError(f"paths={list(paths)}: {path} is there twice")
+        if missing == "error" or has_judgments(path, split):
+            builders[name] = partial(
+                beir_folder, path, split, exclude_self=exclude_self, on_unknown=on_unknown
+            )
+    return builders
+
+
+def ir_datasets_tasks(
+    datasets: Sequence[str | None],
+    *,
+    missing: Missing = "error",
+    exclude_self: bool | None = None,
+    on_unknown: OnUnknown = "error",
+) -> Builders:
+    """What reads each of several collections of ir_datasets, by its id.
+
+    Args:
+        datasets: ids such as ``beir/scifact/test``.
+        missing: whether it is an "error" that none is named; "skip" gives nothing.
+        exclude_self: leave a document with the query's own id out of its ranking; None does so in
+            ArguAna and Quora of BEIR.
+        on_unknown: as in :func:`~sparton.datasets.collection.beir_folder`.
+
+    Raises:
+        ValueError: no collection is named.
+    """
+    names = [] if isinstance(datasets, str) else [name for name in datasets if name]
+    if not names and missing == "error":
+        raise ValueError(
+            f"datasets={datasets!r}: name collections of ir_datasets, such as beir/scifact/test; "
+            "https://ir-datasets.com lists them"
+        )
+    return {
+        name: partial(
+            ir_datasets_task,
+            name,
+            exclude_self=name.startswith(_EXCLUDE_SELF) if exclude_self is None else exclude_self,
+            on_unknown=on_unknown,
+        )
+        for name in names
+    }
+
+
+def trec_files(
+    documents: str | Sequence[str],
+    queries: str | Sequence[str],
+    qrels: str | None,
+    *,
+    missing: Missing = "error",
+    columns: Columns | None = None,
+    exclude_self: bool = False,
+    on_unknown: OnUnknown = "error",
+) -> Builders:
+    """What reads the task of :func:`trec_task`, by the name of its judgments; nothing where none
+    are named and ``missing`` is "skip"."""
+    if qrels is None:
+        if missing == "error":
+            raise ValueError("qrels=None: name the file of the judgments")
+        return {}
+    build = partial(
+        trec_task,
+        *(documents, queries, qrels),
+        columns=columns,
+        exclude_self=exclude_self,
+        on_unknown=on_unknown,
+    )
+    return {Path(qrels).name.partition(".")[0]: build}
+
+
+def trec_task(
+    documents: str | Sequence[str],
+    queries: str | Sequence[str],
+    qrels: str,
+    *,
+    name: str | None = None,
+    columns: Columns | None = None,
+    exclude_self: bool = False,
+    on_unknown: OnUnknown = "error",
+) -> RetrievalTask:
+    """A task of files: texts of documents and queries by id, and judgments in the format of TREC.
+
+    Args:
+        documents, queries: files or patterns of JSON lines, JSON, TSV, CSV or Parquet with an id, a
+            text and perhaps a title; lines of TSV without a header are an id and a text.
+        qrels: lines ``query 0 document grade``, or the three columns of BEIR; gzipped or not.
+        name: shown in tables; by default that of the judgments.
+        columns: names in both files to ``_id``, ``text`` and ``title``.
+        exclude_self, on_unknown: as in :func:`~sparton.datasets.collection.beir_folder`.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        ValueError: malformed or contradictory content, naming file and line.
+    """
+    (judgments,) = locate(qrels)
+    return judged_task(
+        name or judgments.path.name.partition(".")[0],
+        _texts(documents, columns),
+        _texts(queries, columns),
+        judgments,
+        on_unknown=on_unknown,
+        exclude_self=exclude_self,
+    )
+
+
+def _texts(files: str | Sequence[str], columns: Columns | None) -> Iterator[tuple[str, str, str]]:
+    """Place, id and text of every record."""
+    for file in locate(files):
+        table = open_table(file, detect_format(file), columns, COLLECTION, lambda _: None)
+        for number, raw in table.records:
+            try:
+                yield (file.place(number), *parse_text_or_fields(table.decode(raw)))
+            except RecordError as error:
+                raise ValueError(f"{file.place(number)}: {error}") from error

@@ -1,0 +1,1 @@
+"""Drop-ins for libraries that people train with already."""

@@ -1,0 +1,71 @@
+"""How the forward of the streaming MaxSim is cut.
+
+E embedding.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from sparton.kernels.launch import cdiv, next_power_of_2
+
+
+class StreamingConfig(NamedTuple):
+    """One way to launch the forward.
+
+    Attributes:
+        block_t: document tokens per tile.
+        block_q: query tokens per tile and query.
+        group: queries of a cross product that share a tile; a power of 2.
+        block_e: units of an embedding that are multiplied at once. The queries stay on the chip
+            where this covers E.
+        max_registers: of a thread; fewer let more programs share a multiprocessor.
+        descriptors: whether documents are read through a tensor descriptor (TMA), which takes fewer
+            registers; where their rows are not aligned to 16 bytes they are read without.
+        few_programs: where a launch would have fewer, several share the tiles of long queries.
+    """
+
+    block_t: int
+    block_q: int
+    group: int
+    block_e: int
+    num_warps: int
+    num_stages: int
+    max_registers: int | None = None
+    descriptors: bool = False
+    few_programs: int = 256
+
+
+def streaming_config(
+    num_queries: int, num_tokens: int, E: int, dtype: torch.dtype, *, cross: bool
+) -> StreamingConfig:
+    """The configuration for ``num_queries`` queries of ``num_tokens`` tokens together.
+
+    The tile is cut for queries of the average length; longer ones take several tiles.
+    """
+    full_precision = dtype == torch.float32
+    width = cdiv(num_tokens, max(num_queries, 1))
+    block_q = min(max(next_power_of_2(width), 16), 64 if full_precision else 128)
+    group = 1
+    while cross and group < num_queries and 2 * group * block_q <= (64 if full_precision else 128):
+        group *= 2
+    if full_precision:
+        return StreamingConfig(32, block_q, group, 32, num_warps=4, num_stages=3)
+    block_e = min(max(next_power_of_2(E), 16), 128)
+    while block_e > 64 and E % block_e and E > 128:
+        block_e //= 2
+    config = StreamingConfig(64, block_q, group, block_e, num_warps=8, num_stages=3)
+    if group * block_q <= 32:
+        config = config._replace(num_warps=4, num_stages=2 if cross else 3)
+    elif group * block_q == 128:
+        # Two programs share a multiprocessor.
+        config = config._replace(max_registers=128)
+    return config._replace(descriptors=cross)
+
+
+def num_splits(num_queries: int, num_tokens: int, programs: int, config: StreamingConfig) -> int:
+    """Programs that share the tiles of a query of average length, where there are fewer than
+    ``config.few_programs`` without."""
+    width = cdiv(num_tokens, max(num_queries, 1))
+    wanted = cdiv(config.few_programs, max(programs, 1))
+    return max(min(cdiv(width, config.block_q), wanted), 1)

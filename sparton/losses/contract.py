@@ -1,0 +1,65 @@
+"""What the objective asks of a loss, and what it shows to it.
+
+Q queries, N = Q * (1 + K) documents of the global batch, grouped by query, the positive first.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from sparton.representations import Representations
+
+
+class Scored(NamedTuple):
+    """A global batch as losses see it.
+
+    Attributes:
+        queries, documents: the representations of both sides.
+        scores: fp32 ``[Q, N]`` for each half that representations have, "sparse" by dot product,
+            "tokens" by MaxSim.
+        positives: int64 ``[Q]``, the column of each query's positive; its negatives follow it.
+        teacher_scores: fp32 ``[Q, 1 + K]``, the positive's first, or None.
+    """
+
+    queries: Representations
+    documents: Representations
+    scores: Mapping[str, Tensor]
+    positives: Tensor
+    teacher_scores: Tensor | None = None
+
+
+class Term(NamedTuple):
+    """A summand of what is minimised: an fp32 scalar, and the weight that multiplies it."""
+
+    value: Tensor
+    weight: float = 1.0
+
+
+class Loss(Protocol):
+    """A loss of a whole batch, of its scores or of the representations themselves."""
+
+    @property
+    def needs_negatives(self) -> bool:
+        """Compares a query's positive with its own K >= 1 explicit negatives."""
+        ...
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Follows a teacher's scores."""
+        ...
+
+    @property
+    def halves(self) -> frozenset[str]:
+        """The halves that representations must have; empty where any do."""
+        ...
+
+    def terms(self, batch: Scored) -> dict[str, Term]:
+        """The summands by name, for the log."""
+        ...
+
+
+def total(terms: Mapping[str, Term]) -> Tensor:
+    """The weighted sum of at least one term; fp32 scalar."""
+    return torch.stack([weight * value for value, weight in terms.values()]).sum()

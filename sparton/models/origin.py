@@ -1,0 +1,80 @@
+"""Where a model's weights come from, and under which terms they may be used."""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from sparton.models.repository import optional_file
+
+CARD = "README.md"
+_FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
+
+
+class Origin(NamedTuple):
+    """What a model's card says of it.
+
+    Attributes:
+        base_model: name on the hub of the model that training began with; None if there is none.
+        license: identifier of the hub, such as "apache-2.0"; None where nothing says it.
+        datasets: what it was trained on.
+    """
+
+    base_model: str | None = None
+    license: str | None = None
+    datasets: tuple[str, ...] = ()
+
+    @property
+    def is_non_commercial(self) -> bool:
+        """Whether the licence forbids commercial use, which what is trained from it inherits."""
+        return self.license is not None and "-nc" in self.license.lower()
+
+
+def read_origin(name: str | Path, revision: str | None = None) -> Origin:
+    """What the card in a folder or repository says of its model; nothing where there is no card.
+
+    Raises:
+        ValueError: the card's front matter is no YAML mapping.
+        OSError: the hub has no such repository or revision.
+    """
+    path = optional_file(str(name), CARD, revision)
+    if path is None:
+        return Origin()
+    front = front_matter(path)
+    base, datasets = front.get("base_model"), front.get("datasets") or ()
+    licence = front.get("license")
+    return Origin(
+        base[0] if isinstance(base, list) and base else base or None,
+        str(licence) if licence else None,
+        (datasets,) if isinstance(datasets, str) else tuple(map(str, datasets)),
+    )
+
+
+def origin_of_trained(name: str | Path, revision: str | None = None) -> Origin:
+    """What a model that begins with the weights of ``name`` is to say of itself: those of a
+    repository are its base, those of a folder have the folder's base; the terms are inherited.
+
+    Raises:
+        ValueError, OSError: as :func:`read_origin`.
+    """
+    origin = read_origin(name, revision)
+    return origin if Path(name).is_dir() else origin._replace(base_model=str(name), datasets=())
+
+
+def front_matter(path: Path) -> dict[str, Any]:
+    """The YAML between the first two ``---`` of a card.
+
+    Raises:
+        ValueError: it is no mapping.
+    """
+    found = _FRONT.match(path.read_text(encoding="utf-8"))
+    if found is None:
+        return {}
+    try:
+        content = yaml.safe_load(found[1])
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} begins with front matter that is no YAML: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} begins with front matter that is no mapping of names to values")
+    return content

@@ -1,0 +1,275 @@
+"""Gives a backbone a masked-language-modelling head that fits a collection.
+
+T packed tokens, N texts, V vocabulary.
+"""
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import nn
+from transformers import PreTrainedTokenizerFast
+
+from sparton.arguments import refuse_ignored
+from sparton.datasets.permutation import derive_key, permute
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.evaluation import choose_device
+from sparton.models.backbone import Backbone
+from sparton.models.backbones import minilm, minilm_folder, pretrained
+from sparton.models.body import EncoderBody
+from sparton.models.folders import save_encoder
+from sparton.models.heads import SpartonHead
+from sparton.models.splade import SpladeEncoder
+from sparton.packing import ranges_of
+from sparton.pipelines.identity import model_identity, texts_digest
+from sparton.pipelines.masked_language import (
+    CHOSEN,
+    MaskedLanguageStep,
+    Plan,
+    TextBatch,
+    hidden_logits,
+    hide,
+    shuffled_batches,
+)
+from sparton.training.distributed import World
+from sparton.training.loggers import open_loggers
+from sparton.training.loop import LoopSettings, Trainer
+from sparton.training.manifest import describe_environment
+from sparton.training.optimization import build_optimizer
+from sparton.training.precision import Precision
+from sparton.training.schedules import LinearSchedule
+from sparton.training.status import only_writer
+from sparton.training.throughput import ThroughputMeter
+from sparton.types import TokenBatch
+
+HELD_OUT = 256
+_TOKENIZED_AT_ONCE = 2048
+_LOG_LINES = 20
+
+
+class HeldOut(NamedTuple):
+    """Mean loss of the hidden tokens of held-out texts, and the share of those predicted."""
+
+    loss: float
+    accuracy: float
+
+
+class Adaptation(NamedTuple):
+    """What came of an adaptation.
+
+    Attributes:
+        texts: how many there were, those held out included.
+        before, after: of the training, on the same held-out texts with the same tokens hidden.
+        shift: what was added to the decoder's bias in the end.
+    """
+
+    texts: int
+    before: HeldOut
+    after: HeldOut
+    shift: float
+
+
+def adapt_mlm(
+    texts: Iterable[str],
+    output: str | Path,
+    *,
+    backbone: str | Path | Backbone | None = None,
+    plan: Plan = Plan(),  # noqa: B008 (frozen)
+    precision: str | None = None,
+    device: str | None = None,
+    compile: bool = False,
+    checkpoint_every: int | None = 500,
+    progress: bool = True,
+) -> Adaptation:
+    """Train a masked language model on texts, and write it as a SPLADE folder.
+
+    Masked-language modelling leaves the level of the logits open (softmax does not see a constant),
+    while SPLADE cuts them at zero; the decoder's bias is therefore shifted at the end so that
+    held-out texts have ``plan.active_terms`` terms on average.
+
+    The folder ``<output>.run`` has the log and, until the model is written, checkpoints: the same
+    call goes on from the last of them.
+
+    Args:
+        texts: those of nothing but white space are left out.
+        output: folder of the model, which is replaced where it exists.
+        backbone: a masked language model, or its folder or hub name; None for all-MiniLM-L6-v2 with
+            a head that starts as the identity.
+        plan: how it is trained.
+        precision: see :class:`~sparton.training.precision.Precision`; None for bf16 on a GPU and
+            fp32 on a CPU.
+        device: where it is trained; None for a GPU if there is one.
+        compile: see :class:`~sparton.models.body.EncoderBody`; a loaded backbone has chosen.
+        checkpoint_every: steps between two checkpoints; None for none.
+        progress: show the log on standard output.
+
+    Raises:
+        ValueError: there are no texts, or the model is no complete masked language model, or one
+            without a bias of its decoder.
+        OSError: there is no such model, the disk is full or not writable, or another process
+            writes the same.
+        CheckpointError: the run folder has checkpoints of another plan, other texts or another
+            model.
+        NonFiniteLossError: the loss, a gradient or a weight is no longer finite.
+    """
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise ValueError("there are no texts to learn from")
+    started_from = model_identity(minilm_folder() if backbone is None else backbone)
+    identity = {name: str(value) for name, value in asdict(plan).items()}
+    identity |= {"texts": texts_digest(texts), "backbone": started_from}
+    torch.manual_seed(plan.seed)
+    world = World(0, 1, choose_device(device))
+    usual = "bf16" if world.device.type == "cuda" else "fp32"
+    number_format = Precision(precision or usual, world.device)
+    encoder = SpladeEncoder(_load(backbone, compile), SpartonHead())
+    encoder.to(world.device, number_format.parameter_dtype)
+    length = min(plan.length, encoder.backbone.max_length)
+    training, held_out = _split(tokenize(texts, encoder.tokenizer, length), plan.seed)
+    model = _Model(encoder, held_out, length, plan.active_terms, Path(output))
+    before = model.measure()
+    settings = LoopSettings(
+        plan.steps, max(1, plan.steps // _LOG_LINES), checkpoint_every=checkpoint_every
+    )
+    trainer = _build_trainer(model, plan, settings, world, number_format, identity)
+    with only_writer(trainer.folder):
+        _train(trainer, training, plan, progress)
+    return Adaptation(len(texts), before, model.measure(), model.shift)
+
+
+@dataclass
+class _Model:
+    """What learns, and the texts that it is judged by."""
+
+    encoder: SpladeEncoder
+    held_out: TokenBatch
+    length: int
+    active_terms: int
+    output: Path
+    shift: float = 0.0
+
+    @torch.no_grad()
+    def measure(self) -> HeldOut:
+        """On the held-out texts, always with the same tokens hidden."""
+        backbone, generator = self.encoder.backbone.eval(), torch.Generator().manual_seed(0)
+        masked = hide(self.held_out, backbone.tokenizer, generator).to(self.encoder.device)
+        logits = hidden_logits(backbone, masked).float()
+        right = (logits.argmax(1) == masked.targets).float().mean().item()
+        return HeldOut(F.cross_entropy(logits, masked.targets).item(), right)
+
+    def save(self, _: nn.Module, __: Path) -> None:
+        """To ``output`` and not into the folder of the run, with its active terms levelled."""
+        tokens = self.held_out.to(self.encoder.device)
+        self.shift = level_active_terms(self.encoder.backbone, tokens, self.active_terms)
+        lengths = {"query_length": self.length, "document_length": self.length}
+        save_encoder(self.encoder, self.output, **lengths)
+
+
+def _load(backbone: str | Path | Backbone | None, compile: bool) -> Backbone:
+    if isinstance(backbone, Backbone):
+        refuse_ignored("a loaded backbone", compile=compile or None)
+    elif backbone is None:
+        backbone = minilm(compile=compile)
+    else:
+        backbone = pretrained(str(backbone), compile=compile)
+    if backbone.decoder.bias is None:
+        raise ValueError(
+            f"the decoder of {type(backbone.model).__name__} has no bias, by which the number of "
+            "active terms is set: choose a backbone that has one"
+        )
+    return backbone
+
+
+def tokenize(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int) -> TokenBatch:
+    """All texts, special tokens included, cut at ``length``."""
+    packed = PackedTokenizer(tokenizer, length, length)
+    parts = ranges_of(len(texts), _TOKENIZED_AT_ONCE)
+    return TokenBatch.concatenate([packed.documents([texts[row] for row in p]) for p in parts])
+
+
+def _split(tokens: TokenBatch, seed: int) -> tuple[TokenBatch, TokenBatch]:
+    """Texts to learn from, all where there are few, and texts by chance to be judged by."""
+    size = tokens.num_sequences
+    order = permute(np.arange(size), size, derive_key(seed, HELD_OUT))
+    training = order[HELD_OUT:] if size > HELD_OUT else order
+    return tokens.take(torch.from_numpy(training)), tokens.take(torch.from_numpy(order[:HELD_OUT]))
+
+
+def _build_trainer(
+    model: _Model,
+    plan: Plan,
+    settings: LoopSettings,
+    world: World,
+    number_format: Precision,
+    identity: dict[str, str],
+) -> Trainer[MaskedLanguageStep]:
+    """The head, and what else is not the body, learns at a rate of its own."""
+    encoder, backbone = model.encoder, model.encoder.backbone
+    adamw = partial(
+        torch.optim.AdamW,
+        lr=plan.head_lr,
+        betas=(0.9, 0.98),
+        fused=world.device.type == "cuda",
+    )
+    body = f"backbone.model.{backbone.model.base_model_prefix}"
+    return Trainer(
+        step=MaskedLanguageStep(encoder, world, number_format, plan.seed),
+        optimizer=build_optimizer(encoder, adamw, 0.01, {body: plan.lr}),
+        schedule=LinearSchedule(plan.warmup),
+        settings=settings,
+        folder=model.output.with_name(f"{model.output.name}.run"),
+        meter=ThroughputMeter(world.device, lambda mean, _: _flops_per_token(backbone, mean)),
+        save_model=model.save,
+        identity=identity,
+    )
+
+
+def _flops_per_token(backbone: Backbone, sequence_length: float) -> float:
+    """Model FLOPs per real token of a step, of which few pass through the decoder."""
+    decoder = 6.0 * backbone.decoder.weight.numel()
+    return EncoderBody.flops_per_token(backbone, sequence_length) + CHOSEN * decoder
+
+
+def _train(
+    trainer: Trainer[MaskedLanguageStep], tokens: TokenBatch, plan: Plan, progress: bool
+) -> None:
+    """Go on where the run folder says, to the end; its checkpoints are then of no more use."""
+    start = trainer.resume()
+    manifest = describe_environment() | {"config": dict(trainer.identity)}
+    loggers = open_loggers(
+        trainer.folder, manifest, plan.steps, start, console=Console(quiet=not progress)
+    )
+    lengths = tokens.cu_seqlens.diff().numpy().astype(np.int64)
+    rows = islice(shuffled_batches(lengths, plan.batch_tokens, plan.seed), start, plan.steps)
+    try:
+        batches = (TextBatch(tokens.take(torch.from_numpy(each))) for each in rows)
+        trainer.run(batches, loggers)
+    finally:
+        for logger in loggers:
+            logger.close()
+    shutil.rmtree(trainer.folder / "checkpoints", ignore_errors=True)
+
+
+@torch.no_grad()
+def level_active_terms(backbone: Backbone, texts: TokenBatch, active_terms: int) -> float:
+    """Shift the decoder's bias so that the texts have ``active_terms`` active terms on average.
+
+    Returns:
+        What was added to every entry of the bias.
+    """
+    backbone.eval()
+    hidden = backbone(texts)
+    pieces = hidden.split(texts.cu_seqlens.diff().tolist())
+    highest = torch.cat([backbone.decoder(piece).amax(0) for piece in pieces])
+    rank = min(active_terms * len(pieces), highest.numel() - 1)
+    threshold = highest.kthvalue(highest.numel() - rank).values
+    backbone.decoder.bias.sub_(threshold)
+    return -threshold.item()

@@ -1,0 +1,51 @@
+"""What tells whether an interrupted pipeline goes on with the same model and the same texts."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A digest of the names and values of all weights."""
+    sha = hashlib.sha256()
+    for name, value in model.state_dict().items():
+        sha.update(name.encode())
+        sha.update(value.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()[:32]
+
+
+def texts_digest(texts: Iterable[str]) -> str:
+    """A digest of texts in their order."""
+    sha = hashlib.sha256()
+    for text in texts:
+        content = text.encode()
+        sha.update(len(content).to_bytes(8, "little") + content)
+    return sha.hexdigest()[:32]
+
+
+def model_identity(model: str | Path | nn.Module) -> str:
+    """What a model is: its weights where it is in memory, its name where it is on the hub; of a
+    folder the state of its files, too."""
+    if isinstance(model, nn.Module):
+        return f"weights {weights_digest(model)}"
+    if not Path(model).is_dir():
+        return str(model)
+    files = (file for file in sorted(Path(model).rglob("*")) if file.is_file())
+    states = (
+        f"{file.relative_to(model)} {(stat := file.stat()).st_size} {stat.st_mtime_ns}"
+        for file in files
+    )
+    return f"{model}, files {texts_digest(states)}"
+
+
+def settings_identity(settings: Any) -> dict[str, object]:
+    """The kind and the fields of a dataclass; of its model, if it has one, what that is."""
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    if "model" in values:
+        values["model"] = model_identity(values["model"])
+    return {"kind": type(settings).__name__, **values}

@@ -1,0 +1,159 @@
+"""Mining from the examples to the file of them with negatives."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+
+from sparton.arguments import ArgumentError, refuse_ignored
+from sparton.datasets.sources import Records
+from sparton.datasets.texts import TextsByRow, TextTable
+from sparton.evaluation import choose_device
+from sparton.pipelines.identity import settings_identity, texts_digest
+from sparton.pipelines.mining import parts
+from sparton.pipelines.mining.examples import (
+    Hashes,
+    PositiveDocuments,
+    Positives,
+    distinct,
+    hash_documents,
+)
+from sparton.pipelines.mining.miners import SLAB, BM25Miner, TrainedModel
+from sparton.pipelines.mining.mining import Mining, Output, Short
+from sparton.pipelines.mining.selection import Rule
+from sparton.pipelines.mining.teachers import CrossEncoder
+from sparton.training.status import only_writer
+
+
+def mine_hard_negatives(
+    examples: Records,
+    output: str | Path,
+    *,
+    collection: TextsByRow | None = None,
+    miner: BM25Miner | TrainedModel = BM25Miner(),  # noqa: B008 (frozen)
+    rule: Rule = Rule(),  # noqa: B008
+    teacher: CrossEncoder | TrainedModel | None = None,
+    short: Short = "keep",
+    ids: bool = False,
+    exclude_self: bool = False,
+    device: str | None = None,
+    progress: bool = True,
+) -> Mapping[str, int]:
+    """Rank a collection for the query of each example, and keep what is wrong: a file of examples
+    that training reads, with negatives and, of a teacher, scores.
+
+    Never a negative: a positive of the query anywhere in the examples, the query itself, and texts
+    that differ from these in white space or case only. Negatives that the examples have are
+    replaced.
+
+    An interrupted run goes on when called again with the same arguments, from what it left in the
+    folder ``<output>.parts``; the output appears when it is complete, with ``<name>.mined.json``
+    beside it.
+
+    Args:
+        examples: as :func:`~sparton.datasets.sources.text_records` and its neighbours give them.
+        output: ``.jsonl`` or ``.jsonl.gz``.
+        collection: in which to mine, for examples that are written out as texts, a ``TextTable`` or
+            ``TextList``; None for all their positives. Examples of ids bring their own.
+        miner: ranks the collection.
+        rule: which ranks become negatives.
+        teacher: scores positives and negatives, for distillation, and for margins in the place of
+            the miner; None for no scores.
+        short: what becomes of examples with too few negatives: "keep" what there is; "pad" repeats
+            it, as training does, and drops examples without any; "drop".
+        ids: write ids; otherwise texts.
+        exclude_self: a document with the query's own id is no negative (ArguAna, Quora).
+        device: where models run and vectors are compared, to which models that were loaded are
+            moved; None for a GPU if there is one.
+        progress: show bars on standard error.
+
+    Returns:
+        Counts: ``examples``, those ``written``, ``short`` of negatives, of these with ``none``, and
+        ``dropped``; ``negatives``; ``candidates`` in the windows, those ``refused`` by the margin;
+        ``teacher_pairs`` scored.
+
+    Raises:
+        ValueError: an argument that cannot be, an unfinished run with other settings, or no example
+            with enough negatives.
+        OSError: there is no such model, the disk is full or not writable, or another process writes
+            the same.
+    """
+    output = Path(output)
+    parts.check_output(output)
+    if short not in get_args(Short):
+        raise ArgumentError("{short} must be {}", ", ".join(get_args(Short)), short=short)
+    written = Output(short, ids, exclude_self)
+    collection = _collection(examples, collection, written)
+    on = choose_device(device)
+    folder = parts.working_folder(output)
+    with only_writer(folder):
+        settings = _settings(examples, collection, miner, rule, teacher, written)
+        parts.agree(output, settings)
+        score = None if teacher is None else teacher.load(on)
+        positives = Positives(examples)
+        documents, hashes = _documents(
+            examples, collection, positives, with_outside=rule.has_margin and teacher is None
+        )
+        ranker = miner.build(documents, folder, on, progress)
+        mining = Mining(examples, positives, documents, hashes, ranker, score, rule, written)
+        counts = parts.mine_parts(output, len(examples), mining.part, progress)
+        parts.assemble(output, len(examples), settings, counts)
+    return counts
+
+
+def _collection(
+    examples: Records, collection: TextsByRow | None, written: Output
+) -> TextsByRow | None:
+    """Where to mine; None for the positives of the examples."""
+    if examples.texts is not None:
+        refuse_ignored("mining for examples of ids", collection=collection)
+        return examples.texts[1]
+    for name in ("ids", "exclude_self"):
+        if getattr(written, name):
+            raise ArgumentError(f"{{{name}:name}} needs examples with ids", **{name: True})
+    return collection
+
+
+def _settings(
+    examples: Records,
+    collection: TextsByRow | None,
+    miner: BM25Miner | TrainedModel,
+    rule: Rule,
+    teacher: CrossEncoder | TrainedModel | None,
+    written: Output,
+) -> dict[str, object]:
+    """All that decides what is written, and nothing else."""
+    content = [examples.table.folder.name]
+    if isinstance(collection, TextTable):
+        content.append(collection.table.folder.name)
+    elif collection is not None:
+        content.append(texts_digest(collection.take(range(len(collection))).texts))
+    roles = {"miner": settings_identity(miner)}
+    if teacher is not None:
+        roles["teacher"] = settings_identity(teacher)
+        roles["teacher"].pop("batch", None)  # may differ when a run goes on
+    return {
+        **{f"{role}_{name}": value for role, of in roles.items() for name, value in of.items()},
+        **asdict(rule),
+        **written._asdict(),
+        "examples": examples.name,
+        "content of the files": content,
+        "rows of a part and a slab": [parts.PART, SLAB],
+    }
+
+
+def _documents(
+    examples: Records, collection: TextsByRow | None, positives: Positives, *, with_outside: bool
+) -> tuple[list[TextsByRow], Hashes]:
+    """The collection, and the hashes of all. Positives outside of it join it, to be scored and
+    never to be mined, if a margin to the miner's score needs them."""
+    if collection is None:
+        own = PositiveDocuments(examples, positives.places[distinct(positives)])
+        return [own], hash_documents(own)
+    hashes = hash_documents(collection)
+    if not with_outside:
+        return [collection], hashes
+    outside = PositiveDocuments(examples, positives.places[distinct(positives, hashes)])
+    return [collection, outside], np.concatenate([hashes, hash_documents(outside)])

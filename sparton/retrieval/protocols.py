@@ -1,0 +1,113 @@
+"""What an index is to those who search it.
+
+N documents, Q queries, C candidates of a query, K results of a query.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparton.representations import KINDS, Representations
+from sparton.types import Kind
+
+
+class Found(NamedTuple):
+    """The results of Q queries.
+
+    Attributes:
+        scores: fp32 ``[Q, K]``, best first.
+        rows: int64 ``[Q, K]``, numbers of documents; slots that no document fills come last and
+            hold score 0 and row -1.
+    """
+
+    scores: NDArray[np.float32]
+    rows: NDArray[np.int64]
+
+
+class Index(Protocol):
+    """N encoded documents that can be searched.
+
+    Attributes:
+        kinds: the halves of representations that are compared.
+    """
+
+    kinds: frozenset[Kind]
+
+    def search(
+        self,
+        queries: Representations,
+        k: int,
+        *,
+        exclude: NDArray[np.int64] | None = None,
+        progress: str | None = None,
+    ) -> Found:
+        """The K best documents of each query; equal scores are ordered by document, lower first.
+
+        Args:
+            queries: Q texts on the host, with the halves that the index compares.
+            k: K, at least 1; may exceed the number of documents.
+            exclude: ``[Q]``, one document per query to leave out; -1 leaves out nothing.
+            progress: label of a progress bar on standard error; None for no bar.
+
+        Raises:
+            ValueError: queries without these halves or of another width, a ``k`` below 1, an
+                ``exclude`` without one number per query.
+        """
+        ...
+
+
+class Reranker(Protocol):
+    """N encoded documents that can put candidates in order."""
+
+    kinds: frozenset[Kind]
+
+    def rerank(
+        self,
+        queries: Representations,
+        candidates: NDArray[np.int64],
+        *,
+        progress: str | None = None,
+    ) -> Found:
+        """The candidates of each query in the order of their scores.
+
+        Args:
+            queries: Q texts on the host.
+            candidates: int64 ``[Q, C]``, documents, different within a row; -1 for none.
+            progress: label of a progress bar on standard error; None for no bar.
+
+        Returns:
+            K = C results.
+
+        Raises:
+            ValueError: candidates of another shape, out of range, or twice in a row.
+        """
+        ...
+
+
+def check_kinds(queries: Representations, kinds: Collection[Kind]) -> None:
+    """Refuse queries that an index cannot compare with its documents.
+
+    Raises:
+        ValueError: names what queries and documents have.
+    """
+    if missing := [kind for kind in sorted(kinds) if kind not in queries.kinds]:
+        given = " and ".join(KINDS[kind] for kind in sorted(queries.kinds)) or "nothing"
+        wanted = " and ".join(KINDS[kind] for kind in missing)
+        raise ValueError(f"queries have {given}, but the documents are compared by {wanted}")
+
+
+def check_request(k: int, exclude: NDArray[np.int64] | None, num_queries: int) -> None:
+    """Refuse what no index can answer.
+
+    Raises:
+        ValueError: ``k`` below 1, or ``exclude`` without one row per query.
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}, must be at least 1")
+    if exclude is not None and exclude.shape != (num_queries,):
+        raise ValueError(
+            f"exclude has the shape {exclude.shape}, must hold one document row for each "
+            f"of the {num_queries} queries"
+        )

@@ -1,0 +1,306 @@
+"""A trained model to use: encode texts, search a collection, and say why a text is found.
+
+Q queries, N documents.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
+from sparton.evaluation.models import choose_device, load_retriever
+from sparton.representations import Representations
+from sparton.retrieval.encoding import VectorDtype, encode_texts
+from sparton.retrieval.index import RERANK_DEPTH, IndexBuilder, exact_index
+from sparton.retrieval.protocols import Index
+from sparton.types import Side
+
+if TYPE_CHECKING:
+    from sparton.datasets.tokenization import PackedTokenizer
+    from sparton.models.encoder import Encoder
+
+_SHOWN_FROM = 1000  # texts from which on a bar of progress is shown unless it is said
+_PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
+
+
+class Hit(NamedTuple):
+    """A document that a query finds.
+
+    Attributes:
+        id: its identifier, or its number where the collection has none.
+        score: higher is better.
+    """
+
+    id: str | int
+    score: float
+
+
+class EncodeOptions(TypedDict, total=False):
+    """How texts are encoded; see :meth:`Retriever.encode`."""
+
+    batch_tokens: int
+    max_terms: int | None
+    vector_dtype: VectorDtype
+    progress: bool | None
+
+
+class Retriever:
+    """An encoder with its tokenizer, in evaluation mode.
+
+    Args:
+        encoder: a SPLADE, late-interaction, joint, CSR or dense encoder.
+        tokenizer: of the encoder, with the lengths at which texts are cut.
+        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
+    """
+
+    def __init__(
+        self, encoder: "Encoder", tokenizer: "PackedTokenizer", *, precision: str = "fp32"
+    ) -> None:
+        self.encoder = encoder.eval()
+        self.tokenizer = tokenizer
+        self.precision = precision
+
+    @property
+    def device(self) -> torch.device:
+        return self.encoder.device
+
+    def encode_queries(
+        self, texts: Sequence[str], **options: Unpack[EncodeOptions]
+    ) -> Representations:
+        """Representations of queries; see :meth:`encode`."""
+        return self.encode(texts, "query", **options)
+
+    def encode_documents(
+        self, texts: Sequence[str], **options: Unpack[EncodeOptions]
+    ) -> Representations:
+        """Representations of documents; see :meth:`encode`."""
+        return self.encode(texts, "document", **options)
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        side: Side,
+        *,
+        batch_tokens: int = 16_384,
+        max_terms: int | None = None,
+        vector_dtype: VectorDtype = "float16",
+        progress: bool | None = None,
+    ) -> Representations:
+        """Representations of ``texts`` on the host, in their order.
+
+        Batches are made of texts of like length. ``sparse`` of the result holds active weights
+        alone (``sparse.dense()`` gives ``[N, V]``), ``tokens`` one vector per token.
+
+        Args:
+            texts: at least one.
+            side: "query" or "document".
+            batch_tokens: bound of sequences times longest sequence in a batch.
+            max_terms: keep this many of a text's largest weights; None for all.
+            vector_dtype: in which token vectors are stored.
+            progress: whether to show a bar on standard error; None for one from 1,000 texts on.
+
+        Raises:
+            ValueError: a single text in the place of a list, no texts, ``max_terms`` of a model
+                without sparse vectors, or representations that are not finite.
+        """
+        shown = len(texts) >= _SHOWN_FROM if progress is None else progress
+        return encode_texts(
+            self.encoder,
+            self.tokenizer,
+            texts,
+            side,
+            batch_tokens=batch_tokens,
+            precision=self.precision,
+            max_terms=max_terms,
+            vector_dtype=vector_dtype,
+            progress=_PLURAL[side] if shown else None,
+        )
+
+    def similarity(
+        self,
+        queries: Sequence[str] | Representations,
+        documents: Sequence[str] | Representations,
+    ) -> Tensor:
+        """The score of every query with every document, fp32 ``[Q, N]`` on the host: MaxSim where
+        the model gives token vectors, else the dot product of sparse vectors."""
+        asked, answers = self._encoded(queries, "query"), self._encoded(documents, "document")
+        if answers.tokens is not None:
+            asked, answers = (side._replace(sparse=None) for side in (asked, answers))
+        found = exact_index(answers, self.device).search(asked, max(answers.num_texts, 1))
+        scores = np.zeros(found.scores.shape, np.float32)
+        place, slot = np.nonzero(found.rows >= 0)
+        scores[place, found.rows[place, slot]] = found.scores[place, slot]
+        return torch.from_numpy(scores)
+
+    def index(
+        self,
+        documents: Sequence[str] | Representations,
+        ids: Sequence[str] | None = None,
+        *,
+        build: IndexBuilder = exact_index,
+        rerank_depth: int = RERANK_DEPTH,
+    ) -> "TextIndex":
+        """An index of documents that is searched by texts.
+
+        Args:
+            documents: N texts, or what :meth:`encode_documents` made of them.
+            ids: N different identifiers; None numbers the documents from 0.
+            build: makes the index of the encoded documents.
+            rerank_depth: candidates of a query that MaxSim orders, where the model gives both
+                sparse vectors and token vectors.
+
+        Raises:
+            ValueError: not as many ``ids`` as documents, the same one twice, or what
+                :meth:`encode` refuses.
+        """
+        encoded = self._encoded(documents, "document")
+        if ids is not None:
+            _check_ids(ids, encoded.num_texts)
+        return TextIndex(self, build(encoded, self.device, rerank_depth=rerank_depth), ids)
+
+    def explain(
+        self, text: str, document: str | None = None, *, k: int = 20
+    ) -> list[tuple[str, float]] | list[TermMatch] | list[TokenMatch]:
+        """Why a text is found.
+
+        Args:
+            text: a document, or the query where ``document`` is given.
+            document: what the query is compared with.
+            k: terms at most.
+
+        Returns:
+            of a text alone its ``k`` heaviest terms and their weights. Of a query and a document
+            what adds up to their score: by MaxSim the token of the document that answers each token
+            of the query, by sparse vectors the terms of both, the heaviest product first.
+
+        Raises:
+            ValueError: a text alone, of a model without sparse vectors.
+        """
+        if document is None:
+            return explain(self.encoder, self.tokenizer, text, k=k)
+        return explain_match(self.encoder, self.tokenizer, text, document, k=k)
+
+    def save(self, path: str | Path) -> None:
+        """Write the folder that :func:`load`, sentence-transformers and PyLate read, all of it or
+        nothing.
+
+        Raises:
+            OSError: the disk is full or not writable.
+        """
+        from sparton.models.folders import save_encoder
+
+        save_encoder(
+            self.encoder,
+            path,
+            query_length=self.tokenizer.query_length,
+            document_length=self.tokenizer.document_length,
+        )
+
+    def push_to_hub(
+        self,
+        repository: str,
+        *,
+        license: str | None = None,
+        private: bool = False,
+        token: str | None = None,
+    ) -> str:
+        """Upload the model with its card to the Hugging Face hub; see :func:`sparton.hub.push`.
+
+        Returns:
+            the address of the commit.
+
+        Raises:
+            ValueError: no licence is known, or one that the terms of the base do not allow.
+        """
+        from sparton.hub import push
+
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "model"
+            self.save(path)
+            return push(path, repository, license=license, private=private, token=token)
+
+    def _encoded(self, texts: Sequence[str] | Representations, side: Side) -> Representations:
+        return texts if isinstance(texts, Representations) else self.encode(texts, side)
+
+
+class TextIndex:
+    """Encoded documents that are searched by texts; made by :meth:`Retriever.index`."""
+
+    def __init__(self, retriever: Retriever, index: Index, ids: Sequence[str] | None) -> None:
+        self.retriever = retriever
+        self.index = index
+        self.ids = ids
+
+    def search(
+        self, queries: Sequence[str] | Representations, k: int = 10, *, progress: bool = False
+    ) -> list[list[Hit]]:
+        """The ``k`` best documents of each query, best first; fewer where fewer are found.
+
+        Args:
+            queries: texts, or what :meth:`Retriever.encode_queries` made of them.
+            k: at least 1.
+            progress: whether to show a bar on standard error.
+
+        Raises:
+            ValueError: a single text in the place of a list, or ``k`` below 1.
+        """
+        if not isinstance(queries, Representations):
+            queries = self.retriever.encode(queries, "query", progress=progress)
+        found = self.index.search(queries, k, progress="search" if progress else None)
+        return [
+            [
+                Hit(row if self.ids is None else self.ids[row], score)
+                for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
+                if row >= 0
+            ]
+            for scores, rows in zip(*found, strict=True)
+        ]
+
+
+def load(
+    model: str | Path,
+    *,
+    device: torch.device | str | None = None,
+    precision: str = "fp32",
+    query_length: int | None = None,
+    document_length: int | None = None,
+    revision: str | None = None,
+) -> Retriever:
+    """A trained model, ready to use.
+
+    Args:
+        model: a folder of this project, of sentence-transformers or of PyLate, a masked-LM
+            checkpoint, or a name on the Hugging Face hub.
+        device: where to put it; None for a GPU if there is one.
+        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
+        query_length, document_length: tokens at which texts are cut; None takes what the model's
+            folder says, or 64 and 256 if it is silent.
+        revision: branch, tag or commit on the hub.
+
+    Raises:
+        ValueError: the folder is damaged or of a kind that is not known, a device or precision that
+            does not exist, or a length that the model cannot have.
+        OSError: there is no such model, or files are missing.
+    """
+    encoder, tokenizer = load_retriever(
+        model,
+        query_length,
+        document_length,
+        device=choose_device(None if device is None else str(device)),
+        revision=revision,
+    )
+    return Retriever(encoder, tokenizer, precision=precision)
+
+
+def _check_ids(ids: Sequence[str], num_documents: int) -> None:
+    if len(ids) != num_documents:
+        raise ValueError(f"there are {num_documents} documents, but {len(ids)} ids")
+    if len(set(ids)) != len(ids):
+        twice = Counter(ids).most_common(1)[0][0]
+        raise ValueError(f"the id {twice!r} stands for several documents: ids must differ")

@@ -1,0 +1,89 @@
+"""Which tasks a configuration names, in the words of a command line."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hydra.utils import instantiate
+from omegaconf import MissingMandatoryValue
+
+from sparton.cli.errors import explain
+from sparton.cli.tasks import has_dev_tasks, hold_out_dev, task_builders
+from tests.composing import composed
+from tests.datasets.test_collection import registered  # noqa: F401, a fixture
+from tests.evaluation.problems import QRELS, write_beir
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """``a`` has a dev split, ``b`` has none."""
+    paths = [write_beir(tmp_path / name) for name in ("a", "b")]
+    shutil.copy(paths[0] / "qrels/test.tsv", paths[0] / "qrels/dev.tsv")
+    return paths
+
+
+def tasks(*overrides: str) -> dict[str, list[str]]:
+    """By split, the names of the tasks that are built without a fault."""
+    cfg = composed(*overrides, name="evaluate")
+    found = {split: task_builders(cfg, split) for split in ("dev", "test")}
+    for builders in found.values():
+        for build in builders.values():
+            assert build().qrels
+    return {split: list(builders) for split, builders in found.items()}
+
+
+def test_folders(folders):
+    a, b = folders
+    both = {"dev": ["a"], "test": ["a", "b"]}
+    assert tasks("evaluation=folders", f"evaluation.paths=[{a},{b}]") == both
+    assert tasks("evaluation=beir_folder", f"evaluation.path={b}") == {"dev": [], "test": ["b"]}
+
+
+def test_trec_files(folders):
+    a, _ = folders
+    (a / "covid.txt").write_text("q0 0 d0 1\n")
+    names = {"documents": "corpus.jsonl", "queries": "queries.jsonl", "qrels": "covid.txt"}
+    given = [f"evaluation.{name}={a / file}" for name, file in names.items()]
+    assert tasks("evaluation=trec", *given) == {"dev": [], "test": ["covid"]}
+    dev = f"evaluation.dev_qrels={a / 'qrels/dev.tsv'}"
+    assert tasks("evaluation=trec", *given, dev) == {"dev": ["dev"], "test": ["covid"]}
+
+
+def test_ids_of_ir_datasets(registered):  # noqa: F811
+    one = ["evaluation=ir_datasets", f"evaluation.dataset={registered}"]
+    assert tasks(*one) == {"dev": [], "test": [registered]}
+    assert tasks(*one, f"evaluation.dev_dataset={registered}")["dev"] == [registered]
+    several = f"evaluation.datasets=[{registered}]"
+    assert tasks("evaluation=ir_datasets", several)["test"] == [registered]
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        ("folders", "evaluation.paths has no value: set evaluation.paths=..., see the files in c"),
+        ("beir_folder", "evaluation.path has no value: set evaluation.path=..."),
+        ("trec", "evaluation.documents has no value: set evaluation.documents=..."),
+        ("ir_datasets", "name collections of ir_datasets, such as beir/scifact/test"),
+    ],
+)
+def test_an_evaluation_of_nothing_says_what_to_set(evaluation, message):
+    with pytest.raises(Exception) as caught:
+        task_builders(composed(f"evaluation={evaluation}", name="evaluate"), "test")
+    assert message in explain(caught.value)
+    assert isinstance(caught.value, MissingMandatoryValue) == ("no value" in message)
+
+
+def test_a_training_holds_a_share_out_where_its_evaluation_has_no_dev_split(folders):
+    a, b = folders
+    for path in folders:
+        shutil.copy(path / "qrels/test.tsv", path / "qrels/train.tsv")
+        (path / "corpus.jsonl").write_text((path / "corpus.jsonl").read_text().replace('""', '"x"'))
+    pairs = sum(grade >= 1 for grades in QRELS.values() for grade in grades.values())
+    for path, dev in ((a, "a"), (b, "holdout")):
+        data = ["data=beir_folder", f"data.sources.pairs.path={path}"]
+        cfg = composed(*data, "evaluation=beir_folder", f"evaluation.path={path}")
+        rest, builders = hold_out_dev(cfg, instantiate(cfg.data))
+        assert (list(builders), has_dev_tasks(cfg)) == ([dev], True)
+        assert (len(rest) == pairs) == (dev == "a")
+    cfg = composed(*data, "evaluation=none")
+    assert hold_out_dev(cfg, instantiate(cfg.data))[1] == {} and not has_dev_tasks(cfg)

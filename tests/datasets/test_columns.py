@@ -1,0 +1,115 @@
+"""What columns are taken as: by their names, then by their order."""
+
+import pytest
+
+from sparton.datasets.columns import (
+    COLLECTION,
+    ID_EXAMPLES,
+    TEXT_EXAMPLES,
+    Schema,
+    assign,
+    holds_text,
+    is_header,
+)
+
+QUERY, POSITIVE = {"query": "question"}, {"positive": "passage"}
+
+
+@pytest.mark.parametrize(
+    ("names", "renames", "unused"),
+    [
+        ("query positive", {}, ""),
+        ("question passage", {"question": "query", "passage": "positive"}, ""),
+        ("Question Answer", {"Question": "query", "Answer": "positive"}, ""),
+        ("anchor pos neg", {}, ""),
+        ("id questionText document", {"questionText": "query", "document": "positive"}, "'id'"),
+        ("answer question", {"question": "query", "answer": "positive"}, ""),
+        ("question context answer", {"question": "query", "context": "positive"}, "'answer'"),
+        ("title text", {"title": "query", "text": "positive"}, ""),
+        ("frage antwort", {"frage": "query", "antwort": "positive"}, ""),
+        (
+            "frage antwort falsch auch_falsch",
+            {
+                "frage": "query",
+                "antwort": "positive",
+                "falsch": "negative_1",
+                "auch_falsch": "negative_2",
+            },
+            "",
+        ),
+        ("doc_id frage antwort", {"frage": "query", "antwort": "positive"}, "'doc_id'"),
+        ("question antwort quelle", {"question": "query", "antwort": "positive"}, "'quelle'"),
+        (
+            "query passage hard_negative negative_1 score",
+            {"passage": "positive", "hard_negative": "negative_2", "score": "scores"},
+            "",
+        ),
+        ("query documents scores", {}, ""),
+        ("question documents scores", {"question": "query"}, ""),
+    ],
+)
+def test_names_go_before_order(names, renames, unused):
+    columns = names.split()
+    found = assign(columns, columns, TEXT_EXAMPLES)
+    assert found.renames == renames
+    assert found.description.partition("; not used: ")[2] == unused
+
+
+def test_what_holds_no_text_is_not_taken_by_order():
+    found = assign(["number", "frage", "antwort"], ["frage", "antwort"], TEXT_EXAMPLES)
+    assert found.renames == {"frage": "query", "antwort": "positive"}
+    found = assign(["n", "m"], [], TEXT_EXAMPLES)
+    assert found.renames == {}
+
+
+def test_cells_of_negatives_may_be_empty_and_no_others():
+    names = ["question", "passage", "negative", "neg_2"]
+    assert assign(names, names, TEXT_EXAMPLES).optional == {"negative", "neg_2"}
+
+
+def test_ids_and_collections():
+    names = ["query_id", "doc_id", "negative_id"]
+    found = assign(names, names, ID_EXAMPLES)
+    assert found.renames == {"doc_id": "positive_id"}
+    names = ["docno", "headline", "contents"]
+    found = assign(names, names, COLLECTION)
+    assert found.renames == {"docno": "_id", "headline": "title", "contents": "text"}
+    assert assign(["a", "b", "c"], ["a", "b", "c"], COLLECTION).renames == {"a": "_id", "b": "text"}
+
+
+LONG = [["how is rice cooked", "In water."], ["why is the sky blue", "Light scatters."]]
+SHORT = [["rice", "food"], ["sky", "weather"]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "following", "schema", "expected"),
+    [
+        (["question", "passage"], SHORT, TEXT_EXAMPLES, "a header"),
+        (["question", "passage"], [], TEXT_EXAMPLES, "a header"),
+        (["", "Question", "Passage Text"], SHORT, TEXT_EXAMPLES, "a header"),
+        (["query", "positive", "negative_1"], SHORT, TEXT_EXAMPLES, "a header"),
+        (["frage", "antwort"], LONG, TEXT_EXAMPLES, "a header"),
+        (["frage", "antwort"], SHORT, TEXT_EXAMPLES, "as assumed"),
+        (["frage", "antwort"], [], TEXT_EXAMPLES, "as assumed"),
+        (["query", "what is this"], SHORT, TEXT_EXAMPLES, "as assumed"),
+        (["query", "what is a query"], LONG, TEXT_EXAMPLES, "none"),
+        (["what is rice?", "food"], LONG, TEXT_EXAMPLES, "none"),
+        (["rice", "rice"], LONG, TEXT_EXAMPLES, "none"),
+        (["7", "passage"], LONG, TEXT_EXAMPLES, "none"),
+        (["qid", "pid", "pos_score"], [], ID_EXAMPLES, "a header"),
+        (["q1", "d1"], [["q2", "d2 and d3"]], ID_EXAMPLES, "none"),
+        (["id", "text"], LONG, COLLECTION, "a header"),
+    ],
+)
+def test_headers(fields: list[str], following: list, schema: Schema, expected: str):
+    answers = [is_header(fields, following, schema, assumed=each) for each in (True, False)]
+    assert answers == {"a header": [True, True], "none": [False, False]}.get(
+        expected, [True, False]
+    )
+
+
+def test_texts_are_told_from_numbers():
+    assert holds_text(["a", None, "", "7 dwarfs"])
+    assert holds_text([["a", "b"], []])
+    for others in (["a", "7"], [1.5], ["7", "-3.5e4", "1,000"], [None, ""], [{"a": "b"}], []):
+        assert not holds_text(others), others

@@ -1,0 +1,172 @@
+"""Own files with any column names, in every format; what is wrong with them, and where."""
+
+import gzip
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from sparton.datasets.files import DataFile
+from sparton.datasets.mixture import text_mixture
+from sparton.datasets.preparation import Reading
+from sparton.datasets.sources import Records, text_records
+from sparton.datasets.texts import text_table
+from sparton.types import Example
+
+Write = Callable[..., str]
+ROWS = [
+    ["how is rice cooked", 'In water, or in "milk"\nfor a pudding.'],
+    ["why is the sky blue", "Blue light is scattered, naïvely said."],
+]
+EXAMPLES = [Example(*row) for row in ROWS]
+
+
+def all_examples(source: Records, num_negatives: int = 0) -> list[Example]:
+    return [source.example(index, 0, num_negatives) for index in range(len(source))]
+
+
+def csv_text(rows: list[list[str]], delimiter: str = ",", end: str = "\n") -> str:
+    cells = [['"{}"'.format(cell.replace('"', '""')) for cell in row] for row in rows]
+    return end.join(delimiter.join(row) for row in cells) + end
+
+
+@pytest.mark.parametrize("header", [["question", "passage"], ["Frage", "Antwort"], ["", "q", "p"]])
+@pytest.mark.parametrize("delimiter", [",", ";"])
+def test_csv_with_any_header(tmp_path: Path, header: list[str], delimiter: str) -> None:
+    rows = [[str(number), *row][-len(header) :] for number, row in enumerate(ROWS)]
+    text = "\ufeff" + csv_text([header, *rows], delimiter, "\r\n")
+    (tmp_path / "mine.csv.gz").write_bytes(gzip.compress(text.encode()))
+    assert all_examples(text_records("mine.csv.gz", root=str(tmp_path))) == EXAMPLES
+
+
+def test_csv_without_a_header_where_that_is_evident_or_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "mine.csv"
+    path.write_text(csv_text(ROWS))
+    assert all_examples(text_records(str(path))) == EXAMPLES
+    assert "no header, its first record is: how is rice cooked | In water" in caplog.text
+    assert "mine.csv: 2 records (in order: query, positive)" in caplog.text
+    path.write_text("rice,food\nsky,weather\n")
+    told = text_records(str(path), columns=["query", "positive"])
+    assert all_examples(told) == [Example("rice", "food"), Example("sky", "weather")]
+
+
+def test_what_columns_are_taken_as_is_said_every_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "mine.csv"
+    path.write_text("id,question,passage,bad,url\n1,how is it,so it is,not so it is,x\n")
+    for _ in range(2):  # the second time, the table comes from the cache
+        caplog.clear()
+        text_records(str(path), name="mine")
+        said = "mine: 1 records (question as query, passage as positive; not used: 'id', 'bad', 'u"
+        assert said in caplog.text
+    renamed = text_records(str(path), columns={"bad": "negative"})
+    assert all_examples(renamed, 1) == [Example("how is it", "so it is", ("not so it is",))]
+
+
+def test_empty_cells_of_negatives_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("anchor,positive,negative_1,negative_2\nq,p,n,\nr,s,,\n")
+    source = text_records(str(path))
+    assert all_examples(source, 0) == [Example("q", "p"), Example("r", "s")]
+    assert source.example(0, 0, 1).negatives == ("n",)
+    with pytest.raises(ValueError, match=r"mine\.csv, line 3 has no negatives"):
+        source.check(1)
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ('"a"b,c', r"not CSV: .* \(a quote within quotes is written twice\)"),
+        ("a,b,c", "3 fields, 2 expected: "),
+        (",b", "'query' holds an empty text"),
+    ],
+)
+def test_faults_of_csv_have_a_line(tmp_path: Path, line: str, fault: str) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(f'question,passage\nq,"two\nlines"\n{line}\nr,s\n')
+    with pytest.raises(ValueError, match=rf"mine\.csv, line 4: {fault}"):
+        text_records(str(path))
+    kept = text_records(str(path), on_error="skip")
+    assert all_examples(kept) == [Example("q", "two\nlines"), Example("r", "s")]
+
+
+def test_a_quote_that_does_not_end_and_bytes_that_are_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text('question,passage\nq,p\nr,"s\nt,u\n')
+    with pytest.raises(ValueError, match=r"mine\.csv, line 3: not CSV: unexpected end of data"):
+        text_records(str(path))
+    path.write_bytes(b"question,passage\nq,caf\xe9\n")
+    with pytest.raises(ValueError, match=r"mine\.csv, line 2: not UTF-8 text: byte 0xe9"):
+        text_records(str(path))
+
+
+def test_a_text_longer_than_a_field_may_be_by_default(tmp_path: Path) -> None:
+    long = "word " * 40_000
+    (tmp_path / "mine.csv").write_text(f"question,passage\nq,{long}\n")
+    assert text_records("mine.csv", root=str(tmp_path)).example(0, 0, 0).positive == long
+
+
+@pytest.mark.parametrize("names", [("question", "passage"), ("frage", "antwort")])
+def test_json_lines_lists_and_parquet_with_other_names(tmp_path: Path, names: tuple) -> None:
+    records = [dict(zip(("nr", *names), (number, *row))) for number, row in enumerate(ROWS)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    (tmp_path / "b.json").write_text(json.dumps(records))
+    (tmp_path / "c.json").write_text("\n" + json.dumps(records, indent=2))
+    (tmp_path / "d.json").write_text(json.dumps(ROWS))
+    # The order of an object's keys says nothing: the first record's holds for all.
+    turned = [records[0], dict(reversed(records[1].items()))]
+    (tmp_path / "e.jsonl").write_text("".join(json.dumps(each) + "\n" for each in turned))
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "f.parquet")
+    for path in sorted(tmp_path.glob("?.*")):
+        assert all_examples(text_records(str(path))) == EXAMPLES, path.name
+
+
+def test_faults_of_a_json_list_have_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(
+        '[\n  {"question": "q", "passage": "p"},\n  {"question": "q"},\n  ["r", "s"]\n]'
+    )
+    with pytest.raises(ValueError, match=r"a\.json, line 3: the keys \['query'\] lack a query"):
+        text_records(str(path))
+    assert len(text_records(str(path), on_error="skip")) == 2
+    path.write_text('[\n  ["q", "p"],\n  ["r" "s"]\n]')
+    with pytest.raises(ValueError, match=r"a\.json, line 3: the list is not JSON: .*line 3"):
+        text_records(str(path), on_error="skip")
+
+
+def test_pairs_that_are_labelled_as_wrong_are_no_pairs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.tsv"
+    path.write_text("question\tpassage\tlabel\nq\tp\t1\nq\tn\t0\n")
+    with pytest.raises(ValueError, match=r"mine\.tsv, line 3: its label is 0, which says"):
+        text_records(str(path))
+    assert all_examples(text_records(str(path), on_error="skip")) == [Example("q", "p")]
+
+
+def test_files_of_a_command_line(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.csv").write_text(f"question,passage\n{name},text\n")
+    one, both = (
+        str(tmp_path / "one.csv"),
+        [str(tmp_path / f"{name}.csv") for name in ("one", "two")],
+    )
+    assert list(text_mixture(one).sources) == ["one"]
+    assert {name: len(each) for name, each in text_mixture(both).sources.items()} == {"files": 2}
+    assert list(text_mixture(str(tmp_path / "*.csv")).sources) == ["files"]
+    with pytest.raises(ValueError, match="name a file"):
+        text_mixture([])
+
+
+def test_a_collection_of_other_names(tmp_path: Path) -> None:
+    path = tmp_path / "documents.csv"
+    path.write_text('docno,headline,contents\nd1,Title,"one, two"\nd2,,three\n')
+    table = text_table("mine", [DataFile(str(path), path)], Reading())
+    assert [table.text(row) for row in table.find(["d2", "d1"])] == ["three", "Title one, two"]

@@ -1,0 +1,182 @@
+"""Mining with models as miners and teachers, and training on what was mined."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from sparton.cli.training import run_training
+from sparton.models.backbones import tiny
+from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.heads import EagerHead
+from sparton.models.splade import SpladeEncoder
+from sparton.pipelines.mining import CrossEncoder, Rule, TrainedModel, miners
+from sparton.pipelines.mining.mining import Mining
+from sparton.training.distributed import World
+from sparton.types import TokenBatch
+from tests.composing import composed
+from tests.pipelines.mining_problems import WORDS, generate, mine, write
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def pairs(tmp_path) -> Path:
+    return write(tmp_path / "pairs.jsonl", generate())
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    torch.manual_seed(0)
+    texts = [example["positive"] for example in generate()]
+    encoder = SpladeEncoder(tiny(texts, hidden_size=32, layers=1, max_length=32), EagerHead())
+    save_encoder(encoder, tmp_path / "model", query_length=16, document_length=32)
+    return tmp_path / "model"
+
+
+def model_scores(model: Path, queries: list[str], documents: list[str]) -> torch.Tensor:
+    encoder = load_encoder(model, EagerHead()).eval()
+
+    def encode(texts: list[str], length: int) -> torch.Tensor:
+        ids = encoder.tokenizer(texts, truncation=True, max_length=length)["input_ids"]
+        return encoder(TokenBatch.from_lists(ids))
+
+    with torch.no_grad():
+        return encode(queries, 16) @ encode(documents, 32).T
+
+
+def test_a_model_mines_what_its_scores_say_and_keeps_what_it_encoded(
+    pairs, model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(miners, "SLAB", 16)
+    examples = generate()
+    documents = [example["positive"] for example in examples]
+    settings = {"miner": TrainedModel(model), "rule": Rule(3), "output": tmp_path / "out.jsonl"}
+    with monkeypatch.context() as patched:
+        patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            mine(pairs, **settings)
+    slabs = sorted((tmp_path / "out.jsonl.parts").glob("*.safetensors"))
+    assert len(slabs) == 3
+    slabs[1].unlink()
+    real, encoded = miners.encode_texts, []
+
+    def encode_texts(encoder, tokenizer, texts, side, **options):
+        encoded.append(len(texts))
+        return real(encoder, tokenizer, texts, side, **options)
+
+    monkeypatch.setattr(miners, "encode_texts", encode_texts)
+    records = mine(pairs, **settings)
+    assert encoded == [16, 40]  # the slab that was missing, and the queries
+    scores = model_scores(model, [example["query"] for example in examples], documents)
+    for row, record in enumerate(records):
+        scores[row, row] = -math.inf
+        expected = scores[row].topk(3).values
+        found = scores[row, [documents.index(text) for text in record["neg"]]]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_as_teacher_writes_its_scores(pairs, model, tmp_path):
+    settings = {"teacher": TrainedModel(model), "rule": Rule(2)}
+    records = mine(pairs, tmp_path / "out.jsonl", **settings)
+    for record in records[:5]:
+        expected = model_scores(model, [record["query"]], [*record["pos"], *record["neg"]])
+        found = torch.tensor([record["pos_scores"] + record["neg_scores"]])
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def cross_encoder(tmp_path) -> Path:
+    """Random weights, with the same words as the collection; a sigmoid unless told otherwise."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(1)
+    tokenizer = tiny(WORDS, hidden_size=16, layers=1, max_length=64).tokenizer
+    settings = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=64, num_labels=1, initializer_range=2.0,
+    )  # fmt: skip
+    BertForSequenceClassification(settings).save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    return tmp_path / "teacher"
+
+
+def test_a_cross_encoder_scores_and_sets_the_margin(pairs, cross_encoder, tmp_path):
+    import sentence_transformers
+
+    settings = {"teacher": CrossEncoder(cross_encoder), "rule": Rule(3, depth=30)}
+    limited = mine(
+        pairs, tmp_path / "limited.jsonl", **settings | {"rule": Rule(3, depth=30, margin=0.5)}
+    )
+    free = mine(pairs, tmp_path / "free.jsonl", **settings)
+    for record in limited:
+        assert len(record["neg_scores"]) == len(record["neg"])
+        assert all(score < record["pos_scores"][0] - 0.5 for score in record["neg_scores"])
+    assert any(max(each["neg_scores"]) > each["pos_scores"][0] - 0.5 for each in free)
+    teacher = sentence_transformers.CrossEncoder(str(cross_encoder), device="cpu")
+    record = free[0]
+    logits = teacher.predict(
+        [(record["query"], text) for text in [*record["pos"], *record["neg"]]],
+        activation_fn=torch.nn.Identity(),
+    )
+    found = record["pos_scores"] + record["neg_scores"]
+    np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
+    settings["teacher"] = CrossEncoder(cross_encoder, activation=True)
+    squashed = mine(pairs, tmp_path / "sigmoid.jsonl", **settings)
+    np.testing.assert_allclose(
+        squashed[0]["pos_scores"], 1 / (1 + np.exp(-logits[:1])), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_without_sentence_transformers_the_remedy_is_named(pairs, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ValueError, match="pip install 'sentence-transformers"):
+        mine(pairs, tmp_path / "out.jsonl", teacher=CrossEncoder("some/teacher"))
+    monkeypatch.undo()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    assert mine(pairs, tmp_path / "out.jsonl")  # no work, no bond
+
+
+@pytest.mark.parametrize("loss", ["infonce", "margin_mse", "kl_divergence"])
+def test_training_reads_what_was_mined(pairs, cross_encoder, tmp_path, loss):
+    teacher = None if loss == "infonce" else CrossEncoder(cross_encoder)
+    mine(pairs, tmp_path / "mined/out.jsonl", teacher=teacher, rule=Rule(3))
+    losses = [one_step(tmp_path / loss, f"loss={loss}", f"data.root={tmp_path / 'mined'}")]
+    assert math.isfinite(losses[0])
+    assert losses[0] > 0
+
+
+def one_step(folder: Path, *overrides: str) -> float:
+    folder.mkdir()
+    miniature = ["experiment=quickstart", "debug=tiny", "backbone.hidden_size=32", "steps=1"]
+    data = ["data=distillation", "num_negatives=3", "evaluation=none", "unique_positives=false"]
+    cfg = composed(*miniature, *data, *overrides)
+    run_training(cfg, World(0, 1, torch.device("cpu")), folder)
+    return json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+
+
+def test_a_model_without_a_trained_classifier_is_no_teacher(pairs, model, tmp_path):
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(ValueError, match=r"BertForMaskedLM.*TrainedModel"):
+        mine(pairs, output, teacher=CrossEncoder(model))
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ValueError, match="no cross-encoder that sentence-transformers can load"):
+        mine(pairs, output, teacher=CrossEncoder(tmp_path / "none"))
+
+
+def test_a_loaded_model_mines_and_teaches_as_its_folder_does(pairs, model, tmp_path):
+    loaded = load_encoder(model, EagerHead())
+    records = []
+    for number, source in enumerate((model, loaded, loaded)):
+        asked = TrainedModel(source, query_length=16, document_length=32 if number < 2 else 4)
+        output = tmp_path / f"{number}.jsonl"
+        records.append(mine(pairs, output, miner=asked, teacher=asked, rule=Rule(3)))
+    assert records[0] == records[1] != records[2]

@@ -1,0 +1,52 @@
+"""The benchmark of loading: files of every format, and records that become a table."""
+
+import json
+
+import pytest
+
+from benchmarks.command import main
+from benchmarks.data.files import FORMATS, NUM_NEGATIVES, SHARES, open_files, write_files
+from benchmarks.data.texts import build_tokenizer, documents, queries
+from make_tables import TABLES
+from tables import records
+
+
+def test_texts_differ_and_are_as_long_as_they_claim():
+    tokenizer = build_tokenizer()
+    for texts, mean, longest in ((queries(), 35, 64), (documents(), 159, 256)):
+        sample = [texts[number] for number in range(0, 20_000_000, 9_973)]
+        assert len(set(sample)) == len(sample)
+        encodings = tokenizer.backend_tokenizer.encode_batch(sample)
+        lengths = [len(encoding.ids) for encoding in encodings]
+        assert sum(lengths) / len(lengths) == pytest.approx(mean, rel=0.03)
+        assert max(lengths) <= longest
+        words = sum(len(text.split()) for text in sample)
+        assert sum(lengths) / words == pytest.approx(1.3, rel=0.1)
+        assert not any(tokenizer.unk_token_id in encoding.ids for encoding in encodings)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_files_hold_the_examples_asked_for(tmp_path, form):
+    size = write_files(tmp_path / "files", form, 200)
+    assert size == sum(path.stat().st_size for path in (tmp_path / "files").iterdir())
+    mixture = open_files(tmp_path / "files", form)
+    assert len(mixture) == 200
+    if form == "mixture":
+        assert set(mixture.sources) == set(SHARES)
+    count = NUM_NEGATIVES[form]
+    for example in mixture.examples(range(50), seed=0, num_negatives=count):
+        assert example.query and example.positive and len(example.negatives) == count
+
+
+@pytest.mark.slow
+def test_records_become_a_table(tmp_path, monkeypatch):
+    output = tmp_path / "test-cpu/data.jsonl"
+    words = ["data", "--miniature", "--workers", "1", "--seconds", "0.5", "--batch", "16"]
+    paths = ["--folder", str(tmp_path / "files"), "--output", str(output)]
+    main([*words, "--device", "cpu", *paths])
+    (record,) = map(json.loads, output.read_text().splitlines())
+    assert record["examples"] == 500 and record["workers"] == 1
+    assert record["prepare_s"] > 0 and record["file_bytes"] > 0
+    assert record["pairs_per_s"] > 0 and record["workers_bytes"] > record["grown_bytes"]
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    assert "| mixture, 500 | 1 |" in TABLES["data"]()

@@ -1,0 +1,173 @@
+"""A trained model to use, of every kind: from a folder to hits."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import sparton
+from sparton.evaluation import evaluate_encoder
+from sparton.models.assembly import build_encoder
+from sparton.models.backbones import tiny
+from sparton.models.colbert import ColbertHead
+from sparton.models.folders import save_encoder
+from sparton.models.heads import EagerHead
+from sparton.models.joint import JointHead
+from sparton.retriever import Hit, Retriever
+from tests.evaluation.problems import DOCUMENTS, QUERIES, make_task
+
+HEADS = {
+    "splade": EagerHead,
+    "colbert": lambda: ColbertHead(8),
+    "joint": lambda: JointHead(EagerHead(), ColbertHead(8)),
+}
+KINDS = pytest.mark.parametrize("kind", HEADS)
+TEXTS, IDS = list(DOCUMENTS.values()), list(DOCUMENTS)
+
+
+@pytest.fixture
+def load(tmp_path):
+    def folder(kind: str, **options) -> Retriever:
+        torch.manual_seed(0)
+        backbone = tiny(TEXTS, hidden_size=32, layers=1, max_length=32)
+        encoder = build_encoder(backbone, HEADS[kind]())
+        path = tmp_path / kind
+        save_encoder(encoder.train(), path, query_length=8, document_length=12)
+        return sparton.load(path, **options)
+
+    return folder
+
+
+@KINDS
+def test_hits_are_those_of_an_evaluation(kind, load):
+    model = load(kind)
+    assert not model.encoder.training
+    index = model.index(TEXTS, IDS)
+    hits = index.search(list(QUERIES.values()), k=4)
+    task = make_task()
+    result = evaluate_encoder(model.encoder, model.tokenizer, task, k=4, metrics=["mrr@4"])
+    expected = dict(result.run.rankings())
+    for query, found in zip(QUERIES, hits, strict=True):
+        own = [hit for hit in found if hit.id != query] if task.exclude_self else found
+        for hit, (document, score) in zip(own, expected[query], strict=False):
+            assert (hit.id, hit.score) == (document, pytest.approx(score))
+    assert any(hits)
+
+
+@KINDS
+def test_similarity_is_the_score_of_a_hit(kind, load):
+    model = load(kind)
+    queries, documents = model.encode_queries(["red cat", "green"]), model.encode_documents(TEXTS)
+    scores = model.similarity(queries, documents)
+    assert scores.shape == (2, len(TEXTS))
+    assert torch.equal(scores, model.similarity(["red cat", "green"], TEXTS))
+    for query, found in enumerate(model.index(documents).search(queries, k=len(TEXTS))):
+        assert found, "the case must find something"
+        for hit in found:
+            assert hit.score == pytest.approx(scores[query, hit.id].item(), abs=1e-5)
+
+
+def test_sparse_similarity_is_the_dot_product(load):
+    model = load("splade")
+    queries, documents = model.encode_queries(["red cat", "green"]), model.encode_documents(TEXTS)
+    expected = queries.sparse.dense() @ documents.sparse.dense().T
+    torch.testing.assert_close(model.similarity(queries, documents), expected)
+    assert expected.count_nonzero()
+
+
+@KINDS
+def test_a_saved_model_is_the_same(kind, load, tmp_path):
+    model = load(kind, query_length=6)
+    model.save(tmp_path / "again")
+    again = sparton.load(tmp_path / "again")
+    assert again.tokenizer.query_length == 6
+    assert torch.equal(again.similarity(["red cat"], TEXTS), model.similarity(["red cat"], TEXTS))
+
+
+def test_explanations_add_up_to_the_similarity(load):
+    for kind in ("splade", "colbert"):
+        model = load(kind)
+        matches = model.explain("red cat", "crimson cat", k=100)
+        total = sum(match[-1] for match in matches)
+        score = model.similarity(["red cat"], ["crimson cat"]).item()
+        assert total == pytest.approx(score, abs=2e-3)
+        assert matches
+    model = load("splade")
+    terms = model.explain("crimson cat", k=3)
+    assert len(terms) == 3
+    assert terms == sorted(terms, key=lambda term: -term[1])
+
+
+def test_documents_without_ids_are_numbered_and_few_hits_are_few(load):
+    model = load("colbert")
+    (found,) = model.index(TEXTS[:2]).search(["red"], k=10)
+    assert sorted(hit.id for hit in found) == [0, 1]
+    assert isinstance(found[0], Hit)
+
+
+def test_bars_are_shown_when_asked_for(load, capsys):
+    model = load("splade")
+    capsys.readouterr()
+    model.encode_documents(TEXTS)
+    assert capsys.readouterr().err == ""
+    model.encode_documents(TEXTS, progress=True)
+    assert "documents" in capsys.readouterr().err
+
+
+def test_options_reach_the_encoding(load):
+    model = load("joint")
+    assert model.encode_documents(TEXTS, max_terms=2).sparse.lengths.max() == 2
+    vectors = model.encode_documents(TEXTS, vector_dtype="float32").tokens
+    assert vectors.values.dtype == torch.float32
+
+
+def test_what_cannot_be_used_is_refused(load, tmp_path):
+    model = load("splade")
+    with pytest.raises(ValueError, match="texts is the single text 'red'"):
+        model.index(TEXTS).search("red")
+    with pytest.raises(ValueError, match="6 documents, but 1 ids"):
+        model.index(TEXTS, ["a"])
+    with pytest.raises(ValueError, match="the id 'a' stands for several documents"):
+        model.index(TEXTS[:3], ["a", "b", "a"])
+    with pytest.raises(ValueError, match="there are no texts"):
+        model.encode_documents([])
+    with pytest.raises(ValueError, match="device=gpu cannot be used"):
+        load("splade", device="gpu")
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        sparton.load(tmp_path / "nothing")
+
+
+def test_another_index_can_be_built(load):
+    model = load("splade")
+    asked = []
+
+    class Last:
+        kinds = frozenset({"sparse"})
+
+        def search(self, queries, k, *, exclude=None, progress=None):
+            shape = queries.num_texts, k
+            return np.ones(shape, np.float32), np.full(shape, len(TEXTS) - 1)
+
+    def build(documents, device, *, rerank_depth):
+        asked.append((documents.num_texts, rerank_depth))
+        return Last()
+
+    index = model.index(TEXTS, IDS, build=build, rerank_depth=7)
+    assert index.search(["red"], k=2) == [[Hit("own", 1.0)] * 2]
+    assert asked == [(len(TEXTS), 7)]
+
+
+def test_importing_the_package_is_cheap():
+    program = (
+        "import sys, sparton; print(sorted({'torch', 'transformers', 'hydra'} & {*sys.modules}))"
+    )
+    root = Path(__file__).resolve().parents[1]
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True
+    )
+    assert ran.stdout.strip() == "[]", ran.stderr
