@@ -38,6 +38,7 @@ from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.training.assembly import build_objective
 from sparton.training.distributed import World
+from sparton.training.learning import LearningWatch
 from sparton.training.loggers import open_loggers
 from sparton.training.loop import LoopSettings, Trainer
 from sparton.training.manifest import describe_environment
@@ -123,6 +124,7 @@ def build_trainer(
         evaluate=lambda model: mean_metrics([evaluate(model, task=task) for task in dev_tasks]),
         save_model=partial(save_encoder, **lengths),
         identity=identity(cfg) | data.identity(),
+        watch=LearningWatch(objective.ranking),
     )
     return trainer, tokenizer
 

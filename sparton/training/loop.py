@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparton.training.diagnostics import collapse_warning, describe_representations
+from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, Record
 from sparton.training.optimization import Optimizer, learning_rates, update
 from sparton.training.state import CheckpointError, load_checkpoint, save_checkpoint
@@ -62,6 +63,7 @@ class Trainer:
         evaluate: ``encoder -> metrics`` on the dev set.
         save_model: writes the encoder to a folder.
         identity: the settings and data of the run; a checkpoint of a run with others is refused.
+        watch: warns of a run that learns nothing.
     """
 
     step: ExactStep
@@ -76,6 +78,7 @@ class Trainer:
     best: float = float("-inf")
     start_step: int = 0
     loggers: list[Logger] = field(default_factory=list)
+    watch: LearningWatch | None = None
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
@@ -154,7 +157,12 @@ class Trainer:
                 log.warning("step %d: %s", completed, warning)
         record |= {name: figure.item() for name, figure in self.encoder.figures().items()}
         record["gradient_norm"] = norm.item()
-        return record | learning_rates(self.optimizer) | self.meter.read()
+        record |= learning_rates(self.optimizer)
+        if self.watch and self.world.is_main:
+            sides = output.queries, output.documents, output.teacher_scores
+            if warning := self.watch.look(completed, record, *sides):
+                log.warning("step %d: %s", completed, warning)
+        return record | self.meter.read()
 
     def _evaluate(self) -> Record:
         """Dev metrics on the main rank; the model is saved when it is the best so far."""

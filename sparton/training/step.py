@@ -40,13 +40,14 @@ _SEED_STRIDE = 1_000_003
 
 
 class StepOutput(NamedTuple):
-    """What a step leaves for the log, on the device: the loss, its parts, and the detached
-    representations of the global batch."""
+    """What a step leaves for the log, on the device: the loss, its parts, and of the global batch
+    the detached representations and the scores of a teacher."""
 
     loss: Tensor
     parts: dict[str, Tensor]
     queries: Representations
     documents: Representations
+    teacher_scores: Tensor | None = None
 
 
 class _MicroBatch(NamedTuple):
@@ -165,7 +166,8 @@ class ExactStep:
         gradients = iter(
             torch.autograd.grad(self.scale(value.loss), leaves, materialize_grads=True)
         )
-        output = StepOutput(value.loss.detach(), value.parts, queries.detach(), documents.detach())
+        sides = queries.detach(), documents.detach()
+        output = StepOutput(value.loss.detach(), value.parts, *sides, teacher_scores)
         return output, [side.with_leaves([next(gradients) for _ in side.leaves()]) for side in own]
 
     def _replay(

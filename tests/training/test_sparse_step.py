@@ -125,7 +125,7 @@ def test_no_tensor_has_all_entries_of_the_batch(final, monkeypatch):
     encoder.zeros_are_final = final
     with Largest() as largest:
         output = make_step(encoder, 2)(random_batch(20, 1, seed=1), 0)
-        for reps in output[2:]:
+        for reps in (output.queries, output.documents):
             diagnostics.describe_representations(reps)
     documents = output.documents
     assert (largest.entries >= documents.num_texts * documents.width) != final
@@ -135,7 +135,8 @@ def test_the_log_describes_either_form_alike():
     described = []
     for micro_batch in (None, 3):
         output = make_step(BagEncoder(), micro_batch)(batch(), 0)
-        described.append([describe_representations(side) for side in output[2:]])
+        sides = output.queries, output.documents
+        described.append([describe_representations(side) for side in sides])
     for dense, sparse in zip(*described, strict=True):
         assert dense == pytest.approx(sparse, rel=1e-6)
     output = make_step(shifted(-9.0), 3)(batch(), 0)
