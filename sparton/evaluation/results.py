@@ -30,6 +30,7 @@ class TaskResult(NamedTuple):
             one that finds candidates first, as "sparse + maxsim".
         seconds: wall-clock time to ``encode``, ``index`` and ``search``.
         run: the rankings themselves.
+        by_query: metric to query id to value, of which ``metrics`` are the means.
         query_terms, document_terms: mean number of active terms.
         flops: mean number of multiplications to score one pair of sparse vectors; see
             :func:`mean_flops`.
@@ -41,6 +42,7 @@ class TaskResult(NamedTuple):
     search: str
     seconds: dict[str, float]
     run: Run
+    by_query: Mapping[str, Mapping[str, float]]
     query_terms: float | None = None
     document_terms: float | None = None
     flops: float | None = None
@@ -124,7 +126,8 @@ def write_results(
     """
     tasks = [
         {name: figure for name, figure in result._asdict().items() if figure is not None}
-        | {"run": _run_file(result), "queries": len(result.run.query_ids)}
+        | {"run": _file(result, "trec"), "by_query": _file(result, "metrics.json")}
+        | {"queries": len(result.run.query_ids)}
         for result in results
     ]
     content = dict(description) | {"tasks": tasks, "mean": mean_metrics(results)}
@@ -133,18 +136,57 @@ def write_results(
 
 
 def write_task_run(result: TaskResult, folder: Path | str) -> None:
-    """The rankings as ``runs/<task>.trec``, where ``results.json`` says they are.
+    """The rankings as ``runs/<task>.trec``, and what every query came to as
+    ``runs/<task>.metrics.json``, where ``results.json`` says they are; :func:`read_queries` reads
+    the latter.
 
     Raises:
         OSError: as for :func:`write_results`.
     """
-    with replacing(Path(folder) / _run_file(result)) as fresh:
+    with replacing(Path(folder) / _file(result, "trec")) as fresh:
         write_run(result.run, fresh)
+    values = {metric: list(each.values()) for metric, each in result.by_query.items()}
+    queries = list(next(iter(result.by_query.values())))
+    with replacing(Path(folder) / _file(result, "metrics.json")) as fresh:
+        fresh.write_text(json.dumps({"queries": queries, "metrics": values}), encoding="utf-8")
+
+
+def read_queries(folder: Path | str) -> dict[str, dict[str, dict[str, float]]]:
+    """Task to metric to query id to value, of what :func:`write_results` and
+    :func:`write_task_run` left in a folder.
+
+    Raises:
+        FileNotFoundError: there are no results, or they lack what every query came to.
+        ValueError: a file is damaged.
+    """
+    path = Path(folder) / "results.json"
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path}: no such file; trainings and evaluations that measured something leave one"
+        )
+    tasks: dict[str, dict[str, dict[str, float]]] = {}
+    try:
+        for task in json.loads(path.read_text(encoding="utf-8"))["tasks"]:
+            own = Path(folder) / task.get("by_query", "nothing")
+            if not own.is_file():
+                raise FileNotFoundError(
+                    f"{folder} has no figures of the queries of {task['name']}: evaluate the model "
+                    "again, which writes them"
+                )
+            path = own
+            held = json.loads(own.read_text(encoding="utf-8"))
+            tasks[task["name"]] = {
+                metric: dict(zip(held["queries"], values, strict=True))
+                for metric, values in held["metrics"].items()
+            }
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no results of an evaluation ({error!r})") from error
+    return tasks
 
 
 def _label(metric: str) -> str:
     return metric.upper().replace("RECALL", "R")
 
 
-def _run_file(result: TaskResult) -> str:
-    return f"runs/{re.sub('[^a-zA-Z0-9_.-]+', '-', result.name)}.trec"
+def _file(result: TaskResult, ending: str) -> str:
+    return f"runs/{re.sub('[^a-zA-Z0-9_.-]+', '-', result.name)}.{ending}"

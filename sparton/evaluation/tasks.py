@@ -26,7 +26,7 @@ from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import VectorDtype, autocast_dtype, device_of, encode_texts
 from sparton.retrieval.index import RERANK_DEPTH, IndexBuilder, Search, exact_index
-from sparton.retrieval.metrics import METRICS, evaluate_run
+from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
 from sparton.retrieval.run import Run
 from sparton.retrieval.sparse import mean_flops
 from sparton.sparse_vectors import SparseVectors
@@ -185,9 +185,11 @@ def _retrieve(
         "index": indexed - encoded,
         "search": perf_counter() - indexed,
     }
+    by_query = evaluate_queries(task.qrels, run, metrics)
     return TaskResult(
         name=task.name,
-        metrics=evaluate_run(task.qrels, run, metrics),
+        metrics=mean_of_queries(by_query),
+        by_query=by_query,
         search=search,
         seconds=seconds,
         run=run,

@@ -83,7 +83,11 @@ def evaluate_queries(
 
 def evaluate_run(qrels: Qrels, run: Run, metrics: Sequence[str] = METRICS) -> dict[str, float]:
     """Metric to its mean over the queries in ``qrels``; see :func:`evaluate_queries`."""
-    by_query = evaluate_queries(qrels, run, metrics)
+    return mean_of_queries(evaluate_queries(qrels, run, metrics))
+
+
+def mean_of_queries(by_query: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Metric to the mean of its values."""
     return {metric: float(np.mean(list(values.values()))) for metric, values in by_query.items()}
 
 
