@@ -109,6 +109,8 @@ def _notes(
 ) -> list[str]:
     """What the table leaves open: how to read it, the largest batches, why cells have no result."""
     notes = []
+    if any("±" in cell for row in table.rows for cell in row):
+        notes.append("±: mean and standard deviation over the seeds.")
     if table.projected:
         notes.append("~ projected from the measured rate.")
     if published:

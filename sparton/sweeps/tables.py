@@ -1,6 +1,7 @@
 """The records of a sweep as a table: what sets its cells apart, and what they measured."""
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from rich.table import Table
@@ -20,32 +21,51 @@ class Grid(NamedTuple):
 
 
 def grid(records: Sequence[Record], examples: int | None, published: Sequence[Record]) -> Grid:
-    """One row for each record; columns in which no row has a value are left out.
+    """One row for each record, or for all those that differ in their seed alone and have a result;
+    columns in which no row has a value are left out.
 
     Args:
         examples: of a whole training; its hours are a column.
         published: figures to set in brackets behind those of the same head and batch.
     """
-    columns: dict[str, list[str]] = {"head": [record["head"] for record in records]}
-    columns["batch"] = [f"{record['batch']:,}" for record in records]
-    for key in ("gpus", "seed"):
-        if len({record[key] for record in records}) > 1:
-            columns[key] = [str(record[key]) for record in records]
-    columns["settings"] = variants(records)
-    columns["status"] = [record["status"] for record in records]
-    theirs = [_match(record, published, examples) for record in records]
-    measured = [dict(record) | _hours(record, examples) for record in records]
+    rows = [[dict(record) | _hours(record, examples) for record in row] for row in _rows(records)]
+    firsts = [row[0] for row in rows]
+    columns: dict[str, list[str]] = {"head": [first["head"] for first in firsts]}
+    columns["batch"] = [f"{first['batch']:,}" for first in firsts]
+    if len({record["gpus"] for record in records}) > 1:
+        columns["gpus"] = [str(first["gpus"]) for first in firsts]
+    if len({record["seed"] for record in records}) > 1:
+        columns["seed"] = [", ".join(str(record["seed"]) for record in row) for row in rows]
+    columns["settings"] = [first["variant"] for first in firsts]
+    columns["status"] = [first["status"] for first in firsts]
+    theirs = [_match(first, published, examples) for first in firsts]
     for name, (key, form, scale) in _measured(examples).items():
         columns[name] = [
-            _with_brackets(record.get(key), other.get(key), form, scale)
-            for record, other in zip(measured, theirs, strict=True)
+            _with_brackets(_values(row, key, scale), other.get(key), form, scale)
+            for row, other in zip(rows, theirs, strict=True)
         ]
-    projected = [record.get("projected", False) for record in measured]
+    projected = [first.get("projected", False) for first in firsts]
     hours = columns.get(_hours_name(examples), [])
-    for row, estimate in enumerate(projected):
-        hours[row] = f"~{hours[row]}" if estimate else hours[row]
+    for number, estimate in enumerate(projected):
+        hours[number] = f"~{hours[number]}" if estimate else hours[number]
     columns = {name: cells for name, cells in columns.items() if any(cells)}
     return Grid(list(columns), [list(row) for row in zip(*columns.values())], any(projected))
+
+
+def _rows(records: Sequence[Record]) -> list[list[Record]]:
+    """The records that share a row, each with its ``variant``; seeds ascend."""
+    rows: dict[tuple[Any, ...], list[Record]] = {}
+    for number, (record, variant) in enumerate(zip(records, variants(records), strict=True)):
+        asked = (each for each in record["overrides"] if not each.startswith("seed="))
+        place: tuple[Any, ...] = (record["head"], record["batch"], record["gpus"], *sorted(asked))
+        if record["status"] != OK:
+            place = (number,)
+        rows.setdefault(place, []).append({**record, "variant": variant})
+    return [sorted(row, key=lambda record: record["seed"]) for row in rows.values()]
+
+
+def _values(row: Sequence[Record], key: str, scale: float) -> list[float]:
+    return [record[key] * scale for record in row if record.get(key) is not None]
 
 
 def variants(records: Sequence[Record]) -> list[str]:
@@ -143,8 +163,14 @@ def _match(record: Record, published: Sequence[Record], examples: int | None) ->
     return {}
 
 
-def _with_brackets(own: float | None, other: float | None, form: str, scale: float) -> str:
-    texts = ["" if own is None else f"{own * scale:{form}}"]
+def _with_brackets(own: Sequence[float], other: float | None, form: str, scale: float) -> str:
+    """The mean of a row's values and, where there are several, their standard deviation; behind it
+    what was published."""
+    texts = []
+    if own:
+        spread = f"{stdev(own):{form}}" if len(own) > 1 else ""
+        varies = spread not in ("", f"{0:{form}}")
+        texts.append(f"{fmean(own):{form}}{f' ± {spread}' if varies else ''}")
     if other is not None:
         texts.append(f"({other * scale:{form}})")
-    return " ".join(filter(None, texts))
+    return " ".join(texts)

@@ -24,6 +24,7 @@ def leave_cell(
     rate: float = 1000.0,
     seed: int = 0,
     more: tuple[str, ...] = (),
+    quality: float = 0.5,
 ) -> None:
     cell = folder / f"{head}-{batch}{''.join(more)}" / f"seed-{seed}"
     cell.mkdir(parents=True)
@@ -37,7 +38,7 @@ def leave_cell(
         for step, seen, memory in ((50, 10, 4096), (100, rate, 2048), (150, rate + 2, 1024))
     ]
     (cell / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    metrics = {"ndcg@10": 0.5}
+    metrics = {"ndcg@10": quality}
     results = {"mean": metrics, "tasks": [{"name": "scifact", "metrics": metrics}]}
     (cell / "results.json").write_text(json.dumps(results))
 
@@ -117,6 +118,43 @@ def test_settings_that_vary_set_rows_apart_and_those_of_a_row_file_do_not(tmp_pa
     header, _, *body = rows(tmp_path)
     assert header[:4] == ["head", "batch", "seed", "settings"]
     assert [row[3] for row in body] == ["", "optimizer.lr=1e-4", "optimizer.lr=1e-5"]
+
+
+def test_cells_that_differ_in_their_seed_alone_are_one_row(tmp_path):
+    for seed, quality in ((2, 0.40), (0, 0.50), (1, 0.60)):
+        leave_cell(tmp_path, "sparton", 16, rate=1000.0 + seed, seed=seed, quality=quality)
+    leave_cell(tmp_path, "sparton", 32, seed=0)
+    for seed, state in ((0, "ok"), (1, "ok"), (2, "oom"), (3, "failed")):
+        leave_cell(tmp_path, "eager", 16, state, seed=seed, more=("optimizer.lr=1e-4",))
+    assert write_report(tmp_path) == 1
+    header, _, *body = rows(tmp_path)
+    table = [dict(zip(header, row)) for row in body]
+    assert [(row["head"], row["batch"], row["seed"], row["status"]) for row in table] == [
+        ("eager", "16", "0, 1", "ok"),
+        ("eager", "16", "2", "oom"),
+        ("eager", "16", "3", "failed"),
+        ("sparton", "16", "0, 1, 2", "ok"),
+        ("sparton", "32", "0", "ok"),
+    ]
+    assert table[3]["NDCG@10"] == "0.500 ± 0.100" and table[3]["examples/s"] == "1,002 ± 1"
+    assert (table[3]["steps"], table[3]["peak GiB"]) == ("150", "4.0")
+    assert table[0]["NDCG@10"] == "0.500" and table[4]["NDCG@10"] == "0.500"
+    text = (tmp_path / "sweep.md").read_text()
+    assert "±: mean and standard deviation over the seeds." in text
+    lines = (tmp_path / "sweep.jsonl").read_text().splitlines()
+    assert len(lines) == 8, "every cell has its own record"
+
+
+def test_cells_that_look_alike_and_were_asked_for_otherwise_are_rows_of_their_own(tmp_path):
+    for row in ("a", "b"):
+        leave_cell(tmp_path, "sparton", 16, more=(f"+experiment/t={row}",))
+    write_report(tmp_path)
+    assert [row[0] for row in rows(tmp_path)[2:]] == ["sparton", "sparton"]
+
+
+def test_one_seed_of_each_has_no_deviation(sweep):
+    write_report(sweep)
+    assert "±" not in (sweep / "sweep.md").read_text()
 
 
 def test_the_figure_has_a_line_for_each_head_and_a_cross_where_memory_ran_out(sweep):
