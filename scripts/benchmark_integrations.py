@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ import transformers
 from datasets import Dataset
 from transformers import TrainerCallback
 
+from benchmarks.records import record_environment
 from sparton.models.backbones import random_bert, start_near_identity
-from sparton.training.manifest import describe_environment
 
 # Tokens of a query and of a document, special ones included, uniform between.
 LENGTHS = {"splade": ((6, 64), (62, 256)), "colbert": ((4, 32), (40, 180))}
@@ -158,21 +159,22 @@ def measure(variant: str, folder: Path, options: argparse.Namespace) -> dict[str
     }
 
 
-def environment() -> dict[str, Any]:
+def environment(run: str) -> dict[str, Any]:
     import sentence_transformers
 
-    found = describe_environment()
     return {
-        "gpu": found["hardware"].get("gpu", "cpu"),
-        "driver": found["hardware"].get("driver"),
+        **record_environment(torch.cuda.is_available()),
+        "run": run,
         "cpus": os.cpu_count(),
-        "git": found["git"],
         "versions": {
-            **{name: found["packages"][name] for name in ("torch", "triton")},
             "transformers": transformers.__version__,
             "sentence-transformers": sentence_transformers.__version__,
         },
     }
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def main() -> None:
@@ -183,9 +185,13 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4, help="of 4,096 pairs, measured")
     parser.add_argument("--small", action="store_true", help="a miniature model, to try the script")
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--run", default=now(), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.model:  # the process of one variant
-        record = {**measure(options.variants[0], options.model, options), **environment()}
+        record = {
+            **measure(options.variants[0], options.model, options),
+            **environment(options.run),
+        }
         with options.output.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         print(json.dumps(record))
@@ -197,6 +203,7 @@ def main() -> None:
             settings += ["--small"] if options.small else []
             command = [sys.executable, __file__, "--variants", variant, *settings]
             command += ["--model", f"{folder}/bert", "--output", str(options.output)]
+            command += ["--run", options.run]
             subprocess.run(command, check=True)
 
 

@@ -55,6 +55,15 @@ def refuse_below(least: int, **arguments: int | None) -> None:
             raise ArgumentError(f"{{{name}}} must be at least {least}", **{name: value})
 
 
+class Instance(NamedTuple):
+    """The value of an argument that is an object of some class, whatever its settings."""
+
+    kind: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}(...)"
+
+
 class _Shown(NamedTuple):
     """An argument in a sentence."""
 

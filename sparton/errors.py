@@ -1,12 +1,20 @@
 """The errors of this package that a caller may want to tell apart."""
 
 
+class MissingDataError(FileNotFoundError):
+    """A file of examples is not there; says what is."""
+
+
 class NonFiniteLossError(ArithmeticError):
     """The loss became NaN or infinite; nothing was saved after it did."""
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; says which file and what to do."""
+
+
+class OtherRunError(CheckpointError):
+    """The checkpoints in the folder of a run are of another run."""
 
 
 class DeviceMemoryError(RuntimeError):

@@ -76,7 +76,7 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
         (
             "colbert",
             [*RERANK, "encoder.max_document_terms=9"],
-            "no part in search=rerank with this encoder: set it to null",
+            "no part in search=rerank with this encoder: leave it out",
         ),
     ],
 )

@@ -108,7 +108,7 @@ def test_a_bare_backbone_says_what_it_leaves_out(tmp_path, caplog):
     trained = build_model(composed(*MINIATURE, "head=colbert", "head.width=16"))
     save_encoder(trained, tmp_path / "model", query_length=12, document_length=32)
     bare(str(tmp_path / "model"))
-    assert f"init_from={tmp_path / 'model'} goes on from all of it" in caplog.text
+    assert "leaves out; load_encoder reads all of it" in caplog.text
 
 
 def run_cached(folder: Path, *overrides: str) -> list[dict]:
@@ -166,8 +166,8 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
     ("overrides", "message"),
     [
         (["search=maxsim"], "search=maxsim compares token vectors, which SpladeEncoder does not"),
-        (["head=colbert", "search=sparse"], "set search=maxsim or rerank, or null"),
-        (["search=bm25"], "search=bm25: must be sparse, maxsim, rerank, or null"),
+        (["head=colbert", "search=sparse"], "set search=maxsim or rerank, or leave"),
+        (["search=bm25"], "search=bm25: must be sparse, maxsim, rerank, or left"),
         ([*JOINT, "rerank_depth=100"], "recall@1000 looks deeper than the rerank_depth=100"),
         (["rerank_depth=0"], "rerank_depth=0: must be a whole number from 1 on"),
         (["metrics=[ndcg@10,mrr@1O]"], "metrics=['ndcg@10', 'mrr@1O']: mrr@1O is no metric"),

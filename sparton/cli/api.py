@@ -15,6 +15,7 @@ from hydra.errors import InstantiationException
 from sparton.cli import entry
 from sparton.cli.command_line import read_request
 from sparton.cli.commands.train import set_environment
+from sparton.cli.errors import EXPECTED_ERRORS, explain
 from sparton.cli.overrides import written
 
 
@@ -65,8 +66,12 @@ def train(*overrides: str, **settings: object) -> TrainedRun:
     with _hydra_as_before():
         try:
             folder = entry.train(request, program, as_command=False)
-        except InstantiationException as error:
-            raise error.__cause__ or error from None
+        except EXPECTED_ERRORS as error:
+            built = isinstance(error, InstantiationException) and error.__cause__
+            found = built or error  # Hydra wraps errors of the objects that it builds
+            if (told := explain(error)) != str(found):
+                found.add_note(f"As a setting of sparton.train: {told}")
+            raise found from None
     assert folder is not None
     results = folder / "results.json"
     tested = json.loads(results.read_text()) if results.exists() else None

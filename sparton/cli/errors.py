@@ -12,8 +12,17 @@ from hydra.errors import HydraException, InstantiationException
 from omegaconf import MissingMandatoryValue
 from omegaconf.errors import OmegaConfBaseException
 
-from sparton.arguments import ArgumentError
-from sparton.errors import CheckpointError, DeviceMemoryError, NonFiniteLossError, RunError
+from sparton.arguments import ArgumentError, Instance
+from sparton.cli.overrides import written
+from sparton.cli.shipped import shipped
+from sparton.errors import (
+    CheckpointError,
+    DeviceMemoryError,
+    MissingDataError,
+    NonFiniteLossError,
+    OtherRunError,
+    RunError,
+)
 
 EXPECTED_ERRORS = (
     ValueError,
@@ -26,8 +35,25 @@ EXPECTED_ERRORS = (
     RunError,
 )
 
-# Settings of the configuration that give arguments of those names.
-_SETTINGS = {"on_error": "data.on_error", "warmup": "scheduler.warmup"}
+# The settings that give the arguments of these names.
+_SETTINGS = {
+    "mode": "logger.wandb.mode",
+    "on_error": "data.on_error",
+    "on_unknown": "evaluation.on_unknown",
+    "query_expansion": "head.query_expansion",
+    "warmup": "scheduler.warmup",
+}
+# What overrides can do about an error, where its own words leave that open.
+_REMEDIES = {
+    BlockingIOError: "; name=NAME gives a run another folder",
+    DeviceMemoryError: (
+        ". Set micro_batch=N, which changes no gradient and bounds what is encoded at once, or "
+        "backbone.gradient_checkpointing=true"
+    ),
+    MissingDataError: " (data_dir=FOLDER or data.root=FOLDER says where data is)",
+    NonFiniteLossError: " (optimizer.lr, clip_norm, precision, loss.temperature)",
+    OtherRunError: " (name=NAME gives it one)",
+}
 
 
 @contextmanager
@@ -53,24 +79,35 @@ def one_sentence(program: str, interrupted: str = "") -> Iterator[None]:
 
 
 def explain(error: Exception) -> str:
-    """What went wrong in the words of who noticed: Hydra wraps errors of the objects it builds."""
-    if isinstance(error, InstantiationException) and isinstance(error.__cause__, Exception):
-        return explain(error.__cause__)
-    if isinstance(error, ArgumentError):
-        return error.told(_setting, lambda name, value: f"{_setting(name)}={value}")
-    if isinstance(error, MissingMandatoryValue):  # ??? in a configuration
-        group, in_group, _ = str(error.full_key).partition(".")
-        place = f"the files in configs/{group}" if in_group else "the first files of configs"
-        return f"{error.full_key} has no value: set {error.full_key}=..., see {place}"
-    if isinstance(error, DeviceMemoryError):
-        return (
-            f"{error} Set micro_batch=N, which changes no gradient and bounds what is encoded at "
-            "once, or backbone.gradient_checkpointing=true"
-        )
-    if isinstance(error, HydraException | OmegaConfBaseException):  # the rest is about its types
-        return str(error).splitlines()[0]
-    return str(error)
+    """What went wrong, in the words of who noticed, with settings as overrides name them."""
+    match error:
+        case InstantiationException() if isinstance(error.__cause__, Exception):
+            return explain(error.__cause__)  # of an object that Hydra was to build
+        case ArgumentError():
+            return error.told(_setting, _override)
+        case MissingMandatoryValue():  # ??? in a configuration
+            group, in_group, _ = str(error.full_key).partition(".")
+            place = f"the files in configs/{group}" if in_group else "the first files of configs"
+            return f"{error.full_key} has no value: set {error.full_key}=..., see {place}"
+        case HydraException() | OmegaConfBaseException():
+            return str(error).splitlines()[0]  # the rest is about types
+    remedy = next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), "")
+    return f"{error}{remedy}"
 
 
 def _setting(argument: str) -> str:
     return _SETTINGS.get(argument, argument)
+
+
+def _override(argument: str, value: object) -> str:
+    if isinstance(value, Instance):
+        value = _option(argument, value.kind)
+    return f"{_setting(argument)}={written(value)}"
+
+
+def _option(group: str, kind: str) -> str:
+    """The file of a group that makes an object of a class."""
+    for path in sorted(shipped("configs").joinpath(group).glob("*.yaml")):
+        if f".{kind}\n" in path.read_text(encoding="utf-8"):
+            return path.stem
+    return kind

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.files import DataFile, RecordError, decode_json, read_lines
 from sparton.datasets.judgments import Judgment, read_judgments
 from sparton.datasets.records import parse_text
@@ -165,9 +166,8 @@ def ir_datasets_task(
         )
     except OSError as error:
         raise OSError(
-            f"ir_datasets could not fetch {dataset_id} ({error}). Without a connection: "
-            "evaluation=small_beir_folders or beir_folder with the files in the layout of BEIR; "
-            "evaluation=none trains without any"
+            f"ir_datasets could not fetch {dataset_id} ({error}). Without a connection, "
+            "beir_folder reads the same collection from files in the layout of BEIR"
         ) from error
 
 
@@ -246,9 +246,12 @@ def _build_task(
     for judgment in judgments:
         unknown = _unknown(judgment, documents, queries)
         if unknown and on_unknown == "error":
-            raise ValueError(
-                f"{place(judgment.number)}: {unknown}. Use the collection that the judgments were "
-                "made for, or set evaluation.on_unknown=ignore to leave such judgments out"
+            raise ArgumentError(
+                "{}: {}. Use the collection that the judgments were made for, or set {on_unknown} "
+                "to leave such judgments out",
+                place(judgment.number),
+                unknown,
+                on_unknown="ignore",
             )
         if unknown:
             ignored += 1

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from sparton.errors import MissingDataError
+
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 31  # for zlib: the largest window, in a gzip wrapper whose checksum is verified
 CHUNK = 1 << 16
@@ -49,7 +51,7 @@ def locate(
         hub: dataset repository on the Hugging Face hub, ``owner/name``.
 
     Raises:
-        FileNotFoundError: a name or pattern that fits nothing; says what the folder holds.
+        MissingDataError: a name or pattern that fits nothing; says what the folder holds.
         ConnectionError: the hub did not give a file; says how to do without.
     """
     names = [files] if isinstance(files, str) else list(files)
@@ -57,10 +59,10 @@ def locate(
         return [_download(hub, name) for name in names]
     try:
         return [file for name in names for file in _find(Path(root or "."), name)]
-    except FileNotFoundError as error:
+    except MissingDataError as error:
         if hub is None:
             raise
-        raise FileNotFoundError(f"{error}. To download it from {hub}: data.root=null") from None
+        raise MissingDataError(f"{error}. Without a root it comes from {hub}") from None
 
 
 def _find(folder: Path, name: str) -> list[DataFile]:
@@ -70,13 +72,13 @@ def _find(folder: Path, name: str) -> list[DataFile]:
             return [DataFile(str(candidate), candidate)]
     found = sorted(p for p in path.parent.glob(path.name) if p.is_file())
     if not found:
-        raise FileNotFoundError(f"{path}: no such file. {_listing(path.parent)}")
+        raise MissingDataError(f"{path}: no such file. {_listing(path.parent)}")
     return [DataFile(str(each), each) for each in found]
 
 
 def _listing(folder: Path) -> str:
     if not folder.is_dir():
-        return f"The folder {folder} does not exist: set data_dir or root to where the data is"
+        return f"The folder {folder} does not exist: give the root where the data is"
     names = sorted(each.name for each in folder.iterdir())
     return f"The folder holds {', '.join(names[:20]) or 'nothing'}"
 

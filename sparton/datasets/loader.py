@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.parcels import pack
 from sparton.datasets.workers import Batches, prepare_worker
@@ -91,10 +92,13 @@ class BatchStream(Dataset[TrainBatch]):
             )
             if taken.isdisjoint(_once(example)):
                 return example
-        raise ValueError(
-            f"unique_positives: {SUBSTITUTION_ATTEMPTS} draws for position {position} gave only "
-            f"queries or positives that the batch of {self.batch} already holds: make batch "
-            "smaller, or set unique_positives=false"
+        raise ArgumentError(
+            "{unique_positives:name}: {} draws for position {} gave only queries or positives that "
+            "the batch of {} already holds: make it smaller, or set {unique_positives}",
+            SUBSTITUTION_ATTEMPTS,
+            position,
+            self.batch,
+            unique_positives=False,
         )
 
 

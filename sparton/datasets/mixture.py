@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.datasets.files import locate
 from sparton.datasets.permutation import derive_key, permute
 from sparton.datasets.preparation import Columns, OnError
@@ -141,9 +142,11 @@ class Mixture:
                 "agree in this"
             )
         if needs_teacher and not any(scored.values()):
-            raise ValueError(
-                f"the loss follows a teacher, but {', '.join(scored)} gives no teacher scores: use "
-                "data that has, as data=distillation or data=distillation_ids, or loss=infonce"
+            raise ArgumentError(
+                "the loss follows a teacher, but {} gives no teacher scores: use data that has "
+                "some, as for distillation, or {loss}",
+                ", ".join(scored),
+                loss=Instance("InfoNCE"),
             )
 
     def locate(

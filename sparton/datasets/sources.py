@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.collection import beir_file
 from sparton.datasets.columns import ID_EXAMPLES, TEXT_EXAMPLES
 from sparton.datasets.examples import example_table
@@ -45,10 +46,14 @@ class Records:
         """Raise ValueError if some record cannot give ``num_negatives`` negatives."""
         bare = self.table.facts["first_without_negatives"]
         if num_negatives and bare:
-            key = "require_negatives of its source" if self.texts else "data.require_negatives"
-            raise ValueError(
-                f"{self.name}: num_negatives={num_negatives}, but {bare} has no negatives: set "
-                f"num_negatives=0, or {key}=true with data.on_error=skip to leave such records out"
+            raise ArgumentError(
+                "{}: {num_negatives}, but {} has no negatives: set {num_negatives:name} to 0, or "
+                "{require_negatives} of the source with {on_error} to leave such records out",
+                self.name,
+                bare,
+                num_negatives=num_negatives,
+                require_negatives=True,
+                on_error="skip",
             )
 
     def queries(self) -> Iterator[list[str]]:

@@ -73,7 +73,7 @@ def _choose_search(search: Search | None, encoder: "Encoder") -> Search:
         offered = ("sparse",) if needed == "tokens" else ("maxsim", "rerank")
         raise ValueError(
             f"search={search} compares {KINDS[needed]}, which {type(encoder).__name__} does not "
-            f"give: set search={' or '.join(offered)}, or null"
+            f"give: set search={' or '.join(offered)}, or leave it out"
         )
     return search
 
@@ -98,5 +98,5 @@ def check_bounds_apply(search: Search, encoder: "Encoder", **bounds: int | None)
         if value is not None:
             raise ValueError(
                 f"{name}={value} keeps the largest weights of sparse vectors, which take no part "
-                f"in search={search} with this encoder: set it to null"
+                f"in search={search} with this encoder: leave it out"
             )

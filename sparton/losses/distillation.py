@@ -87,8 +87,8 @@ def _own_scores(
     """Each query's scores of its own 1 + K documents, and the teacher's; fp32 ``[Q, 1 + K]``."""
     if teacher_scores is None:
         raise ValueError(
-            "this loss follows a teacher, but the data has no teacher scores: use "
-            "data=distillation or data=distillation_ids, or loss=infonce"
+            "this loss follows a teacher, but the data has no teacher scores: use data that has, "
+            "or another loss, such as InfoNCE"
         )
     own = own_scores(scores, positives)
     if teacher_scores.shape != own.shape:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.losses.contract import Scored, Term
 from sparton.losses.ranking import RankingLoss
 
@@ -67,9 +68,11 @@ class Joint:
             ValueError: the scores of a half are missing.
         """
         if missing := self.halves - set(batch.scores):
-            raise ValueError(
-                f"a Joint loss compares two halves, but the encoder has no {min(missing)}: "
-                "train a joint encoder, or with another loss"
+            raise ArgumentError(
+                "a Joint loss compares two halves, but the encoder has no {}: give it {head}, or "
+                "take another loss",
+                min(missing),
+                head=Instance("JointHead"),
             )
         terms = {
             name: Term(

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody
 from sparton.models.cached import CachedBackbone
@@ -32,9 +33,11 @@ def _of_kind(backbone: EncoderBody | CachedBackbone, head: nn.Module | Autoencod
     if isinstance(head, AutoencoderHead):
         return AutoencoderEncoder(backbone, head)
     if isinstance(backbone, CachedBackbone):
-        raise ValueError(
-            f"{type(head).__name__} reads the states of all tokens, but this backbone has one "
-            "embedding per text: set head=csr, or choose a model as the backbone"
+        raise ArgumentError(
+            "{} reads the states of all tokens, but this backbone has one embedding per text: set "
+            "{head}, or choose a model as the backbone",
+            type(head).__name__,
+            head=Instance("AutoencoderHead"),
         )
     match head:
         case Pooling():

@@ -159,8 +159,8 @@ def _splade(encoder: Encoder, texts: str) -> SpladeEncoder:
     if not isinstance(encoder, SpladeEncoder):
         raise ValueError(
             f"{type(encoder).__name__} gives {texts} no weights of vocabulary terms, in which "
-            "queries and documents of two encoders meet: choose a SPLADE head (sparton, say), or "
-            "query_encoder=shared"
+            "queries and documents of two encoders meet: choose a SPLADE head, such as "
+            "SpartonHead, or shared queries"
         )
     return encoder
 

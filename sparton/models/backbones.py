@@ -91,8 +91,8 @@ def bare(
     kinds = module_kinds(name, revision) or []
     if trained := [kind for kind in kinds if kind not in WITHOUT_WEIGHTS]:
         logger.warning(
-            f"{name} has trained weights beside its transformer ({', '.join(trained)}), which "
-            f"backbone=bare leaves out; init_from={name} goes on from all of it"
+            f"{name} has trained weights beside its transformer ({', '.join(trained)}), which a "
+            "bare encoder leaves out; load_encoder reads all of it"
         )
     body = EncoderBody(
         load_body(name, revision=revision),

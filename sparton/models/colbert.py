@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from sparton.arguments import ArgumentError
 from sparton.kernels.splade_head import HeadMemory
 from sparton.models.body import EncoderBody, hidden_of_both
 from sparton.models.encoder import Encoder
@@ -60,8 +61,7 @@ class ColbertHead(nn.Module):
             raise ValueError(f"width must be a positive number, got {width}")
         if attend_to_expansion and not query_expansion:
             raise ValueError(
-                "attend_to_expansion=true needs query_expansion=true: without it there is nothing "
-                "to attend to"
+                "attend_to_expansion needs query_expansion: there is nothing to attend to without"
             )
         self.width = width
         self.bias = bias
@@ -118,9 +118,10 @@ class ColbertHead(nn.Module):
             if expansion is None:
                 expansion = tokenizer.eos_token_id
             if expansion is None:
-                raise ValueError(
+                raise ArgumentError(
                     "the tokenizer has neither a mask token nor one that ends a text to fill "
-                    "queries up with: set query_expansion=false"
+                    "queries up with: set {query_expansion}",
+                    query_expansion=False,
                 )
         vocabulary = tokenizer.get_vocab()
         ids = {marker: vocabulary[marker] for marker in self.markers}

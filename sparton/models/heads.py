@@ -190,9 +190,9 @@ class HybridHead(SpladeHead):
         super().__init__(pooling, activation)
         if (pooling, activation) != ("max", "relu"):
             raise ValueError(
-                f"sparton_hybrid has the paper's kernels, which know pooling=max and "
-                f"activation=relu alone, got pooling={pooling} and activation={activation}: "
-                "take another head, such as sparton"
+                f"HybridHead has the paper's kernels, which know max pooling and relu alone, got "
+                f"pooling={pooling!r} and activation={activation!r}: take another head, such as "
+                "SpartonHead"
             )
 
     def forward(

@@ -32,8 +32,8 @@ class JointHead(nn.Module):
         super().__init__()
         if tokens.attend_to_expansion:
             raise ValueError(
-                "a joint head cannot have attend_to_expansion=true: the term weights of a query "
-                "would depend on the tokens that fill it up; set tokens.attend_to_expansion=false"
+                "a joint head cannot have attend_to_expansion: the term weights of a query would "
+                "depend on the tokens that fill it up; leave it out of the head of the tokens"
             )
         self.sparse = sparse
         self.tokens = tokens

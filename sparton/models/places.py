@@ -21,8 +21,8 @@ def check_place(name: str | Path) -> None:
     below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
     if not Path(name).is_dir() and (below_here or not HUB_NAME.fullmatch(str(name))):
         raise FileNotFoundError(
-            f"{name}: no such folder; give a folder of train.py, a sentence-transformers folder, "
-            "or a hub name such as naver/splade-v3"
+            f"{name}: no such folder; give a folder of a trained model, one of "
+            "sentence-transformers, or a hub name such as naver/splade-v3"
         )
 
 

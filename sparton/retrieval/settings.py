@@ -19,7 +19,7 @@ def check_term_bounds(**bounds: object) -> None:
     for name, value in bounds.items():
         if value is not None and not _is_count(value):
             raise ValueError(
-                f"{name}={value}: must be a whole number of terms from 1 on, or null for all"
+                f"{name}={value}: must be a whole number of terms from 1 on, or left out for all"
             )
 
 
@@ -31,7 +31,8 @@ def check_search(search: object, rerank_depth: object) -> None:
     """
     if search is not None and search not in SEARCHES:
         raise ValueError(
-            f"search={search}: must be {', '.join(SEARCHES)}, or null for what the encoder gives"
+            f"search={search}: must be {', '.join(SEARCHES)}, or left out for all that the encoder "
+            "gives"
         )
     if not _is_count(rerank_depth):
         raise ValueError(f"rerank_depth={rerank_depth}: must be a whole number from 1 on")

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.losses.contract import Loss
 from sparton.losses.objective import Objective
 from sparton.losses.regularizers import Regularizer
@@ -24,15 +25,18 @@ def build_objective(
         ValueError: a loss of two kinds of representations, and an encoder with one.
     """
     if missing := loss.halves - set(encoder.kinds):
-        raise ValueError(
-            f"{type(loss).__name__} compares {' and '.join(sorted(loss.halves))}, but this encoder "
-            f"has no {' and '.join(sorted(missing))}: train a joint encoder, or with another loss"
+        raise ArgumentError(
+            "{} compares {}, but this encoder has no {}: give it {head}, or take another loss",
+            type(loss).__name__,
+            " and ".join(sorted(loss.halves)),
+            " and ".join(sorted(missing)),
+            head=Instance("JointHead"),
         )
     kept = dict(regularizers)
     for side in kept:
         if kept[side] and side not in encoder.regularized:
             log.info(
-                "no %s_regularizer: training cannot make this encoder's %s representations sparser",
+                "no %s regularizer: training cannot make this encoder's %s representations sparser",
                 side,
                 side,
             )
@@ -41,8 +45,8 @@ def build_objective(
             share = regularizer.ramp(steps - 1)
             if share < 0.9:
                 log.warning(
-                    "%s_regularizer.%s reaches %.0f %% of its weight: its ramp is longer than this "
-                    "run of %d steps; make %s_regularizer.%s.ramp.steps fit",
-                    *(side, name, 100 * share, steps, side, name),
+                    "the %s regularizer %s reaches %.0f %% of its weight: its ramp is longer than "
+                    "this run of %d steps; make the steps of its ramp fit",
+                    *(side, name, 100 * share, steps),
                 )
     return Objective(loss, kept["query"], kept["document"], encoder.loss_weights)

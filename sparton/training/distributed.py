@@ -158,7 +158,7 @@ def join_world() -> World:
         if device.index >= torch.cuda.device_count():
             raise ValueError(
                 f"process {rank} wants GPU {device.index}, this machine has "
-                f"{torch.cuda.device_count()}: set gpus, or torchrun's --nproc_per_node, to that"
+                f"{torch.cuda.device_count()}: start as many processes"
             )
         torch.cuda.set_device(device)
     if size > 1 and not dist.is_initialized():

@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
+from sparton.arguments import ArgumentError
+
 Record = dict[str, Any]
 WandbMode = Literal["online", "offline", "disabled"]
 
@@ -133,7 +135,7 @@ def wandb_logger(directory: str, project: str, mode: WandbMode | None = None) ->
         import wandb
     except ImportError as error:
         raise ValueError(
-            "logger=wandb needs the package wandb: pip install -e '.[wandb]'"
+            "Weights & Biases needs the package wandb: pip install 'sparton[wandb]'"
         ) from error
     if mode in (None, "online"):
         with _wandb_errors():
@@ -149,9 +151,11 @@ def _wandb_errors() -> Iterator[None]:
     try:
         yield
     except wandb.Error as error:
-        raise ValueError(
-            f"logger=wandb cannot log in or begin a run ({' '.join(str(error).split())}): set "
-            "WANDB_API_KEY, run `wandb login`, or choose logger.wandb.mode=offline or logger=none"
+        raise ArgumentError(
+            "Weights & Biases cannot log in or begin a run ({}): set WANDB_API_KEY, run "
+            "`wandb login`, choose {mode}, or do without",
+            " ".join(str(error).split()),
+            mode="offline",
         ) from error
 
 
@@ -199,7 +203,7 @@ def tensorboard_logger(directory: str) -> OpenLogger:
         import torch.utils.tensorboard  # noqa: F401, seen before any work
     except ImportError as error:
         raise ValueError(
-            "logger=tensorboard needs the package: pip install -e '.[tensorboard]'"
+            "TensorBoard is a package of its own: pip install 'sparton[tensorboard]'"
         ) from error
     return partial(TensorBoardLogger, directory)
 

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sparton.errors import CheckpointError, NonFiniteLossError
+from sparton.errors import NonFiniteLossError, OtherRunError
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, Record
@@ -88,7 +88,8 @@ class Trainer(Generic[OwnStep]):
         """Take up the newest checkpoint, if there is one. Returns the step to go on from.
 
         Raises:
-            CheckpointError: the checkpoints are damaged, or of a run with other settings or data.
+            CheckpointError: the checkpoints are damaged.
+            OtherRunError: they are of a run with other settings or data.
         """
         state = load_checkpoint(self.folder / "checkpoints")
         if state is None:
@@ -200,16 +201,15 @@ class Trainer(Generic[OwnStep]):
             raise NonFiniteLossError(
                 f"the loss, a gradient or a weight was not finite by step {completed}; nothing has "
                 f"been saved since. Earlier checkpoints, if any, are in {self.folder}/checkpoints. "
-                "Try a smaller learning rate, gradient clipping, precision=bf16 instead of fp16, "
-                "or a higher loss.temperature"
+                "Try a smaller learning rate, gradient clipping, bf16 in the place of fp16, or a "
+                "higher temperature of the loss"
             )
 
     def _check_identity(self, stored: Mapping[str, str]) -> None:
         if changed := changes(stored, self.identity):
-            raise CheckpointError(
+            raise OtherRunError(
                 f"{self.folder} holds the checkpoints of a run with other settings or data: "
-                f"{', '.join(changed)}. Give this run a folder of its own with study=NAME, or "
-                "delete that one"
+                f"{', '.join(changed)}. Give this run a folder of its own, or delete that one"
             )
 
 

@@ -46,10 +46,7 @@ def only_writer(folder: Path) -> Iterator[None]:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
-            raise BlockingIOError(
-                f"{folder}: another process trains in this folder; study=NAME gives a run another "
-                "one"
-            ) from None
+            raise BlockingIOError(f"{folder}: another process trains in this folder") from None
         except OSError:
             pass  # no locks here
         yield

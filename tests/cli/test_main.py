@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.errors import InstantiationException
 
 from sparton import __version__
-from sparton.cli.errors import one_sentence
+from sparton.arguments import ArgumentError, Instance
+from sparton.cli.errors import explain, one_sentence
 from sparton.cli.main import COMMANDS, main
-from sparton.errors import RunError
+from sparton.errors import DeviceMemoryError, NonFiniteLossError, OtherRunError, RunError
 
 HEAVY = ["hydra", "numpy", "torch", "transformers", "datasets", "ranx", "sentence_transformers"]
 LIGHT = {"hydra", "numpy"}
@@ -96,3 +98,31 @@ def test_a_rank_says_who_it_is(monkeypatch):
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     assert refused(ValueError("batch=0")) == "sparton mine: rank 1: batch=0"
+
+
+def test_arguments_of_the_library_are_told_as_the_overrides_that_give_them():
+    malformed = ArgumentError("line 3: set {on_error} or {batch:name}", on_error="skip", batch=3)
+    assert str(malformed) == "line 3: set on_error='skip' or batch"
+    assert explain(malformed) == "line 3: set data.on_error=skip or batch"
+    kinds = {"head": Instance("JointHead"), "loss": Instance("InfoNCE")}
+    other = ArgumentError("set {head} or {loss}", **kinds)
+    assert str(other) == "set head=JointHead(...) or loss=InfoNCE(...)"
+    assert explain(other) == "set head=sparton_colbert or loss=infonce"
+    wrapped = InstantiationException("Error in call to target")
+    wrapped.__cause__ = other
+    assert explain(wrapped) == explain(other)
+    unknown = ArgumentError("set {head}", head=Instance("OwnHead"))
+    assert explain(unknown) == "set head=OwnHead"
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (BlockingIOError("x: another process trains"), "; name=NAME gives a run another folder"),
+        (OtherRunError("Give this run a folder of its own"), "(name=NAME gives it one)"),
+        (NonFiniteLossError("Try a smaller learning rate"), "(optimizer.lr, clip_norm, precision,"),
+        (DeviceMemoryError("9 GiB more"), "Set micro_batch=N, which changes no gradient"),
+    ],
+)
+def test_what_overrides_can_do_about_an_error_is_told(error, remedy):
+    assert explain(error).startswith(str(error)) and remedy in explain(error)

@@ -48,5 +48,5 @@ def test_models_are_looked_for_before_a_folder_is_made(overrides, message, tmp_p
 
 def test_loggers_are_asked_before_data_is_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    assert "logger=wandb needs the package" in refusal("backbone=tiny", "logger=wandb")
+    assert "Weights & Biases needs the package wandb" in refusal("backbone=tiny", "logger=wandb")
     assert "no_such_file.jsonl" in refusal("backbone=tiny")

@@ -207,7 +207,7 @@ def test_what_the_first_batch_lacks_is_said_in_the_parent_process(
         )
         return len(loader)
 
-    with pytest.raises(ValueError, match=r"^unique_positives: 100 draws .* make batch smaller"):
+    with pytest.raises(ValueError, match=r"^unique_positives: 100 draws .* make it smaller"):
         length(steps=6)
     assert length(steps=5) == 0, "no step is left, so none is tried"
     assert length(steps=6, batch=3) == 1

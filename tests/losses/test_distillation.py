@@ -41,7 +41,7 @@ def test_a_student_that_copies_its_teacher_has_no_loss_and_no_gradient(loss):
 
 @pytest.mark.parametrize("loss", [MarginMSE(), KLDivergence()])
 def test_missing_teachers_and_negatives_are_named(loss):
-    with pytest.raises(ValueError, match="no teacher scores: use data=distillation"):
+    with pytest.raises(ValueError, match="no teacher scores: use data that has"):
         loss(SCORES, POSITIVES, None)
     with pytest.raises(ValueError, match="set num_negatives"):
         loss(SCORES[:, :2], torch.tensor([0, 1]), TEACHER[:, :1])

@@ -40,5 +40,5 @@ def test_a_model_is_a_folder_or_on_the_hub(tmp_path, monkeypatch, file):
     find_model("nobody/some")
     with pytest.raises(FileNotFoundError, match="nobody/none: no such folder, and no such model"):
         find_model("nobody/none")
-    with pytest.raises(FileNotFoundError, match="nowhere: no such folder; give a folder of train"):
+    with pytest.raises(FileNotFoundError, match="nowhere: no such folder; give a folder of a"):
         find_model(tmp_path / "nowhere")

@@ -192,7 +192,7 @@ def test_prompts_travel_both_ways(tmp_path):
         assert not torch.allclose(encode(encoder), expected, atol=1e-3)
     assert load_csr(tmp_path / "own").markup == encoder.markup
     edit(tmp_path / "own/1_Pooling/config.json", include_prompt=False)
-    with pytest.raises(ValueError, match=r"1_Pooling/config\.json: include_prompt=false"):
+    with pytest.raises(ValueError, match=r'1_Pooling/config\.json: "include_prompt": false'):
         load_csr(tmp_path / "own")
 
 

@@ -43,7 +43,7 @@ def wandb(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("mode", [None, "online"])
 def test_without_an_account_wandb_is_refused_in_one_sentence(wandb, tmp_path, mode):
-    with pytest.raises(ValueError, match=r"logger=wandb .* set WANDB_API_KEY, run") as caught:
+    with pytest.raises(ValueError, match=r"^Weights & Biases .* set WANDB_API_KEY, run") as caught:
         wandb_logger(f"{tmp_path}", "sparton", mode)
     assert "\n" not in str(caught.value)
 
@@ -51,7 +51,7 @@ def test_without_an_account_wandb_is_refused_in_one_sentence(wandb, tmp_path, mo
 def test_a_run_that_wandb_does_not_begin_is_told_in_one_sentence(wandb, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     open_logger = wandb_logger(f"{tmp_path}", "sparton", "online")
-    with pytest.raises(ValueError, match=r"logger=wandb .* set WANDB_API_KEY, run"):
+    with pytest.raises(ValueError, match=r"^Weights & Biases .* set WANDB_API_KEY, run"):
         open_logger(start_step=0)
 
 
@@ -70,7 +70,7 @@ def test_modes_without_an_account_need_none(wandb, tmp_path, monkeypatch, mode, 
 def test_packages_that_are_missing_are_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ValueError, match=r"logger=wandb needs the package wandb: pip install"):
+    with pytest.raises(ValueError, match="Weights & Biases needs the package wandb: pip install"):
         wandb_logger(f"{tmp_path}", "sparton")
-    with pytest.raises(ValueError, match=r"logger=tensorboard needs the package: pip install"):
+    with pytest.raises(ValueError, match="TensorBoard is a package of its own: pip install"):
         tensorboard_logger(f"{tmp_path}")

@@ -222,7 +222,7 @@ def test_a_checkpoint_of_other_settings_is_refused_with_their_names(tmp_path):
     run(trainer, until=4)
     other = make_trainer(tmp_path / "elsewhere")
     other.folder, other.identity = tmp_path, {"batch": "6", "data.path": "b"}
-    message = r"data.path=b \(was a\), head=absent \(was eager\).*study=NAME"
+    message = r"data.path=b \(was a\), head=absent \(was eager\)\. Give this run a folder"
     with pytest.raises(CheckpointError, match=message):
         other.resume()
     other.identity = trainer.identity

@@ -59,12 +59,7 @@ def main(arguments: Sequence[str]) -> None:
         if options.queries:
             for line in _changes(rows, options.queries):
                 console.print(line, highlight=False, markup=False, soft_wrap=True)
-    tests = sum(len(rows) for rows in compared.values())
-    console.print(
-        "p: paired t-test; paired randomisation test; the latter after Holm's correction for "
-        f"{tests} {'tests' if tests > 1 else 'test'}. Interval: 95 %, paired bootstrap.",
-        highlight=False,
-    )
+    console.print(_legend(sum(map(len, compared.values()))), highlight=False)
 
 
 def results_folder(run: Path) -> Path:
@@ -110,6 +105,13 @@ def _table(title: str, rows: "Sequence[TaskComparison]") -> "Table":
             f"{row.wins:,}/{row.ties:,}/{row.losses:,}",
         )
     return table
+
+
+def _legend(tests: int) -> str:
+    return (
+        "p: paired t-test; paired randomisation test; the latter after Holm's correction for "
+        f"{tests} {'tests' if tests > 1 else 'test'}. Interval: 95 %, paired bootstrap."
+    )
 
 
 def _p(value: float) -> str:

@@ -51,7 +51,7 @@ def check_fp8(hidden: Tensor) -> None:
     if hidden.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(
             f"fp8=True takes float16 or bfloat16 operands, got {hidden.dtype}; run under "
-            "torch.autocast (precision=bf16), or leave fp8 off"
+            "torch.autocast, or leave fp8 off"
         )
     if hidden.is_cuda:
         capability = torch.cuda.get_device_capability(hidden.device)
@@ -59,5 +59,5 @@ def check_fp8(hidden: Tensor) -> None:
             raise ValueError(
                 "fp8=True needs a GPU of compute capability 8.9 or later (Ada, Hopper), got "
                 f"{'.'.join(map(str, capability))} of {torch.cuda.get_device_name(hidden.device)}; "
-                "leave fp8 off (head.fp8=false)"
+                "leave fp8 off"
             )

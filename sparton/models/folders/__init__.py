@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
@@ -96,13 +97,16 @@ def load_encoder(
         OSError: there is no such folder, or files are missing.
     """
     check_place(name)
-    load, kind, setting = _loader(name, revision)
+    load, kind, usual = _loader(name, revision)
     if head is not None and not isinstance(head, kind):
-        raise ValueError(
-            f"{name} holds a model of head={setting}, and a {type(head).__name__} cannot stand in "
-            f"for its {kind.__name__}: head={setting} goes on from it. In the place of init_from, "
-            f"backbone.name={name} begins a model of another kind at its encoder alone, with "
-            "backbone=bare where that has no masked-LM head, as in ColBERT, CSR and dense models"
+        raise ArgumentError(
+            "{} holds a model with a {}, and a {} cannot stand in for that: {head} goes on from "
+            "it. A model of another kind begins at its encoder alone, as a backbone; a bare one "
+            "where it has no masked-LM head, as in ColBERT, CSR and dense models",
+            name,
+            kind.__name__,
+            type(head).__name__,
+            head=Instance(usual),
         )
     encoder = load(name, head, revision=revision, **options)
     encoder.origin = origin_of_trained(name, revision)
@@ -125,17 +129,17 @@ def find_model(name: str | Path, revision: str | None = None) -> None:
 
 
 def _loader(name: str | Path, revision: str | None) -> tuple[Callable[..., Encoder], type, str]:
-    """What reads a folder of this kind, the kind of head it has, and its file in configs/head."""
+    """What reads a folder of this kind, the kind of head it has, and the usual one of that kind."""
     kinds = module_kinds(str(name), revision) or [""]
     if kinds[-1] == csr.KIND:
-        return load_csr, AutoencoderHead, "csr"
+        return load_csr, AutoencoderHead, "AutoencoderHead"
     if kinds in DENSE:
-        return load_dense, Pooling, "dense"
+        return load_dense, Pooling, "Pooling"
     if is_late_interaction(kinds):
-        return load_colbert, ColbertHead, "colbert"
+        return load_colbert, ColbertHead, "ColbertHead"
     if is_joint(name, revision):
-        return load_joint, JointHead, "sparton_colbert"
-    return load_router if kinds == ROUTER else load_splade, SpladeHead, "sparton"
+        return load_joint, JointHead, "JointHead"
+    return load_router if kinds == ROUTER else load_splade, SpladeHead, "SpartonHead"
 
 
 def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:

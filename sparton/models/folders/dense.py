@@ -170,7 +170,7 @@ def read_dense(
     markup = read_prompts(name, revision)
     if any(markup) and not content.get("include_prompt", True):
         raise ValueError(
-            f"{place}: include_prompt=false leaves prompts out of the pooling; here "
+            f'{place}: "include_prompt": false leaves prompts out of the pooling; here '
             "all tokens are pooled"
         )
     return DenseEncoder(body, _pooling(content, len(parts) == 3, place), markup)
