@@ -142,7 +142,7 @@ class EmbeddingTable:
 
     @property
     def width(self) -> int:
-        """D."""
+        """D, the width of an embedding."""
         return self._stored.shape[1]
 
     def take(self, rows: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class TokenVectors(NamedTuple):
 
     @property
     def width(self) -> int:
-        """E."""
+        """E, the width of a token's vector."""
         return self.values.shape[1]
 
     @property

@@ -43,7 +43,7 @@ class SparseVectors(NamedTuple):
 
     @property
     def num_entries(self) -> int:
-        """P."""
+        """P, how many active entries there are."""
         return self.terms.shape[0]
 
     @classmethod

@@ -199,7 +199,7 @@ def build_loader(
 
 
 def say_what_was_there(folder: Path, start: int, steps: int) -> None:
-    """Of an earlier run in the same folder."""
+    """Tell what is left of an earlier run in the same folder, and what becomes of it."""
     if start == steps:
         log.info("all %d steps were done before: only the tests are left", steps)
     elif start:

@@ -76,7 +76,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
     evaluation.check_vector_dtype(asked.vector_dtype)
     autocast_dtype(asked.precision)  # refuses what does not exist
-    BM25(**words)  # likewise
+    BM25(**words)  # refuses what cannot be
     device = evaluation.choose_device(cfg.device)
     model = (cfg.model, cfg.query_length, cfg.document_length)
     encoder, tokenizer = evaluation.load_retriever(*model, device=device)

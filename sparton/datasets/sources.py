@@ -210,7 +210,8 @@ def id_records(
     Args:
         files: the examples.
         queries: id and text of the queries: TSV, or records with ``_id`` (or id, query_id), text.
-        collection: id, text and perhaps title of the documents, likewise (or document_id).
+        collection: id, text and perhaps title of the documents: TSV, or records with ``_id`` (or
+            id, document_id), text, title.
         columns, query_columns, collection_columns: as ``columns`` of :func:`text_records`.
         root, hub, format, on_error, limit, require_negatives, name, cache_dir: as there; root, hub
             hold for all the files, ``format`` for the examples only.

@@ -45,7 +45,8 @@ def load_retriever(
     device: torch.device | str = "cpu",
     revision: str | None = None,
 ) -> "tuple[Encoder, PackedTokenizer]":
-    """An encoder on its device and its tokenizer, ready for :func:`evaluate_encoder`.
+    """An encoder on its device and its tokenizer, ready for
+    :func:`~sparton.evaluation.tasks.evaluate_encoder`.
 
     Args:
         model: a folder of ``train.py``, a sentence-transformers or masked-LM folder, a name on the

@@ -43,7 +43,8 @@ def plan_search(
     search: Search | None = None,
     rerank_depth: int = RERANK_DEPTH,
 ) -> Search:
-    """How :func:`evaluate_encoder` will search with what the encoder gives; nothing is encoded.
+    """How :func:`~sparton.evaluation.tasks.evaluate_encoder` will search with what the encoder
+    gives; nothing is encoded.
 
     Raises:
         ValueError: the encoder does not give what ``search`` compares, or a metric does not exist

@@ -63,7 +63,8 @@ def evaluate_encoder(
     index: IndexBuilder = exact_index,
     progress: bool = True,
 ) -> TaskResult:
-    """An encoder on a full collection, searched on the encoder's own device.
+    """Search a full collection with an encoder, on the encoder's own device, and measure what it
+    finds.
 
     The encoder is in evaluation mode meanwhile; afterwards its mode is what it was.
 
@@ -82,7 +83,8 @@ def evaluate_encoder(
             more than there are, for all.
         k1, b: of BM25, where it finds the candidates.
         index: makes the index that is searched.
-        batch_tokens, batch_sequences, precision, vector_dtype, progress: see :func:`encode_texts`.
+        batch_tokens, batch_sequences, precision, vector_dtype, progress: see
+            :func:`~sparton.retrieval.encoding.encode_texts`.
 
     Raises:
         ValueError: a task without texts, a metric that does not exist or is deeper than the

@@ -21,10 +21,10 @@ def run_tests(
     *,
     title: str,
 ) -> list[TaskResult]:
-    """``results.json`` and the runs in ``folder`` grow with each task, a table of that ``title``
-    ends it.
+    """Evaluate one task after the other, and show a table with that ``title`` at the end.
 
-    ``tasks`` were built before, to check them, and are built again one at a time.
+    After each task ``results.json`` and the runs in ``folder`` hold what was found so far. The
+    tasks were built before, to check them, and are built again one at a time.
     """
     results: list[TaskResult] = []
     for name, build in tasks.items():

@@ -38,7 +38,8 @@ def contrastive_scores(
     queries_mask: Tensor | None = None,
     documents_mask: Tensor | None = None,
 ) -> Tensor:
-    """Every query with every document of every group, as ``pylate.scores.ColBERTScores``.
+    """The scores of every query with every document of every group, as
+    ``pylate.scores.ColBERTScores`` gives them.
 
     Args:
         queries_embeddings: ``[Q, Lq, E]``.
@@ -61,7 +62,8 @@ def colbert_scores(
     documents_mask: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Every query with every document, as ``pylate.scores.colbert_scores``.
+    """The scores of every query with every document, as ``pylate.scores.colbert_scores`` gives
+    them.
 
     Args:
         queries_embeddings: ``[Q, Lq, E]``.
@@ -83,7 +85,8 @@ def colbert_kd_scores(
     documents_mask: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
-    """Every query with documents of its own, as ``pylate.scores.colbert_kd_scores``.
+    """The scores of every query with documents of its own, as ``pylate.scores.colbert_kd_scores``
+    gives them.
 
     Args:
         queries_embeddings: ``[Q, Lq, E]``.
@@ -99,8 +102,8 @@ def colbert_kd_scores(
 def colbert_scores_pairwise(
     queries_embeddings: Embeddings, documents_embeddings: Embeddings, backend: str | None = None
 ) -> Tensor:
-    """Query p with document p, as ``pylate.scores.colbert_scores_pairwise``: ``[P, Lq, E]`` and
-    ``[P, Ld, E]`` to fp32 ``[P]``."""
+    """The score of query p with document p, as ``pylate.scores.colbert_scores_pairwise`` gives it:
+    ``[P, Lq, E]`` and ``[P, Ld, E]`` to fp32 ``[P]``."""
     return maxsim_pairs(_floats(queries_embeddings), _floats(documents_embeddings))
 
 

@@ -22,7 +22,7 @@ from sparton.types import Side, TokenBatch
 
 
 class AsymmetricEncoder(Encoder):
-    """Each side by its own encoder; training reaches both.
+    """Encodes each side by an encoder of its own; training reaches both.
 
     Args:
         query: of the queries, static or a model of its own.

@@ -90,7 +90,7 @@ def packed_attention(
             ``config.sliding_window``); None sees the whole sequence.
         cu_seq_lens_q: int32 ``[N + 1]`` boundaries.
         max_length_q: upper bound of the sequence lengths.
-        cu_seq_lens_k, max_length_k: likewise of the tokens that are attended to.
+        cu_seq_lens_k, max_length_k: the same for the tokens that are attended to.
         key_rows: int64 ``[K]``, the places of these tokens; None for all of them. A token that has
             none of them in its sequence or window gets zeros.
 

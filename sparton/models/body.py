@@ -102,7 +102,7 @@ class EncoderBody(nn.Module):
 
     @property
     def hidden_size(self) -> int:
-        """D."""
+        """D, the width of the hidden states."""
         return self.model.config.hidden_size
 
     @property

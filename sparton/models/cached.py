@@ -42,7 +42,7 @@ class CachedBackbone(nn.Module):
 
     @property
     def hidden_size(self) -> int:
-        """D."""
+        """D, the width of the embeddings."""
         return self.table.width
 
     def hidden_states(self, tokens: TokenBatch) -> Tensor:

@@ -158,7 +158,7 @@ class _Model:
 
     @torch.no_grad()
     def measure(self) -> HeldOut:
-        """On the held-out texts, always with the same tokens hidden."""
+        """Loss and accuracy on the held-out texts, always with the same tokens hidden."""
         backbone, generator = self.encoder.backbone.eval(), torch.Generator().manual_seed(0)
         masked = hide(self.held_out, backbone.tokenizer, generator).to(self.encoder.device)
         logits = hidden_logits(backbone, masked).float()
@@ -166,7 +166,8 @@ class _Model:
         return HeldOut(F.cross_entropy(logits, masked.targets).item(), right)
 
     def save(self, _: nn.Module, __: Path) -> None:
-        """To ``output`` and not into the folder of the run, with its active terms levelled."""
+        """Write the model to ``output`` and not into the folder of the run, with its active terms
+        levelled."""
         tokens = self.held_out.to(self.encoder.device)
         self.shift = level_active_terms(self.encoder.backbone, tokens, self.active_terms)
         lengths = {"query_length": self.length, "document_length": self.length}

@@ -41,7 +41,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def installed_version(package: str) -> str | None:
-    """None where the package is not installed."""
+    """The version of a package; None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -26,7 +26,7 @@ class Status(NamedTuple):
 
 
 def read_status(folder: Path) -> Status | None:
-    """None where no run has begun, or what is there cannot be read."""
+    """How the run in a folder stands; None where none has begun, or its file cannot be read."""
     try:
         return Status(**json.loads((folder / _FILE).read_text()))
     except (OSError, ValueError, TypeError):

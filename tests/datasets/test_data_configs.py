@@ -69,7 +69,7 @@ def test_columns_are_a_setting_wherever_they_can_be_renamed(path: Path) -> None:
 
 
 def test_the_shelf_has_a_row_for_every_configuration() -> None:
-    text = (CONFIGS.parents[1] / "data" / "README.md").read_text()
+    text = (CONFIGS.parents[1] / "docs/guides/data.md").read_text()
     rows = dict(re.findall(r"^\| `data=(\w+)` \|.*\| (.+) \| .+ \|$", text, re.MULTILINE))
     assert set(rows) == {path.stem for path in CONFIGS.glob("*.yaml")}
     assert rows["quickstart"] == "random"

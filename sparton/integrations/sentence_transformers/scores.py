@@ -34,7 +34,7 @@ def colbert_scores(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Every query with every document of every group.
+    """The scores of every query with every document of every group.
 
     Args:
         queries_embeddings: ``[Q, Lq, E]``.
@@ -69,7 +69,7 @@ def colbert_kd_scores(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Every query with the documents of its own group.
+    """The scores of every query with the documents of its own group.
 
     Args:
         queries_embeddings: ``[Q, Lq, E]``.
@@ -96,7 +96,7 @@ def colbert_scores_pairwise(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Query p with document p.
+    """The score of query p with document p, for every p.
 
     Args:
         queries_embeddings: ``[P, Lq, E]``.

@@ -46,7 +46,7 @@ def save_encoder(
     encoder: Encoder, path: str | Path, *, query_length: int, document_length: int
 ) -> None:
     """Write an encoder as a folder, all of it or nothing; see
-    :func:`~sparton.writing.replacing_folder`.
+    ``sparton.writing.replacing_folder``.
 
     Raises:
         OSError: the disk is full or not writable.

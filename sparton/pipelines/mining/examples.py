@@ -120,7 +120,7 @@ class PositiveDocuments:
 
 
 def hash_documents(documents: TextsByRow) -> Hashes:
-    """uint64 ``[N]``."""
+    """The hashes of the texts of all documents; uint64 ``[N]``."""
     hashes = np.zeros(len(documents), np.uint64)
     for rows in ranges_of(len(documents), ROWS_AT_ONCE):
         hashes[rows.start : rows.stop] = [hash_text(text) for text in documents.take(rows).texts]

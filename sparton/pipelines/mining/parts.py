@@ -29,7 +29,8 @@ def working_folder(output: Path) -> Path:
 
 
 def description_file(output: Path) -> Path:
-    """Beside the output, under a name that no pattern for JSON lines takes in."""
+    """The file that describes the output: beside it, under a name that no pattern for JSON lines
+    takes in."""
     name = output.name.removesuffix(".gz").removesuffix(".jsonl")
     return output.with_name(f"{name}.mined.json")
 
