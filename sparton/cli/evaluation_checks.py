@@ -22,6 +22,7 @@ def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
         MissingMandatoryValue: a setting has no value.
         OSError: there is no such model.
     """
+    refuse_missing(cfg)
     own = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
     OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     if cfg.split not in ("dev", "test") or not cfg.evaluation.get(cfg.split):
@@ -36,6 +37,18 @@ def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
         check_search(asked.search, asked.rerank_depth)
         _check_metrics(cfg, "encoder")
         check_place(cfg.model)
+
+
+def refuse_missing(cfg: DictConfig) -> None:
+    """Refuse an evaluation without all of its values, by the names of its own settings and not by
+    those that lead to them.
+
+    Raises:
+        MissingMandatoryValue: names the setting.
+    """
+    for key in map(str, cfg.evaluation):
+        if not OmegaConf.is_interpolation(cfg.evaluation, key):
+            OmegaConf.select(cfg, f"evaluation.{key}", throw_on_missing=True)
 
 
 def refuse_ignored(because: str, overrides: Sequence[str]) -> None:

@@ -76,6 +76,7 @@ class EvaluateConfig:
     metrics: list[str]
     encoder: dict[str, Any] = field(default_factory=dict)
     bm25: dict[str, Any] = field(default_factory=dict)
+    index: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
 
 

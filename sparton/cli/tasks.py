@@ -5,8 +5,9 @@ from collections.abc import Callable
 from functools import partial
 
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
+from sparton.cli.evaluation_checks import refuse_missing
 from sparton.datasets.holdout import held_out_task, hold_out
 from sparton.datasets.mixture import Mixture
 from sparton.types import RetrievalTask
@@ -24,9 +25,7 @@ def task_builders(cfg: DictConfig, split: str) -> TaskBuilders:
     Raises:
         MissingMandatoryValue: a setting of the evaluation has no value.
     """
-    for key in map(str, cfg.evaluation):
-        if not OmegaConf.is_interpolation(cfg.evaluation, key):  # which may lead to what is missing
-            OmegaConf.select(cfg, f"evaluation.{key}", throw_on_missing=True)
+    refuse_missing(cfg)
     tasks = cfg.evaluation.get(split) or {}
     if "_target_" in tasks:
         return instantiate(tasks)

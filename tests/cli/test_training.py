@@ -41,7 +41,7 @@ def refusal(*overrides: str) -> str:
     ],
 )
 def test_models_are_looked_for_before_a_folder_is_made(overrides, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("sparton.models.checkpoint.cached_file", lambda *_, **__: None)
+    monkeypatch.setattr("sparton.models.repository.cached_file", lambda *_, **__: None)
     assert message in refusal(*overrides)
     assert not list(tmp_path.iterdir())
 
