@@ -177,7 +177,7 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
         (["init_from=runs/nowhere/model"], "runs/nowhere/model: no such folder"),
         (["init_from=x", "query_encoder=static"], "leave query_encoder=shared"),
         (["init_from="], "init_from= is empty"),
-        (["loss=joint"], "set head=sparton_colbert, or loss=infonce"),
+        (["loss=joint"], "give it head=sparton_colbert, or take another loss"),
         (["head=colbert", "query_encoder=static"], "choose a SPLADE head"),
         ([*JOINT, "query_encoder=static"], "choose a SPLADE head"),
         ([*CSR, "query_encoder=static"], "choose a SPLADE head"),
