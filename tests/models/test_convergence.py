@@ -36,7 +36,7 @@ HEADS = {
 class MisroutedHead(EagerHead):
     """Negative control: right values, but the gradient goes to a token of another sequence."""
 
-    def forward(self, hidden, weight, bias, tokens):
+    def forward(self, hidden, weight, bias, tokens, memory=None):
         values = super().forward(hidden, weight, bias, tokens).detach()
         elsewhere = super().forward(hidden.flip(0), weight, bias, tokens)
         return values + elsewhere - elsewhere.detach()
