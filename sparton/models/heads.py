@@ -91,28 +91,7 @@ def _padded_head(
 class EagerHead(SpladeHead):
     """Materialises the logits ``[N, S, V]`` and every step after them: the common practice."""
 
-    def forward(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        tokens: TokenBatch,
-        memory: HeadMemory | None = None,
-    ) -> Tensor:
-        padded, mask = tokens.pad(hidden), tokens.padding_mask()
-        return _padded_head(padded, weight, bias, mask, self.pooling, self.activation)
-
-
-class CompiledHead(SpladeHead):
-    """The eager head through torch.compile, which fuses all that follows the matrix product.
-
-    Compiled, with dynamic shapes, are the operations on padded tensors (products, bias, mask,
-    relu, log1p, pooling); padding itself is not. Compilation happens at the first call.
-    """
-
-    def __init__(self, pooling: Pooling = "max", activation: Activation = "relu") -> None:
-        super().__init__(pooling, activation)
-        self._head = torch.compile(_padded_head, dynamic=True)
+    _head = staticmethod(_padded_head)
 
     def forward(
         self,
@@ -124,6 +103,18 @@ class CompiledHead(SpladeHead):
     ) -> Tensor:
         padded, mask = tokens.pad(hidden), tokens.padding_mask()
         return self._head(padded, weight, bias, mask, self.pooling, self.activation)
+
+
+class CompiledHead(EagerHead):
+    """The eager head through torch.compile, which fuses all that follows the matrix product.
+
+    Compiled, with dynamic shapes, are the operations on padded tensors (products, bias, mask,
+    relu, log1p, pooling); padding itself is not. Compilation happens at the first call.
+    """
+
+    def __init__(self, pooling: Pooling = "max", activation: Activation = "relu") -> None:
+        super().__init__(pooling, activation)
+        self._head = torch.compile(_padded_head, dynamic=True)
 
 
 class TiledHead(SpladeHead):

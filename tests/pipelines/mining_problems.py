@@ -2,11 +2,16 @@
 
 import gzip
 import json
+import math
 import random
 from pathlib import Path
 
+import pytest
+import torch
+
 from sparton.datasets.sources import text_records
-from sparton.pipelines.mining import mine_hard_negatives
+from sparton.pipelines.mining import Rule, TrainedModel, mine_hard_negatives, miners
+from sparton.pipelines.mining.mining import Mining
 
 # No stop words, and stems of themselves.
 WORDS = [
@@ -34,6 +39,42 @@ def mine(examples: Path, output: Path, **options: object) -> list[dict]:
     """Mine for examples that are written out as texts; gives the records of the output."""
     mine_hard_negatives(text_records(str(examples)), output, progress=False, **options)
     return read_records(output)
+
+
+def mine_after_a_failure(
+    examples: Path, model: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[dict]:
+    """Three negatives each by a model, in a second run that finds two of three encoded slabs."""
+    monkeypatch.setattr(miners, "SLAB", 16)
+    settings = {"miner": TrainedModel(model), "rule": Rule(3), "output": output}
+    with monkeypatch.context() as patched:
+        patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            mine(examples, **settings)
+    slabs = sorted(Path(f"{output}.parts").glob("*.safetensors"))
+    assert len(slabs) == 3
+    slabs[1].unlink()
+    real, encoded = miners.encode_texts, []
+
+    def encode_texts(encoder, tokenizer, texts, side, **options):
+        encoded.append(len(texts))
+        return real(encoder, tokenizer, texts, side, **options)
+
+    monkeypatch.setattr(miners, "encode_texts", encode_texts)
+    records = mine(examples, **settings)
+    assert encoded == [16, 40]  # the slab that was missing, and the queries
+    return records
+
+
+def check_hardest(
+    records: list[dict], documents: list[str], scores: torch.Tensor, tolerance: float
+) -> None:
+    """The negatives of query n have the best of its scores ``[n]``, but that of document n."""
+    for row, record in enumerate(records):
+        scores[row, row] = -math.inf
+        expected = scores[row].topk(3).values
+        found = scores[row, [documents.index(text) for text in record["neg"]]]
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 def read_records(file: Path) -> list[dict]:

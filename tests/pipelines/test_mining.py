@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 
@@ -25,16 +24,6 @@ from sparton.pipelines.mining import (
 from sparton.pipelines.mining.mining import Mining
 from sparton.pipelines.mining.selection import choose, ordered, window
 from tests.pipelines.mining_problems import generate, mine, read_records, write
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-@pytest.fixture
-def pairs(tmp_path) -> Path:
-    return write(tmp_path / "pairs.jsonl", generate())
 
 
 def table(folder: Path, texts: list[str]) -> TextTable:

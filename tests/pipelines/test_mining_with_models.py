@@ -5,7 +5,6 @@ import math
 import sys
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -15,22 +14,17 @@ from sparton.models.backbones import tiny
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
-from sparton.pipelines.mining import CrossEncoder, Rule, TrainedModel, miners
-from sparton.pipelines.mining.mining import Mining
+from sparton.pipelines.mining import CrossEncoder, Rule, TrainedModel
 from sparton.training.distributed import World
 from sparton.types import TokenBatch
 from tests.composing import composed
-from tests.pipelines.mining_problems import WORDS, generate, mine, write
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-@pytest.fixture
-def pairs(tmp_path) -> Path:
-    return write(tmp_path / "pairs.jsonl", generate())
+from tests.pipelines.mining_problems import (
+    WORDS,
+    check_hardest,
+    generate,
+    mine,
+    mine_after_a_failure,
+)
 
 
 @pytest.fixture
@@ -56,32 +50,10 @@ def model_scores(model: Path, queries: list[str], documents: list[str]) -> torch
 def test_a_model_mines_what_its_scores_say_and_keeps_what_it_encoded(
     pairs, model, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(miners, "SLAB", 16)
-    examples = generate()
-    documents = [example["positive"] for example in examples]
-    settings = {"miner": TrainedModel(model), "rule": Rule(3), "output": tmp_path / "out.jsonl"}
-    with monkeypatch.context() as patched:
-        patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            mine(pairs, **settings)
-    slabs = sorted((tmp_path / "out.jsonl.parts").glob("*.safetensors"))
-    assert len(slabs) == 3
-    slabs[1].unlink()
-    real, encoded = miners.encode_texts, []
-
-    def encode_texts(encoder, tokenizer, texts, side, **options):
-        encoded.append(len(texts))
-        return real(encoder, tokenizer, texts, side, **options)
-
-    monkeypatch.setattr(miners, "encode_texts", encode_texts)
-    records = mine(pairs, **settings)
-    assert encoded == [16, 40]  # the slab that was missing, and the queries
-    scores = model_scores(model, [example["query"] for example in examples], documents)
-    for row, record in enumerate(records):
-        scores[row, row] = -math.inf
-        expected = scores[row].topk(3).values
-        found = scores[row, [documents.index(text) for text in record["neg"]]]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    documents = [example["positive"] for example in generate()]
+    queries = [example["query"] for example in generate()]
+    records = mine_after_a_failure(pairs, model, tmp_path / "out.jsonl", monkeypatch)
+    check_hardest(records, documents, model_scores(model, queries, documents), 1e-4)
 
 
 def test_a_model_as_teacher_writes_its_scores(pairs, model, tmp_path):
@@ -137,11 +109,10 @@ def test_a_cross_encoder_scores_and_sets_the_margin(pairs, cross_encoder, tmp_pa
 
 
 def test_without_sentence_transformers_the_remedy_is_named(pairs, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ValueError, match="pip install 'sentence-transformers"):
-        mine(pairs, tmp_path / "out.jsonl", teacher=CrossEncoder("some/teacher"))
-    monkeypatch.undo()
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "sentence_transformers", None)
+        with pytest.raises(ValueError, match="pip install 'sentence-transformers"):
+            mine(pairs, tmp_path / "out.jsonl", teacher=CrossEncoder("some/teacher"))
     assert mine(pairs, tmp_path / "out.jsonl")  # no work, no bond
 
 

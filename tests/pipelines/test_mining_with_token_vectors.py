@@ -1,9 +1,7 @@
 """Mining by MaxSim: late-interaction and joint models as miners and teachers."""
 
-import math
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -16,19 +14,8 @@ from sparton.models.colbert import ColbertHead
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
-from sparton.pipelines.mining import Rule, TrainedModel, miners
-from sparton.pipelines.mining.mining import Mining
-from tests.pipelines.mining_problems import generate, mine, write
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-
-
-@pytest.fixture
-def pairs(tmp_path) -> Path:
-    return write(tmp_path / "pairs.jsonl", generate())
+from sparton.pipelines.mining import Rule, TrainedModel
+from tests.pipelines.mining_problems import check_hardest, generate, mine, mine_after_a_failure
 
 
 @pytest.fixture(params=["colbert", "joint"])
@@ -54,32 +41,10 @@ def scores_of(model: Path, queries: list[str], documents: list[str]) -> torch.Te
 
 
 def test_a_model_mines_by_maxsim_and_keeps_what_it_encoded(pairs, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(miners, "SLAB", 16)
-    examples = generate()
-    documents = [example["positive"] for example in examples]
-    settings = {"miner": TrainedModel(model), "rule": Rule(3), "output": tmp_path / "out.jsonl"}
-    with monkeypatch.context() as patched:
-        patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            mine(pairs, **settings)
-    slabs = sorted((tmp_path / "out.jsonl.parts").glob("*.safetensors"))
-    assert len(slabs) == 3
-    slabs[1].unlink()
-    real, encoded = miners.encode_texts, []
-
-    def encode_texts(encoder, tokenizer, texts, side, **options):
-        encoded.append(len(texts))
-        return real(encoder, tokenizer, texts, side, **options)
-
-    monkeypatch.setattr(miners, "encode_texts", encode_texts)
-    records = mine(pairs, **settings)
-    assert encoded == [16, 40]  # the slab that was missing, and the queries
-    scores = scores_of(model, [example["query"] for example in examples], documents)
-    for row, record in enumerate(records):
-        scores[row, row] = -math.inf
-        expected = scores[row].topk(3).values
-        found = scores[row, [documents.index(text) for text in record["neg"]]]
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    documents = [example["positive"] for example in generate()]
+    queries = [example["query"] for example in generate()]
+    records = mine_after_a_failure(pairs, model, tmp_path / "out.jsonl", monkeypatch)
+    check_hardest(records, documents, scores_of(model, queries, documents), 1e-3)
 
 
 def test_a_margin_to_the_positive_is_measured_by_maxsim(pairs, model, tmp_path):
