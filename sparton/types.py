@@ -146,6 +146,21 @@ def _cut(cu_seqlens: Tensor, start: int, stop: int) -> tuple[int, int, Tensor, i
     return first, last, bounds, max(int(bounds.diff().max()) if stop > start else 0, 1)
 
 
+class TextForm(NamedTuple):
+    """How the texts of one source or task are read where it is not the model's own way.
+
+    Attributes:
+        query_length, document_length: tokens kept of a text; None for those of the tokenizer.
+        query_prompt, document_prompt: put before the text in place of the model's own prompt; None
+            for the model's.
+    """
+
+    query_length: int | None = None
+    document_length: int | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+
+
 class Tokenizer(Protocol):
     """Texts to token batches, as a ``PackedTokenizer`` and ``TextRows`` make them."""
 
