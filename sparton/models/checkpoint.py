@@ -1,7 +1,5 @@
 """Reading Hugging Face checkpoints strictly: nothing missing is made up in silence."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,9 +13,9 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging
 
 from sparton.models.body import without_attention_dropout
+from sparton.models.layouts import without_warnings
 from sparton.models.repository import optional_file
 
 VOCABULARY_FILES = (
@@ -73,7 +71,8 @@ def load_body(name: str, *, revision: str | None = None, subfolder: str = "") ->
         ValueError: weights of the encoder are missing, or a weights file is damaged.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
-    with _without_report():
+    # Heads that a body leaves behind are no news, and what it lacks is an error here.
+    with without_warnings():
         model, report = AutoModel.from_pretrained(
             name,
             config=_config(name, revision, subfolder),
@@ -127,17 +126,6 @@ def _config(name: str, revision: str | None, subfolder: str) -> PreTrainedConfig
     _check_weights(Path(name) / subfolder)
     config = AutoConfig.from_pretrained(name, revision=revision, subfolder=subfolder)
     return without_attention_dropout(config)
-
-
-@contextmanager
-def _without_report() -> Iterator[None]:
-    """Heads that a body leaves behind are no news, and what it lacks is an error here."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _check_weights(folder: Path) -> None:

@@ -188,7 +188,7 @@ class ColbertEncoder(Encoder):
     ) -> tuple[Representations, Representations]:
         """See :func:`~sparton.models.body.hidden_of_both`."""
         sides = queries, documents
-        hidden = hidden_of_both(self.backbone.hidden_states, *sides)
+        hidden = hidden_of_both(self.backbone, self.backbone.hidden_states, *sides)
         of_queries, of_documents = map(self._represent, hidden, sides, SIDES)
         return Representations(tokens=of_queries), Representations(tokens=of_documents)
 

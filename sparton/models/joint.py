@@ -10,6 +10,7 @@ from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.backbone import Backbone
 from sparton.models.body import hidden_of_both
 from sparton.models.colbert import ColbertHead
+from sparton.models.decoders import Decoder
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
 from sparton.representations import Representations
@@ -76,7 +77,7 @@ class JointEncoder(Encoder):
     ) -> tuple[Representations, Representations]:
         """See :func:`~sparton.models.body.hidden_of_both`."""
         sides = queries, documents
-        hidden = hidden_of_both(self.backbone.hidden_states, *sides)
+        hidden = hidden_of_both(self.backbone, self.backbone.hidden_states, *sides)
         of_queries, of_documents = (
             self._represent(states, tokens, side, memory)
             for states, tokens, side in zip(hidden, sides, SIDES, strict=True)
@@ -118,7 +119,7 @@ class JointEncoder(Encoder):
 
     def _sparse_inputs(
         self, hidden: Tensor, tokens: TokenBatch
-    ) -> tuple[Tensor, nn.Linear, TokenBatch]:
+    ) -> tuple[Tensor, Decoder, TokenBatch]:
         """What the sparse head reads: of the text's own tokens only."""
         own = tokens.own()
         if tokens.keys is not None:

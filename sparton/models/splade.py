@@ -44,7 +44,7 @@ class SpladeEncoder(Encoder):
     ) -> tuple[Representations, Representations]:
         """See :func:`~sparton.models.body.hidden_of_both`."""
         sides = queries, documents
-        hidden = hidden_of_both(self.backbone, *sides)
+        hidden = hidden_of_both(self.backbone, self.backbone, *sides)
         of_queries, of_documents = (
             self._represent(states, tokens, memory)
             for states, tokens in zip(hidden, sides, strict=True)

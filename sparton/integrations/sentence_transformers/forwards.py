@@ -9,11 +9,12 @@ callable, which ``nn.Module`` finds before the method of the class.
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparton import packing
 from sparton.kernels.splade_head import splade_head
 from sparton.models.backbone import Backbone
+from sparton.models.decoders import Decoder
 from sparton.models.twin import Twin
 from sparton.packing import Packed
 from sparton.types import KeyTokens, TokenBatch
@@ -34,7 +35,7 @@ class _Pending(NamedTuple):
 
     states: Tensor
     tokens: TokenBatch
-    decoder: nn.Linear
+    decoder: Decoder
 
 
 class PackedPreprocess:
