@@ -1,4 +1,4 @@
-"""A Hugging Face masked-language model as a producer of packed hidden states.
+"""A Hugging Face language model as a producer of packed hidden states.
 
 T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabulary.
 """
@@ -14,19 +14,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from sparton.models.body import EncoderBody, compile_part
-from sparton.models.decoders import Decoder, find_decoder
+from sparton.models.output_embeddings import Decoder, find_decoder
 from sparton.types import TokenBatch
 
 
 class Backbone(EncoderBody):
-    """A masked-language model without its last matrix, on packed tokens.
+    """A masked or causal language model without its last matrix, on packed tokens.
 
     The decoder (output embeddings) leaves the Hugging Face model and becomes ``decoder``; what
     the model then calls logits are the transformed hidden states that the decoder would read. A
     decoder tied to the input embeddings stays tied.
 
     Args:
-        mlm: a model of ``AutoModelForMaskedLM``; its attention dropout must be 0
+        mlm: a model of ``AutoModelForMaskedLM`` or ``AutoModelForCausalLM``; its attention dropout
+            must be 0
             (:func:`~sparton.models.body.without_attention_dropout` before it is built), hidden
             dropout may stay.
         tokenizer: its fast tokenizer.

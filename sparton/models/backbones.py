@@ -17,7 +17,7 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
-from sparton.models.checkpoint import load_body, load_mlm, load_tokenizer
+from sparton.models.checkpoint import Attention, load_body, load_lm, load_tokenizer
 from sparton.models.folders.files import module_kinds
 from sparton.models.origin import Origin, origin_of_trained
 
@@ -34,28 +34,30 @@ def pretrained(
     name: str,
     revision: str | None = None,
     *,
+    attention: Attention | None = None,
     logit_scale: float = 1.0,
     logit_shift: float = 0.0,
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
 ) -> Backbone:
-    """A masked-language model from the Hugging Face hub or a local folder.
+    """A masked or causal language model from the Hugging Face hub or a local folder.
 
     Args:
         name: hub name or path.
         revision: branch, tag or commit on the hub.
+        attention: of a causal language model; see :func:`~sparton.models.checkpoint.set_attention`.
         logit_scale, logit_shift: see :func:`rescale_logits`. For models whose untrained
             representations are dense or collapsed.
         compile, half_residual, gradient_checkpointing: see :class:`Backbone`.
 
     Raises:
-        ValueError: the checkpoint has no masked-language-modelling head, no tokenizer, or a
-            damaged weights file; the message names the remedy.
+        ValueError: the checkpoint has no language-modelling head, no tokenizer, or a damaged
+            weights file; the message names the remedy.
         OSError: nothing of that name, or no connection to the hub.
     """
     backbone = Backbone(
-        load_mlm(name, revision=revision),
+        load_lm(name, attention=attention, revision=revision),
         load_tokenizer(name, revision=revision),
         compile=compile,
         half_residual=half_residual,
@@ -71,16 +73,18 @@ def bare(
     name: str,
     revision: str | None = None,
     *,
+    attention: Attention | None = None,
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
 ) -> EncoderBody:
-    """The encoder of any checkpoint, without a masked-language-modelling head, for heads that read
-    hidden states: from the Hugging Face hub or a local folder.
+    """The body of any checkpoint, without a language-modelling head, for heads that read hidden
+    states: from the Hugging Face hub or a local folder.
 
     Args:
         name: hub name or path; of a sentence-transformers model with its transformer at the root.
         revision: branch, tag or commit on the hub.
+        attention: of a causal language model; see :func:`~sparton.models.checkpoint.set_attention`.
         compile, half_residual, gradient_checkpointing: see
             :class:`~sparton.models.body.EncoderBody`.
 
@@ -95,7 +99,7 @@ def bare(
             "bare encoder leaves out; load_encoder reads all of it"
         )
     body = EncoderBody(
-        load_body(name, revision=revision),
+        load_body(name, attention=attention, revision=revision),
         load_tokenizer(name, revision=revision),
         compile=compile,
         half_residual=half_residual,

@@ -23,7 +23,11 @@ ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
 class EncoderBody(nn.Module):
-    """A Hugging Face encoder without a head, on packed tokens.
+    """A body of transformers, of an encoder or a causal language model, on packed tokens.
+
+    What an encoder asks of a backbone is here and, with a language-modelling head, in
+    :class:`~sparton.models.backbone.Backbone`; how the body runs is its
+    :class:`~sparton.models.layouts.Layout`.
 
     Args:
         model: a model of ``AutoModel``; its attention dropout must be 0
@@ -122,8 +126,9 @@ class EncoderBody(nn.Module):
         """Model FLOPs per real token; recomputation is not counted.
 
         Forward: 2 per weight of every linear layer (embedding tables are look-ups), 4 D S for the
-        scores and the mixing of each attention layer (S capped by the window ``2 w + 1`` of local
-        layers). Training adds twice the forward.
+        scores and the mixing of each attention layer (D the width of all its heads, S capped by the
+        window ``2 w + 1`` of local layers), half of it where attention is causal. Training adds
+        twice the forward.
 
         Args:
             sequence_length: mean number of tokens S of a sequence.
@@ -136,9 +141,12 @@ class EncoderBody(nn.Module):
             for module in self.model.modules()
             if isinstance(window := getattr(module, "sliding_window", None), int)
         ]
-        windows += [float("inf")] * (self.model.config.num_hidden_layers - len(windows))
+        config = self.model.config
+        windows += [float("inf")] * (config.num_hidden_layers - len(windows))
         spans = sum(min(sequence_length, window) for window in windows)
-        forward = matrices + 4.0 * self.hidden_size * spans
+        head_width = getattr(config, "head_dim", None)
+        width = config.num_attention_heads * head_width if head_width else self.hidden_size
+        forward = matrices + 4.0 * width * spans * (0.5 if self._is_causal else 1.0)
         return 3.0 * forward if training else forward
 
     @property
@@ -146,6 +154,11 @@ class EncoderBody(nn.Module):
         base = self.model.base_model
         assert isinstance(base, PreTrainedModel)
         return base
+
+    @property
+    def _is_causal(self) -> bool:
+        layers = (getattr(part, "is_causal", False) for part in self.model.modules())
+        return bool(getattr(self.model.config, "is_causal", True) and any(layers))
 
     def _embeddings(self) -> nn.Embedding:
         table = self.model.get_input_embeddings()

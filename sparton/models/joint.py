@@ -10,9 +10,9 @@ from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.backbone import Backbone
 from sparton.models.body import hidden_of_both
 from sparton.models.colbert import ColbertHead
-from sparton.models.decoders import Decoder
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
+from sparton.models.output_embeddings import Decoder
 from sparton.representations import Representations
 from sparton.types import SIDES, Side, TokenBatch
 

@@ -110,7 +110,7 @@ def test_tokens_that_nobody_attends_to(window):
         assert error(left, right.double()) < 1e-4
 
 
-def test_dropout_masks_and_causality_are_refused():
+def test_dropout_and_masks_are_refused():
     states, tokens = inputs()
     layer = nn.Identity()
     boundaries = {f"cu_seq_lens_{side}": tokens.cu_seqlens for side in "qk"}
@@ -119,9 +119,6 @@ def test_dropout_masks_and_causality_are_refused():
         packed_attention(layer, *states, None, dropout=0.1, **boundaries)
     with pytest.raises(ValueError, match="no attention mask"):
         packed_attention(layer, *states, torch.ones(1, 1), **boundaries)
-    layer.is_causal = True
-    with pytest.raises(ValueError, match="bidirectional"):
-        packed_attention(layer, *states, None, **boundaries)
 
 
 @pytest.fixture(params=["ours", "FlashAttention"])

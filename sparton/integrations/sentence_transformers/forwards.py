@@ -14,7 +14,7 @@ from torch import Tensor
 from sparton import packing
 from sparton.kernels.splade_head import splade_head
 from sparton.models.backbone import Backbone
-from sparton.models.decoders import Decoder
+from sparton.models.output_embeddings import Decoder
 from sparton.models.twin import Twin
 from sparton.packing import Packed
 from sparton.types import KeyTokens, TokenBatch

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack
 
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
-from sparton.models.checkpoint import load_mlm, load_tokenizer
+from sparton.models.checkpoint import load_lm, load_tokenizer
 from sparton.models.folders.files import (
     DESCRIPTION,
     check_active_dims,
@@ -123,7 +123,7 @@ def load_layout(
             f"{head.pooling} and {head.activation}; set the head's to those of the folder"
         )
     backbone = Backbone(
-        load_mlm(name, revision=revision, subfolder=subfolder),
+        load_lm(name, revision=revision, subfolder=subfolder),
         load_tokenizer(name, revision=revision, subfolder=subfolder),
         **options,
     )
