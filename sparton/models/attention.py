@@ -193,7 +193,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tenso
     """``[T, H, d]``; FlashAttention, half precision on CUDA."""
     grouped = key.shape[1] != query.shape[1]
     # torch 2.11 takes fewer heads of keys as they are and does not know the argument.
-    options = {"enable_gqa": True} if grouped and _KNOWS_GROUPS else {}
+    options: dict[str, Any] = {"enable_gqa": True} if grouped and _KNOWS_GROUPS else {}
     key, value, bounds, longest = _attended(key, value, places)
     window = (places.window, 0 if places.causal else places.window)
     output = varlen_attn(

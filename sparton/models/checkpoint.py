@@ -1,7 +1,7 @@
 """Reading Hugging Face checkpoints strictly: nothing missing is made up in silence."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import (
@@ -58,7 +58,7 @@ def load_lm(
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
     config = set_attention(_config(name, revision, subfolder), attention, name)
-    kind = AutoModelForCausalLM if is_causal_lm(config) else AutoModelForMaskedLM
+    kind: Any = AutoModelForCausalLM if is_causal_lm(config) else AutoModelForMaskedLM
     model, report = kind.from_pretrained(
         name,
         config=config,

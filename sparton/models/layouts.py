@@ -148,11 +148,12 @@ def choose_layout(model: PreTrainedModel, words: int, first_position: int) -> La
         register_packed_attention()
         model.set_attn_implementation(PACKED_ATTENTION)
         if _repeats(packed, body, tokens, expected):
+            logger.info(f"{kind} runs on {packed.name} tokens")
             return packed
         model.set_attn_implementation(own_attention)
         for layout in others:
             if _repeats(layout, body, tokens, expected):
-                logger.info(f"{kind} cannot run on packed tokens; its layout is: {layout.name}")
+                logger.info(f"{kind} cannot run on packed tokens; it runs {layout.name}")
                 return layout
     raise ValueError(
         f"{kind} gives a sequence other states among others than alone, packed, padded and among "
