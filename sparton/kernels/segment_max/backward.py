@@ -68,7 +68,8 @@ def segment_max_backward(
 
     Returns:
         dhidden ``[T, D]``, dweight ``[V, D]``, dbias ``[V]``, each None if not wanted. Sums run in
-        fp32 in a fixed order; the results are in the dtypes of the operands.
+        fp32 in a fixed order, whatever the strides of ``grad``; the results are in the dtypes of
+        the operands.
 
     Raises:
         ValueError: shapes that do not belong together.

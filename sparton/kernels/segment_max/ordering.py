@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from sparton.kernels.launch import Step, cdiv, plan_step
+from sparton.kernels.segment_max.reduction import halves
 
 # Sequences and vocabulary rows that a program lists at once.
 BLOCK_N, BLOCK_V = 128, 16
@@ -63,6 +64,16 @@ def unpack(entries):
     return entries.to(tl.uint64, bitcast=True) >> 32, g
 
 
+@triton.jit
+def _sum_columns(x):
+    """Sums of the rows of ``x``, in an order that is written here. That of ``tl.sum`` follows the
+    layout that the compiler chooses, and this the strides of what was loaded."""
+    if x.shape[1] > 1:
+        left, right = halves(x)
+        x = _sum_columns(left + right)
+    return x
+
+
 @triton.jit(do_not_specialize=["first_v", "last_v", "N"])
 def _by_vocabulary_kernel(
     grad_ptr, columns_ptr, reps_ptr, argmax_ptr, entries_ptr, counts_ptr, dbias_ptr,
@@ -75,7 +86,7 @@ def _by_vocabulary_kernel(
     offs_v = first_v + rows
     exists = offs_v < last_v
     count = tl.zeros((BLOCK_V,), tl.int32)
-    dbias = tl.zeros((BLOCK_V,), tl.float32)
+    total = tl.zeros((BLOCK_N, BLOCK_V), tl.float32)
     for first in range(0, N, BLOCK_N):
         offs_n = first + tl.arange(0, BLOCK_N)
         offs = offs_n.to(tl.int64)[:, None] * V + offs_v[None, :]
@@ -85,7 +96,7 @@ def _by_vocabulary_kernel(
         grad = load_gradient(grad_ptrs, columns_ptr, offs_v[None, :], summed, stride_gv, active)
         token = tl.load(argmax_ptr + offs, active & LISTS, 0)
         entries, g = pack(token, grad, reps, ACTIVATION)
-        dbias += tl.sum(g, 0)
+        total += g
         if LISTS:
             ones = active.to(tl.int32)
             slots = count[None, :] + tl.cumsum(ones, 0) - 1
@@ -94,6 +105,7 @@ def _by_vocabulary_kernel(
     if LISTS:
         tl.store(counts_ptr + rows, count, exists)
     if DBIAS:
+        dbias = tl.reshape(_sum_columns(tl.trans(total)), (BLOCK_V,))
         tl.store(dbias_ptr + offs_v, dbias.to(dbias_ptr.dtype.element_ty), exists)
 
 
@@ -136,5 +148,7 @@ def plan_vocabulary_listing(
     return plan_step(
         _by_vocabulary_kernel, (cdiv(last - first, BLOCK_V),), first, last, N, V, summed, *strides,
         BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, ACTIVATION=activation,
-        LISTS=lists, DBIAS=dbias, num_warps=LIST_WARPS,
+        # A product fused with an addition is not rounded: with which one would be the compiler's
+        # choice, too.
+        LISTS=lists, DBIAS=dbias, num_warps=LIST_WARPS, enable_fp_fusion=False,
     )  # fmt: skip
