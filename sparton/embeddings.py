@@ -43,6 +43,7 @@ class CacheFacts(NamedTuple):
             :class:`~sparton.models.pooling.Pooling`.
         query_prompt, document_prompt: put before the texts.
         weights: digest of the encoder's weights.
+        include_prompt: whether prompts were pooled.
     """
 
     queries: int
@@ -53,6 +54,7 @@ class CacheFacts(NamedTuple):
     query_prompt: str
     document_prompt: str
     weights: str
+    include_prompt: bool = True
 
 
 class TextRows:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparton.types import Forms, KeyTokens, Markup, Side, TextForm, TokenBatch
+from sparton.types import Forms, Markup, Side, TextForm, TokenBatch, TokenRows
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,14 +55,13 @@ class PackedTokenizer:
             queries = _own(query_tokenizer)
         query = _Form(query_length, markup.query_prompt)
         document = _Form(document_length, markup.document_prompt)
-        self._queries = _Texts("query", queries, query, markup.query_marker, max_length)
-        self._documents = _Texts(
-            "document", documents, document, markup.document_marker, max_length
-        )
+        self._queries = _Texts("query", queries, query, markup, max_length)
+        self._documents = _Texts("document", documents, document, markup, max_length)
 
     def queries(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch:
         """N queries packed; an empty text keeps its special tokens. With an expansion token all
-        have the query length, and ``keys`` are the other tokens unless they attend to it.
+        have the query length, and ``keys`` are the other tokens unless they attend to it. Where
+        prompts are not pooled, ``pooled`` are the tokens after them.
 
         Args:
             forms: of all texts, or of each; None for the lengths and prompts of the tokenizer.
@@ -71,11 +70,11 @@ class PackedTokenizer:
             ValueError: a form's length has no room for text, or is more than the model supports.
         """
         tokens = self._queries.tokenize(texts, forms)
-        expansion = self.markup.expansion
-        if expansion is None:
-            return _batch(tokens)
-        keys, filled = _fill(tokens, expansion)
-        return _batch(filled)._replace(keys=None if self.markup.attend_to_expansion else keys)
+        if self.markup.expansion is None:
+            return _pooling(_batch(tokens), tokens, np.arange(len(tokens.ids)))
+        filled, places = _fill(tokens, self.markup.expansion)
+        keys = None if self.markup.attend_to_expansion else _rows(places, tokens.lengths)
+        return _pooling(_batch(filled)._replace(keys=keys), tokens, places)
 
     def documents(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch:
         """N documents packed; an empty text keeps its special tokens.
@@ -86,17 +85,22 @@ class PackedTokenizer:
         Raises:
             ValueError: see :meth:`queries`.
         """
-        return _batch(self._documents.tokenize(texts, forms))
+        tokens = self._documents.tokenize(texts, forms)
+        return _pooling(_batch(tokens), tokens, np.arange(len(tokens.ids)))
 
 
 class _Tokens(NamedTuple):
-    """Ids ``[T]`` of N sequences, their lengths ``[N]`` and boundaries ``[N + 1]``, and the lengths
-    ``[N]`` at which they were cut."""
+    """Ids ``[T]`` of N sequences and, ``[N]`` each, their lengths, the lengths at which they were
+    cut, and how many of their first tokens are not pooled."""
 
     ids: Ints
     lengths: Ints
-    boundaries: Ints
     limits: Ints
+    unpooled: Ints
+
+    @property
+    def starts(self) -> Ints:
+        return self.lengths.cumsum() - self.lengths
 
 
 class _Form(NamedTuple):
@@ -114,37 +118,37 @@ class _Texts:
         side: Side,
         tokenizer: "Tokenizer",
         usual: _Form,
-        marker: int | None,
+        markup: Markup,
         max_length: int | None,
     ) -> None:
         self._side: Side = side
         self._tokenizer = tokenizer
         self._usual = usual
-        self._marker = marker
+        self._marker = markup.query_marker if side == "query" else markup.document_marker
+        self._include_prompt = markup.include_prompt
         self._max_length = max_length
-        self._special = tokenizer.num_special_tokens_to_add(False) + (marker is not None)
+        marked = self._marker is not None
+        self._special = tokenizer.num_special_tokens_to_add(False) + marked
         special = tokenizer.encode("a").special_tokens_mask
         self._opening = special.index(0) if 0 in special else len(special)
-        self._checked: set[_Form] = set()
+        self._unpooled: dict[_Form, int] = {}  # how many first tokens are not pooled, by form
         self._check(usual)
 
     def tokenize(self, texts: Sequence[str], forms: Forms) -> _Tokens:
-        groups = self._groups(len(texts), forms)
         sequences: list[list[int]] = [[]] * len(texts)
-        limits = np.empty(len(texts), np.int64)
-        for form, rows in groups.items():
-            limits[rows] = form.length
+        limits, unpooled = np.empty((2, len(texts)), np.int64)
+        for form, rows in self._groups(len(texts), forms).items():
+            limits[rows], unpooled[rows] = form.length, self._unpooled[form]
             encoded = self._encode([form.prompt + texts[row] for row in rows], form.length)
             for row, sequence in zip(rows, encoded, strict=True):
                 sequences[row] = sequence
         lengths = np.fromiter(map(len, sequences), np.int64, count=len(sequences))
-        boundaries = np.concatenate([[0], np.cumsum(lengths)])
-        total = int(boundaries[-1])
-        ids = np.fromiter(chain.from_iterable(sequences), np.int64, count=total)
+        ids = np.fromiter(chain.from_iterable(sequences), np.int64, count=lengths.sum())
+        tokens = _Tokens(ids, lengths, limits, unpooled)
         if self._marker is None:
-            return _Tokens(ids, lengths, boundaries, limits)
-        ids = np.insert(ids, boundaries[:-1] + self._opening, self._marker)
-        return _Tokens(ids, lengths + 1, boundaries + np.arange(len(boundaries)), limits)
+            return tokens
+        ids = np.insert(ids, tokens.starts + self._opening, self._marker)
+        return tokens._replace(ids=ids, lengths=lengths + 1)
 
     def _groups(self, number: int, forms: Forms) -> dict[_Form, Sequence[int]]:
         """Which of N texts are read in which form."""
@@ -165,19 +169,19 @@ class _Texts:
             self._usual.length if length is None else length,
             self._usual.prompt if prompt is None else prompt,
         )
-        self._check(full)
+        if full not in self._unpooled:
+            self._check(full)
         return full
 
     def _check(self, form: _Form) -> None:
         """Raise ValueError unless the model has the positions and the length has room for text."""
-        if form in self._checked:
-            return
         name, length = f"{self._side}_length", form.length
         if self._max_length is not None and length > self._max_length:
             raise ValueError(
                 f"{name}={length} is more than the {self._max_length} positions of the model: "
                 f"set {name} to {self._max_length} or less"
             )
+        self._tokenizer.no_truncation()
         prompted = len(self._tokenizer.encode(form.prompt, add_special_tokens=False))
         if length <= self._special + prompted:
             beside = f"{self._special} special tokens"
@@ -187,7 +191,9 @@ class _Texts:
                 f"{name}={length} leaves no room for text beside {beside}: set {name} to "
                 f"{self._special + prompted + 1} or more"
             )
-        self._checked.add(form)
+        before = self._opening + (self._marker is not None)
+        included = self._include_prompt or not prompted
+        self._unpooled[form] = 0 if included else before + prompted
 
     def _encode(self, texts: list[str], length: int) -> list[list[int]]:
         self._tokenizer.enable_truncation(length if self._marker is None else length - 1)
@@ -195,30 +201,45 @@ class _Texts:
 
 
 def _batch(tokens: _Tokens) -> TokenBatch:
-    ids, lengths, boundaries, _ = tokens
-    position_ids = np.arange(len(ids)) - np.repeat(boundaries[:-1], lengths)
+    places = np.arange(len(tokens.ids))
+    whole = _rows(places, tokens.lengths)
     return TokenBatch(
-        torch.from_numpy(ids),
-        torch.from_numpy(position_ids),
+        torch.from_numpy(tokens.ids),
+        torch.from_numpy(places - np.repeat(tokens.starts, tokens.lengths)),
+        whole.cu_seqlens,
+        whole.max_seqlen,
+    )
+
+
+def _fill(tokens: _Tokens, expansion: int) -> tuple[_Tokens, Ints]:
+    """Sequences of full length with ``expansion`` in the free places, and where the tokens lie."""
+    filled = tokens._replace(lengths=tokens.limits)
+    moves = np.repeat(filled.starts - tokens.starts, tokens.lengths)
+    places = np.arange(len(tokens.ids)) + moves
+    ids = np.full(filled.lengths.sum(), expansion)
+    ids[places] = tokens.ids
+    return filled._replace(ids=ids), places
+
+
+def _pooling(batch: TokenBatch, tokens: _Tokens, places: Ints) -> TokenBatch:
+    """The batch in which the tokens lie at those places, pooled without the first of each text."""
+    if not tokens.unpooled.any():
+        return batch
+    first = np.repeat(tokens.starts + tokens.unpooled, tokens.lengths)
+    kept = np.arange(len(places)) >= first
+    # A prompt may have fewer tokens where it runs into the text than by itself.
+    lengths = np.maximum(tokens.lengths - tokens.unpooled, 0)
+    return batch._replace(pooled=_rows(places[kept], lengths))
+
+
+def _rows(places: Ints, lengths: Ints) -> TokenRows:
+    """Tokens at those places, so many of each sequence."""
+    boundaries = np.concatenate([[0], lengths.cumsum()])
+    return TokenRows(
+        torch.from_numpy(places),
         torch.from_numpy(boundaries.astype(np.int32)),
         max(int(lengths.max(initial=1)), 1),
     )
-
-
-def _fill(tokens: _Tokens, expansion: int) -> tuple[KeyTokens, _Tokens]:
-    """Sequences of full length with ``expansion`` in the free places; where the tokens lie."""
-    bounds = np.concatenate([[0], np.cumsum(tokens.limits)])
-    rows = np.arange(len(tokens.ids)) + np.repeat(
-        bounds[:-1] - tokens.boundaries[:-1], tokens.lengths
-    )
-    ids = np.full(bounds[-1], expansion)
-    ids[rows] = tokens.ids
-    keys = KeyTokens(
-        torch.from_numpy(rows),
-        torch.from_numpy(tokens.boundaries.astype(np.int32)),
-        max(int(tokens.lengths.max(initial=1)), 1),
-    )
-    return keys, _Tokens(ids, tokens.limits, bounds, tokens.limits)
 
 
 def _own(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":

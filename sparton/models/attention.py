@@ -22,7 +22,7 @@ from sparton.kernels.varlen_attention import (
     varlen_attention,
     varlen_self_attention,
 )
-from sparton.types import KeyTokens
+from sparton.types import TokenRows
 
 PACKED_ATTENTION = "sparton_packed"
 # The same for models that were built with attention dropout, which it leaves out.
@@ -38,7 +38,7 @@ class _Places(NamedTuple):
 
     cu_seqlens: Tensor
     max_seqlen: int
-    keys: KeyTokens | None
+    keys: TokenRows | None
     scale: float | None
     window: int = -1
 
@@ -103,7 +103,7 @@ def packed_attention(
             f"and no attention dropout (got dropout {dropout}); set the model's attention dropout "
             "to 0 and call it without attention_mask"
         )
-    keys = None if key_rows is None else KeyTokens(key_rows, cu_seq_lens_k, max_length_k)
+    keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
     window = -1 if sliding_window is None else sliding_window - 1
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     mixed = _attend(q, k, v, _Places(cu_seq_lens_q, max_length_q, keys, scaling, window))
@@ -116,7 +116,7 @@ def dropless_attention(*operands: Any, dropout: float = 0.0, **options: Any) -> 
 
 
 def packed_self_attention(
-    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: KeyTokens | None, scale: float
+    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: TokenRows | None, scale: float
 ) -> Tensor:
     """The same for queries, keys and values that lie side by side.
 

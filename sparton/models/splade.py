@@ -30,10 +30,11 @@ class SpladeEncoder(Encoder):
         super().__init__(backbone.tokenizer, backbone.max_length)
         self.backbone = backbone
         self.head = head
+        self.markup = head.markup
 
     def forward(self, tokens: TokenBatch, memory: HeadMemory | None = None) -> Tensor:
         """Representations fp32 ``[N, V]``, by default log1p(relu(maximum over the tokens))."""
-        return self._represent(self.backbone(tokens), tokens, memory)
+        return self._represent(self.backbone.hidden_states(tokens), tokens, memory)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """:meth:`forward` of either side."""
@@ -44,7 +45,7 @@ class SpladeEncoder(Encoder):
     ) -> tuple[Representations, Representations]:
         """See :func:`~sparton.models.body.hidden_of_both`."""
         sides = queries, documents
-        hidden = hidden_of_both(self.backbone, *sides)
+        hidden = hidden_of_both(self.backbone.hidden_states, *sides)
         of_queries, of_documents = (
             self._represent(states, tokens, memory)
             for states, tokens in zip(hidden, sides, strict=True)
@@ -61,14 +62,11 @@ class SpladeEncoder(Encoder):
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, without the dense representations; see
         :func:`~sparton.kernels.splade_head.splade_head_topk`."""
-        hidden = self.backbone(tokens)
-        decoder = self.backbone.decoder
-        most = min(k, self.vocabulary_size)
-        return self.head.topk(hidden, decoder.weight, decoder.bias, tokens, most)
+        inputs = self.backbone.decoder_inputs(self.backbone.hidden_states(tokens), tokens)
+        return self.head.topk(*inputs, min(k, self.vocabulary_size))
 
     def _represent(self, hidden: Tensor, tokens: TokenBatch, memory: HeadMemory | None) -> Tensor:
-        decoder = self.backbone.decoder
-        return self.head(hidden, decoder.weight, decoder.bias, tokens, memory)
+        return self.head(*self.backbone.decoder_inputs(hidden, tokens), memory)
 
     @property
     def vocabulary_size(self) -> int:

@@ -16,7 +16,7 @@ from sparton.kernels.splade_head import splade_head
 from sparton.models.backbone import Backbone
 from sparton.models.twin import Twin
 from sparton.packing import Packed
-from sparton.types import KeyTokens, TokenBatch
+from sparton.types import TokenBatch, TokenRows
 
 Features = dict[str, Any]
 
@@ -125,7 +125,7 @@ class PackedTransformer:
             return tokens, packed
         own = packing.pack(ids, attended)
         keys = torch.searchsorted(packed.slots, own.slots)
-        return tokens._replace(keys=KeyTokens(keys, own.cu_seqlens, own.max_seqlen)), packed
+        return tokens._replace(keys=TokenRows(keys, own.cu_seqlens, own.max_seqlen)), packed
 
     def _make_twin(self) -> Twin:
         head = self.module.transformer_task == "fill-mask"

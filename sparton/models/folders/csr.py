@@ -41,7 +41,7 @@ KIND = "SparseAutoEncoder"
 # Of a head; what the others say matters in training alone.
 SETTINGS = (
     "hidden_dim", "k", "normalize",
-    "pooling", "normalize_pooled", "query_prompt", "document_prompt",
+    "pooling", "normalize_pooled", "query_prompt", "document_prompt", "include_prompt",
 )  # fmt: skip
 # Ours and theirs. The matrix has a second name there, as it is the decoder's too.
 NAMES = {
@@ -122,6 +122,7 @@ def load_csr(
         normalize_pooled=dense.pooling.normalize,
         query_prompt=dense.markup.query_prompt,
         document_prompt=dense.markup.document_prompt,
+        include_prompt=dense.markup.include_prompt,
         freeze_backbone=False,
     )
     check_active_dims(name, found.k, revision)

@@ -21,7 +21,7 @@ from sparton.models.folders.files import (
     write_json,
 )
 from sparton.models.pooling import Pooling, pooling_mode
-from sparton.types import BodyOptions
+from sparton.types import BodyOptions, Markup
 
 MODULES = "sentence_transformers.models"
 KINDS = ["Transformer", "Pooling", "Normalize"]
@@ -114,6 +114,7 @@ def write_dense(
         "pooling_mode_mean_tokens": encoder.pooling.mode == "mean",
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
+        "include_prompt": encoder.markup.include_prompt,
     }
     write_json(path, files)
 
@@ -167,12 +168,9 @@ def read_dense(
     )
     content = read_module(name, f"{pooling}/config.json", revision)
     place = f"{name}/{pooling}/config.json"
-    markup = read_prompts(name, revision)
-    if any(markup) and not content.get("include_prompt", True):
-        raise ValueError(
-            f'{place}: "include_prompt": false leaves prompts out of the pooling; here '
-            "all tokens are pooled"
-        )
+    markup = (read_prompts(name, revision) or Markup())._replace(
+        include_prompt=content.get("include_prompt", True)
+    )
     return DenseEncoder(body, _pooling(content, len(parts) == 3, place), markup)
 
 

@@ -1,16 +1,19 @@
 """What all kinds of model folders share: JSON beside weights, lengths."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
 from sparton.models.repository import optional_file
-from sparton.types import Markup, Similarity
+from sparton.types import SIDES, Markup, Side, Similarity
+
+if TYPE_CHECKING:
+    from sparton.models.heads import SpladeHead
 
 LENGTH_KEYS = (
     ("sentence_bert_config.json", "max_seq_length"),
@@ -116,12 +119,46 @@ def check_active_dims(name: str, own: int | None, revision: str | None) -> None:
         )
 
 
-def read_prompts(name: str, revision: str | None) -> Markup:
-    """What ``encode_query`` and ``encode_document`` of sentence-transformers put before texts."""
-    prompts = read_description(name, revision).get("prompts") or {}
+def describe_own(lengths: Lengths, markup: Markup) -> dict[str, Any]:
+    """The ``sparton.json`` of a SPLADE model: what sentence-transformers has no words for. Its
+    SpladePooling knows no ``include_prompt`` and pools prompts in any case."""
+    return {
+        "query_length": lengths.query,
+        "document_length": lengths.document,
+        "include_prompt": markup.include_prompt,
+    }
+
+
+def read_prompts(name: str, revision: str | None) -> Markup | None:
+    """What ``encode_query`` and ``encode_document`` of sentence-transformers put before texts, and
+    whether this project pools it; None where the folder does not say."""
+    prompts = read_description(name, revision).get("prompts")
+    if prompts is None:
+        return None
     return Markup(
-        query_prompt=prompts.get("query") or "", document_prompt=prompts.get("document") or ""
+        query_prompt=prompts.get("query") or "",
+        document_prompt=prompts.get("document") or "",
+        include_prompt=(read_json(name, "sparton.json", revision) or {}).get(
+            "include_prompt", True
+        ),
     )
+
+
+def agreed_prompts(
+    name: str, head: "SpladeHead | None", revision: str | None, sides: Collection[Side] = SIDES
+) -> Markup:
+    """The prompts of the folder; where it does not say, those of a head that is given.
+
+    Raises:
+        ValueError: the head has others for one of these sides.
+    """
+    found, given = read_prompts(name, revision), None if head is None else head.markup
+    if found is not None and given is not None:
+        keys = [f"{side}_prompt" for side in sides] + ["include_prompt"]
+        check_settings(
+            name, *({key: getattr(each, key) for key in keys} for each in (given, found))
+        )
+    return found or given or Markup()
 
 
 def check_settings(name: str, given: Mapping[str, Any], found: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Unpack
 
 from sparton.models.folders.colbert import write_vectors
-from sparton.models.folders.files import Lengths, read_json, write_json
-from sparton.models.folders.splade import describe_splade, load_splade, save_checkpoint
+from sparton.models.folders.files import Lengths, agreed_prompts, read_json, write_json
+from sparton.models.folders.splade import describe_splade, load_sparse, save_checkpoint
 from sparton.models.folders.vectors import check_head, read_modules, read_vectors
 from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.splade import SpladeEncoder
@@ -32,6 +32,7 @@ def save_joint(
     sparse.markup = Markup(
         query_prompt=head.query_marker + head.query_prompt,
         document_prompt=head.document_marker + head.document_prompt,
+        include_prompt=encoder.markup.include_prompt,
     )
     sparse.similarity = encoder.similarity
     save_checkpoint(sparse, path)
@@ -73,11 +74,13 @@ def load_joint(
     """
     name = str(name)
     sparse_head = None if head is None else head.sparse
-    sparse = load_splade(name, sparse_head, revision=revision, **options)
+    sparse = load_sparse(name, sparse_head, revision=revision, **options)
+    sparse_markup = agreed_prompts(name, sparse_head, revision, sides=())
     modules = read_modules(name, VECTORS_FOLDER, revision)
     found, projection = read_vectors(name, modules, sparse.tokenizer, revision)
     check_head(name, None if head is None else head.tokens, found, sparse.tokenizer)
     encoder = JointEncoder(sparse.backbone, head or JointHead(sparse.head, found))
+    encoder.markup = encoder.markup._replace(include_prompt=sparse_markup.include_prompt)
     encoder.similarity = sparse.similarity
     encoder.projection.load_state_dict(projection)
     return encoder

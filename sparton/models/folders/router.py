@@ -21,14 +21,15 @@ from sparton.models.folders.files import (
     DESCRIPTION,
     WEIGHTS,
     Lengths,
+    agreed_prompts,
     check_active_dims,
     describe_model,
+    describe_own,
     join,
     length_of,
     own_lengths,
     read_json,
     read_module,
-    read_prompts,
     read_similarity,
     read_weights,
     write_json,
@@ -44,7 +45,7 @@ from sparton.models.heads import SpladeHead
 from sparton.models.idf import read_idf
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
-from sparton.types import BodyOptions
+from sparton.types import SIDES, BodyOptions
 
 CONFIG = "router_config.json"
 STATIC, TRANSFORMER, POOLING = "SparseStaticEmbedding", "MLMTransformer", "SpladePooling"
@@ -82,9 +83,9 @@ def save_router(
         files[f"{folders[0]}/sentence_bert_config.json"] = _describe_transformer(query_length)
         files[f"{folders[1]}/config.json"] = describe_pooling(encoder.query)
         save_checkpoint(encoder.query, path / folders[0])
-    lengths = {"query_length": query_length, "document_length": document_length}
+    own = describe_own(Lengths(query_length, document_length), encoder.markup)
     files[DESCRIPTION] = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
-    write_json(path, files | _describe_routes(routes) | {"sparton.json": lengths})
+    write_json(path, files | _describe_routes(routes) | {"sparton.json": own})
 
 
 def load_router(
@@ -125,7 +126,8 @@ def load_router(
         encoder = AsymmetricEncoder(query, document)
     elif routes.query != routes.document:
         encoder = AsymmetricEncoder(load_route("query", routes.query, None), document)
-    encoder.markup = read_prompts(name, revision)
+    sides = SIDES if encoder is document else SIDES[1:]  # the head is that of the documents
+    encoder.markup = agreed_prompts(name, head, revision, sides)
     encoder.similarity = similarity
     return encoder
 

@@ -14,11 +14,13 @@ from sparton.models.backbone import Backbone
 from sparton.models.checkpoint import load_mlm, load_tokenizer
 from sparton.models.folders.files import (
     DESCRIPTION,
+    Lengths,
+    agreed_prompts,
     check_active_dims,
     describe_model,
+    describe_own,
     read_json,
     read_module,
-    read_prompts,
     read_similarity,
     write_json,
 )
@@ -75,17 +77,30 @@ def load_splade(
     Args:
         name: path or hub name.
         head: how representations are computed; when None a ``SpartonHead`` with the pooling and the
-            activation that the folder names (a plain checkpoint: maximum and relu).
+            activation that the folder names (a plain checkpoint: maximum and relu). Its prompts
+            must be those of the folder, if it names any.
         revision: branch, tag or commit on the hub.
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
-        ValueError: the folder describes another kind of model, or another pooling or activation
-            than that of ``head``, or a similarity other than dot product and cosine, or its weights
-            are damaged or incomplete.
+        ValueError: the folder describes another kind of model, or another pooling, activation or
+            prompt than those of ``head``, or a similarity other than dot product and cosine, or its
+            weights are damaged or incomplete.
         OSError: files are missing, among them the tokenizer.
     """
-    name = str(name)
+    encoder = load_sparse(str(name), head, revision=revision, **options)
+    encoder.markup = agreed_prompts(str(name), head, revision)
+    return encoder
+
+
+def load_sparse(
+    name: str,
+    head: SpladeHead | None = None,
+    *,
+    revision: str | None = None,
+    **options: Unpack[BodyOptions],
+) -> SpladeEncoder:
+    """:func:`load_splade` without the prompts of texts."""
     similarity = read_similarity(name, "dot", revision)
     check_active_dims(name, None, revision)
     modules = read_json(name, "modules.json", revision)
@@ -100,7 +115,6 @@ def load_splade(
         revision=revision,
         **options,
     )
-    encoder.markup = read_prompts(name, revision)
     encoder.similarity = similarity
     return encoder
 
@@ -146,7 +160,7 @@ def describe_splade(
             "do_lower_case": False,
         },
         f"{POOLING_FOLDER}/config.json": describe_pooling(encoder),
-        "sparton.json": {"query_length": query_length, "document_length": document_length},
+        "sparton.json": describe_own(Lengths(query_length, document_length), encoder.markup),
     }
 
 
