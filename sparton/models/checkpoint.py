@@ -1,8 +1,9 @@
 """Reading Hugging Face checkpoints strictly: nothing missing is made up in silence."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -17,8 +18,9 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from sparton.models.body import without_attention_dropout
-from sparton.models.repository import optional_file
+from sparton.arguments import ArgumentError
+from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
+from sparton.models.repository import Source
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -28,33 +30,41 @@ VOCABULARY_FILES = (
     "spiece.model",
     "tokenizer.model",
 )
+SETTINGS = "sentence_bert_config.json"
+# The older and the newer names of sentence-transformers; ours are the older.
+_NEWER = {
+    "model_args": "model_kwargs",
+    "tokenizer_args": "processor_kwargs",
+    "config_args": "config_kwargs",
+}
+# What is not to be chosen: where files lie, and what this project needs to be as it sets it.
+_PLACE = ("revision", "cache_dir", "subfolder")
+_SET_HERE = {
+    "model_args": (
+        *_PLACE, "config", "dtype", "torch_dtype", "attn_implementation", "device_map",
+        "quantization_config", "output_loading_info", "ignore_mismatched_sizes",
+    ),
+    "tokenizer_args": (*_PLACE, "config", "use_fast", "padding_side", "truncation_side"),
+    "config_args": (*_PLACE, "return_unused_kwargs", "attn_implementation", *ATTENTION_DROPOUTS),
+}  # fmt: skip
 
 
-def load_mlm(name: str, *, revision: str | None = None, subfolder: str = "") -> PreTrainedModel:
+def load_mlm(source: str | Path | Source, *, subfolder: str = "") -> PreTrainedModel:
     """The masked-language model of a checkpoint, in fp32 and without attention dropout.
 
     Args:
-        name: hub name or local folder.
-        revision: branch, tag or commit on the hub.
+        source: path or hub name, or a source that says more.
         subfolder: where in it the checkpoint lies.
 
     Raises:
-        ValueError: weights are missing from the checkpoint, or a weights file is damaged.
+        ValueError: weights are missing from the checkpoint, or a weights file is damaged, or an
+            argument of the source is not to be chosen.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
-    config = _config(name, revision, subfolder)
-    mlm, report = AutoModelForMaskedLM.from_pretrained(
-        name,
-        config=config,
-        revision=revision,
-        subfolder=subfolder,
-        dtype=torch.float32,
-        output_loading_info=True,
-    )
-    missing = sorted(report["missing_keys"])
+    mlm, missing = _load(AutoModelForMaskedLM, Source.of(source), subfolder)
     if missing:
         raise ValueError(
-            f"{name} is not a complete masked-language model, its checkpoint lacks "
+            f"{source} is not a complete masked-language model, its checkpoint lacks "
             f"{', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}. Name a checkpoint that "
             "was trained with masked-language modelling (bert-base-uncased, say), not a bare "
             "encoder or a classifier"
@@ -62,30 +72,24 @@ def load_mlm(name: str, *, revision: str | None = None, subfolder: str = "") -> 
     return mlm
 
 
-def load_body(name: str, *, revision: str | None = None, subfolder: str = "") -> PreTrainedModel:
+def load_body(source: str | Path | Source, *, subfolder: str = "") -> PreTrainedModel:
     """The encoder of a checkpoint without any head or pooler, in fp32 and without attention
     dropout.
 
     Args:
-        name, revision, subfolder: as in :func:`load_mlm`.
+        source, subfolder: as in :func:`load_mlm`.
 
     Raises:
-        ValueError: weights of the encoder are missing, or a weights file is damaged.
+        ValueError: weights of the encoder are missing, or a weights file is damaged, or an
+            argument of the source is not to be chosen.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
     with _without_report():
-        model, report = AutoModel.from_pretrained(
-            name,
-            config=_config(name, revision, subfolder),
-            revision=revision,
-            subfolder=subfolder,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+        model, missing = _load(AutoModel, Source.of(source), subfolder)
+    missing = [key for key in missing if not key.startswith("pooler.")]
     if missing:
         raise ValueError(
-            f"{name} is not a complete {type(model).__name__}, its checkpoint lacks "
+            f"{source} is not a complete {type(model).__name__}, its checkpoint lacks "
             f"{', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
         )
     if hasattr(model, "pooler"):
@@ -93,40 +97,115 @@ def load_body(name: str, *, revision: str | None = None, subfolder: str = "") ->
     return model
 
 
-def load_tokenizer(
-    name: str, *, revision: str | None = None, subfolder: str = ""
-) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a checkpoint.
+def load_tokenizer(source: str | Path | Source, *, subfolder: str = "") -> PreTrainedTokenizerFast:
+    """The fast tokenizer of a checkpoint; it makes texts lower-case where a Transformer module of
+    sentence-transformers has ``do_lower_case``.
+
+    Args:
+        source, subfolder: as in :func:`load_mlm`.
 
     Raises:
         FileNotFoundError: there are no tokenizer files (transformers alone would go on with an
             empty vocabulary).
-        ValueError: the tokenizer has no fast implementation.
+        ValueError: the tokenizer has no fast implementation, or an argument of the source is not
+            to be chosen.
     """
-    found = any(optional_file(name, file, revision, subfolder) for file in VOCABULARY_FILES)
+    source = Source.of(source)
+    found = any(source.file(file, subfolder) for file in VOCABULARY_FILES)
     if not found:
         raise FileNotFoundError(
-            f"no tokenizer in {name}: none of {', '.join(VOCABULARY_FILES)} is there; save the "
+            f"no tokenizer in {source}: none of {', '.join(VOCABULARY_FILES)} is there; save the "
             "model's tokenizer into the same folder (tokenizer.save_pretrained)"
         )
+    arguments = _arguments(source, subfolder, "tokenizer_args")
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        name, revision=revision, subfolder=subfolder
+        source.name, subfolder=subfolder, **source.place, **arguments
     )
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"{name} has a slow tokenizer ({type(tokenizer).__name__}); convert it")
+        raise ValueError(f"{source} has a slow tokenizer ({type(tokenizer).__name__}); convert it")
+    if _settings(source, subfolder).get("do_lower_case"):
+        _lower_case(tokenizer)
     return tokenizer
 
 
-def _config(name: str, revision: str | None, subfolder: str) -> PreTrainedConfig:
-    """The configuration of a checkpoint that is there and whose weights can be opened."""
-    if optional_file(name, "config.json", revision, subfolder) is None:
-        raise FileNotFoundError(
-            f"no config.json in {name}: no Hugging Face model is in a folder of this name, nor on "
-            "the hub, or the hub cannot be reached"
+def _load(kind: Any, source: Source, subfolder: str) -> tuple[Any, list[str]]:
+    """A model of ``kind``, and what its checkpoint lacks."""
+    arguments = _arguments(source, subfolder, "model_args")
+    config = _config(source, subfolder)
+    try:
+        model, report = kind.from_pretrained(
+            source.name,
+            config=config,
+            subfolder=subfolder,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **source.place,
+            **arguments,
         )
-    _check_weights(Path(name) / subfolder)
-    config = AutoConfig.from_pretrained(name, revision=revision, subfolder=subfolder)
+    except TypeError as error:
+        if not arguments:
+            raise
+        raise ArgumentError(
+            "{model_args} are not all arguments of this model: {}", error, model_args=arguments
+        ) from error
+    return model, sorted(report["missing_keys"])
+
+
+def _config(source: Source, subfolder: str) -> PreTrainedConfig:
+    """The configuration of a checkpoint that is there and whose weights can be opened."""
+    if source.file("config.json", subfolder) is None:
+        raise FileNotFoundError(
+            f"no config.json in {source}: no Hugging Face model is in a folder of this name, nor "
+            "on the hub, or the hub cannot be reached"
+        )
+    _check_weights(Path(source.name) / subfolder)
+    config, unknown = AutoConfig.from_pretrained(
+        source.name,
+        subfolder=subfolder,
+        return_unused_kwargs=True,
+        **source.place,
+        **_arguments(source, subfolder, "config_args"),
+    )
+    if strange := unknown.keys() & (source.config_args or {}).keys():
+        raise ArgumentError(
+            "{config_args} has {}, which the configuration of {} does not have: leave that out",
+            ", ".join(sorted(strange)),
+            source,
+            config_args=dict(source.config_args or {}),
+        )
     return without_attention_dropout(config)
+
+
+def _arguments(source: Source, subfolder: str, name: str) -> dict[str, Any]:
+    """What a Transformer module of sentence-transformers is loaded with, where there is one, and
+    what a caller gives, who must not set what is set here."""
+    settings = _settings(source, subfolder)
+    stored = settings.get(name) or settings.get(_NEWER[name]) or {}
+    kept = {key: value for key, value in stored.items() if key not in _SET_HERE[name]}
+    kept.pop("trust_remote_code", None)  # not a folder's to say
+    given: Mapping[str, Any] = getattr(source, name) or {}
+    if chosen := [key for key in given if key in _SET_HERE[name]]:
+        raise ArgumentError(
+            f"{{{name}}} sets {{}}, which is not to be chosen there: leave that out",
+            ", ".join(chosen),
+            **{name: dict(given)},
+        )
+    return kept | dict(given)
+
+
+def _settings(source: Source, subfolder: str) -> dict[str, Any]:
+    """What a Transformer module of sentence-transformers says of itself, beside its checkpoint."""
+    return source.json(SETTINGS, subfolder) or {}
+
+
+def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let the tokenizer make texts lower-case before all else, as sentence-transformers does."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    own = backend.normalizer
+    if own is None or own.normalize_str("A") != "a":
+        backend.normalizer = Sequence([Lowercase()] if own is None else [Lowercase(), own])
 
 
 @contextmanager
