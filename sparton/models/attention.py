@@ -23,7 +23,7 @@ from sparton.kernels.varlen_attention import (
     varlen_attention,
     varlen_self_attention,
 )
-from sparton.types import KeyTokens
+from sparton.types import TokenRows
 
 PACKED_ATTENTION = "sparton_packed"
 # The same for models that were built with attention dropout, which it leaves out.
@@ -41,7 +41,7 @@ class _Places(NamedTuple):
 
     cu_seqlens: Tensor
     max_seqlen: int
-    keys: KeyTokens | None
+    keys: TokenRows | None
     scale: float | None
     window: int = -1
     causal: bool = False
@@ -118,7 +118,7 @@ def packed_attention(
     window = -1
     if sliding_window is not None:
         window = sliding_window if built_causal and not causal else sliding_window - 1
-    keys = None if key_rows is None else KeyTokens(key_rows, cu_seq_lens_k, max_length_k)
+    keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
     places = _Places(cu_seq_lens_q, max_length_q, keys, scaling, window, causal, softcap)
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
     return _attend(q, k, v, places).unsqueeze(0), None
@@ -130,7 +130,7 @@ def dropless_attention(*operands: Any, dropout: float = 0.0, **options: Any) -> 
 
 
 def packed_self_attention(
-    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: KeyTokens | None, scale: float
+    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: TokenRows | None, scale: float
 ) -> Tensor:
     """The same for queries, keys and values that lie side by side.
 

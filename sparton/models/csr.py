@@ -29,6 +29,7 @@ class AutoencoderHead:
         pooling: how a text's hidden states become its embedding, "mean" or "cls".
         normalize_pooled: bring embeddings to length 1 before the autoencoder.
         query_prompt, document_prompt: put before a text, as the backbone was trained with them.
+        include_prompt: whether the tokens of a prompt, and those before it, are pooled as well.
         freeze_backbone: train the autoencoder alone; the backbone then runs without dropout.
         reconstruction_weight: of the reconstruction from k latents beside the ranking loss; that
             from 4 k weighs an eighth of it.
@@ -48,6 +49,7 @@ class AutoencoderHead:
     normalize_pooled: bool = False
     query_prompt: str = ""
     document_prompt: str = ""
+    include_prompt: bool = True
     freeze_backbone: bool = True
     reconstruction_weight: float = 1.0
     auxiliary_weight: float = 0.1
@@ -63,7 +65,11 @@ class AutoencoderHead:
 
     @property
     def markup(self) -> Markup:
-        return Markup(query_prompt=self.query_prompt, document_prompt=self.document_prompt)
+        return Markup(
+            query_prompt=self.query_prompt,
+            document_prompt=self.document_prompt,
+            include_prompt=self.include_prompt,
+        )
 
     @property
     def loss_weights(self) -> dict[str, float]:

@@ -13,10 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import bare, pretrained
 from sparton.models.body import without_attention_dropout
-from sparton.models.checkpoint import load_lm, set_attention
+from sparton.models.causal_lm import set_attention
+from sparton.models.checkpoint import load_lm
 from sparton.models.heads import SpartonHead
 from sparton.models.splade import SpladeEncoder
-from sparton.types import KeyTokens, TokenBatch
+from sparton.types import TokenBatch, TokenRows
 
 TOLERANCE = 1e-5
 WINDOW = {"sliding_window": 4}
@@ -113,7 +114,7 @@ def test_logits_and_gradients_are_those_of_texts_alone(architecture, attention, 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_tokens_that_are_not_attended_to(attention, tokenizer):
     tokens = batch((4, 9))
-    keys = KeyTokens(torch.tensor([0, 1, 4, 5, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), 3)
+    keys = TokenRows(torch.tensor([0, 1, 4, 5, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), 3)
     backbone = Backbone(build("qwen3", attention), tokenizer).eval()
     stock, expected = build("qwen3", attention).base_model, []
     for text, own in zip(tokens.input_ids.split((4, 9)), (2, 3), strict=True):

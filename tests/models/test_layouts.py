@@ -26,7 +26,7 @@ from sparton.models.folders.splade import load_splade
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.layouts import choose_layout
 from sparton.models.splade import SpladeEncoder
-from sparton.types import KeyTokens, TokenBatch
+from sparton.types import TokenBatch, TokenRows
 
 TOLERANCE = 1e-5
 ROBERTA = {"max_position_embeddings": 98, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -164,7 +164,7 @@ def test_representations_behind_the_fused_head(architecture, tokenizer):
 def test_tokens_that_are_not_attended_to(architecture, tokenizer):
     """Padded: as transformers' attention mask leaves them out."""
     tokens = batch((4, 9))
-    keys = KeyTokens(torch.tensor([0, 1, 4, 5, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), 3)
+    keys = TokenRows(torch.tensor([0, 1, 4, 5, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), 3)
     backbone = Backbone(build(architecture), tokenizer).eval()
     stock = build(architecture).base_model
     expected = []

@@ -17,7 +17,7 @@ from sparton.models.backbone import Backbone
 from sparton.models.output_embeddings import Decoder
 from sparton.models.twin import Twin
 from sparton.packing import Packed
-from sparton.types import KeyTokens, TokenBatch
+from sparton.types import TokenBatch, TokenRows
 
 Features = dict[str, Any]
 
@@ -126,7 +126,7 @@ class PackedTransformer:
             return tokens, packed
         own = packing.pack(ids, attended)
         keys = torch.searchsorted(packed.slots, own.slots)
-        return tokens._replace(keys=KeyTokens(keys, own.cu_seqlens, own.max_seqlen)), packed
+        return tokens._replace(keys=TokenRows(keys, own.cu_seqlens, own.max_seqlen)), packed
 
     def _make_twin(self) -> Twin:
         head = self.module.transformer_task == "fill-mask"
