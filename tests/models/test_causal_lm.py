@@ -3,20 +3,27 @@
 The other side of each comparison is transformers' own model, given every text by itself.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import bare, pretrained
+from sparton.models.backbones import bare, pretrained, word_tokenizer
 from sparton.models.body import without_attention_dropout
 from sparton.models.causal_lm import set_attention
 from sparton.models.checkpoint import load_lm
-from sparton.models.heads import SpartonHead
+from sparton.models.colbert import ColbertHead
+from sparton.models.encoder import Encoder
+from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
+from sparton.representations import Representations
 from sparton.types import TokenBatch, TokenRows
 
 TOLERANCE = 1e-5
@@ -37,6 +44,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 }
 ATTENTIONS = ("bidirectional", "causal")
 LENGTHS = (3, 1, 30, 2, 17)
+TEXTS = ["w7 w9 w30", "w12", "w44 w45 w8 w9 w10 w11 w12"]
+WORDS = [f"w{row}" for row in range(5, 60)]
 
 
 def build(architecture: str, attention: str | None, **others: Any) -> PreTrainedModel:
@@ -88,6 +97,20 @@ def gradients(model: PreTrainedModel, logits: Tensor) -> dict[str, Tensor]:
 def close(left: Tensor, right: Tensor, scale: float = 0.0) -> bool:
     scale = max(scale, float(right.detach().abs().max()))
     return torch.allclose(left, right, rtol=0, atol=TOLERANCE * scale)
+
+
+@torch.no_grad()
+def saved(model: PreTrainedModel, head: nn.Module, path: Path) -> tuple[Encoder, Representations]:
+    """An encoder that was saved there, and what it makes of :data:`TEXTS`."""
+    encoder = build_encoder(Backbone(model, word_tokenizer(WORDS, 96)), head).eval()
+    save_encoder(encoder, path, query_length=16, document_length=32)
+    return encoder, encode(encoder)
+
+
+@torch.no_grad()
+def encode(encoder: Encoder) -> Representations:
+    tokenizer = PackedTokenizer(encoder.tokenizer, 16, 32)
+    return encoder.eval().encode(tokenizer.documents(TEXTS), "document")
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -174,3 +197,28 @@ def test_attentions_that_do_not_exist_are_refused(build_mlm, tokenizer, tmp_path
     with pytest.raises(ValueError, match="attention='both': must be bidirectional or causal"):
         pretrained(str(tmp_path), attention="both")
     assert pretrained(str(tmp_path), attention="bidirectional").layout.packed
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_folders_load_in_sentence_transformers(attention, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers", "6.2")
+    encoder, given = saved(build("llama", attention), EagerHead(), tmp_path)
+    stock = sentence_transformers.SparseEncoder(str(tmp_path), device="cpu")
+    found = stock.encode(TEXTS, convert_to_sparse_tensor=False)
+    assert close(torch.as_tensor(found), given.sparse)
+    assert not close(torch.as_tensor(found).roll(1, 0), given.sparse)
+    again = load_encoder(tmp_path)
+    assert type(again) is type(encoder)
+    assert close(encode(again).sparse, given.sparse)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_late_interaction_folders_load_in_sentence_transformers(attention, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers", "6.2")
+    head = ColbertHead(16, query_marker="", document_marker="", query_expansion=False, skiplist=())
+    _, given = saved(build("llama", attention), head, tmp_path)
+    stock = sentence_transformers.MultiVectorEncoder(str(tmp_path), device="cpu")
+    found = torch.cat([torch.as_tensor(each) for each in stock.encode_document(TEXTS)])
+    assert close(found, given.tokens.values)
+    assert not close(found.roll(1, 0), given.tokens.values)
+    assert close(encode(load_encoder(tmp_path)).tokens.values, given.tokens.values)

@@ -12,6 +12,7 @@ from sparton.models.dense import DenseEncoder, check_truncate_dim
 from sparton.models.folders.files import (
     DESCRIPTION,
     check_settings,
+    class_name,
     describe_model,
     read_description,
     read_module,
@@ -139,7 +140,7 @@ def read_parts(source: Source) -> list[Part] | None:
     modules = source.json("modules.json")
     if modules is None:
         return None
-    return [Part(module["type"].rsplit(".", 1)[-1], module["path"]) for module in modules]
+    return [Part(class_name(module["type"]), module["path"]) for module in modules]
 
 
 def read_dense(

@@ -32,6 +32,11 @@ class Lengths(NamedTuple):
     document: int
 
 
+def class_name(path: str) -> str:
+    """A class without the modules that it lies in."""
+    return path.rsplit(".", 1)[-1]
+
+
 def write_json(folder: Path, files: Mapping[str, Any]) -> None:
     """Each content as the JSON file of its name; names may lie one folder down."""
     for name, content in files.items():
@@ -69,7 +74,7 @@ def length_of(source: Source, subfolder: str) -> int | None:
 def module_kinds(source: Source) -> list[str] | None:
     """The names of the classes that ``modules.json`` composes; None where there is none."""
     modules = source.json("modules.json")
-    return modules and [module["type"].rsplit(".", 1)[-1] for module in modules]
+    return modules and [class_name(module["type"]) for module in modules]
 
 
 def describe_model(kind: str, similarity: str, markup: Markup) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from sparton.models.folders.files import (
     Lengths,
     agreed_prompts,
     check_active_dims,
+    class_name,
     describe_model,
     describe_own,
     join,
@@ -35,10 +36,13 @@ from sparton.models.folders.files import (
 )
 from sparton.models.folders.splade import (
     MODULES,
+    POOLING,
     describe_pooling,
+    describe_transformer,
     load_layout,
     save_checkpoint,
     splade_layout,
+    transformer_type,
 )
 from sparton.models.heads import SpladeHead
 from sparton.models.idf import read_idf
@@ -48,7 +52,7 @@ from sparton.models.static import StaticEncoder, static_weights
 from sparton.types import SIDES, BodyOptions
 
 CONFIG = "router_config.json"
-STATIC, TRANSFORMER, POOLING = "SparseStaticEmbedding", "MLMTransformer", "SpladePooling"
+STATIC = f"{MODULES}.SparseStaticEmbedding"
 Parts = Sequence[tuple[str, str]]  # type and folder of each module of a route
 
 logger = logging.getLogger(__name__)
@@ -60,7 +64,7 @@ class Routes(NamedTuple):
 
     @property
     def is_static(self) -> bool:
-        return [kind.rsplit(".", 1)[-1] for kind, _ in self.query] == [STATIC]
+        return [class_name(kind) for kind, _ in self.query] == [class_name(STATIC)]
 
 
 def save_router(
@@ -68,21 +72,26 @@ def save_router(
 ) -> None:
     """Fill the folder ``path``."""
     save_checkpoint(encoder.document, path)
-    routes = {"document": {"": TRANSFORMER, f"document_1_{POOLING}": POOLING}}
+    pooling = f"document_1_{class_name(POOLING)}"
+    routes = {"document": {"": transformer_type(encoder.document), pooling: POOLING}}
     files = {
-        "sentence_bert_config.json": _describe_transformer(document_length),
-        f"document_1_{POOLING}/config.json": describe_pooling(encoder.document),
+        "sentence_bert_config.json": describe_transformer(encoder.document, document_length),
+        f"{pooling}/config.json": describe_pooling(encoder.document),
     }
     if isinstance(encoder.query, StaticEncoder):
-        routes["query"] = {f"query_0_{STATIC}": STATIC}
-        files[f"query_0_{STATIC}/config.json"] = {"frozen": encoder.query.frozen}
-        _save_static(encoder.query, path / f"query_0_{STATIC}", query_length)
+        folder = f"query_0_{class_name(STATIC)}"
+        routes["query"] = {folder: STATIC}
+        files[f"{folder}/config.json"] = {"frozen": encoder.query.frozen}
+        _save_static(encoder.query, path / folder, query_length)
     else:
-        folders = f"query_0_{TRANSFORMER}", f"query_1_{POOLING}"
-        routes["query"] = dict(zip(folders, (TRANSFORMER, POOLING), strict=True))
-        files[f"{folders[0]}/sentence_bert_config.json"] = _describe_transformer(query_length)
-        files[f"{folders[1]}/config.json"] = describe_pooling(encoder.query)
-        save_checkpoint(encoder.query, path / folders[0])
+        transformer = transformer_type(encoder.query)
+        folder, pooling = f"query_0_{class_name(transformer)}", f"query_1_{class_name(POOLING)}"
+        routes["query"] = {folder: transformer, pooling: POOLING}
+        files[f"{folder}/sentence_bert_config.json"] = describe_transformer(
+            encoder.query, query_length
+        )
+        files[f"{pooling}/config.json"] = describe_pooling(encoder.query)
+        save_checkpoint(encoder.query, path / folder)
     own = describe_own(Lengths(query_length, document_length), encoder.markup)
     files[DESCRIPTION] = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
     write_json(path, files | _describe_routes(routes) | {"sparton.json": own})
@@ -152,10 +161,6 @@ def router_lengths(name: str | Path | Source) -> Lengths | None:
     return Lengths(min(query, document) if routes.is_static else query, document)
 
 
-def _describe_transformer(length: int) -> dict[str, Any]:
-    return {"max_seq_length": length, "do_lower_case": False}
-
-
 def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
     """JSON files at the root; class paths are those that versions 5 and 6 both read."""
     types = routes["query"] | routes["document"]
@@ -163,7 +168,7 @@ def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
     return {
         "modules.json": [router],
         CONFIG: {
-            "types": {folder: f"{MODULES}.{kind}" for folder, kind in types.items()},
+            "types": types,
             "structure": {side: list(routes[side]) for side in ("query", "document")},
             "parameters": {"default_route": "document", "allow_empty_key": True},
         },

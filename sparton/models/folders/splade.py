@@ -1,8 +1,8 @@
 """SPLADE encoders as folders that Hugging Face and sentence-transformers load as they are.
 
-Root: a stock masked-LM checkpoint with its tokenizer. Beside it the descriptions by which
-sentence-transformers (5 and 6) composes a ``SparseEncoder``, and ``sparton.json`` with the lengths
-of training. V vocabulary.
+Root: a stock checkpoint of the language model with its tokenizer. Beside it the descriptions by
+which sentence-transformers (5 and 6) composes a ``SparseEncoder``, and ``sparton.json`` with the
+lengths of training. V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,14 @@ from typing import Any, NamedTuple, Unpack
 
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
+from sparton.models.causal_lm import is_causal_lm
 from sparton.models.checkpoint import load_lm, load_tokenizer
 from sparton.models.folders.files import (
     DESCRIPTION,
     Lengths,
     agreed_prompts,
     check_active_dims,
+    class_name,
     describe_model,
     describe_own,
     read_module,
@@ -30,6 +32,11 @@ from sparton.types import BodyOptions
 
 MODULES = "sentence_transformers.sparse_encoder.models"
 POOLING_FOLDER = "1_SpladePooling"
+# The module before the pooling: of a masked language model, which versions 5 and 6 both read, and
+# of a causal one, which 6.2 reads.
+MASKED, POOLING = f"{MODULES}.MLMTransformer", f"{MODULES}.SpladePooling"
+CAUSAL = "sentence_transformers.base.modules.transformer.Transformer"
+TASKS = ("fill-mask", "text-generation")
 
 
 class Layout(NamedTuple):
@@ -53,6 +60,24 @@ def save_checkpoint(encoder: SpladeEncoder, path: Path) -> None:
     with encoder.backbone.decoder_in_place() as mlm:
         mlm.save_pretrained(path)
     encoder.tokenizer.save_pretrained(path)
+
+
+def transformer_type(encoder: SpladeEncoder) -> str:
+    """The class of sentence-transformers that gives the logits of this model."""
+    return CAUSAL if is_causal_lm(encoder.backbone.model.config) else MASKED
+
+
+def describe_transformer(encoder: SpladeEncoder, length: int) -> dict[str, Any]:
+    """The ``sentence_bert_config.json`` of :func:`transformer_type`, for texts of that length."""
+    content: dict[str, Any] = {"max_seq_length": length, "do_lower_case": False}
+    if transformer_type(encoder) == MASKED:
+        return content
+    return content | {
+        "transformer_task": "text-generation",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "token_embeddings",
+        "processing_kwargs": {"text": {"logits_to_keep": 0}},  # 0: those of all tokens
+    }
 
 
 def describe_pooling(encoder: SpladeEncoder) -> dict[str, Any]:
@@ -141,17 +166,16 @@ def describe_splade(
     encoder: SpladeEncoder, query_length: int, document_length: int
 ) -> dict[str, Any]:
     """The folder's JSON files; class paths and keys are those that versions 5 and 6 both read."""
-    parts = (("", "MLMTransformer"), (POOLING_FOLDER, "SpladePooling"))
+    parts = (("", transformer_type(encoder)), (POOLING_FOLDER, POOLING))
     return {
         "modules.json": [
-            {"idx": row, "name": str(row), "path": folder, "type": f"{MODULES}.{kind}"}
+            {"idx": row, "name": str(row), "path": folder, "type": kind}
             for row, (folder, kind) in enumerate(parts)
         ],
         DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
-        "sentence_bert_config.json": {
-            "max_seq_length": max(query_length, document_length),
-            "do_lower_case": False,
-        },
+        "sentence_bert_config.json": describe_transformer(
+            encoder, max(query_length, document_length)
+        ),
         f"{POOLING_FOLDER}/config.json": describe_pooling(encoder),
         "sparton.json": describe_own(Lengths(query_length, document_length), encoder.markup),
     }
@@ -164,19 +188,20 @@ def splade_layout(source: Source, parts: Sequence[tuple[str, str]], *, described
         ValueError: they are no SPLADE model.
         FileNotFoundError: a module's description is missing.
     """
-    kinds = [kind.rsplit(".", 1)[-1] for kind, _ in parts]
+    kinds = [class_name(kind) for kind, _ in parts]
     if kinds not in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
         raise ValueError(
-            f"{source}/{described_in} composes {' + '.join(kinds)}; a SPLADE model is a masked-LM "
-            "transformer followed by SpladePooling"
+            f"{source}/{described_in} composes {' + '.join(kinds)}; a SPLADE model is a language "
+            "model's transformer followed by SpladePooling"
         )
     transformer, pooling = (folder for _, folder in parts)
     if kinds[0] == "Transformer":
         file = f"{transformer}/sentence_bert_config.json".lstrip("/")
         task = read_module(source, file).get("transformer_task")
-        if task != "fill-mask":
+        if task not in TASKS:
             raise ValueError(
-                f"{source}/{file}: transformer_task is {task!r}; only 'fill-mask' is supported"
+                f"{source}/{file}: transformer_task is {task!r}; only {' and '.join(TASKS)} give "
+                "every token its logits"
             )
     content = read_module(source, f"{pooling}/config.json")
     variant = (content.get("pooling_strategy", "max"), content.get("activation_function", "relu"))

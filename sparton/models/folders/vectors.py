@@ -20,6 +20,7 @@ from sparton.models.folders.files import (
     WEIGHTS,
     Lengths,
     check_settings,
+    class_name,
     join,
     length_of,
     read_description,
@@ -90,7 +91,7 @@ def read_modules(source: Source, folder: str) -> Modules:
     listed = source.json(place)
     if listed is None:
         raise FileNotFoundError(f"{source} has no {place}: it is no late-interaction model")
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in listed]
+    kinds = [class_name(module["type"]) for module in listed]
     places = [join(folder, module["path"]) for module in listed]
     number = kinds.count("Dense")
     if not is_late_interaction(kinds) or not {*kinds[1 + number :]} <= TAIL:
@@ -253,7 +254,7 @@ def _read_linear(source: Source, folder: str) -> tuple[Tensor, Tensor | None]:
     residual connection is part of the matrix."""
     config = read_module(source, join(folder, "config.json"))
     # Where nothing is said, sentence-transformers has its default.
-    activation = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
+    activation = class_name(str(config.get("activation_function", "Tanh")))
     if activation != "Identity":
         raise ValueError(
             f"{source}/{folder} has activation={activation}; only a projection without activation "
