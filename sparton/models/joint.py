@@ -98,7 +98,7 @@ class JointEncoder(Encoder):
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, see :meth:`SpladeEncoder.topk`."""
         hidden = self.backbone.hidden_states(tokens)
-        inputs = self.backbone.decoder_inputs(hidden, tokens)
+        inputs = self._sparse_inputs(hidden, tokens)
         return self.head.sparse.topk(*inputs, min(k, self.vocabulary_size))
 
     def flops_per_token(
@@ -121,5 +121,13 @@ class JointEncoder(Encoder):
         counted = self.counted if side == "document" else None
         weight, bias = self.projection.weight, self.projection.bias
         vectors = self.head.tokens(hidden, weight, bias, tokens, counted)
-        inputs = self.backbone.decoder_inputs(hidden, tokens)
+        inputs = self._sparse_inputs(hidden, tokens)
         return Representations(self.head.sparse(*inputs, memory), vectors)
+
+    def _sparse_inputs(
+        self, hidden: Tensor, tokens: TokenBatch
+    ) -> tuple[Tensor, Tensor, Tensor | None, TokenBatch]:
+        """What the sparse head reads: of the tokens that are pooled only."""
+        hidden, tokens = tokens.to_pool(hidden)
+        decoder = self.backbone.decoder
+        return self.backbone.transform(hidden), decoder.weight, decoder.bias, tokens
