@@ -20,7 +20,7 @@ from transformers.utils import logging
 
 from sparton.arguments import ArgumentError
 from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
-from sparton.models.repository import Source
+from sparton.models.repository import Arguments, Source
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -117,21 +117,25 @@ def load_tokenizer(source: str | Path | Source, *, subfolder: str = "") -> PreTr
             f"no tokenizer in {source}: none of {', '.join(VOCABULARY_FILES)} is there; save the "
             "model's tokenizer into the same folder (tokenizer.save_pretrained)"
         )
-    arguments = _arguments(source, subfolder, "tokenizer_args")
+    settings = _settings(source, subfolder)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        source.name, subfolder=subfolder, **source.place, **arguments
+        source.name,
+        subfolder=subfolder,
+        **source.place,
+        **_arguments(source, settings, "tokenizer_args"),
     )
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"{source} has a slow tokenizer ({type(tokenizer).__name__}); convert it")
-    if _settings(source, subfolder).get("do_lower_case"):
+    if settings.get("do_lower_case"):
         _lower_case(tokenizer)
     return tokenizer
 
 
 def _load(kind: Any, source: Source, subfolder: str) -> tuple[Any, list[str]]:
     """A model of ``kind``, and what its checkpoint lacks."""
-    arguments = _arguments(source, subfolder, "model_args")
-    config = _config(source, subfolder)
+    settings = _settings(source, subfolder)
+    arguments = _arguments(source, settings, "model_args")
+    config = _config(source, subfolder, _arguments(source, settings, "config_args"))
     try:
         model, report = kind.from_pretrained(
             source.name,
@@ -151,7 +155,7 @@ def _load(kind: Any, source: Source, subfolder: str) -> tuple[Any, list[str]]:
     return model, sorted(report["missing_keys"])
 
 
-def _config(source: Source, subfolder: str) -> PreTrainedConfig:
+def _config(source: Source, subfolder: str, arguments: Arguments) -> PreTrainedConfig:
     """The configuration of a checkpoint that is there and whose weights can be opened."""
     if source.file("config.json", subfolder) is None:
         raise FileNotFoundError(
@@ -164,7 +168,7 @@ def _config(source: Source, subfolder: str) -> PreTrainedConfig:
         subfolder=subfolder,
         return_unused_kwargs=True,
         **source.place,
-        **_arguments(source, subfolder, "config_args"),
+        **arguments,
     )
     if strange := unknown.keys() & (source.config_args or {}).keys():
         raise ArgumentError(
@@ -176,10 +180,9 @@ def _config(source: Source, subfolder: str) -> PreTrainedConfig:
     return without_attention_dropout(config)
 
 
-def _arguments(source: Source, subfolder: str, name: str) -> dict[str, Any]:
-    """What a Transformer module of sentence-transformers is loaded with, where there is one, and
-    what a caller gives, who must not set what is set here."""
-    settings = _settings(source, subfolder)
+def _arguments(source: Source, settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a Transformer module of sentence-transformers says it is loaded with, and what a caller
+    gives, who must not set what is set here."""
     stored = settings.get(name) or settings.get(_NEWER[name]) or {}
     kept = {key: value for key, value in stored.items() if key not in _SET_HERE[name]}
     kept.pop("trust_remote_code", None)  # not a folder's to say
