@@ -112,7 +112,7 @@ def static_queries(
     weights: str | Path | None = None,
     *,
     missing: float = 1.0,
-    frozen: bool = True,
+    frozen: bool = False,
     lr: float | None = None,
 ) -> AsymmetricEncoder:
     """Look the weights of queries up, see :class:`~sparton.models.static.StaticEncoder`.

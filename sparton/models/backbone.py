@@ -80,14 +80,6 @@ class Backbone(EncoderBody):
             return hidden
         return self._head[0](inputs_embeds=hidden[None]).logits.squeeze(0)
 
-    def decoder_inputs(
-        self, hidden: Tensor, tokens: TokenBatch
-    ) -> tuple[Tensor, Tensor, Tensor | None, TokenBatch]:
-        """What a SPLADE head reads: of the tokens that are pooled the transformed states, of last
-        states ``[T, D]``, then the decoder's weight and bias, and the batch of these tokens."""
-        states, pooled = tokens.to_pool(hidden)
-        return self.transform(states), self.decoder.weight, self.decoder.bias, pooled
-
     def bare(self) -> EncoderBody:
         """The body alone, with the same parameters, without the masked-LM head."""
         return EncoderBody(self._base, self.tokenizer).train(self.training)

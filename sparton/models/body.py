@@ -3,7 +3,7 @@
 T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabulary, L layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -88,17 +88,17 @@ class EncoderBody(nn.Module):
             return self._embeddings().weight.new_zeros(0, self.hidden_size)
         return self.layout.states(self._base, tokens)
 
-    def hidden_states_of_both(
-        self, queries: TokenBatch, documents: TokenBatch
+    def in_one_pass(
+        self, states: Callable[[TokenBatch], Tensor], queries: TokenBatch, documents: TokenBatch
     ) -> tuple[Tensor, Tensor]:
-        """:meth:`hidden_states` of either, ``[Tq, D]`` and ``[Td, D]``, from one pass: fewer and
-        larger matrix products. Where queries would be padded to the documents' length, from two
-        passes: without a packed attention kernel, which a CPU has not, nor one with keys, and in
-        layouts that are not packed."""
+        """What ``states``, a method of this body, makes of queries and documents, ``[Tq, D]`` and
+        ``[Td, D]``, from one pass: fewer and larger matrix products. Where queries would be padded
+        to the documents' length, from two passes: without a packed attention kernel, which a CPU
+        has not, nor one with keys, and in layouts that are not packed."""
         packed = self.layout.packed and queries.input_ids.is_cuda
         if queries.keys or documents.keys or not packed:
-            return self.hidden_states(queries), self.hidden_states(documents)
-        both = self.hidden_states(TokenBatch.concatenate([queries, documents]))
+            return states(queries), states(documents)
+        both = states(TokenBatch.concatenate([queries, documents]))
         of_queries, of_documents = both.split([queries.num_tokens, documents.num_tokens])
         return of_queries, of_documents
 

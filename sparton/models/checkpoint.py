@@ -128,13 +128,16 @@ def load_tokenizer(source: str | Path | Source, *, subfolder: str = "") -> PreTr
             f"no tokenizer in {source}: none of {', '.join(VOCABULARY_FILES)} is there; save the "
             "model's tokenizer into the same folder (tokenizer.save_pretrained)"
         )
-    arguments = _arguments(source, subfolder, "tokenizer_args")
+    settings = _settings(source, subfolder)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        source.name, subfolder=subfolder, **source.place, **arguments
+        source.name,
+        subfolder=subfolder,
+        **source.place,
+        **_arguments(source, settings, "tokenizer_args"),
     )
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"{source} has a slow tokenizer ({type(tokenizer).__name__}); convert it")
-    if _settings(source, subfolder).get("do_lower_case"):
+    if settings.get("do_lower_case"):
         _lower_case(tokenizer)
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token  # for libraries that pad, as Llama's has none
@@ -145,7 +148,7 @@ def _load(
     kind: Any, source: Source, config: PreTrainedConfig, subfolder: str
 ) -> tuple[Any, list[str]]:
     """A model of ``kind``, and what its checkpoint lacks."""
-    arguments = _arguments(source, subfolder, "model_args")
+    arguments = _arguments(source, _settings(source, subfolder), "model_args")
     try:
         model, report = kind.from_pretrained(
             source.name,
@@ -173,12 +176,13 @@ def _config(source: Source, attention: Attention | None, subfolder: str) -> PreT
             "on the hub, or the hub cannot be reached"
         )
     _check_weights(Path(source.name) / subfolder)
+    arguments = _arguments(source, _settings(source, subfolder), "config_args")
     config, unknown = AutoConfig.from_pretrained(
         source.name,
         subfolder=subfolder,
         return_unused_kwargs=True,
         **source.place,
-        **_arguments(source, subfolder, "config_args"),
+        **arguments,
     )
     if strange := unknown.keys() & (source.config_args or {}).keys():
         raise ArgumentError(
@@ -190,10 +194,9 @@ def _config(source: Source, attention: Attention | None, subfolder: str) -> PreT
     return set_attention(without_attention_dropout(config), attention, str(source))
 
 
-def _arguments(source: Source, subfolder: str, name: str) -> dict[str, Any]:
-    """What a Transformer module of sentence-transformers is loaded with, where there is one, and
-    what a caller gives, who must not set what is set here."""
-    settings = _settings(source, subfolder)
+def _arguments(source: Source, settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a Transformer module of sentence-transformers says it is loaded with, and what a caller
+    gives, who must not set what is set here."""
     stored = settings.get(name) or settings.get(_NEWER[name]) or {}
     kept = {key: value for key, value in stored.items() if key not in _SET_HERE[name]}
     kept.pop("trust_remote_code", None)  # not a folder's to say

@@ -186,9 +186,9 @@ class ColbertEncoder(Encoder):
     def encode_both(
         self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
-        """See :meth:`~sparton.models.body.EncoderBody.hidden_states_of_both`."""
+        """See :meth:`~sparton.models.body.EncoderBody.in_one_pass`."""
         sides = queries, documents
-        hidden = self.backbone.hidden_states_of_both(*sides)
+        hidden = self.backbone.in_one_pass(self.backbone.hidden_states, *sides)
         of_queries, of_documents = map(self._represent, hidden, sides, SIDES)
         return Representations(tokens=of_queries), Representations(tokens=of_documents)
 

@@ -21,7 +21,8 @@ from sparton.types import Markup, Side, TokenBatch
 
 @dataclass(frozen=True)
 class AutoencoderHead:
-    """The settings of an :class:`AutoencoderEncoder` beside its backbone.
+    """The settings of an :class:`AutoencoderEncoder` beside its backbone. Sizes that are not given
+    are those of ``SparseAutoEncoder`` of sentence-transformers; a folder may leave them out.
 
     Attributes:
         hidden_dim: H, the number of latents.
@@ -40,11 +41,11 @@ class AutoencoderHead:
         ValueError: a size or a pooling that cannot be.
     """
 
-    hidden_dim: int
-    k: int
+    hidden_dim: int = 512
+    k: int = 8
     k_aux: int = 512
     normalize: bool = False
-    dead_threshold: int = 120
+    dead_threshold: int = 30
     pooling: PoolingMode = "mean"
     normalize_pooled: bool = False
     query_prompt: str = ""

@@ -24,12 +24,21 @@ from sparton.kernels.splade_head.variants import Activation, Pooling, activate, 
 from sparton.types import Markup, Prompts, TokenBatch
 
 
+class OtherSettings(Prompts, total=False):
+    """The settings of a :class:`SpladeHead` that are the same for every one."""
+
+    chunk_size: int | None
+
+
 class SpladeHead(nn.Module):
     """What a head computes, by the names of sentence-transformers' SpladePooling.
 
     Args:
         pooling: over the tokens of a sequence, "max" or "sum" of the activated logits.
         activation: "relu" for ``log1p(relu(x))``, "log1p_relu" for ``log1p(log1p(relu(x)))``.
+        chunk_size: how many tokens of a text SpladePooling takes at a time. Accepted with its
+            other settings, and without effect: the result is the same with any, and heads that
+            save memory do so in other ways.
         prompts: what is put before texts, see :class:`~sparton.types.Markup`.
 
     Raises:
@@ -42,6 +51,8 @@ class SpladeHead(nn.Module):
         self,
         pooling: Pooling = "max",
         activation: Activation = "relu",
+        *,
+        chunk_size: int | None = None,
         **prompts: Unpack[Prompts],
     ) -> None:
         super().__init__()
@@ -124,9 +135,9 @@ class CompiledHead(EagerHead):
         self,
         pooling: Pooling = "max",
         activation: Activation = "relu",
-        **prompts: Unpack[Prompts],
+        **others: Unpack[OtherSettings],
     ) -> None:
-        super().__init__(pooling, activation, **prompts)
+        super().__init__(pooling, activation, **others)
         self._head = torch.compile(_padded_head, dynamic=True)
 
 
@@ -139,7 +150,7 @@ class TiledHead(SpladeHead):
         tile: vocabulary rows per tile. By default as many as give 64 MiB of 16-bit logits, in
             multiples of 256 and at least 512: the choice of the paper.
         compiled: put each tile through torch.compile.
-        pooling, activation, prompts: see :class:`SpladeHead`.
+        pooling, activation, others: see :class:`SpladeHead`.
     """
 
     def __init__(
@@ -149,9 +160,9 @@ class TiledHead(SpladeHead):
         *,
         pooling: Pooling = "max",
         activation: Activation = "relu",
-        **prompts: Unpack[Prompts],
+        **others: Unpack[OtherSettings],
     ) -> None:
-        super().__init__(pooling, activation, **prompts)
+        super().__init__(pooling, activation, **others)
         if tile is not None and tile < 1:
             raise ValueError(f"tile must be a positive number of vocabulary rows, got {tile}")
         self.tile = tile
@@ -186,7 +197,7 @@ class HybridHead(SpladeHead):
 
     Args:
         pooling, activation: "max" and "relu", the only ones of the paper's kernels.
-        prompts: see :class:`SpladeHead`.
+        others: see :class:`SpladeHead`.
 
     Raises:
         ValueError: others.
@@ -196,9 +207,9 @@ class HybridHead(SpladeHead):
         self,
         pooling: Pooling = "max",
         activation: Activation = "relu",
-        **prompts: Unpack[Prompts],
+        **others: Unpack[OtherSettings],
     ) -> None:
-        super().__init__(pooling, activation, **prompts)
+        super().__init__(pooling, activation, **others)
         if (pooling, activation) != ("max", "relu"):
             raise ValueError(
                 f"HybridHead has the paper's kernels, which know max pooling and relu alone, got "
@@ -221,7 +232,7 @@ class SpartonHead(SpladeHead):
     """The fused kernel on packed tokens: no logits in memory, no work for padding.
 
     Args:
-        pooling, activation, prompts: see :class:`SpladeHead`.
+        pooling, activation, others: see :class:`SpladeHead`.
         fp8: look for the maxima in FP8, see :func:`~sparton.kernels.splade_head.splade_head`.
     """
 
@@ -231,9 +242,9 @@ class SpartonHead(SpladeHead):
         activation: Activation = "relu",
         *,
         fp8: bool = False,
-        **prompts: Unpack[Prompts],
+        **others: Unpack[OtherSettings],
     ) -> None:
-        super().__init__(pooling, activation, **prompts)
+        super().__init__(pooling, activation, **others)
         check_variant(pooling, activation, fp8)
         self.fp8 = fp8
 

@@ -84,9 +84,9 @@ class JointEncoder(Encoder):
     def encode_both(
         self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
-        """See :meth:`~sparton.models.body.EncoderBody.hidden_states_of_both`."""
+        """See :meth:`~sparton.models.body.EncoderBody.in_one_pass`."""
         sides = queries, documents
-        hidden = self.backbone.hidden_states_of_both(*sides)
+        hidden = self.backbone.in_one_pass(self.backbone.hidden_states, *sides)
         of_queries, of_documents = (
             self._represent(states, tokens, side, memory)
             for states, tokens, side in zip(hidden, sides, SIDES, strict=True)
@@ -97,7 +97,7 @@ class JointEncoder(Encoder):
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, see :meth:`SpladeEncoder.topk`."""
         hidden = self.backbone.hidden_states(tokens)
-        inputs = self.backbone.decoder_inputs(hidden, tokens)
+        inputs = self._sparse_inputs(hidden, tokens)
         return self.head.sparse.topk(*inputs, min(k, self.vocabulary_size))
 
     def flops_per_token(
@@ -120,5 +120,13 @@ class JointEncoder(Encoder):
         counted = self.counted if side == "document" else None
         weight, bias = self.projection.weight, self.projection.bias
         vectors = self.head.tokens(hidden, weight, bias, tokens, counted)
-        inputs = self.backbone.decoder_inputs(hidden, tokens)
+        inputs = self._sparse_inputs(hidden, tokens)
         return Representations(self.head.sparse(*inputs, memory), vectors)
+
+    def _sparse_inputs(
+        self, hidden: Tensor, tokens: TokenBatch
+    ) -> tuple[Tensor, Tensor, Tensor | None, TokenBatch]:
+        """What the sparse head reads: of the tokens that are pooled only."""
+        hidden, tokens = tokens.to_pool(hidden)
+        decoder = self.backbone.decoder
+        return self.backbone.transform(hidden), decoder.weight, decoder.bias, tokens

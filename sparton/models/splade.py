@@ -33,7 +33,7 @@ class SpladeEncoder(Encoder):
 
     def forward(self, tokens: TokenBatch, memory: HeadMemory | None = None) -> Tensor:
         """Representations fp32 ``[N, V]``, by default log1p(relu(maximum over the tokens))."""
-        return self._represent(self.backbone.hidden_states(tokens), tokens, memory)
+        return self.head(*self._inputs(self.backbone(tokens), tokens), memory)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """:meth:`forward` of either side."""
@@ -42,12 +42,11 @@ class SpladeEncoder(Encoder):
     def encode_both(
         self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
-        """See :meth:`~sparton.models.body.EncoderBody.hidden_states_of_both`."""
+        """See :meth:`~sparton.models.body.EncoderBody.in_one_pass`."""
         sides = queries, documents
-        hidden = self.backbone.hidden_states_of_both(*sides)
+        states = self.backbone.in_one_pass(self.backbone, *sides)
         of_queries, of_documents = (
-            self._represent(states, tokens, memory)
-            for states, tokens in zip(hidden, sides, strict=True)
+            self.head(*inputs, memory) for inputs in map(self._inputs, states, sides)
         )
         return Representations(of_queries), Representations(of_documents)
 
@@ -61,11 +60,16 @@ class SpladeEncoder(Encoder):
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, without the dense representations; see
         :func:`~sparton.kernels.splade_head.splade_head_topk`."""
-        inputs = self.backbone.decoder_inputs(self.backbone.hidden_states(tokens), tokens)
+        inputs = self._inputs(self.backbone(tokens), tokens)
         return self.head.topk(*inputs, min(k, self.vocabulary_size))
 
-    def _represent(self, hidden: Tensor, tokens: TokenBatch, memory: HeadMemory | None) -> Tensor:
-        return self.head(*self.backbone.decoder_inputs(hidden, tokens), memory)
+    def _inputs(
+        self, states: Tensor, tokens: TokenBatch
+    ) -> tuple[Tensor, Tensor, Tensor | None, TokenBatch]:
+        """What the head reads, of transformed states ``[T, D]`` those that are pooled."""
+        states, tokens = tokens.to_pool(states)
+        decoder = self.backbone.decoder
+        return states, decoder.weight, decoder.bias, tokens
 
     @property
     def vocabulary_size(self) -> int:

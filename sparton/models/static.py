@@ -35,7 +35,7 @@ class StaticEncoder(Encoder):
     """
 
     def __init__(
-        self, weights: Tensor, tokenizer: PreTrainedTokenizerFast, *, frozen: bool = True
+        self, weights: Tensor, tokenizer: PreTrainedTokenizerFast, *, frozen: bool = False
     ) -> None:
         super().__init__(tokenizer, max_length=None)
         last = max(tokenizer.get_vocab().values())

@@ -95,6 +95,21 @@ def test_every_head_pools_the_same_tokens(build_mlm, tokenizer):
     assert all(torch.allclose(side.sparse, maxima, atol=1e-5) for side in both)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_one_pass_of_both_sides_pools_the_same_tokens_on_a_gpu():
+    encoder = SpladeEncoder(splade().backbone, SpartonHead(include_prompt=False, **PROMPTS))
+    encoder = encoder.eval().cuda()
+    sides = [tokens.to("cuda") for tokens in tokens_of(encoder)]
+    with torch.autocast("cuda", torch.bfloat16):
+        together = encoder.encode_both(*sides)
+        apart = [encoder(side) for side in sides]
+        whole = [encoder(side._replace(pooled=None)) for side in sides]
+    for one, other, of_all in zip(together, apart, whole, strict=True):
+        torch.testing.assert_close(one.sparse, other, rtol=0.02, atol=0.02)
+        assert not torch.allclose(one.sparse, of_all, rtol=0.02, atol=0.02)
+
+
 def test_a_source_may_have_prompts_of_its_own():
     encoder = splade(include_prompt=False)
     tokenizer = PackedTokenizer(encoder.tokenizer, 14, 14, markup=encoder.markup)

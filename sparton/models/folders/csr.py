@@ -5,7 +5,7 @@ A dense encoder's folder (:mod:`sparton.models.folders.dense`) with one module m
 """
 
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from safetensors.torch import save_file
@@ -39,6 +39,7 @@ from sparton.models.repository import Source
 from sparton.types import BodyOptions
 
 KIND = "SparseAutoEncoder"
+SIZES = ("hidden_dim", "k", "k_aux", "normalize", "dead_threshold")  # by their names there
 # Of a head; what the others say matters in training alone.
 SETTINGS = (
     "hidden_dim", "k", "normalize",
@@ -68,14 +69,8 @@ def save_csr(
     write_modules(path, parts)
     description = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
     write_json(path, {DESCRIPTION: description})
-    sizes: dict[str, Any] = {
-        "input_dim": encoder.autoencoder.input_dim,
-        "hidden_dim": head.hidden_dim,
-        "k": head.k,
-        "k_aux": head.k_aux,
-        "normalize": head.normalize,
-        "dead_threshold": head.dead_threshold,
-    }
+    sizes = {key: getattr(head, key) for key in SIZES}
+    sizes["input_dim"] = encoder.autoencoder.input_dim
     write_json(path, {f"{folder}/config.json": sizes})
     state = encoder.autoencoder.state_dict()
     tensors = {NAMES[name]: value.contiguous() for name, value in state.items()}
@@ -111,11 +106,7 @@ def load_csr(
     folder = parts[-1].path
     sizes = read_module(source, f"{folder}/config.json")
     found = AutoencoderHead(
-        hidden_dim=sizes.get("hidden_dim", 512),
-        k=sizes.get("k", 8),
-        k_aux=sizes.get("k_aux", 512),
-        normalize=sizes.get("normalize", False),
-        dead_threshold=sizes.get("dead_threshold", 30),
+        **{key: sizes[key] for key in SIZES if key in sizes},
         pooling=dense.pooling.mode,
         normalize_pooled=dense.pooling.normalize,
         query_prompt=dense.markup.query_prompt,
