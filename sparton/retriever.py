@@ -24,6 +24,7 @@ from sparton.types import Side
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
+    from sparton.models.repository import ReadingOptions
 
 _SHOWN_FROM = 1000  # texts from which on a bar of progress is shown unless it is said
 _PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
@@ -270,7 +271,7 @@ def load(
     precision: str = "fp32",
     query_length: int | None = None,
     document_length: int | None = None,
-    revision: str | None = None,
+    **reading: "Unpack[ReadingOptions]",
 ) -> Retriever:
     """A trained model, ready to use.
 
@@ -281,7 +282,8 @@ def load(
         precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent.
-        revision: branch, tag or commit on the hub.
+        reading: ``revision``, ``cache_dir``, ``model_args``, ``tokenizer_args`` and
+            ``config_args``; see :class:`~sparton.models.repository.Source`.
 
     Raises:
         ValueError: the folder is damaged or of a kind that is not known, a device or precision that
@@ -293,7 +295,7 @@ def load(
         query_length,
         document_length,
         device=choose_device(None if device is None else str(device)),
-        revision=revision,
+        **reading,
     )
     return Retriever(encoder, tokenizer, precision=precision)
 

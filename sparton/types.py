@@ -14,8 +14,8 @@ Similarity = Literal["dot", "cosine"]
 SIDES: tuple[Side, Side] = ("query", "document")
 
 
-class KeyTokens(NamedTuple):
-    """The tokens that are attended to, where not all of a batch's are.
+class TokenRows(NamedTuple):
+    """Some of the tokens of a batch, K of its T.
 
     Attributes:
         rows: int64 ``[K]``, their places among the T tokens, ascending.
@@ -27,9 +27,9 @@ class KeyTokens(NamedTuple):
     cu_seqlens: Tensor
     max_seqlen: int
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyTokens":
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> "TokenRows":
         rows, cu_seqlens = (t.to(device, non_blocking=non_blocking) for t in self[:2])
-        return KeyTokens(rows, cu_seqlens, self.max_seqlen)
+        return TokenRows(rows, cu_seqlens, self.max_seqlen)
 
 
 class TokenBatch(NamedTuple):
@@ -41,13 +41,16 @@ class TokenBatch(NamedTuple):
         cu_seqlens: int32 ``[N + 1]``, the boundaries of the sequences; starts at 0, ends at T.
         max_seqlen: upper bound of the sequence lengths, known on the host.
         keys: the tokens that a sequence's tokens attend to; None for all of its own.
+        pooled: the tokens that are pooled, by heads that make one vector of a text; None for all
+            that are attended to.
     """
 
     input_ids: Tensor
     position_ids: Tensor
     cu_seqlens: Tensor
     max_seqlen: int
-    keys: KeyTokens | None = None
+    keys: TokenRows | None = None
+    pooled: TokenRows | None = None
 
     @classmethod
     def from_lists(cls, sequences: Sequence[Sequence[int]]) -> "TokenBatch":
@@ -62,22 +65,20 @@ class TokenBatch(NamedTuple):
 
     @classmethod
     def concatenate(cls, parts: Sequence["TokenBatch"]) -> "TokenBatch":
-        """The sequences of all parts, in order; every sequence attends to all of its own tokens.
-
-        Raises:
-            ValueError: a part has keys.
-        """
+        """The sequences of all parts, in order."""
+        keys = pooled = None
         if any(part.keys for part in parts):
-            raise ValueError("batches with keys cannot be concatenated")
-        bounds, total = [parts[0].cu_seqlens[:1]], 0
-        for part in parts:
-            bounds.append(part.cu_seqlens[1:] + total)
-            total += part.num_tokens
+            keys = _join([part.keys or part._all() for part in parts], parts)
+        if any(part.pooled for part in parts):
+            pooled = _join([part.pooled or part.keys or part._all() for part in parts], parts)
+        whole = _join([part._all() for part in parts], parts)
         return cls(
             torch.cat([part.input_ids for part in parts]),
             torch.cat([part.position_ids for part in parts]),
-            torch.cat(bounds),
-            max(part.max_seqlen for part in parts),
+            whole.cu_seqlens,
+            whole.max_seqlen,
+            keys,
+            pooled,
         )
 
     @property
@@ -92,43 +93,50 @@ class TokenBatch(NamedTuple):
         input_ids, position_ids, cu_seqlens = (
             tensor.to(device, non_blocking=non_blocking) for tensor in self[:3]
         )
-        keys = self.keys and self.keys.to(device, non_blocking=non_blocking)
-        return TokenBatch(input_ids, position_ids, cu_seqlens, self.max_seqlen, keys)
+        keys, pooled = (
+            each and each.to(device, non_blocking=non_blocking) for each in (self.keys, self.pooled)
+        )
+        return TokenBatch(input_ids, position_ids, cu_seqlens, self.max_seqlen, keys, pooled)
 
     def select(self, start: int, stop: int) -> "TokenBatch":
         """Sequences ``start : stop`` as a batch of their own. Meant for batches on the CPU:
         it reads two boundaries, which on a GPU would wait for the device."""
         first, last, cu_seqlens, longest = _cut(self.cu_seqlens, start, stop)
-        keys = None
-        if self.keys is not None:
-            low, high, bounds, most = _cut(self.keys.cu_seqlens, start, stop)
-            keys = KeyTokens(self.keys.rows[low:high] - first, bounds, most)
+
+        def select_rows(some: TokenRows | None) -> TokenRows | None:
+            if some is None:
+                return None
+            low, high, bounds, most = _cut(some.cu_seqlens, start, stop)
+            return TokenRows(some.rows[low:high] - first, bounds, most)
+
         tokens = self.input_ids[first:last], self.position_ids[first:last]
-        return TokenBatch(*tokens, cu_seqlens, longest, keys)
+        some = select_rows(self.keys), select_rows(self.pooled)
+        return TokenBatch(*tokens, cu_seqlens, longest, *some)
 
     def take(self, rows: Tensor) -> "TokenBatch":
-        """The sequences of int64 ``rows [M]``, in that order. Meant for batches on the CPU.
+        """The sequences of int64 ``rows [M]``, in that order. Meant for batches on the CPU."""
+        places, bounds, longest = _gather(self.cu_seqlens, rows)
+        moves = (bounds[:-1] - self.cu_seqlens[:-1][rows]).long()
 
-        Raises:
-            ValueError: the batch has keys.
-        """
-        if self.keys is not None:
-            raise ValueError("of a batch with keys no sequences can be taken")
-        lengths = self.cu_seqlens.diff()[rows]
-        bounds = torch.zeros(len(rows) + 1, dtype=torch.int32)
-        torch.cumsum(lengths, 0, out=bounds[1:])
-        moves = torch.repeat_interleave(self.cu_seqlens[:-1][rows] - bounds[:-1], lengths)
-        places = moves + torch.arange(len(moves))
-        input_ids, position_ids = self.input_ids[places], self.position_ids[places]
-        return TokenBatch(input_ids, position_ids, bounds, max((*lengths.tolist(), 1)))
+        def take_rows(some: TokenRows | None) -> TokenRows | None:
+            if some is None:
+                return None
+            inner, boundaries, most = _gather(some.cu_seqlens, rows)
+            moved = some.rows[inner] + torch.repeat_interleave(moves, boundaries.diff())
+            return TokenRows(moved, boundaries, most)
 
-    def own(self) -> "TokenBatch":
-        """The same sequences with nothing but the tokens that are attended to."""
-        if self.keys is None:
-            return self
-        rows, cu_seqlens, longest = self.keys
-        input_ids, position_ids = (each.index_select(0, rows) for each in self[:2])
-        return TokenBatch(input_ids, position_ids, cu_seqlens, longest)
+        tokens = self.input_ids[places], self.position_ids[places]
+        return TokenBatch(*tokens, bounds, longest, take_rows(self.keys), take_rows(self.pooled))
+
+    def to_pool(self, states: Tensor) -> tuple[Tensor, "TokenBatch"]:
+        """The tokens that are pooled: their states, out of ``states [T, ...]``, and their batch."""
+        some = self.pooled or self.keys
+        if some is None:
+            return states, self
+        states, input_ids, position_ids = (
+            each.index_select(0, some.rows) for each in (states, self.input_ids, self.position_ids)
+        )
+        return states, TokenBatch(input_ids, position_ids, some.cu_seqlens, some.max_seqlen)
 
     def pad(self, packed: Tensor, fill: float = 0) -> Tensor:
         """Per-token values ``[T, ...]`` as ``[N, S, ...]``, S = ``max_seqlen``."""
@@ -138,12 +146,36 @@ class TokenBatch(NamedTuple):
         """bool ``[N, S]``, True at real tokens."""
         return packing.padding_mask(self.cu_seqlens, self.max_seqlen)
 
+    def _all(self) -> TokenRows:
+        rows = torch.arange(self.num_tokens, device=self.input_ids.device)
+        return TokenRows(rows, self.cu_seqlens, self.max_seqlen)
+
 
 def _cut(cu_seqlens: Tensor, start: int, stop: int) -> tuple[int, int, Tensor, int]:
     """First and last token of sequences ``start : stop``, their boundaries, the longest length."""
     first, last = cu_seqlens[[start, stop]].tolist()
     bounds = cu_seqlens[start : stop + 1] - first
     return first, last, bounds, max(int(bounds.diff().max()) if stop > start else 0, 1)
+
+
+def _gather(cu_seqlens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Places of the tokens of sequences ``rows``, their boundaries, the longest length."""
+    lengths = cu_seqlens.diff()[rows]
+    bounds = torch.zeros(len(rows) + 1, dtype=torch.int32)
+    torch.cumsum(lengths, 0, out=bounds[1:])
+    moves = torch.repeat_interleave(cu_seqlens[:-1][rows] - bounds[:-1], lengths)
+    return moves + torch.arange(len(moves)), bounds, max((*lengths.tolist(), 1))
+
+
+def _join(some: Sequence[TokenRows], parts: Sequence[TokenBatch]) -> TokenRows:
+    """Some tokens of every part, as tokens of all parts end to end."""
+    rows, bounds, before, total = [], [some[0].cu_seqlens[:1]], 0, 0
+    for each, part in zip(some, parts, strict=True):
+        rows.append(each.rows + before)
+        bounds.append(each.cu_seqlens[1:] + total)
+        before += part.num_tokens
+        total += each.rows.numel()
+    return TokenRows(torch.cat(rows), torch.cat(bounds), max(each.max_seqlen for each in some))
 
 
 class TextForm(NamedTuple):
@@ -160,13 +192,23 @@ class TextForm(NamedTuple):
     query_prompt: str | None = None
     document_prompt: str | None = None
 
+    def of(self, side: Side) -> tuple[int | None, str | None]:
+        """Length and prompt of one side."""
+        if side == "query":
+            return self.query_length, self.query_prompt
+        return self.document_length, self.document_prompt
+
+
+# Of all texts of a call, or of each; None for the way in which the model reads texts.
+Forms = TextForm | Sequence[TextForm] | None
+
 
 class Tokenizer(Protocol):
     """Texts to token batches, as a ``PackedTokenizer`` and ``TextRows`` make them."""
 
-    def queries(self, texts: Sequence[str]) -> TokenBatch: ...
+    def queries(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch: ...
 
-    def documents(self, texts: Sequence[str]) -> TokenBatch: ...
+    def documents(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch: ...
 
 
 class Markup(NamedTuple):
@@ -180,6 +222,8 @@ class Markup(NamedTuple):
         attend_to_expansion: whether a query's tokens attend to the tokens that filled it up. Those
             attend to the text's tokens in any case.
         query_prompt, document_prompt: put before the text itself, to be tokenised with it.
+        include_prompt: whether heads that make one vector of a text pool the tokens of its prompt
+            and those before them, which the other tokens attend to in any case.
     """
 
     query_marker: int | None = None
@@ -188,6 +232,15 @@ class Markup(NamedTuple):
     attend_to_expansion: bool = False
     query_prompt: str = ""
     document_prompt: str = ""
+    include_prompt: bool = True
+
+
+class Prompts(TypedDict, total=False):
+    """The settings of a :class:`Markup` that heads without markers have."""
+
+    query_prompt: str
+    document_prompt: str
+    include_prompt: bool
 
 
 class Example(NamedTuple):

@@ -19,8 +19,9 @@ from sparton.models.csr import AutoencoderHead
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
-from sparton.models.origin import Origin, read_origin
+from sparton.models.origin import Origin, origin_of_trained, read_origin
 from sparton.models.pooling import Pooling
+from sparton.models.repository import Source
 
 TEXTS = ["paris is the capital of france .", "a cat sleeps on the sofa .", "where is the cat ?"]
 LENGTHS = {"query_length": 16, "document_length": 32}
@@ -95,11 +96,9 @@ def test_terms_and_base_are_inherited_from_a_folder(begin, tmp_path):
 
 
 def test_a_repository_is_the_base_of_what_is_trained_from_it(tmp_path, monkeypatch):
-    from sparton.models import origin
-
     (tmp_path / "README.md").write_text("---\nlicense: apache-2.0\nbase_model: a/b\n---\n")
-    monkeypatch.setattr(origin, "optional_file", lambda name, file, revision: tmp_path / file)
-    assert origin.origin_of_trained("some/model") == Origin("some/model", "apache-2.0")
+    monkeypatch.setattr(Source, "file", lambda _, file: tmp_path / file)
+    assert origin_of_trained("some/model") == Origin("some/model", "apache-2.0")
 
 
 @pytest.mark.parametrize(

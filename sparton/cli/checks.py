@@ -49,7 +49,7 @@ def check_places(cfg: DictConfig) -> None:
         MissingMandatoryValue: one of them has no name.
         OSError: names the setting, and what would be right.
     """
-    for place, name, _ in _models(cfg):
+    for place, name, *_ in _models(cfg):
         with _placed(place):
             check_place(name)
 
@@ -60,23 +60,28 @@ def find_models(cfgs: Iterable[DictConfig]) -> None:
     Raises:
         OSError: names the setting, and what would be right.
     """
-    for place, name, revision in sorted({model for cfg in cfgs for model in _models(cfg)}):
+    for place, *where in sorted({model for cfg in cfgs for model in _models(cfg)}):
+        name, revision, cache_dir = where
         if not Path(name).is_dir():
             from sparton.models.folders import find_model
+            from sparton.models.repository import Source
 
             with _placed(place):
-                find_model(name, revision or None)
+                find_model(Source(name, revision or None, cache_dir or None))
 
 
-def _models(cfg: DictConfig) -> Iterator[tuple[str, str, str]]:
-    """Setting, name and revision of each model that a training begins with."""
+def _models(cfg: DictConfig) -> Iterator[tuple[str, str, str, str]]:
+    """Setting, name, revision and place of each model that a training begins with."""
     for place in ("init_from", "backbone.name", "query_encoder.backbone.name"):
         if place == "backbone.name" and cfg.init_from is not None:
             continue
         name = OmegaConf.select(cfg, place, throw_on_missing=True)
         if name is not None:
-            revision = OmegaConf.select(cfg, f"{place.removesuffix('.name')}.revision")
-            yield place, str(name), revision or ""
+            revision, cache_dir = (
+                str(OmegaConf.select(cfg, f"{place.removesuffix('.name')}.{key}") or "")
+                for key in ("revision", "cache_dir")
+            )
+            yield place, str(name), revision, cache_dir
 
 
 @contextmanager

@@ -37,10 +37,13 @@ EXPECTED_ERRORS = (
 
 # The settings that give the arguments of these names.
 _SETTINGS = {
+    "config_args": "backbone.config_args",
     "mode": "logger.wandb.mode",
+    "model_args": "backbone.model_args",
     "on_error": "data.on_error",
     "on_unknown": "evaluation.on_unknown",
     "query_expansion": "head.query_expansion",
+    "tokenizer_args": "backbone.tokenizer_args",
     "warmup": "scheduler.warmup",
 }
 # What overrides can do about an error, where its own words leave that open.

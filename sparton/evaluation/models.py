@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
+    from sparton.models.repository import ReadingOptions
     from sparton.types import RetrievalTask, Tokenizer
 
 
@@ -43,7 +44,7 @@ def load_retriever(
     document_length: int | None = None,
     *,
     device: torch.device | str = "cpu",
-    revision: str | None = None,
+    **reading: "Unpack[ReadingOptions]",
 ) -> "tuple[Encoder, PackedTokenizer]":
     """An encoder on its device and its tokenizer, ready for
     :func:`~sparton.evaluation.tasks.evaluate_encoder`.
@@ -54,18 +55,20 @@ def load_retriever(
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent or there is none.
         device: where to put the encoder.
-        revision: branch, tag or commit on the hub.
+        reading: see :class:`~sparton.models.repository.Source`.
 
     Raises:
         OSError, ValueError: from :func:`sparton.models.folders.load_encoder`.
     """
     from sparton.models.encoder import Encoder
     from sparton.models.folders import Lengths, encoder_lengths, load_encoder
+    from sparton.models.repository import Source
 
     if isinstance(model, Encoder):
         encoder, own = model, None
     else:
-        encoder, own = load_encoder(model, revision=revision), encoder_lengths(model, revision)
+        source = Source(str(model), **reading)
+        encoder, own = load_encoder(source), encoder_lengths(source)
     encoder.to(device)
     lengths = own or Lengths(query=64, document=256)
     tokenizer = packed_tokenizer(

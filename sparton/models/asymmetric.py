@@ -18,7 +18,7 @@ from sparton.models.idf import read_idf
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
 from sparton.representations import Representations
-from sparton.types import Side, TokenBatch
+from sparton.types import Markup, Side, TokenBatch
 
 
 class AsymmetricEncoder(Encoder):
@@ -30,7 +30,8 @@ class AsymmetricEncoder(Encoder):
         query_lr: learning rate of the query encoder; None for that of the rest.
 
     Raises:
-        ValueError: the two do not have one vocabulary, row by row.
+        ValueError: the two do not have one vocabulary, row by row, or one has the prompt of the
+            other's texts.
     """
 
     def __init__(
@@ -51,10 +52,7 @@ class AsymmetricEncoder(Encoder):
         self.similarity = document.similarity
         self._query_learns = any(each.requires_grad for each in query.parameters())
         self.regularized = ("query", "document") if self._query_learns else ("document",)
-        self.markup = query.markup._replace(
-            document_marker=document.markup.document_marker,
-            document_prompt=document.markup.document_prompt,
-        )
+        self.markup = _both_markups(query.markup, document.markup)
 
     def of(self, side: Side) -> SpladeEncoder | StaticEncoder:
         """The encoder of one side."""
@@ -114,7 +112,7 @@ def static_queries(
     weights: str | Path | None = None,
     *,
     missing: float = 1.0,
-    frozen: bool = True,
+    frozen: bool = False,
     lr: float | None = None,
 ) -> AsymmetricEncoder:
     """Look the weights of queries up, see :class:`~sparton.models.static.StaticEncoder`.
@@ -163,6 +161,29 @@ def _splade(encoder: Encoder, texts: str) -> SpladeEncoder:
             "SpartonHead, or shared queries"
         )
     return encoder
+
+
+def _both_markups(query: Markup, document: Markup) -> Markup:
+    """Each side's own, which has no prompt for the other side's texts."""
+    for name, given, side in (
+        ("query_prompt", document.query_prompt, "queries"),
+        ("document_prompt", query.document_prompt, "documents"),
+    ):
+        if given:
+            raise ValueError(
+                f"{name}={given!r} stands in the head of an encoder that does not encode {side}: "
+                f"set it in the head of the {side}, and leave it out where these are looked up"
+            )
+    if query.include_prompt != document.include_prompt and query.query_prompt:
+        raise ValueError(
+            f"include_prompt is {query.include_prompt} for queries and {document.include_prompt} "
+            "for documents: set one of them for both"
+        )
+    return query._replace(
+        document_marker=document.document_marker,
+        document_prompt=document.document_prompt,
+        include_prompt=document.include_prompt,
+    )
 
 
 def _check_space(query: SpladeEncoder | StaticEncoder, document: SpladeEncoder) -> None:

@@ -1,12 +1,13 @@
-"""Attention over packed sequences for Hugging Face encoders.
+"""Attention over packed sequences for Hugging Face models.
 
-T packed tokens, K of them attended to, N sequences, S the longest of them, H heads, d the width of
-a head.
+T packed tokens, K of them attended to, N sequences, S the longest of them, H heads, G of which (or
+all) have keys and values of their own, d the width of a head.
 
 A model loaded with ``attn_implementation=PACKED_ATTENTION`` takes ``input_ids [1, T]`` without an
 attention mask and reads the sequence boundaries from keyword arguments of its forward.
 """
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from sparton.kernels.varlen_attention import (
     varlen_attention,
     varlen_self_attention,
 )
-from sparton.types import KeyTokens
+from sparton.types import TokenRows
 
 PACKED_ATTENTION = "sparton_packed"
 # The same for models that were built with attention dropout, which it leaves out.
@@ -30,17 +31,21 @@ DROPLESS_ATTENTION = "sparton_packed_dropless"
 # Sequences of up to so many tokens go to our own kernels, which are faster there
 # (scripts/benchmark.py attention), longer ones to FlashAttention.
 SHORT = 512
+_KNOWS_GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 
 
 class _Places(NamedTuple):
     """Who attends to whom: tokens of packed sequences, all or ``keys``, at a distance of at most
-    ``window``; a negative one is none. And the factor of their scores."""
+    ``window``, where a negative one is none, and if ``causal`` those before a token and itself
+    alone. And what becomes of their scores: times ``scale``, then softly within ``softcap``."""
 
     cu_seqlens: Tensor
     max_seqlen: int
-    keys: KeyTokens | None
+    keys: TokenRows | None
     scale: float | None
     window: int = -1
+    causal: bool = False
+    softcap: float | None = None
 
 
 def register_packed_attention() -> None:
@@ -67,6 +72,8 @@ def packed_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
     *,
     cu_seq_lens_q: Tensor,
     max_length_q: int,
@@ -75,19 +82,22 @@ def packed_attention(
     key_rows: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Bidirectional self-attention within each packed sequence, in the form transformers calls.
+    """Self-attention within each packed sequence, in the form transformers calls.
 
     The trailing keyword arguments of transformers that do not matter here are ignored.
 
     Args:
         module: the calling attention layer.
-        query, key, value: ``[1, H, T, d]``, any float dtype.
+        query: ``[1, H, T, d]``, any float dtype.
+        key, value: ``[1, G, T, d]``; head h reads those of ``h // (H / G)``.
         attention_mask: must be None.
         scaling: factor of the scores, ``d ** -0.5`` when None.
         dropout: must be 0; the fused kernel has none.
-        sliding_window: a token sees those at a distance below this number (transformers gives
-            ``config.sliding_window + 1``, and its own masks allow distances up to
-            ``config.sliding_window``); None sees the whole sequence.
+        sliding_window: a token sees those at a distance below this number; None sees the whole
+            sequence. A decoder that was made bidirectional by its configuration sees those at this
+            very distance too, as in the masks of transformers.
+        softcap: c of ``c tanh(score / c)``, which bounds the scaled scores; None leaves them.
+        is_causal: whether a token sees those before it and itself alone; None asks the layer.
         cu_seq_lens_q: int32 ``[N + 1]`` boundaries.
         max_length_q: upper bound of the sequence lengths.
         cu_seq_lens_k, max_length_k: the same for the tokens that are attended to.
@@ -97,17 +107,21 @@ def packed_attention(
     Returns:
         The mixed values ``[1, T, H, d]`` in the dtype of ``query``, and None for the weights.
     """
-    if attention_mask is not None or dropout or getattr(module, "is_causal", False):
+    if attention_mask is not None or dropout:
         raise ValueError(
-            f"{type(module).__name__}: packed attention is bidirectional, takes no attention mask "
-            f"and no attention dropout (got dropout {dropout}); set the model's attention dropout "
-            "to 0 and call it without attention_mask"
+            f"{type(module).__name__}: packed attention takes no attention mask and no attention "
+            f"dropout (got dropout {dropout}); set the model's attention dropout to 0 and call it "
+            "without attention_mask"
         )
-    keys = None if key_rows is None else KeyTokens(key_rows, cu_seq_lens_k, max_length_k)
-    window = -1 if sliding_window is None else sliding_window - 1
+    built_causal = getattr(module, "is_causal", False)
+    causal = built_causal if is_causal is None else is_causal
+    window = -1
+    if sliding_window is not None:
+        window = sliding_window if built_causal and not causal else sliding_window - 1
+    keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
+    places = _Places(cu_seq_lens_q, max_length_q, keys, scaling, window, causal, softcap)
     q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
-    mixed = _attend(q, k, v, _Places(cu_seq_lens_q, max_length_q, keys, scaling, window))
-    return mixed.unsqueeze(0), None
+    return _attend(q, k, v, places).unsqueeze(0), None
 
 
 def dropless_attention(*operands: Any, dropout: float = 0.0, **options: Any) -> tuple[Tensor, None]:
@@ -116,7 +130,7 @@ def dropless_attention(*operands: Any, dropout: float = 0.0, **options: Any) -> 
 
 
 def packed_self_attention(
-    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: KeyTokens | None, scale: float
+    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: TokenRows | None, scale: float
 ) -> Tensor:
     """The same for queries, keys and values that lie side by side.
 
@@ -138,46 +152,52 @@ def packed_self_attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
-    """``[T, H, d]`` each, by the best of what this device and these lengths have."""
+    """``[T, H, d]`` of query ``[T, H, d]``, key and value ``[T, G, d]``, by the best of what this
+    device and these lengths have."""
     if places.keys is not None and places.window >= places.max_seqlen - 1:
         places = places._replace(window=-1)
     attend = _padded
-    if _are_short(places, query):
+    if _are_short(places, query) and key.shape[1] == query.shape[1]:
         attend = _short
-    # FlashAttention takes keys for the last tokens of a sequence, so windows would slip.
-    elif _has_varlen_kernel(query) and (places.keys is None or places.window < 0):
+    elif _has_varlen_kernel(places, query):
         attend = _varlen
     return attend(query, key, value, places)
 
 
 def _are_short(places: _Places, query: Tensor) -> bool:
     """Whether they go to our own kernels."""
-    return places.window < 0 and _has_short_kernel(query) and places.max_seqlen <= SHORT
+    plain = places.window < 0 and not places.causal and places.softcap is None
+    return plain and _has_short_kernel(query) and places.max_seqlen <= SHORT
 
 
 def _has_short_kernel(query: Tensor) -> bool:
     return query.is_cuda and query.dtype in DTYPES and query.shape[-1] in WIDTHS
 
 
-def _has_varlen_kernel(query: Tensor) -> bool:
+def _has_varlen_kernel(places: _Places, query: Tensor) -> bool:
     head_width = query.shape[-1]
     half = query.dtype in (torch.float16, torch.bfloat16)
-    return query.is_cuda and half and head_width % 8 == 0 and head_width <= 256
+    # FlashAttention takes keys for the last tokens of a sequence, so windows would slip.
+    aligned = places.keys is None or (places.window < 0 and not places.causal)
+    has_width = head_width % 8 == 0 and head_width <= 256
+    return query.is_cuda and half and has_width and aligned and places.softcap is None
 
 
 def _short(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
     """``[T, H, d]`` each; our kernels, half precision on CUDA, without a window."""
-    assert places.window < 0
     key, value, bounds, longest = _attended(key, value, places)
     return varlen_attention(query, key, value, *bounds, *longest, scale=places.scale)
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
-    """``[T, H, d]`` each; FlashAttention, half precision on CUDA."""
+    """``[T, H, d]``; FlashAttention, half precision on CUDA."""
+    grouped = key.shape[1] != query.shape[1]
+    # torch 2.11 takes fewer heads of keys as they are and does not know the argument.
+    options: dict[str, Any] = {"enable_gqa": True} if grouped and _KNOWS_GROUPS else {}
     key, value, bounds, longest = _attended(key, value, places)
-    window = (places.window, places.window)
+    window = (places.window, 0 if places.causal else places.window)
     output = varlen_attn(
-        query, key, value, *bounds, *longest, scale=places.scale, window_size=window
+        query, key, value, *bounds, *longest, scale=places.scale, window_size=window, **options
     )
     assert isinstance(output, Tensor)
     return output
@@ -197,22 +217,39 @@ def _attended(
 
 
 def _padded(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
-    """``[T, H, d]`` each; padded to ``[N, H, S, d]`` for attention alone, then packed again."""
+    """``[T, H, d]``; padded to ``[N, H, S, d]`` for attention alone, then packed again."""
     cu_seqlens, max_seqlen = places.cu_seqlens, places.max_seqlen
-    stacked = torch.stack((query, key, value), dim=1)
-    q, k, v = packing.pad(stacked, cu_seqlens, max_seqlen).permute(2, 0, 3, 1, 4).unbind(0)
+    q, k, v = (
+        packing.pad(each, cu_seqlens, max_seqlen).transpose(1, 2) for each in (query, key, value)
+    )
     seen = _visible(places, query.shape[0])
     # A row of softmax over nothing would be NaN and its gradient would reach the keys of others.
     blind = ~seen.any(dim=-1, keepdim=True)
-    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen | blind, scale=places.scale)
+    if places.softcap is None:
+        grouped = k.shape[1] != q.shape[1]
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=seen | blind, scale=places.scale, enable_gqa=grouped
+        )
+    else:
+        mixed = _capped(q, k, v, seen | blind, places)
     if places.keys is not None:  # else only padding is blind
         mixed = mixed.masked_fill(blind, 0)
     return packing.unpad(mixed.transpose(1, 2), cu_seqlens, query.shape[0])
 
 
+def _capped(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, places: _Places) -> Tensor:
+    """Attention ``[N, H, S, d]`` whose scores are bounded; torch's own has no such thing."""
+    assert places.softcap is not None
+    k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
+    scale = q.shape[-1] ** -0.5 if places.scale is None else places.scale
+    scores = (q @ k.transpose(-1, -2)).float() * scale
+    scores = places.softcap * torch.tanh(scores / places.softcap)
+    return scores.masked_fill(~seen, -torch.inf).softmax(-1).to(v.dtype) @ v
+
+
 def _visible(places: _Places, total: int) -> Tensor:
-    """Who sees whom: bool ``[N, 1, 1, S]`` or, with a window, ``[N, 1, S, S]``."""
-    cu_seqlens, max_seqlen, keys, _, window = places
+    """Who sees whom: bool ``[N, 1, 1, S]`` or, with a window or causal, ``[N, 1, S, S]``."""
+    cu_seqlens, max_seqlen, keys = places[:3]
     if keys is None:
         seen = packing.padding_mask(cu_seqlens, max_seqlen)
     else:
@@ -220,7 +257,8 @@ def _visible(places: _Places, total: int) -> Tensor:
         flat = slots.new_zeros((cu_seqlens.numel() - 1) * max_seqlen, dtype=torch.bool)
         seen = flat.index_fill(0, slots, True).unflatten(0, (-1, max_seqlen))
     seen = seen[:, None, None, :]
-    if window < 0:
-        return seen
     positions = torch.arange(max_seqlen, device=cu_seqlens.device)
-    return seen & ((positions[:, None] - positions).abs() <= window)
+    before = positions[:, None] - positions
+    if places.window >= 0:
+        seen = seen & (before.abs() <= places.window)
+    return seen & (before >= 0) if places.causal else seen

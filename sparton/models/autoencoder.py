@@ -63,7 +63,8 @@ class SparseAutoencoder(nn.Module):
         k_aux: dead latents that the auxiliary loss revives at a time; 0 for no such loss.
         normalize: give each embedding mean 0 and standard deviation 1 over its D numbers first,
             and undo this after the reconstruction.
-        dead_threshold: passes without activity after which a latent is dead; 120 are 30 steps.
+        dead_threshold: passes without activity after which a latent is dead; 120 are 30 steps of
+            training.
 
     Raises:
         ValueError: a size below 1, or ``k`` above ``hidden_dim``.
@@ -74,12 +75,12 @@ class SparseAutoencoder(nn.Module):
     def __init__(
         self,
         input_dim: int,
-        hidden_dim: int,
-        k: int,
+        hidden_dim: int = 512,
+        k: int = 8,
         *,
         k_aux: int = 512,
         normalize: bool = False,
-        dead_threshold: int = 120,
+        dead_threshold: int = 30,
     ) -> None:
         super().__init__()
         check_sizes(hidden_dim, k, k_aux, dead_threshold)

@@ -1,4 +1,4 @@
-"""A Hugging Face masked-language model as a producer of packed hidden states.
+"""A Hugging Face language model as a producer of packed hidden states.
 
 T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabulary.
 """
@@ -6,25 +6,28 @@ T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabular
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from sparton.models.body import EncoderBody, compile_part
+from sparton.models.output_embeddings import Decoder, find_decoder
 from sparton.types import TokenBatch
 
 
 class Backbone(EncoderBody):
-    """A masked-language model without its last matrix, on packed tokens.
+    """A masked or causal language model without its last matrix, on packed tokens.
 
     The decoder (output embeddings) leaves the Hugging Face model and becomes ``decoder``; what
     the model then calls logits are the transformed hidden states that the decoder would read. A
     decoder tied to the input embeddings stays tied.
 
     Args:
-        mlm: a model of ``AutoModelForMaskedLM``; its attention dropout must be 0
+        mlm: a model of ``AutoModelForMaskedLM`` or ``AutoModelForCausalLM``; its attention dropout
+            must be 0
             (:func:`~sparton.models.body.without_attention_dropout` before it is built), hidden
             dropout may stay.
         tokenizer: its fast tokenizer.
@@ -32,10 +35,11 @@ class Backbone(EncoderBody):
             :meth:`transform` is one graph.
 
     Raises:
-        ValueError: the model's attention cannot be packed, or model and tokenizer do not fit.
+        ValueError: no decoder is found, the body runs in no layout, or model and tokenizer do not
+            fit.
     """
 
-    decoder: nn.Linear
+    decoder: Decoder
 
     def __init__(
         self,
@@ -46,9 +50,7 @@ class Backbone(EncoderBody):
         half_residual: bool = False,
         gradient_checkpointing: bool = False,
     ) -> None:
-        decoder = mlm.get_output_embeddings()
-        if not isinstance(decoder, nn.Linear):
-            raise ValueError(f"{type(mlm).__name__} has no linear decoder; use a masked-LM model")
+        place = find_decoder(mlm)
         super().__init__(
             mlm,
             tokenizer,
@@ -56,10 +58,10 @@ class Backbone(EncoderBody):
             half_residual=half_residual,
             gradient_checkpointing=gradient_checkpointing,
         )
-        self.decoder = decoder
-        self._decoder_place = _place_of(decoder, mlm)
-        self._remove_decoder()
-        # In a tuple, lest its parameters be registered a second time.
+        self.decoder = place.decoder
+        # In a tuple, lest what stands in for each other be registered beside it.
+        self._place = (place,)
+        place.remove()
         self._head = (_without_body(mlm),)
         if compile:
             compile_part(self._head[0])
@@ -85,11 +87,12 @@ class Backbone(EncoderBody):
     @contextmanager
     def decoder_in_place(self) -> Iterator[PreTrainedModel]:
         """The complete Hugging Face model, for saving."""
-        setattr(*self._decoder_place, self.decoder)
+        (place,) = self._place
+        place.restore()
         try:
             yield self.model
         finally:
-            self._remove_decoder()
+            place.remove()
 
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """Model FLOPs per real token, decoder and maximum included.
@@ -102,37 +105,45 @@ class Backbone(EncoderBody):
         decoder = 2.0 * self.decoder.weight.numel()
         return body + decoder + (2.0 * decoder / sequence_length if training else 0.0)
 
-    def _remove_decoder(self) -> None:
-        setattr(*self._decoder_place, nn.Identity())
-
     @torch.no_grad()
     def _resize(self, rows: int) -> None:
         """New rows of the decoder's bias start at the mean of the others."""
         old = self.decoder.out_features
-        with self.decoder_in_place():
-            super()._resize(rows)
-            self.decoder = self.model.get_output_embeddings()
+        (place,) = self._place
+        if place.decoder is not place.whole:
+            raise ValueError(
+                f"the vocabulary of {type(self.model).__name__} cannot grow, because its head "
+                f"holds the decoder in a form of its own: use {self.num_embeddings} tokens at most"
+            )
+        place.restore()
+        super()._resize(rows)
+        place = find_decoder(self.model)
+        self.decoder, self._place = place.decoder, (place,)
+        place.remove()
         if self.decoder.bias is not None:
             self.decoder.bias[old:] = self.decoder.bias[:old].mean()
+
+
+@dataclass
+class _Output(BaseModelOutputWithPast):
+    """What heads look for in the result of a body; all but the states is None."""
+
+    global_attentions: None = None
 
 
 class _GivenStates(nn.Module):
     """Stands where a model's body was: its last states are the embeddings that it is given."""
 
-    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> BaseModelOutput:
-        return BaseModelOutput(last_hidden_state=inputs_embeds)
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.embeddings = getattr(body, "embeddings", None)  # some heads are handed them
+
+    def forward(self, *_: object, inputs_embeds: Tensor, **__: object) -> _Output:
+        return _Output(last_hidden_state=inputs_embeds)
 
 
 def _without_body(mlm: PreTrainedModel) -> PreTrainedModel:
     """The same model, its modules and parameters shared, with the body left out."""
     head = copy.copy(mlm)
-    head._modules = {**mlm._modules, mlm.base_model_prefix: _GivenStates()}
+    head._modules = {**mlm._modules, mlm.base_model_prefix: _GivenStates(mlm.base_model)}
     return head
-
-
-def _place_of(child: nn.Module, root: nn.Module) -> tuple[nn.Module, str]:
-    for parent in root.modules():
-        for name, module in parent.named_children():
-            if module is child:
-                return parent, name
-    raise ValueError(f"{type(root).__name__} does not hold its own output embeddings")

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Unpack
 
 import torch
 from safetensors.torch import load_file
@@ -17,9 +18,11 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
-from sparton.models.checkpoint import load_body, load_mlm, load_tokenizer
+from sparton.models.causal_lm import Attention
+from sparton.models.checkpoint import load_body, load_lm, load_tokenizer
 from sparton.models.folders.files import module_kinds
 from sparton.models.origin import Origin, origin_of_trained
+from sparton.models.repository import ReadingOptions, Source
 
 logger = logging.getLogger(__name__)
 
@@ -32,36 +35,39 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 def pretrained(
     name: str,
-    revision: str | None = None,
     *,
+    attention: Attention | None = None,
     logit_scale: float = 1.0,
     logit_shift: float = 0.0,
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    **reading: Unpack[ReadingOptions],
 ) -> Backbone:
-    """A masked-language model from the Hugging Face hub or a local folder.
+    """A masked or causal language model from the Hugging Face hub or a local folder.
 
     Args:
         name: hub name or path.
-        revision: branch, tag or commit on the hub.
+        attention: of a causal language model; see :func:`~sparton.models.causal_lm.set_attention`.
         logit_scale, logit_shift: see :func:`rescale_logits`. For models whose untrained
             representations are dense or collapsed.
         compile, half_residual, gradient_checkpointing: see :class:`Backbone`.
+        reading: see :class:`~sparton.models.repository.Source`.
 
     Raises:
-        ValueError: the checkpoint has no masked-language-modelling head, no tokenizer, or a
-            damaged weights file; the message names the remedy.
+        ValueError: the checkpoint has no language-modelling head, no tokenizer, or a damaged
+            weights file; the message names the remedy.
         OSError: nothing of that name, or no connection to the hub.
     """
+    source = Source(name, **reading)
     backbone = Backbone(
-        load_mlm(name, revision=revision),
-        load_tokenizer(name, revision=revision),
+        load_lm(source, attention=attention),
+        load_tokenizer(source),
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
-    backbone.origin = origin_of_trained(name, revision)
+    backbone.origin = origin_of_trained(source)
     if (logit_scale, logit_shift) != (1.0, 0.0):
         rescale_logits(backbone, logit_scale, logit_shift)
     return backbone
@@ -69,39 +75,42 @@ def pretrained(
 
 def bare(
     name: str,
-    revision: str | None = None,
     *,
+    attention: Attention | None = None,
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    **reading: Unpack[ReadingOptions],
 ) -> EncoderBody:
-    """The encoder of any checkpoint, without a masked-language-modelling head, for heads that read
-    hidden states: from the Hugging Face hub or a local folder.
+    """The body of any checkpoint, without a language-modelling head, for heads that read hidden
+    states: from the Hugging Face hub or a local folder.
 
     Args:
         name: hub name or path; of a sentence-transformers model with its transformer at the root.
-        revision: branch, tag or commit on the hub.
+        attention: of a causal language model; see :func:`~sparton.models.causal_lm.set_attention`.
         compile, half_residual, gradient_checkpointing: see
             :class:`~sparton.models.body.EncoderBody`.
+        reading: see :class:`~sparton.models.repository.Source`.
 
     Raises:
         ValueError: weights are missing or damaged, or there is no fast tokenizer.
         OSError: nothing of that name, or no connection to the hub.
     """
-    kinds = module_kinds(name, revision) or []
+    source = Source(name, **reading)
+    kinds = module_kinds(source) or []
     if trained := [kind for kind in kinds if kind not in WITHOUT_WEIGHTS]:
         logger.warning(
             f"{name} has trained weights beside its transformer ({', '.join(trained)}), which a "
             "bare encoder leaves out; load_encoder reads all of it"
         )
     body = EncoderBody(
-        load_body(name, revision=revision),
-        load_tokenizer(name, revision=revision),
+        load_body(source, attention=attention),
+        load_tokenizer(source),
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
-    body.origin = origin_of_trained(name, revision)
+    body.origin = origin_of_trained(source)
     return body
 
 

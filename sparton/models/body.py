@@ -4,16 +4,16 @@ T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabular
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import AddedToken, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from sparton.models.attention import PACKED_ATTENTION, register_packed_attention
 from sparton.models.elementwise import replace_dropout, replace_layer_norms
 from sparton.models.layers import fuse_layers
+from sparton.models.layouts import choose_layout
 from sparton.models.origin import Origin
 from sparton.types import TokenBatch
 
@@ -23,7 +23,11 @@ ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
 class EncoderBody(nn.Module):
-    """A Hugging Face encoder without a head, on packed tokens.
+    """A body of transformers, of an encoder or a causal language model, on packed tokens.
+
+    What an encoder asks of a backbone is here and, with a language-modelling head, in
+    :class:`~sparton.models.backbone.Backbone`; how the body runs is its
+    :class:`~sparton.models.layouts.Layout`.
 
     Args:
         model: a model of ``AutoModel``; its attention dropout must be 0
@@ -38,7 +42,7 @@ class EncoderBody(nn.Module):
         gradient_checkpointing: recompute each layer in the backward pass.
 
     Raises:
-        ValueError: the model's attention cannot be packed, or model and tokenizer do not fit.
+        ValueError: the body runs in no layout, or model and tokenizer do not fit.
     """
 
     origin = Origin()  # of the weights; whoever loads them says it
@@ -55,13 +59,12 @@ class EncoderBody(nn.Module):
         super().__init__()
         self.model = model
         self.tokenizer = tokenizer
-        self._position_offset, self.max_length = _positions(model)
+        first_position, self.max_length = _positions(model)
         self._check_vocabulary()
         _check_dropout(model.config)
-        register_packed_attention()
-        model.set_attn_implementation(PACKED_ATTENTION)
-        _check_packing(self)
-        fuse_layers(model, checkpointed=gradient_checkpointing)
+        self.layout = choose_layout(model, len(tokenizer), first_position)
+        if self.layout.packed:
+            fuse_layers(model, checkpointed=gradient_checkpointing)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if half_residual:
@@ -76,9 +79,28 @@ class EncoderBody(nn.Module):
         Raises:
             ValueError: ``tokens.max_seqlen`` exceeds ``max_length``.
         """
+        if tokens.max_seqlen > self.max_length:
+            raise ValueError(
+                f"a sequence of up to {tokens.max_seqlen} tokens, but {type(self.model).__name__} "
+                f"has {self.max_length} positions: tokenise with a smaller maximum length"
+            )
         if tokens.num_tokens == 0:
-            return self._no_states()
-        return self._run(self._base, tokens).last_hidden_state.squeeze(0)
+            return self._embeddings().weight.new_zeros(0, self.hidden_size)
+        return self.layout.states(self._base, tokens)
+
+    def in_one_pass(
+        self, states: Callable[[TokenBatch], Tensor], queries: TokenBatch, documents: TokenBatch
+    ) -> tuple[Tensor, Tensor]:
+        """What ``states``, a method of this body, makes of queries and documents, ``[Tq, D]`` and
+        ``[Td, D]``, from one pass: fewer and larger matrix products. Where queries would be padded
+        to the documents' length, from two passes: without a packed attention kernel, which a CPU
+        has not, nor one with keys, and in layouts that are not packed."""
+        packed = self.layout.packed and queries.input_ids.is_cuda
+        if queries.keys or documents.keys or not packed:
+            return states(queries), states(documents)
+        both = states(TokenBatch.concatenate([queries, documents]))
+        of_queries, of_documents = both.split([queries.num_tokens, documents.num_tokens])
+        return of_queries, of_documents
 
     def bare(self) -> "EncoderBody":
         """The body alone, with the same parameters: itself."""
@@ -118,8 +140,9 @@ class EncoderBody(nn.Module):
         """Model FLOPs per real token; recomputation is not counted.
 
         Forward: 2 per weight of every linear layer (embedding tables are look-ups), 4 D S for the
-        scores and the mixing of each attention layer (S capped by the window ``2 w + 1`` of local
-        layers). Training adds twice the forward.
+        scores and the mixing of each attention layer (D the width of all its heads, S capped by the
+        window ``2 w + 1`` of local layers), half of it where attention is causal. Training adds
+        twice the forward.
 
         Args:
             sequence_length: mean number of tokens S of a sequence.
@@ -132,37 +155,24 @@ class EncoderBody(nn.Module):
             for module in self.model.modules()
             if isinstance(window := getattr(module, "sliding_window", None), int)
         ]
-        windows += [float("inf")] * (self.model.config.num_hidden_layers - len(windows))
+        config = self.model.config
+        windows += [float("inf")] * (config.num_hidden_layers - len(windows))
         spans = sum(min(sequence_length, window) for window in windows)
-        forward = matrices + 4.0 * self.hidden_size * spans
+        head_width = getattr(config, "head_dim", None)
+        width = config.num_attention_heads * head_width if head_width else self.hidden_size
+        forward = matrices + 4.0 * width * spans * (0.5 if self._is_causal else 1.0)
         return 3.0 * forward if training else forward
-
-    def _run(self, model: Callable[..., Any], tokens: TokenBatch) -> Any:
-        """What the model, or a part of it that takes tokens, makes of them."""
-        if tokens.max_seqlen > self.max_length:
-            raise ValueError(
-                f"a sequence of up to {tokens.max_seqlen} tokens, but {type(self.model).__name__} "
-                f"has {self.max_length} positions: tokenise with a smaller maximum length"
-            )
-        keys = tokens.keys
-        return model(
-            input_ids=tokens.input_ids[None],
-            position_ids=tokens.position_ids[None] + self._position_offset,
-            cu_seq_lens_q=tokens.cu_seqlens,
-            cu_seq_lens_k=tokens.cu_seqlens if keys is None else keys.cu_seqlens,
-            max_length_q=tokens.max_seqlen,
-            max_length_k=tokens.max_seqlen if keys is None else keys.max_seqlen,
-            key_rows=None if keys is None else keys.rows,
-        )
-
-    def _no_states(self) -> Tensor:
-        return self._embeddings().weight.new_zeros(0, self.hidden_size)
 
     @property
     def _base(self) -> PreTrainedModel:
         base = self.model.base_model
         assert isinstance(base, PreTrainedModel)
         return base
+
+    @property
+    def _is_causal(self) -> bool:
+        layers = (getattr(part, "is_causal", False) for part in self.model.modules())
+        return bool(getattr(self.model.config, "is_causal", True) and any(layers))
 
     def _embeddings(self) -> nn.Embedding:
         table = self.model.get_input_embeddings()
@@ -179,19 +189,6 @@ class EncoderBody(nn.Module):
                 f"the tokenizer has {words} tokens, the model only {rows} vocabulary rows: "
                 "they belong to different models, or the embeddings were not resized"
             )
-
-
-def hidden_of_both(
-    states: Callable[[TokenBatch], Tensor], queries: TokenBatch, documents: TokenBatch
-) -> tuple[Tensor, Tensor]:
-    """What ``states`` makes of queries and documents, ``[Tq, D]`` and ``[Td, D]``, from one pass:
-    fewer and larger matrix products. Without a packed attention kernel, which a CPU has not, nor
-    one with keys, queries would be padded to the documents' length: there from two passes."""
-    if queries.keys or documents.keys or not queries.input_ids.is_cuda:
-        return states(queries), states(documents)
-    both = states(TokenBatch.concatenate([queries, documents]))
-    of_queries, of_documents = both.split([queries.num_tokens, documents.num_tokens])
-    return of_queries, of_documents
 
 
 def without_attention_dropout(config: Config) -> Config:
@@ -253,37 +250,3 @@ def _start_near_mean(weight: Tensor, first: int) -> None:
     """Rows from ``first`` on: the mean of those before, with noise of their spread."""
     old = weight[:first].float()
     weight[first:] = old.mean(0) + old.std() * torch.randn_like(weight[first:])
-
-
-@torch.no_grad()
-def _check_packing(body: EncoderBody) -> None:
-    """Run two tiny sequences together and one of them alone; a model whose code ignores the
-    attention interface or the position ids would silently mix sequences, and is refused here."""
-    rows, training, device = len(body.tokenizer), body.training, body._embeddings().weight.device
-    first, second = ([token % rows for token in tokens] for tokens in ((5, 6, 7), (8, 9, 10, 11)))
-
-    def states(sequences: list[list[int]]) -> Tensor:
-        tokens = TokenBatch.from_lists(sequences).to(device)
-        return body._run(body._base, tokens).last_hidden_state.squeeze(0)
-
-    body.eval()
-    try:
-        # A body may come here compiled already.
-        with torch.compiler.set_stance("force_eager"):
-            together = states([first, second])[len(first) :]
-            alone = states([second])
-    except (TypeError, AttributeError) as error:
-        raise _unpackable(body.model) from error
-    finally:
-        body.train(training)
-    # Rounding differs between batches, by more where products are in TF32 or weights in 16 bits.
-    tolerance = max(1e-3, 4 * torch.finfo(alone.dtype).eps)
-    if not (together - alone).float().norm() <= tolerance * alone.float().norm():
-        raise _unpackable(body.model)
-
-
-def _unpackable(model: PreTrainedModel) -> ValueError:
-    return ValueError(
-        f"{type(model).__name__} does not run on packed sequences: it ignores transformers' "
-        "attention interface or position ids; BERT, DistilBERT, (XLM-)RoBERTa and ModernBERT do"
-    )

@@ -11,7 +11,7 @@ from sparton.embeddings import MODEL, EmbeddingTable, TextRows
 from sparton.models.checkpoint import load_tokenizer
 from sparton.models.origin import read_origin
 from sparton.models.pooling import Pooling
-from sparton.types import Markup, TokenBatch
+from sparton.types import Markup, Prompts, TokenBatch
 
 
 class CachedBackbone(nn.Module):
@@ -56,10 +56,12 @@ class CachedBackbone(nn.Module):
             ValueError: names the settings to change.
         """
         facts = self.text_rows.facts
-        names = ("pooling", "normalize_pooled", "query_prompt", "document_prompt")
-        cached = (facts.pooling, facts.normalized, facts.query_prompt, facts.document_prompt)
-        asked = (*pooling, markup.query_prompt, markup.document_prompt)
-        for name, ours, theirs in zip(names, asked, cached, strict=True):
+        asked = {"pooling": pooling.mode, "normalize_pooled": pooling.normalize}
+        cached = {"pooling": facts.pooling, "normalize_pooled": facts.normalized}
+        for name in Prompts.__annotations__:
+            asked[name], cached[name] = getattr(markup, name), getattr(facts, name)
+        for name, ours in asked.items():
+            theirs = cached[name]
             if ours != theirs:
                 raise ValueError(
                     f"the embeddings in {self.text_rows.folder} were made with {name}={theirs!r}, "

@@ -1,13 +1,14 @@
 """Reading Hugging Face checkpoints strictly: nothing missing is made up in silence."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoTokenizer,
     PreTrainedConfig,
@@ -15,10 +16,12 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging
 
-from sparton.models.body import without_attention_dropout
-from sparton.models.repository import optional_file
+from sparton.arguments import ArgumentError
+from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
+from sparton.models.causal_lm import Attention, is_causal_lm, set_attention
+from sparton.models.layouts import without_warnings
+from sparton.models.repository import Source
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -28,64 +31,76 @@ VOCABULARY_FILES = (
     "spiece.model",
     "tokenizer.model",
 )
+SETTINGS = "sentence_bert_config.json"
+# The older and the newer names of sentence-transformers; ours are the older.
+_NEWER = {
+    "model_args": "model_kwargs",
+    "tokenizer_args": "processor_kwargs",
+    "config_args": "config_kwargs",
+}
+# What is not to be chosen: where files lie, and what this project needs to be as it sets it.
+_PLACE = ("revision", "cache_dir", "subfolder")
+_SET_HERE = {
+    "model_args": (
+        *_PLACE, "config", "dtype", "torch_dtype", "attn_implementation", "device_map",
+        "quantization_config", "output_loading_info", "ignore_mismatched_sizes",
+    ),
+    "tokenizer_args": (*_PLACE, "config", "use_fast", "padding_side", "truncation_side"),
+    "config_args": (*_PLACE, "return_unused_kwargs", "attn_implementation", *ATTENTION_DROPOUTS),
+}  # fmt: skip
 
 
-def load_mlm(name: str, *, revision: str | None = None, subfolder: str = "") -> PreTrainedModel:
-    """The masked-language model of a checkpoint, in fp32 and without attention dropout.
+def load_lm(
+    source: str | Path | Source, *, attention: Attention | None = None, subfolder: str = ""
+) -> PreTrainedModel:
+    """The language model of a checkpoint, masked or causal, in fp32 and without attention dropout.
 
     Args:
-        name: hub name or local folder.
-        revision: branch, tag or commit on the hub.
+        source: path or hub name, or a source that says more.
+        attention: of a causal language model, see :func:`~sparton.models.causal_lm.set_attention`.
         subfolder: where in it the checkpoint lies.
 
     Raises:
-        ValueError: weights are missing from the checkpoint, or a weights file is damaged.
+        ValueError: weights are missing from the checkpoint, or a weights file is damaged, or an
+            argument of the source is not to be chosen.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
-    config = _config(name, revision, subfolder)
-    mlm, report = AutoModelForMaskedLM.from_pretrained(
-        name,
-        config=config,
-        revision=revision,
-        subfolder=subfolder,
-        dtype=torch.float32,
-        output_loading_info=True,
-    )
-    missing = sorted(report["missing_keys"])
+    source = Source.of(source)
+    config = _config(source, attention, subfolder)
+    kind = AutoModelForCausalLM if is_causal_lm(config) else AutoModelForMaskedLM
+    model, missing = _load(kind, source, config, subfolder)
     if missing:
         raise ValueError(
-            f"{name} is not a complete masked-language model, its checkpoint lacks "
+            f"{source} is not a complete language model, its checkpoint lacks "
             f"{', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}. Name a checkpoint that "
-            "was trained with masked-language modelling (bert-base-uncased, say), not a bare "
-            "encoder or a classifier"
+            "was trained with masked-language modelling (bert-base-uncased, say) or causal "
+            "language modelling, not a bare encoder or a classifier"
         )
-    return mlm
+    return model
 
 
-def load_body(name: str, *, revision: str | None = None, subfolder: str = "") -> PreTrainedModel:
-    """The encoder of a checkpoint without any head or pooler, in fp32 and without attention
-    dropout.
+def load_body(
+    source: str | Path | Source, *, attention: Attention | None = None, subfolder: str = ""
+) -> PreTrainedModel:
+    """The body of a checkpoint without any head or pooler, in fp32 and without attention dropout.
 
     Args:
-        name, revision, subfolder: as in :func:`load_mlm`.
+        source, attention, subfolder: as in :func:`load_lm`.
 
     Raises:
-        ValueError: weights of the encoder are missing, or a weights file is damaged.
+        ValueError: weights of the encoder are missing, or a weights file is damaged, or an
+            argument of the source is not to be chosen.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
-    with _without_report():
-        model, report = AutoModel.from_pretrained(
-            name,
-            config=_config(name, revision, subfolder),
-            revision=revision,
-            subfolder=subfolder,
-            dtype=torch.float32,
-            output_loading_info=True,
-        )
-    missing = sorted(key for key in report["missing_keys"] if not key.startswith("pooler."))
+    source = Source.of(source)
+    config = _config(source, attention, subfolder)
+    # Heads that a body leaves behind are no news, and what it lacks is an error here.
+    with without_warnings():
+        model, missing = _load(AutoModel, source, config, subfolder)
+    missing = [key for key in missing if not key.startswith("pooler.")]
     if missing:
         raise ValueError(
-            f"{name} is not a complete {type(model).__name__}, its checkpoint lacks "
+            f"{source} is not a complete {type(model).__name__}, its checkpoint lacks "
             f"{', '.join(missing[:4])}{' ...' if len(missing) > 4 else ''}"
         )
     if hasattr(model, "pooler"):
@@ -93,51 +108,121 @@ def load_body(name: str, *, revision: str | None = None, subfolder: str = "") ->
     return model
 
 
-def load_tokenizer(
-    name: str, *, revision: str | None = None, subfolder: str = ""
-) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a checkpoint.
+def load_tokenizer(source: str | Path | Source, *, subfolder: str = "") -> PreTrainedTokenizerFast:
+    """The fast tokenizer of a checkpoint; it makes texts lower-case where a Transformer module of
+    sentence-transformers has ``do_lower_case``.
+
+    Args:
+        source, subfolder: as in :func:`load_lm`.
 
     Raises:
         FileNotFoundError: there are no tokenizer files (transformers alone would go on with an
             empty vocabulary).
-        ValueError: the tokenizer has no fast implementation.
+        ValueError: the tokenizer has no fast implementation, or an argument of the source is not
+            to be chosen.
     """
-    found = any(optional_file(name, file, revision, subfolder) for file in VOCABULARY_FILES)
+    source = Source.of(source)
+    found = any(source.file(file, subfolder) for file in VOCABULARY_FILES)
     if not found:
         raise FileNotFoundError(
-            f"no tokenizer in {name}: none of {', '.join(VOCABULARY_FILES)} is there; save the "
+            f"no tokenizer in {source}: none of {', '.join(VOCABULARY_FILES)} is there; save the "
             "model's tokenizer into the same folder (tokenizer.save_pretrained)"
         )
+    settings = _settings(source, subfolder)
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        name, revision=revision, subfolder=subfolder
+        source.name,
+        subfolder=subfolder,
+        **source.place,
+        **_arguments(source, settings, "tokenizer_args"),
     )
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise ValueError(f"{name} has a slow tokenizer ({type(tokenizer).__name__}); convert it")
+        raise ValueError(f"{source} has a slow tokenizer ({type(tokenizer).__name__}); convert it")
+    if settings.get("do_lower_case"):
+        _lower_case(tokenizer)
+    if tokenizer.pad_token is None and tokenizer.eos_token is not None:
+        tokenizer.pad_token = tokenizer.eos_token  # for libraries that pad, as Llama's has none
     return tokenizer
 
 
-def _config(name: str, revision: str | None, subfolder: str) -> PreTrainedConfig:
-    """The configuration of a checkpoint that is there and whose weights can be opened."""
-    if optional_file(name, "config.json", revision, subfolder) is None:
-        raise FileNotFoundError(
-            f"no config.json in {name}: no Hugging Face model is in a folder of this name, nor on "
-            "the hub, or the hub cannot be reached"
-        )
-    _check_weights(Path(name) / subfolder)
-    config = AutoConfig.from_pretrained(name, revision=revision, subfolder=subfolder)
-    return without_attention_dropout(config)
-
-
-@contextmanager
-def _without_report() -> Iterator[None]:
-    """Heads that a body leaves behind are no news, and what it lacks is an error here."""
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
+def _load(
+    kind: Any, source: Source, config: PreTrainedConfig, subfolder: str
+) -> tuple[Any, list[str]]:
+    """A model of ``kind``, and what its checkpoint lacks."""
+    arguments = _arguments(source, _settings(source, subfolder), "model_args")
     try:
-        yield
-    finally:
-        logging.set_verbosity(before)
+        model, report = kind.from_pretrained(
+            source.name,
+            config=config,
+            subfolder=subfolder,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **source.place,
+            **arguments,
+        )
+    except TypeError as error:
+        if not arguments:
+            raise
+        raise ArgumentError(
+            "{model_args} are not all arguments of this model: {}", error, model_args=arguments
+        ) from error
+    return model, sorted(report["missing_keys"])
+
+
+def _config(source: Source, attention: Attention | None, subfolder: str) -> PreTrainedConfig:
+    """The configuration of a checkpoint that is there and whose weights can be opened."""
+    if source.file("config.json", subfolder) is None:
+        raise FileNotFoundError(
+            f"no config.json in {source}: no Hugging Face model is in a folder of this name, nor "
+            "on the hub, or the hub cannot be reached"
+        )
+    _check_weights(Path(source.name) / subfolder)
+    arguments = _arguments(source, _settings(source, subfolder), "config_args")
+    config, unknown = AutoConfig.from_pretrained(
+        source.name,
+        subfolder=subfolder,
+        return_unused_kwargs=True,
+        **source.place,
+        **arguments,
+    )
+    if strange := unknown.keys() & (source.config_args or {}).keys():
+        raise ArgumentError(
+            "{config_args} has {}, which the configuration of {} does not have: leave that out",
+            ", ".join(sorted(strange)),
+            source,
+            config_args=dict(source.config_args or {}),
+        )
+    return set_attention(without_attention_dropout(config), attention, str(source))
+
+
+def _arguments(source: Source, settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What a Transformer module of sentence-transformers says it is loaded with, and what a caller
+    gives, who must not set what is set here."""
+    stored = settings.get(name) or settings.get(_NEWER[name]) or {}
+    kept = {key: value for key, value in stored.items() if key not in _SET_HERE[name]}
+    kept.pop("trust_remote_code", None)  # not a folder's to say
+    given: Mapping[str, Any] = getattr(source, name) or {}
+    if chosen := [key for key in given if key in _SET_HERE[name]]:
+        raise ArgumentError(
+            f"{{{name}}} sets {{}}, which is not to be chosen there: leave that out",
+            ", ".join(chosen),
+            **{name: dict(given)},
+        )
+    return kept | dict(given)
+
+
+def _settings(source: Source, subfolder: str) -> dict[str, Any]:
+    """What a Transformer module of sentence-transformers says of itself, beside its checkpoint."""
+    return source.json(SETTINGS, subfolder) or {}
+
+
+def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let the tokenizer make texts lower-case before all else, as sentence-transformers does."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    own = backend.normalizer
+    if own is None or own.normalize_str("A") != "a":
+        backend.normalizer = Sequence([Lowercase()] if own is None else [Lowercase(), own])
 
 
 def _check_weights(folder: Path) -> None:

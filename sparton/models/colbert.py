@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sparton.arguments import ArgumentError
 from sparton.kernels.splade_head import HeadMemory
-from sparton.models.body import EncoderBody, hidden_of_both
+from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
 from sparton.types import SIDES, Markup, Side, TokenBatch
@@ -186,9 +186,9 @@ class ColbertEncoder(Encoder):
     def encode_both(
         self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
-        """See :func:`~sparton.models.body.hidden_of_both`."""
+        """See :meth:`~sparton.models.body.EncoderBody.in_one_pass`."""
         sides = queries, documents
-        hidden = hidden_of_both(self.backbone.hidden_states, *sides)
+        hidden = self.backbone.in_one_pass(self.backbone.hidden_states, *sides)
         of_queries, of_documents = map(self._represent, hidden, sides, SIDES)
         return Representations(tokens=of_queries), Representations(tokens=of_documents)
 

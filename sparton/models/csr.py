@@ -21,7 +21,8 @@ from sparton.types import Markup, Side, TokenBatch
 
 @dataclass(frozen=True)
 class AutoencoderHead:
-    """The settings of an :class:`AutoencoderEncoder` beside its backbone.
+    """The settings of an :class:`AutoencoderEncoder` beside its backbone. Sizes that are not given
+    are those of ``SparseAutoEncoder`` of sentence-transformers; a folder may leave them out.
 
     Attributes:
         hidden_dim: H, the number of latents.
@@ -29,6 +30,7 @@ class AutoencoderHead:
         pooling: how a text's hidden states become its embedding, "mean" or "cls".
         normalize_pooled: bring embeddings to length 1 before the autoencoder.
         query_prompt, document_prompt: put before a text, as the backbone was trained with them.
+        include_prompt: whether the tokens of a prompt, and those before it, are pooled as well.
         freeze_backbone: train the autoencoder alone; the backbone then runs without dropout.
         reconstruction_weight: of the reconstruction from k latents beside the ranking loss; that
             from 4 k weighs an eighth of it.
@@ -39,15 +41,16 @@ class AutoencoderHead:
         ValueError: a size or a pooling that cannot be.
     """
 
-    hidden_dim: int
-    k: int
+    hidden_dim: int = 512
+    k: int = 8
     k_aux: int = 512
     normalize: bool = False
-    dead_threshold: int = 120
+    dead_threshold: int = 30
     pooling: PoolingMode = "mean"
     normalize_pooled: bool = False
     query_prompt: str = ""
     document_prompt: str = ""
+    include_prompt: bool = True
     freeze_backbone: bool = True
     reconstruction_weight: float = 1.0
     auxiliary_weight: float = 0.1
@@ -63,7 +66,11 @@ class AutoencoderHead:
 
     @property
     def markup(self) -> Markup:
-        return Markup(query_prompt=self.query_prompt, document_prompt=self.document_prompt)
+        return Markup(
+            query_prompt=self.query_prompt,
+            document_prompt=self.document_prompt,
+            include_prompt=self.include_prompt,
+        )
 
     @property
     def loss_weights(self) -> dict[str, float]:

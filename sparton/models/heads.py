@@ -12,6 +12,7 @@ baselines of :class:`SpartonHead`.
 """
 
 from collections.abc import Callable
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,13 @@ from sparton.kernels.hybrid_head import hybrid_head
 from sparton.kernels.hybrid_head.logits import vocabulary_tile
 from sparton.kernels.splade_head import HeadMemory, TopK, splade_head, splade_head_topk
 from sparton.kernels.splade_head.variants import Activation, Pooling, activate, check_variant
-from sparton.types import TokenBatch
+from sparton.types import Markup, Prompts, TokenBatch
+
+
+class OtherSettings(Prompts, total=False):
+    """The settings of a :class:`SpladeHead` that are the same for every one."""
+
+    chunk_size: int | None
 
 
 class SpladeHead(nn.Module):
@@ -29,6 +36,10 @@ class SpladeHead(nn.Module):
     Args:
         pooling: over the tokens of a sequence, "max" or "sum" of the activated logits.
         activation: "relu" for ``log1p(relu(x))``, "log1p_relu" for ``log1p(log1p(relu(x)))``.
+        chunk_size: how many tokens of a text SpladePooling takes at a time. Accepted with its
+            other settings, and without effect: the result is the same with any, and heads that
+            save memory do so in other ways.
+        prompts: what is put before texts, see :class:`~sparton.types.Markup`.
 
     Raises:
         ValueError: another name.
@@ -36,11 +47,19 @@ class SpladeHead(nn.Module):
 
     fp8 = False
 
-    def __init__(self, pooling: Pooling = "max", activation: Activation = "relu") -> None:
+    def __init__(
+        self,
+        pooling: Pooling = "max",
+        activation: Activation = "relu",
+        *,
+        chunk_size: int | None = None,
+        **prompts: Unpack[Prompts],
+    ) -> None:
         super().__init__()
         check_variant(pooling, activation)
         self.pooling: Pooling = pooling
         self.activation: Activation = activation
+        self.markup = Markup(**prompts)
 
     def topk(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch, k: int
@@ -112,8 +131,13 @@ class CompiledHead(EagerHead):
     relu, log1p, pooling); padding itself is not. Compilation happens at the first call.
     """
 
-    def __init__(self, pooling: Pooling = "max", activation: Activation = "relu") -> None:
-        super().__init__(pooling, activation)
+    def __init__(
+        self,
+        pooling: Pooling = "max",
+        activation: Activation = "relu",
+        **others: Unpack[OtherSettings],
+    ) -> None:
+        super().__init__(pooling, activation, **others)
         self._head = torch.compile(_padded_head, dynamic=True)
 
 
@@ -126,7 +150,7 @@ class TiledHead(SpladeHead):
         tile: vocabulary rows per tile. By default as many as give 64 MiB of 16-bit logits, in
             multiples of 256 and at least 512: the choice of the paper.
         compiled: put each tile through torch.compile.
-        pooling, activation: see :class:`SpladeHead`.
+        pooling, activation, others: see :class:`SpladeHead`.
     """
 
     def __init__(
@@ -136,8 +160,9 @@ class TiledHead(SpladeHead):
         *,
         pooling: Pooling = "max",
         activation: Activation = "relu",
+        **others: Unpack[OtherSettings],
     ) -> None:
-        super().__init__(pooling, activation)
+        super().__init__(pooling, activation, **others)
         if tile is not None and tile < 1:
             raise ValueError(f"tile must be a positive number of vocabulary rows, got {tile}")
         self.tile = tile
@@ -172,13 +197,19 @@ class HybridHead(SpladeHead):
 
     Args:
         pooling, activation: "max" and "relu", the only ones of the paper's kernels.
+        others: see :class:`SpladeHead`.
 
     Raises:
         ValueError: others.
     """
 
-    def __init__(self, pooling: Pooling = "max", activation: Activation = "relu") -> None:
-        super().__init__(pooling, activation)
+    def __init__(
+        self,
+        pooling: Pooling = "max",
+        activation: Activation = "relu",
+        **others: Unpack[OtherSettings],
+    ) -> None:
+        super().__init__(pooling, activation, **others)
         if (pooling, activation) != ("max", "relu"):
             raise ValueError(
                 f"HybridHead has the paper's kernels, which know max pooling and relu alone, got "
@@ -201,14 +232,19 @@ class SpartonHead(SpladeHead):
     """The fused kernel on packed tokens: no logits in memory, no work for padding.
 
     Args:
-        pooling, activation: see :class:`SpladeHead`.
+        pooling, activation, others: see :class:`SpladeHead`.
         fp8: look for the maxima in FP8, see :func:`~sparton.kernels.splade_head.splade_head`.
     """
 
     def __init__(
-        self, pooling: Pooling = "max", activation: Activation = "relu", *, fp8: bool = False
+        self,
+        pooling: Pooling = "max",
+        activation: Activation = "relu",
+        *,
+        fp8: bool = False,
+        **others: Unpack[OtherSettings],
     ) -> None:
-        super().__init__(pooling, activation)
+        super().__init__(pooling, activation, **others)
         check_variant(pooling, activation, fp8)
         self.fp8 = fp8
 

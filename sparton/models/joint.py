@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.backbone import Backbone
-from sparton.models.body import hidden_of_both
 from sparton.models.colbert import ColbertHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
@@ -19,13 +18,16 @@ from sparton.types import SIDES, Side, TokenBatch
 class JointHead(nn.Module):
     """A head for either half.
 
+    Both read the same tokens: the prompts are those of ``tokens``, and ``include_prompt`` of
+    ``sparse`` says whether its term weights are pooled from them, too.
+
     Args:
         sparse: of the term weights.
         tokens: of the tokens' vectors.
 
     Raises:
-        ValueError: texts that attend to their expansion. Their term weights would depend on it,
-            and no sparse model of other libraries expands queries.
+        ValueError: prompts of ``sparse``, or texts that attend to their expansion. Their term
+            weights would depend on it, and no sparse model of other libraries expands queries.
     """
 
     def __init__(self, sparse: SpladeHead, tokens: ColbertHead) -> None:
@@ -35,6 +37,13 @@ class JointHead(nn.Module):
                 "a joint head cannot have attend_to_expansion: the term weights of a query would "
                 "depend on the tokens that fill it up; leave it out of the head of the tokens"
             )
+        for name in ("query_prompt", "document_prompt"):
+            if getattr(sparse.markup, name):
+                raise ValueError(
+                    f"a joint head reads the tokens of a text once, and {name}="
+                    f"{getattr(sparse.markup, name)!r} stands in its sparse half: set {name} of "
+                    "the head of the tokens instead"
+                )
         self.sparse = sparse
         self.tokens = tokens
 
@@ -43,7 +52,7 @@ class JointEncoder(Encoder):
     """Texts, as packed tokens, to term weights over the vocabulary and one vector per token.
 
     The body runs once. The masked-LM head reads the text's own tokens, markers included, but not
-    those that fill a query up; the projection reads all.
+    those that fill a query up, nor a prompt that is not pooled; the projection reads all.
 
     Args:
         backbone: a masked-LM model; the tokenizer learns the markers.
@@ -59,7 +68,8 @@ class JointEncoder(Encoder):
         self.backbone = backbone
         self.head = head
         self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, head.tokens.bias)
-        self.markup = head.tokens.markup(self.tokenizer)
+        markup = head.tokens.markup(self.tokenizer)
+        self.markup = markup._replace(include_prompt=head.sparse.markup.include_prompt)
         counted = head.tokens.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)
 
@@ -74,9 +84,9 @@ class JointEncoder(Encoder):
     def encode_both(
         self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
-        """See :func:`~sparton.models.body.hidden_of_both`."""
+        """See :meth:`~sparton.models.body.EncoderBody.in_one_pass`."""
         sides = queries, documents
-        hidden = hidden_of_both(self.backbone.hidden_states, *sides)
+        hidden = self.backbone.in_one_pass(self.backbone.hidden_states, *sides)
         of_queries, of_documents = (
             self._represent(states, tokens, side, memory)
             for states, tokens, side in zip(hidden, sides, SIDES, strict=True)
@@ -87,9 +97,8 @@ class JointEncoder(Encoder):
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, see :meth:`SpladeEncoder.topk`."""
         hidden = self.backbone.hidden_states(tokens)
-        transformed, decoder, own = self._sparse_inputs(hidden, tokens)
-        most = min(k, self.vocabulary_size)
-        return self.head.sparse.topk(transformed, decoder.weight, decoder.bias, own, most)
+        inputs = self._sparse_inputs(hidden, tokens)
+        return self.head.sparse.topk(*inputs, min(k, self.vocabulary_size))
 
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True
@@ -111,16 +120,13 @@ class JointEncoder(Encoder):
         counted = self.counted if side == "document" else None
         weight, bias = self.projection.weight, self.projection.bias
         vectors = self.head.tokens(hidden, weight, bias, tokens, counted)
-        transformed, decoder, own = self._sparse_inputs(hidden, tokens)
-        return Representations(
-            self.head.sparse(transformed, decoder.weight, decoder.bias, own, memory), vectors
-        )
+        inputs = self._sparse_inputs(hidden, tokens)
+        return Representations(self.head.sparse(*inputs, memory), vectors)
 
     def _sparse_inputs(
         self, hidden: Tensor, tokens: TokenBatch
-    ) -> tuple[Tensor, nn.Linear, TokenBatch]:
-        """What the sparse head reads: of the text's own tokens only."""
-        own = tokens.own()
-        if tokens.keys is not None:
-            hidden = hidden.index_select(0, tokens.keys.rows)
-        return self.backbone.transform(hidden), self.backbone.decoder, own
+    ) -> tuple[Tensor, Tensor, Tensor | None, TokenBatch]:
+        """What the sparse head reads: of the tokens that are pooled only."""
+        hidden, tokens = tokens.to_pool(hidden)
+        decoder = self.backbone.decoder
+        return self.backbone.transform(hidden), decoder.weight, decoder.bias, tokens

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from sparton.kernels.encoder_layer import FLOATS, bias_gelu, post_norm, post_norm_and_copy
 from sparton.models.attention import packed_self_attention
 from sparton.models.elementwise import HalfLayerNorm, autocast_dtype
-from sparton.types import KeyTokens
+from sparton.types import TokenRows
 
 # Parts of a layer by their place in it, and what they are called in transformers.
 _PARTS = {
@@ -78,7 +78,7 @@ class SelfAttention(nn.Module):
     ) -> tuple[Tensor, None]:
         """``[1, T, D]``, and None for the weights; see
         :func:`~sparton.models.attention.packed_attention`."""
-        keys = None if key_rows is None else KeyTokens(key_rows, cu_seq_lens_k, max_length_k)
+        keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
         states = self._projected(_operand(hidden_states).squeeze(0))
         states = states.unflatten(-1, (3, self.heads, -1))
         mixed = packed_self_attention(states, cu_seq_lens_q, max_length_q, keys, self.scale)

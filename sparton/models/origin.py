@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from sparton.models.repository import optional_file
+from sparton.models.repository import Source
 
 CARD = "README.md"
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
@@ -31,14 +31,14 @@ class Origin(NamedTuple):
         return self.license is not None and "-nc" in self.license.lower()
 
 
-def read_origin(name: str | Path, revision: str | None = None) -> Origin:
+def read_origin(source: str | Path | Source) -> Origin:
     """What the card in a folder or repository says of its model; nothing where there is no card.
 
     Raises:
         ValueError: the card's front matter is no YAML mapping.
         OSError: the hub has no such repository or revision.
     """
-    path = optional_file(str(name), CARD, revision)
+    path = Source.of(source).file(CARD)
     if path is None:
         return Origin()
     front = front_matter(path)
@@ -51,15 +51,15 @@ def read_origin(name: str | Path, revision: str | None = None) -> Origin:
     )
 
 
-def origin_of_trained(name: str | Path, revision: str | None = None) -> Origin:
-    """What a model that begins with the weights of ``name`` is to say of itself: those of a
+def origin_of_trained(source: str | Path | Source) -> Origin:
+    """What a model that begins with the weights of ``source`` is to say of itself: those of a
     repository are its base, those of a folder have the folder's base; the terms are inherited.
 
     Raises:
         ValueError, OSError: as :func:`read_origin`.
     """
-    origin = read_origin(name, revision)
-    return origin if Path(name).is_dir() else origin._replace(base_model=str(name), datasets=())
+    origin, name = read_origin(source), Source.of(source).name
+    return origin if Path(name).is_dir() else origin._replace(base_model=name, datasets=())
 
 
 def front_matter(path: Path) -> dict[str, Any]:

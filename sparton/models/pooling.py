@@ -38,8 +38,9 @@ class Pooling(NamedTuple):
     normalize: bool = False
 
     def __call__(self, hidden: Tensor, tokens: TokenBatch) -> Tensor:
-        """``[T, D]`` to fp32 ``[N, D]``, zeros for a text without tokens; the same from call to
-        call on every device."""
+        """``[T, D]`` to fp32 ``[N, D]`` of the tokens that are pooled, zeros for a text without
+        any; the same from call to call on every device."""
+        hidden, tokens = tokens.to_pool(hidden)
         pool = _means if self.mode == "mean" else _firsts
         pooled = pool(hidden, tokens.cu_seqlens).float()
         return F.normalize(pooled, dim=-1) if self.normalize else pooled

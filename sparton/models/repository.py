@@ -1,46 +1,110 @@
 """Files of models, in a local folder or a repository of the Hugging Face hub."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple, TypedDict
 
 from transformers.utils import cached_file
 from transformers.utils.hub import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
+Arguments = Mapping[str, Any]
 
-def optional_file(
-    name: str, file: str, revision: str | None = None, subfolder: str = ""
-) -> Path | None:
-    """Path of a file of a local folder or hub repository, None where it is not there, or the hub
-    cannot be reached.
 
-    Raises:
-        OSError: the hub has no such repository or revision, or does not show it to this user.
+class ReadingOptions(TypedDict, total=False):
+    """How a model is read; see :class:`Source`."""
+
+    revision: str | None
+    cache_dir: str | None
+    model_args: Arguments | None
+    tokenizer_args: Arguments | None
+    config_args: Arguments | None
+
+
+class Source(NamedTuple):
+    """A folder or a repository of the hub, and how transformers reads the checkpoint in it.
+
+    Attributes:
+        name: path or hub name.
+        revision: branch, tag or commit on the hub.
+        cache_dir: where files of the hub are kept; None for the usual place of its library.
+        model_args, tokenizer_args, config_args: further arguments of transformers'
+            ``from_pretrained`` of the model, the tokenizer and the configuration, as
+            sentence-transformers takes them (``model_kwargs``, ``processor_kwargs``,
+            ``config_kwargs``).
     """
-    try:
-        found = cached_file(
-            name,
-            file,
-            revision=revision,
-            subfolder=subfolder,
-            _raise_exceptions_for_missing_entries=False,
-        )
-    except OSError as error:
-        raise OSError(_hub_answer(name, revision, error)) from error
-    return None if found is None else Path(found)
 
+    name: str
+    revision: str | None = None
+    cache_dir: str | None = None
+    model_args: Arguments | None = None
+    tokenizer_args: Arguments | None = None
+    config_args: Arguments | None = None
 
-def _hub_answer(name: str, revision: str | None, error: OSError) -> str:
-    """In one sentence what transformers tells in paragraphs."""
-    match error.__cause__:
-        case GatedRepoError():
-            return (
-                f"{name}: the hub shows this model to those only who accept its terms at "
-                f"https://huggingface.co/{name}; then log in with `hf auth login`"
+    def __str__(self) -> str:
+        return self.name
+
+    @classmethod
+    def of(cls, name: "str | Path | Source") -> "Source":
+        """A source by its path or hub name alone; itself where it is one already."""
+        return name if isinstance(name, cls) else cls(str(name))
+
+    @property
+    def place(self) -> dict[str, str | None]:
+        """What transformers' ``from_pretrained`` is told of it beside its name."""
+        return {"revision": self.revision, "cache_dir": self.cache_dir}
+
+    def file(self, file: str, subfolder: str = "") -> Path | None:
+        """Path of a file, None where it is not there, or the hub cannot be reached.
+
+        Raises:
+            OSError: the hub has no such repository or revision, or does not show it to this user.
+        """
+        try:
+            found = cached_file(
+                self.name,
+                file,
+                **self.place,
+                subfolder=subfolder,
+                _raise_exceptions_for_missing_entries=False,
             )
-        case RepositoryNotFoundError():
-            return (
-                f"{name}: no such folder, and no such model on the hub "
-                "(https://huggingface.co/models has the names; a private one needs `hf auth login`)"
-            )
-        case RevisionNotFoundError():
-            return f"{name} has no revision={revision} on the hub: name a branch, tag or commit"
-    return f"{name}: {' '.join(str(error).split())}"
+        except OSError as error:
+            raise OSError(self._answer(error)) from error
+        return None if found is None else Path(found)
+
+    def json(self, file: str, subfolder: str = "") -> Any:
+        """Content of a JSON file, None where it is not there.
+
+        Raises:
+            ValueError: it is no JSON.
+            OSError: as :meth:`file`.
+        """
+        path = self.file(file, subfolder)
+        if path is None:
+            return None
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not valid JSON: {error}") from error
+
+    def _answer(self, error: OSError) -> str:
+        """In one sentence what transformers tells in paragraphs."""
+        name = self.name
+        match error.__cause__:
+            case GatedRepoError():
+                return (
+                    f"{name}: the hub shows this model to those only who accept its terms at "
+                    f"https://huggingface.co/{name}; then log in with `hf auth login`"
+                )
+            case RepositoryNotFoundError():
+                return (
+                    f"{name}: no such folder, and no such model on the hub "
+                    "(https://huggingface.co/models has the names; a private one needs `hf auth "
+                    "login`)"
+                )
+            case RevisionNotFoundError():
+                return (
+                    f"{name} has no revision={self.revision} on the hub: name a branch, tag or "
+                    "commit"
+                )
+        return f"{name}: {' '.join(str(error).split())}"

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.backbone import Backbone
-from sparton.models.body import hidden_of_both
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
 from sparton.representations import Representations
@@ -30,10 +29,11 @@ class SpladeEncoder(Encoder):
         super().__init__(backbone.tokenizer, backbone.max_length)
         self.backbone = backbone
         self.head = head
+        self.markup = head.markup
 
     def forward(self, tokens: TokenBatch, memory: HeadMemory | None = None) -> Tensor:
         """Representations fp32 ``[N, V]``, by default log1p(relu(maximum over the tokens))."""
-        return self._represent(self.backbone(tokens), tokens, memory)
+        return self.head(*self._inputs(self.backbone(tokens), tokens), memory)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """:meth:`forward` of either side."""
@@ -42,12 +42,11 @@ class SpladeEncoder(Encoder):
     def encode_both(
         self, queries: TokenBatch, documents: TokenBatch, memory: HeadMemory | None = None
     ) -> tuple[Representations, Representations]:
-        """See :func:`~sparton.models.body.hidden_of_both`."""
+        """See :meth:`~sparton.models.body.EncoderBody.in_one_pass`."""
         sides = queries, documents
-        hidden = hidden_of_both(self.backbone, *sides)
+        states = self.backbone.in_one_pass(self.backbone, *sides)
         of_queries, of_documents = (
-            self._represent(states, tokens, memory)
-            for states, tokens in zip(hidden, sides, strict=True)
+            self.head(*inputs, memory) for inputs in map(self._inputs, states, sides)
         )
         return Representations(of_queries), Representations(of_documents)
 
@@ -61,14 +60,16 @@ class SpladeEncoder(Encoder):
     def topk(self, tokens: TokenBatch, side: Side, k: int) -> TopK:
         """The min(k, V) largest term weights of each text, without the dense representations; see
         :func:`~sparton.kernels.splade_head.splade_head_topk`."""
-        hidden = self.backbone(tokens)
-        decoder = self.backbone.decoder
-        most = min(k, self.vocabulary_size)
-        return self.head.topk(hidden, decoder.weight, decoder.bias, tokens, most)
+        inputs = self._inputs(self.backbone(tokens), tokens)
+        return self.head.topk(*inputs, min(k, self.vocabulary_size))
 
-    def _represent(self, hidden: Tensor, tokens: TokenBatch, memory: HeadMemory | None) -> Tensor:
+    def _inputs(
+        self, states: Tensor, tokens: TokenBatch
+    ) -> tuple[Tensor, Tensor, Tensor | None, TokenBatch]:
+        """What the head reads, of transformed states ``[T, D]`` those that are pooled."""
+        states, tokens = tokens.to_pool(states)
         decoder = self.backbone.decoder
-        return self.head(hidden, decoder.weight, decoder.bias, tokens, memory)
+        return states, decoder.weight, decoder.bias, tokens
 
     @property
     def vocabulary_size(self) -> int:

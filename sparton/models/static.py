@@ -35,7 +35,7 @@ class StaticEncoder(Encoder):
     """
 
     def __init__(
-        self, weights: Tensor, tokenizer: PreTrainedTokenizerFast, *, frozen: bool = True
+        self, weights: Tensor, tokenizer: PreTrainedTokenizerFast, *, frozen: bool = False
     ) -> None:
         super().__init__(tokenizer, max_length=None)
         last = max(tokenizer.get_vocab().values())
@@ -62,9 +62,10 @@ class StaticEncoder(Encoder):
     def forward(self, tokens: TokenBatch) -> Tensor:
         """Representations fp32 ``[N, V]``."""
         N, V = tokens.num_sequences, self.vocabulary_size
+        terms, tokens = tokens.to_pool(tokens.input_ids)
         owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         present = torch.zeros(N * V, dtype=torch.bool, device=self.device)
-        present.index_fill_(0, owners * V + tokens.input_ids, True)
+        present.index_fill_(0, owners * V + terms, True)
         return torch.where(present.view(N, V), self.weights.float().relu(), 0.0)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:

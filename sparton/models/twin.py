@@ -66,6 +66,11 @@ class Twin:
         device = next(self.model.parameters()).device
         with torch.autocast(device.type, enabled=False):
             self._body = kind(twin, self.tokenizer, gradient_checkpointing=self._checkpointed)
+        if not self._body.layout.packed:
+            raise ValueError(
+                f"{type(self.model).__name__} cannot run on packed tokens: its attention is not "
+                "called through transformers' AttentionInterface, or ignores position ids"
+            )
         twin.set_attn_implementation(DROPLESS_ATTENTION)
         self._pairs = [(module, copies[id(module)]) for module in modules]
 

@@ -134,6 +134,7 @@ def _facts(texts: _Texts, encoder: DenseEncoder, tokenizer: PackedTokenizer) -> 
         query_prompt=encoder.markup.query_prompt,
         document_prompt=encoder.markup.document_prompt,
         weights=weights_digest(encoder.body.model),
+        include_prompt=encoder.markup.include_prompt,
     )
 
 

@@ -6,15 +6,16 @@ import pytest
 import torch
 
 from sparton.datasets.parcels import Parcel
-from sparton.types import KeyTokens, TokenBatch, TrainBatch
+from sparton.types import TokenBatch, TokenRows, TrainBatch
 
 QUERIES = TokenBatch.from_lists([[2, 7, 3], [], [2, 8, 9, 3]])
 DOCUMENTS = TokenBatch.from_lists([[5], [6, 7], [8] * 11])
-KEYS = KeyTokens(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 2, 3], dtype=torch.int32), 2)
+KEYS = TokenRows(torch.tensor([0, 2, 3]), torch.tensor([0, 2, 2, 3], dtype=torch.int32), 2)
+POOLED = TokenRows(torch.tensor([2, 6]), torch.tensor([0, 1, 1, 2], dtype=torch.int32), 1)
 BATCHES = {
     "plain": TrainBatch(QUERIES, DOCUMENTS),
     "scores and keys": TrainBatch(
-        QUERIES._replace(keys=KEYS), DOCUMENTS, torch.tensor([[1.5], [2.5], [-1.0]])
+        QUERIES._replace(keys=KEYS, pooled=POOLED), DOCUMENTS, torch.tensor([[1.5], [2.5], [-1.0]])
     ),
     "empty": TrainBatch(TokenBatch.from_lists([]), TokenBatch.from_lists([[]])),
     "strided": TrainBatch(QUERIES, DOCUMENTS, torch.arange(6.0).view(2, 3).T),
@@ -42,7 +43,7 @@ def test_what_went_in_comes_out(name):
 
 def test_all_tensors_share_one_block():
     batch = Parcel(BATCHES["scores and keys"]).batch()
-    tensors = [*batch.queries[:3], *batch.queries.keys[:2], *batch.documents[:3]]
+    tensors = [*batch.queries[:3], *batch.queries.keys[:2], *batch.queries.pooled[:2]]
     blocks = {tensor.untyped_storage().data_ptr() for tensor in (*tensors, batch.teacher_scores)}
     assert len(blocks) == 1
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.types import Markup, TokenBatch
+from sparton.types import Markup, TextForm, TokenBatch
 
 
 def assert_equal(left: TokenBatch, right: TokenBatch) -> None:
@@ -170,3 +170,157 @@ def test_sequences_are_taken_in_any_order() -> None:
     expected = TokenBatch.from_lists([sequences[row] for row in rows])
     assert_equal(batch.take(torch.tensor(rows)), expected)
     assert_equal(batch.take(torch.tensor([1])), TokenBatch.from_lists([[]]))
+
+
+def sequences(batch: TokenBatch) -> list[list[int]]:
+    return [ids.tolist() for ids in batch.input_ids.tensor_split(batch.cu_seqlens[1:-1].long())]
+
+
+FORMS = [
+    TextForm(),
+    TextForm(query_length=5, document_length=6),
+    TextForm(query_prompt="w9 ", document_prompt="w8 w7 "),
+    TextForm(12, 13, "", ""),
+]
+
+
+def test_a_form_of_all_texts_stands_for_the_tokenizers_own_way(marked) -> None:
+    both = markup(marked, query_prompt="w20 ", document_prompt="w21 ")
+    tokenizer = PackedTokenizer(marked, 8, 9, markup=both)
+    for form in FORMS:
+        length, prompt = form.query_length or 8, form.query_prompt
+        own = both if prompt is None else both._replace(query_prompt=prompt)
+        expected = PackedTokenizer(marked, length, 9, markup=own).queries(TEXTS)
+        assert_equal(tokenizer.queries(TEXTS, form), expected)
+        length, prompt = form.document_length or 9, form.document_prompt
+        own = both if prompt is None else both._replace(document_prompt=prompt)
+        expected = PackedTokenizer(marked, 8, length, markup=own).documents(TEXTS)
+        assert_equal(tokenizer.documents(TEXTS, form), expected)
+    texts = tokenizer.queries(TEXTS), tokenizer.queries(TEXTS, FORMS[3])
+    assert sequences(texts[0]) != sequences(texts[1])
+
+
+def test_every_text_may_have_a_form_and_keeps_its_place(marked, monkeypatch) -> None:
+    tokenizer = PackedTokenizer(marked, 8, 9, markup=markup(marked))
+    texts = [f"{text} w{row}" for row, text in enumerate(TEXTS * 3)]
+    forms = [FORMS[row % 3] for row in range(len(texts))]
+    for read in (tokenizer.queries, tokenizer.documents):
+        alone = [sequences(read([text], form))[0] for text, form in zip(texts, forms, strict=True)]
+        assert_equal(read(texts, forms), TokenBatch.from_lists(alone))
+    assert tokenizer.queries([], []).num_sequences == 0
+
+    calls = []
+    encode = type(tokenizer._queries)._encode
+    monkeypatch.setattr(
+        type(tokenizer._queries), "_encode", lambda *args: calls.append(1) or encode(*args)
+    )
+    tokenizer.queries(texts, forms)
+    assert len(calls) == 3  # one for each form
+
+
+def test_queries_are_filled_up_to_the_length_of_their_form(marked) -> None:
+    tokenizer = PackedTokenizer(marked, 7, 16, markup=markup(marked, expansion=9))
+    forms = [TextForm(query_length=length) for length in (7, 5, 9, 7)]
+    batch = tokenizer.queries(TEXTS, forms)
+    assert batch.cu_seqlens.diff().tolist() == [7, 5, 9, 7] and batch.max_seqlen == 9
+    assert sequences(batch)[1] == [2, 204, 3, 9, 9]
+    alone = [sequences(tokenizer.queries([t], f))[0] for t, f in zip(TEXTS, forms, strict=True)]
+    assert sequences(batch) == alone
+    assert batch.keys.cu_seqlens.diff().tolist() == [6, 3, 5, 7]
+    own = batch.input_ids[batch.keys.rows].tolist()
+    assert own == [token for ids in alone for token in ids if token != 9]
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (TextForm(query_length=513), "query_length=513 is more than the 512 positions"),
+        (TextForm(query_length=2), "query_length=2 leaves no room for text beside 2 special"),
+        (TextForm(query_prompt="w1 w2 w3 w4 w5 w6 "), "query_length=8 leaves no room .* and 6 of"),
+    ],
+)
+def test_impossible_forms(
+    word_tokenizer: PreTrainedTokenizerFast, form: TextForm, message: str
+) -> None:
+    tokenizer = PackedTokenizer(word_tokenizer, 8, 16, max_length=512)
+    with pytest.raises(ValueError, match=message):
+        tokenizer.queries(["w1"], form)
+    with pytest.raises(ValueError, match=message):
+        tokenizer.queries(["w1", "w2"], [TextForm(), form])
+    assert tokenizer.documents(["w1"], form).num_sequences == 1  # whom it does not concern
+
+
+def test_as_many_forms_as_texts(word_tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match="1 forms for 2 texts"):
+        PackedTokenizer(word_tokenizer, 8, 16).queries(["w1", "w2"], [TextForm()])
+
+
+def test_the_tokens_of_a_prompt_are_counted_whatever_was_cut_before(marked) -> None:
+    tokenizer = PackedTokenizer(marked, 4, 16)
+    prompt = "w1 w2 w3 w4 w5 w6 "
+    tokenizer.queries(["w1 w2 w3 w4 w5 w6 w7 w8"])  # cut at 4 tokens
+    with pytest.raises(ValueError, match=r"query_length=8 leaves no room .* and 6 of the prompt"):
+        tokenizer.queries(["w7"], TextForm(query_length=8, query_prompt=prompt))
+
+
+def pooled(batch: TokenBatch) -> list[list[int]]:
+    return sequences(batch.to_pool(batch.input_ids)[1])
+
+
+def test_prompts_and_what_stands_before_them_may_stay_out_of_the_pooling(marked) -> None:
+    both = markup(marked, query_prompt="w9 w8 ", include_prompt=False)
+    tokenizer = PackedTokenizer(marked, 9, 16, markup=both)
+    included = PackedTokenizer(marked, 9, 16, markup=both._replace(include_prompt=True))
+    batch = tokenizer.queries(TEXTS)
+    assert_equal(batch, included.queries(TEXTS))
+    assert included.queries(TEXTS).pooled is None and batch.keys is None
+    assert pooled(batch) == [ids[4:] for ids in sequences(batch)]
+    assert pooled(batch)[1] == [3]  # of an empty text what closes it
+    assert batch.pooled.max_seqlen == 5 and batch.pooled.cu_seqlens.dtype == torch.int32
+    assert tokenizer.documents(TEXTS).pooled is None  # without a prompt all are pooled
+    forms = [TextForm(), TextForm(query_prompt=""), TextForm(query_prompt="w7 "), TextForm()]
+    batch = tokenizer.queries(TEXTS, forms)
+    skipped = (4, 0, 3, 4)
+    assert pooled(batch) == [ids[n:] for ids, n in zip(sequences(batch), skipped, strict=True)]
+
+
+@pytest.mark.parametrize("attend", [False, True])
+def test_neither_prompts_nor_what_fills_queries_up_is_pooled(marked, attend) -> None:
+    both = markup(marked, expansion=9, attend_to_expansion=attend)
+    prompted = both._replace(query_prompt="w20 ", include_prompt=False)
+    batch = PackedTokenizer(marked, 7, 16, markup=prompted).queries(TEXTS)
+    own = PackedTokenizer(marked, 7, 16, markup=prompted._replace(expansion=None)).queries(TEXTS)
+    assert pooled(batch) == [ids[3:] for ids in sequences(own)]
+    assert (batch.keys is None) == attend
+    without = PackedTokenizer(marked, 7, 16, markup=both).queries(TEXTS)
+    filled = (
+        sequences(without) if attend else [[i for i in s if i != 9] for s in sequences(without)]
+    )
+    assert pooled(without) == filled  # all that are attended to
+
+
+def test_batches_are_cut_and_joined_with_the_tokens_that_stand_out(marked) -> None:
+    both = markup(marked, expansion=9, query_prompt="w20 ", include_prompt=False)
+    tokenizer = PackedTokenizer(marked, 7, 16, markup=both)
+    plain = PackedTokenizer(marked, 7, 16).documents(TEXTS)
+    batch = tokenizer.queries(TEXTS)
+
+    def assert_is(part: TokenBatch, rows: list[int]) -> None:
+        expected = tokenizer.queries([TEXTS[row] for row in rows])
+        assert_equal(part, expected)
+        for some, other in ((part.keys, expected.keys), (part.pooled, expected.pooled)):
+            assert torch.equal(some.rows, other.rows) and some.max_seqlen >= other.max_seqlen
+            assert torch.equal(some.cu_seqlens, other.cu_seqlens)
+            assert some.cu_seqlens.dtype == torch.int32
+
+    assert_is(batch.select(1, 3), [1, 2])
+    assert_is(batch.take(torch.tensor([3, 0, 1, 3])), [3, 0, 1, 3])
+    assert_is(TokenBatch.concatenate([batch.select(2, 4), batch.select(0, 2)]), [2, 3, 0, 1])
+    mixed = TokenBatch.concatenate([plain, batch, plain])
+    assert pooled(mixed) == sequences(plain) + pooled(batch) + sequences(plain)
+    attended = sequences(mixed._replace(pooled=None).to_pool(mixed.input_ids)[1])
+    assert attended == pooled(mixed._replace(pooled=None))
+    assert attended[4:8] == pooled(batch._replace(pooled=None)) != pooled(batch)
+    assert TokenBatch.concatenate([plain, plain]).pooled is None
+    moved = batch.to("cpu")
+    assert moved.pooled.rows.tolist() == batch.pooled.rows.tolist()

@@ -118,17 +118,17 @@ def test_vocabularies_of_different_tokens_are_refused(document):
 
 
 def test_frozen_queries_are_not_regularized(document):
-    assert static_queries(document).regularized == ("document",)
+    assert static_queries(document, frozen=True).regularized == ("document",)
     for encoder in (
-        static_queries(document, frozen=False),
+        static_queries(document),
         separate_queries(document, backbone(), EagerHead()),
     ):
         assert encoder.regularized == ("query", "document")
 
 
 def test_learned_weights_are_counted(document):
-    assert static_queries(document).figures() == {}
-    encoder = static_queries(document, frozen=False)
+    assert static_queries(document, frozen=True).figures() == {}
+    encoder = static_queries(document)
     words = len(document.tokenizer) - 5
     assert encoder.figures()["query_positive_weights"] == words
     encoder.query.weights.data[7] = -1.0

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from sparton.models import attention
 from sparton.models.attention import packed_attention
-from sparton.types import KeyTokens, TokenBatch
+from sparton.types import TokenBatch, TokenRows
 
 LENGTHS = (5, 0, 1, 150, 64, 33)
 WIDTH = 32
@@ -28,7 +28,7 @@ def packed(
     states: list[Tensor],
     tokens: TokenBatch,
     sliding_window: int | None,
-    keys: KeyTokens | None = None,
+    keys: TokenRows | None = None,
 ) -> Tensor:
     output, weights = packed_attention(
         nn.Identity(),
@@ -45,13 +45,13 @@ def packed(
     return output
 
 
-def first_halves(tokens: TokenBatch) -> KeyTokens:
+def first_halves(tokens: TokenBatch) -> TokenRows:
     """Of each sequence the first half, rounded up, so that windows leave some tokens without."""
     counts = [(length + 1) // 2 for length in LENGTHS]
     starts = tokens.cu_seqlens[:-1].tolist()
     rows = [start + s for start, count in zip(starts, counts) for s in range(count)]
     bounds = torch.tensor([0, *counts]).cumsum(0).int()
-    return KeyTokens(torch.tensor(rows), bounds, max(counts)).to(tokens.cu_seqlens.device)
+    return TokenRows(torch.tensor(rows), bounds, max(counts)).to(tokens.cu_seqlens.device)
 
 
 def reference(states: list[Tensor], sliding_window: int | None, halves: bool = False) -> Tensor:
@@ -110,7 +110,7 @@ def test_tokens_that_nobody_attends_to(window):
         assert error(left, right.double()) < 1e-4
 
 
-def test_dropout_masks_and_causality_are_refused():
+def test_dropout_and_masks_are_refused():
     states, tokens = inputs()
     layer = nn.Identity()
     boundaries = {f"cu_seq_lens_{side}": tokens.cu_seqlens for side in "qk"}
@@ -119,9 +119,6 @@ def test_dropout_masks_and_causality_are_refused():
         packed_attention(layer, *states, None, dropout=0.1, **boundaries)
     with pytest.raises(ValueError, match="no attention mask"):
         packed_attention(layer, *states, torch.ones(1, 1), **boundaries)
-    layer.is_causal = True
-    with pytest.raises(ValueError, match="bidirectional"):
-        packed_attention(layer, *states, None, **boundaries)
 
 
 @pytest.fixture(params=["ours", "FlashAttention"])

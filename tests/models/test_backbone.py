@@ -1,4 +1,4 @@
-"""Packed and padded forwards agree, for every family; what cannot be packed is refused.
+"""Packed and padded forwards agree, for every family that can be packed.
 
 The other side of each comparison is the stock Hugging Face model with its own sdpa attention,
 padding and attention mask.
@@ -7,7 +7,7 @@ padding and attention mask.
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertForMaskedLM, DebertaV2Config, DebertaV2ForMaskedLM
+from transformers import BertForMaskedLM
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sparton import packing
@@ -213,20 +213,6 @@ def test_attention_dropout_is_refused(build_mlm, tokenizer):
         Backbone(mlm, tokenizer)
 
 
-def test_a_model_without_packable_attention_is_refused(tokenizer):
-    config = DebertaV2Config(
-        vocab_size=60,
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=32,
-        attention_probs_dropout_prob=0.0,
-    )
-    with pytest.raises(ValueError, match="does not run on packed sequences"):
-        Backbone(DebertaV2ForMaskedLM(config), tokenizer)
-
-
 class _Unmoved(BertForMaskedLM):
     """A model that keeps the attention it was built with."""
 
@@ -234,15 +220,14 @@ class _Unmoved(BertForMaskedLM):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_model_that_mixes_sequences_is_refused_in_every_precision(
+def test_a_model_that_would_mix_sequences_is_padded_in_every_precision(
     family, build_mlm, tokenizer, dtype
 ):
-    Backbone(build_mlm(family).to(dtype), tokenizer)
+    assert Backbone(build_mlm(family).to(dtype), tokenizer).layout.packed
     mlm = build_mlm("bert").to(dtype)
     unmoved = _Unmoved(mlm.config).to(dtype)
     unmoved.load_state_dict(mlm.state_dict())
-    with pytest.raises(ValueError, match="_Unmoved does not run on packed sequences"):
-        Backbone(unmoved, tokenizer)
+    assert not Backbone(unmoved, tokenizer).layout.packed
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(build_mlm, tokenizer):

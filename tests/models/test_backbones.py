@@ -108,7 +108,7 @@ def test_a_checkpoint_without_mlm_head_is_refused(kind, tokenizer, tmp_path):
     )  # fmt: skip
     kind(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"not a complete masked-language model.*cls.predictions"):
+    with pytest.raises(ValueError, match=r"not a complete language model.*cls.predictions"):
         pretrained(str(tmp_path))
 
 

@@ -19,7 +19,7 @@ from sparton.models.backbones import word_tokenizer
 from sparton.models.body import EncoderBody
 from sparton.models.heads import SpartonHead
 from sparton.models.splade import SpladeEncoder
-from sparton.types import KeyTokens, TokenBatch
+from sparton.types import TokenBatch, TokenRows
 
 TOLERANCE = 1e-5
 # Embeddings, masked-LM head and one for all layers; ModernBERT's also has layers with a window, a
@@ -40,7 +40,7 @@ def with_onlookers(own=(3, 1, 12, 6), length=12) -> TokenBatch:
     sequences = [*tokens.input_ids.split(own)]
     filled = [[*ids.tolist(), *[4] * (length - len(ids))] for ids in sequences]
     rows = [n * length + s for n, count in enumerate(own) for s in range(count)]
-    keys = KeyTokens(torch.tensor(rows), tokens.cu_seqlens, max(own))
+    keys = TokenRows(torch.tensor(rows), tokens.cu_seqlens, max(own))
     return TokenBatch.from_lists(filled)._replace(keys=keys)
 
 
@@ -170,8 +170,12 @@ def test_both_sides_in_one_pass(family, build_mlm, tokenizer):
     together = backbone(TokenBatch.concatenate(sides))
     apart = torch.cat([backbone(side) for side in sides])
     torch.testing.assert_close(together, apart, rtol=0, atol=TOLERANCE)
-    with pytest.raises(ValueError, match="with keys"):
-        TokenBatch.concatenate([batch(), with_onlookers()])
+    sides = batch(), with_onlookers()
+    together = backbone(TokenBatch.concatenate(sides))
+    apart = torch.cat([backbone(side) for side in sides])
+    torch.testing.assert_close(together, apart, rtol=0, atol=TOLERANCE)
+    seen = backbone(TokenBatch.concatenate(sides)._replace(keys=None))
+    assert not torch.allclose(seen, apart, atol=10 * TOLERANCE)
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ from transformers.utils import hub
 
 from sparton.models import repository
 from sparton.models.folders import find_model
-from sparton.models.repository import optional_file
+from sparton.models.repository import Source
 
 ANSWERS = {
     hub.RepositoryNotFoundError: "nobody/none: no such folder, and no such model on the hub",
@@ -24,7 +24,7 @@ def test_the_hubs_refusals_are_one_sentence(monkeypatch, kind):
 
     monkeypatch.setattr(hub, "hf_hub_download", refuse)
     with pytest.raises(OSError, match=ANSWERS[kind]) as caught:
-        optional_file("nobody/none", "config.json", "v9")
+        Source("nobody/none", "v9").file("config.json")
     assert "\n" not in str(caught.value)
 
 

@@ -140,7 +140,7 @@ def test_counters_are_saved_and_loaded_with_the_weights():
 
 def test_prompts_are_markup():
     encoder = make_encoder(query_prompt="query: ", document_prompt="passage: ")
-    assert encoder.markup == ((None,) * 3 + (False, "query: ", "passage: "))
+    assert encoder.markup == ((None,) * 3 + (False, "query: ", "passage: ", True))
 
 
 @pytest.mark.parametrize(

@@ -179,9 +179,13 @@ def test_a_dense_model_that_the_other_library_extends_loads(tmp_path):
     torch.testing.assert_close(body.hidden_states(tokens), again.body.hidden_states(tokens))
 
 
-def test_prompts_travel_both_ways(tmp_path):
-    encoder = make_encoder(query_prompt="quick ", document_prompt="lazy ")
+@pytest.mark.parametrize("include_prompt", [True, False])
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_prompts_travel_both_ways(tmp_path, pooling, include_prompt):
+    prompts = {"query_prompt": "quick ", "document_prompt": "lazy brown "}
+    encoder = make_encoder(pooling=pooling, include_prompt=include_prompt, **prompts)
     model = elsewhere(save(encoder, tmp_path / "own"))
+    model.save(str(tmp_path / "newer"))
     tokenizer = PackedTokenizer(encoder.tokenizer, 12, 12, markup=encoder.markup)
     for encode_side, tokenize in (
         (model.encode_query, tokenizer.queries),
@@ -190,10 +194,15 @@ def test_prompts_travel_both_ways(tmp_path):
         expected = encoder(tokenize(TEXTS)).detach()
         torch.testing.assert_close(encode_side(TEXTS, convert_to_sparse_tensor=False), expected)
         assert not torch.allclose(encode(encoder), expected, atol=1e-3)
-    assert load_csr(tmp_path / "own").markup == encoder.markup
-    edit(tmp_path / "own/1_Pooling/config.json", include_prompt=False)
-    with pytest.raises(ValueError, match=r'1_Pooling/config\.json: "include_prompt": false'):
-        load_csr(tmp_path / "own")
+    other = encoder.markup._replace(include_prompt=not include_prompt)
+    tokenizer = PackedTokenizer(encoder.tokenizer, 12, 12, markup=other)
+    assert not torch.allclose(encoder(tokenizer.documents(TEXTS)), expected, atol=1e-3)
+    for name in ("own", "newer"):
+        assert load_csr(tmp_path / name).markup == encoder.markup
+    with pytest.raises(ValueError, match=rf"include_prompt={not include_prompt} \(the folder: "):
+        load_csr(
+            tmp_path / "own", dataclasses.replace(encoder.head, include_prompt=not include_prompt)
+        )
 
 
 @pytest.fixture

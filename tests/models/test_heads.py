@@ -1,16 +1,15 @@
 """Every head computes the same function; torch.compile needs a C++ compiler."""
 
 from functools import partial
-from pathlib import Path
 
 import hydra.utils
 import pytest
 import torch
-import yaml
 
 from sparton.kernels.splade_head import splade_head_reference
 from sparton.models.heads import CompiledHead, EagerHead, HybridHead, SpartonHead, TiledHead
 from sparton.types import TokenBatch
+from tests.composing import composed
 
 V, D = 61, 16
 HEADS = {
@@ -160,7 +159,6 @@ def test_a_tile_needs_rows():
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name != "tiled_default"])
 def test_head_configs(name):
-    path = Path(__file__).parents[2] / "configs" / "head" / f"{name}.yaml"
-    head = hydra.utils.instantiate(yaml.safe_load(path.read_text()))
+    head = hydra.utils.instantiate(composed(f"head={name}").head)
     assert list(head.parameters()) == []
     assert type(head) is type(HEADS[name])

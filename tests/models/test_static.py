@@ -135,10 +135,10 @@ def test_half_precision_still_gives_fp32(tokenizer):
 
 
 def test_properties(tokenizer):
-    encoder = StaticEncoder(torch.ones(PADDED), tokenizer)
+    encoder = StaticEncoder(torch.ones(PADDED), tokenizer, frozen=True)
     assert (encoder.vocabulary_size, encoder.max_length, encoder.frozen) == (PADDED, None, True)
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
-    assert not StaticEncoder(torch.ones(PADDED), tokenizer, frozen=False).frozen
+    assert not StaticEncoder(torch.ones(PADDED), tokenizer).frozen
     assert encoder.flops_per_token(8.0) == 0
     assert encoder.encode(tokens(tokenizer), "query").num_texts == len(TEXTS)
 

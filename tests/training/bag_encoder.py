@@ -6,7 +6,7 @@ from torch import nn
 from sparton import packing
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
-from sparton.types import Side, TokenBatch, TrainBatch
+from sparton.types import Side, TokenBatch, TokenRows, TrainBatch
 
 VOCABULARY, WIDTH = 40, 16
 
@@ -24,7 +24,7 @@ class BagEncoder(Encoder):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: TokenBatch) -> torch.Tensor:
-        hidden = self.dropout(self.embedding(tokens.input_ids))
+        hidden, tokens = tokens.to_pool(self.dropout(self.embedding(tokens.input_ids)))
         owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         sums = hidden.new_zeros(tokens.num_sequences, WIDTH).index_add(0, owners, hidden)
         return self.decoder(sums / tokens.cu_seqlens.diff()[:, None]).relu().log1p()
@@ -42,12 +42,18 @@ class BagEncoder(Encoder):
 
 
 def random_batch(queries: int, negatives: int, seed: int) -> TrainBatch:
+    """Of texts with several tokens the first is not pooled."""
     generator = torch.Generator().manual_seed(seed)
 
     def sequences(count: int) -> TokenBatch:
         lengths = torch.randint(1, 9, (count,), generator=generator).tolist()
-        return TokenBatch.from_lists(
+        tokens = TokenBatch.from_lists(
             [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
         )
+        alone = torch.repeat_interleave(tokens.cu_seqlens.diff() == 1, tokens.cu_seqlens.diff())
+        rows = torch.nonzero(tokens.position_ids.bool() | alone).flatten()
+        counts = torch.tensor([max(n - 1, 1) for n in lengths], dtype=torch.int32)
+        bounds = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
+        return tokens._replace(pooled=TokenRows(rows, bounds, 8))
 
     return TrainBatch(sequences(queries), sequences(queries * (1 + negatives)))

@@ -163,7 +163,7 @@ def packed_tokenizer(name: str | None) -> PackedTokenizer:
     """The tokenizer of a folder or a name on the hub; None for that of the texts."""
     from sparton.models.checkpoint import load_tokenizer
 
-    tokenizer = load_tokenizer(name, revision=None) if name else build_tokenizer()
+    tokenizer = load_tokenizer(name) if name else build_tokenizer()
     return PackedTokenizer(tokenizer, QUERY_LENGTH, DOCUMENT_LENGTH)
 
 

@@ -9,14 +9,15 @@ callable, which ``nn.Module`` finds before the method of the class.
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sparton import packing
 from sparton.kernels.splade_head import splade_head
 from sparton.models.backbone import Backbone
+from sparton.models.output_embeddings import Decoder
 from sparton.models.twin import Twin
 from sparton.packing import Packed
-from sparton.types import KeyTokens, TokenBatch
+from sparton.types import TokenBatch, TokenRows
 
 Features = dict[str, Any]
 
@@ -34,7 +35,7 @@ class _Pending(NamedTuple):
 
     states: Tensor
     tokens: TokenBatch
-    decoder: nn.Linear
+    decoder: Decoder
 
 
 class PackedPreprocess:
@@ -125,7 +126,7 @@ class PackedTransformer:
             return tokens, packed
         own = packing.pack(ids, attended)
         keys = torch.searchsorted(packed.slots, own.slots)
-        return tokens._replace(keys=KeyTokens(keys, own.cu_seqlens, own.max_seqlen)), packed
+        return tokens._replace(keys=TokenRows(keys, own.cu_seqlens, own.max_seqlen)), packed
 
     def _make_twin(self) -> Twin:
         head = self.module.transformer_task == "fill-mask"

@@ -25,7 +25,7 @@ from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.origin import origin_of_trained
 from sparton.models.places import MODEL_FILES, check_place
 from sparton.models.pooling import Pooling
-from sparton.models.repository import optional_file
+from sparton.models.repository import Source
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
 from sparton.writing import replacing_folder
@@ -76,19 +76,16 @@ def save_encoder(
 
 
 def load_encoder(
-    name: str | Path,
+    name: str | Path | Source,
     head: object = None,
-    *,
-    revision: str | None = None,
     **options: Unpack[BodyOptions],
 ) -> Encoder:
     """Read an encoder of any kind, as its folder says.
 
     Args:
-        name: path or hub name.
+        name: path or hub name, or a source that says more.
         head: how representations are computed, for what the folder leaves open; None for the usual
             way. Settings that a folder does not leave open must be the folder's.
-        revision: branch, tag or commit on the hub.
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
@@ -96,57 +93,60 @@ def load_encoder(
             another kind of encoder or has other settings.
         OSError: there is no such folder, or files are missing.
     """
-    check_place(name)
-    load, kind, usual = _loader(name, revision)
+    source = Source.of(name)
+    check_place(source.name)
+    load, kind, usual = _loader(source)
     if head is not None and not isinstance(head, kind):
         raise ArgumentError(
             "{} holds a model with a {}, and a {} cannot stand in for that: {head} goes on from "
             "it. A model of another kind begins at its encoder alone, as a backbone; a bare one "
             "where it has no masked-LM head, as in ColBERT, CSR and dense models",
-            name,
+            source,
             kind.__name__,
             type(head).__name__,
             head=Instance(usual),
         )
-    encoder = load(name, head, revision=revision, **options)
-    encoder.origin = origin_of_trained(name, revision)
+    encoder = load(source, head, **options)
+    encoder.origin = origin_of_trained(source)
     return encoder
 
 
-def find_model(name: str | Path, revision: str | None = None) -> None:
+def find_model(name: str | Path | Source) -> None:
     """Refuse what is neither a folder nor a model on the hub; no weights are read.
 
     Raises:
         OSError: says what would be right.
     """
-    check_place(name)
-    if Path(name).is_dir():
+    source = Source.of(name)
+    check_place(source.name)
+    if Path(source.name).is_dir():
         return
-    if not any(optional_file(str(name), file, revision) for file in MODEL_FILES):
+    if not any(source.file(file) for file in MODEL_FILES):
         raise FileNotFoundError(
-            f"{name}: no such folder, and no such model on the hub, or the hub cannot be reached"
+            f"{source}: no such folder, and no such model on the hub, or the hub cannot be reached"
         )
 
 
-def _loader(name: str | Path, revision: str | None) -> tuple[Callable[..., Encoder], type, str]:
+def _loader(source: Source) -> tuple[Callable[..., Encoder], type, str]:
     """What reads a folder of this kind, the kind of head it has, and the usual one of that kind."""
-    kinds = module_kinds(str(name), revision) or [""]
+    kinds = module_kinds(source) or [""]
     if kinds[-1] == csr.KIND:
         return load_csr, AutoencoderHead, "AutoencoderHead"
     if kinds in DENSE:
         return load_dense, Pooling, "Pooling"
     if is_late_interaction(kinds):
         return load_colbert, ColbertHead, "ColbertHead"
-    if is_joint(name, revision):
+    if is_joint(source):
         return load_joint, JointHead, "JointHead"
     return load_router if kinds == ROUTER else load_splade, SpladeHead, "SpartonHead"
 
 
-def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
+def encoder_lengths(name: str | Path | Source) -> Lengths | None:
     """The lengths an encoder was trained with; None where the folder does not say."""
-    kinds = module_kinds(str(name), revision)
+    source = Source.of(name)
+    kinds = module_kinds(source)
     if kinds == ROUTER:
-        return router_lengths(name, revision)
+        return router_lengths(source)
     if is_late_interaction(kinds):
-        return colbert_lengths(name, revision)
-    return files.encoder_lengths(name, revision)
+        return colbert_lengths(source)
+    return files.encoder_lengths(source)

@@ -15,7 +15,10 @@ from sparton.models.folders.files import Lengths
 from sparton.models.joint import JointEncoder
 from sparton.models.origin import CARD, Origin
 from sparton.models.splade import SpladeEncoder
+from sparton.types import SIDES
 
+# Their folders have a SpladePooling, which knows no include_prompt.
+POOLED_BY_SPLADE = (SpladeEncoder, AsymmetricEncoder, JointEncoder)
 RESULTS, RESULTS_END = "<!-- results -->", "<!-- end of results -->"
 
 
@@ -136,6 +139,11 @@ def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
     if encoder.origin.datasets:
         facts.append(("trained on", ", ".join(encoder.origin.datasets)))
     facts.append(("longest query and document", f"{lengths.query} and {lengths.document} tokens"))
+    for side in SIDES:
+        if prompt := getattr(encoder.markup, f"{side}_prompt"):
+            facts.append((f"before a {side}", f"`{prompt}`"))
+    if not encoder.markup.include_prompt and isinstance(encoder, POOLED_BY_SPLADE):
+        facts.append(("pooled", "what follows a prompt; sentence-transformers pools all tokens"))
     parameters = sum(each.numel() for each in encoder.parameters())
     return [*facts, ("parameters", f"{parameters:,}")]
 

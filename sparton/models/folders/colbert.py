@@ -16,6 +16,7 @@ from sparton.models.checkpoint import load_body, load_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.folders.files import DESCRIPTION, Lengths, join, own_lengths, write_json
 from sparton.models.folders.vectors import check_head, read_lengths, read_modules, read_vectors
+from sparton.models.repository import Source
 from sparton.types import BodyOptions
 
 MASK = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
@@ -54,19 +55,16 @@ def write_vectors(
 
 
 def load_colbert(
-    name: str | Path,
+    name: str | Path | Source,
     head: ColbertHead | None = None,
-    *,
-    revision: str | None = None,
     **options: Unpack[BodyOptions],
 ) -> ColbertEncoder:
     """Read an encoder from a folder of :func:`save_colbert`, of PyLate or of sentence-transformers'
     ``MultiVectorEncoder``, or any of these on the Hugging Face hub.
 
     Args:
-        name: path or hub name.
+        name: path or hub name, or a source that says more.
         head: settings, which must be those of the folder; when None the folder's.
-        revision: branch, tag or commit on the hub.
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
@@ -74,14 +72,14 @@ def load_colbert(
             have, or other settings than those of ``head``, or its weights are damaged.
         OSError: files are missing.
     """
-    name = str(name)
-    modules = read_modules(name, "", revision)
+    source = Source.of(name)
+    modules = read_modules(source, "")
     subfolder = modules.transformer
-    tokenizer = load_tokenizer(name, revision=revision, subfolder=subfolder)
-    found, projection = read_vectors(name, modules, tokenizer, revision)
-    check_head(name, head, found, tokenizer)
+    tokenizer = load_tokenizer(source, subfolder=subfolder)
+    found, projection = read_vectors(source, modules, tokenizer)
+    check_head(source, head, found, tokenizer)
     body = EncoderBody(
-        load_body(name, revision=revision, subfolder=subfolder),
+        load_body(source, subfolder=subfolder),
         tokenizer,
         **options,
     )
@@ -90,11 +88,11 @@ def load_colbert(
     return encoder
 
 
-def colbert_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
+def colbert_lengths(name: str | Path | Source) -> Lengths | None:
     """The lengths an encoder was trained with; None where the folder does not say."""
-    name = str(name)
-    own = own_lengths(name, revision)
-    return own or read_lengths(name, read_modules(name, "", revision), revision)
+    source = Source.of(name)
+    own = own_lengths(source)
+    return own or read_lengths(source, read_modules(source, ""))
 
 
 def _descriptions(

@@ -5,7 +5,7 @@ A dense encoder's folder (:mod:`sparton.models.folders.dense`) with one module m
 """
 
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from safetensors.torch import save_file
@@ -35,13 +35,15 @@ from sparton.models.folders.files import (
     read_weights,
     write_json,
 )
+from sparton.models.repository import Source
 from sparton.types import BodyOptions
 
 KIND = "SparseAutoEncoder"
+SIZES = ("hidden_dim", "k", "k_aux", "normalize", "dead_threshold")  # by their names there
 # Of a head; what the others say matters in training alone.
 SETTINGS = (
     "hidden_dim", "k", "normalize",
-    "pooling", "normalize_pooled", "query_prompt", "document_prompt",
+    "pooling", "normalize_pooled", "query_prompt", "document_prompt", "include_prompt",
 )  # fmt: skip
 # Ours and theirs. The matrix has a second name there, as it is the decoder's too.
 NAMES = {
@@ -67,14 +69,8 @@ def save_csr(
     write_modules(path, parts)
     description = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
     write_json(path, {DESCRIPTION: description})
-    sizes: dict[str, Any] = {
-        "input_dim": encoder.autoencoder.input_dim,
-        "hidden_dim": head.hidden_dim,
-        "k": head.k,
-        "k_aux": head.k_aux,
-        "normalize": head.normalize,
-        "dead_threshold": head.dead_threshold,
-    }
+    sizes = {key: getattr(head, key) for key in SIZES}
+    sizes["input_dim"] = encoder.autoencoder.input_dim
     write_json(path, {f"{folder}/config.json": sizes})
     state = encoder.autoencoder.state_dict()
     tensors = {NAMES[name]: value.contiguous() for name, value in state.items()}
@@ -82,20 +78,17 @@ def save_csr(
 
 
 def load_csr(
-    name: str | Path,
+    name: str | Path | Source,
     head: AutoencoderHead | None = None,
-    *,
-    revision: str | None = None,
     **options: Unpack[BodyOptions],
 ) -> AutoencoderEncoder:
     """Read an encoder from a folder of :func:`save_csr` or of sentence-transformers, or from the
     Hugging Face hub.
 
     Args:
-        name: path or hub name.
+        name: path or hub name, or a source that says more.
         head: settings, which must be those of the folder but for what matters in training alone;
             when None the folder's, and nothing is frozen.
-        revision: branch, tag or commit on the hub.
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
@@ -103,36 +96,33 @@ def load_csr(
             similarity other than dot product and cosine, or weights are damaged or do not fit.
         OSError: files are missing.
     """
-    name = str(name)
-    parts = read_parts(name, revision) or []
+    source = Source.of(name)
+    parts = read_parts(source) or []
     if not parts or parts[-1].kind != KIND:
         kinds = " + ".join(part.kind for part in parts) or "nothing"
-        raise ValueError(f"{name}/modules.json composes {kinds}; {KIND} must come last")
-    similarity = read_similarity(name, "dot", revision)
-    dense = read_dense(name, parts[:-1], revision=revision, **options)
+        raise ValueError(f"{source}/modules.json composes {kinds}; {KIND} must come last")
+    similarity = read_similarity(source, "dot")
+    dense = read_dense(source, parts[:-1], **options)
     folder = parts[-1].path
-    sizes = read_module(name, f"{folder}/config.json", revision)
+    sizes = read_module(source, f"{folder}/config.json")
     found = AutoencoderHead(
-        hidden_dim=sizes.get("hidden_dim", 512),
-        k=sizes.get("k", 8),
-        k_aux=sizes.get("k_aux", 512),
-        normalize=sizes.get("normalize", False),
-        dead_threshold=sizes.get("dead_threshold", 30),
+        **{key: sizes[key] for key in SIZES if key in sizes},
         pooling=dense.pooling.mode,
         normalize_pooled=dense.pooling.normalize,
         query_prompt=dense.markup.query_prompt,
         document_prompt=dense.markup.document_prompt,
+        include_prompt=dense.markup.include_prompt,
         freeze_backbone=False,
     )
-    check_active_dims(name, found.k, revision)
+    check_active_dims(source, found.k)
     if head is not None:
         given, stored = ({key: getattr(each, key) for key in SETTINGS} for each in (head, found))
-        check_settings(name, given, stored)
+        check_settings(source, given, stored)
     encoder = AutoencoderEncoder(dense.body, head or found)
     encoder.similarity = similarity
     missing = f"with the autoencoder's weights; copy {folder}/{WEIGHTS} from the complete model"
-    weights = read_weights(name, folder, revision, missing)
-    _fill(encoder.autoencoder, weights, f"{name}/{folder}/{WEIGHTS}")
+    weights = read_weights(source, folder, missing)
+    _fill(encoder.autoencoder, weights, f"{source}/{folder}/{WEIGHTS}")
     return encoder
 
 

@@ -12,16 +12,17 @@ from sparton.models.dense import DenseEncoder, check_truncate_dim
 from sparton.models.folders.files import (
     DESCRIPTION,
     check_settings,
+    class_name,
     describe_model,
     read_description,
-    read_json,
     read_module,
     read_prompts,
     read_similarity,
     write_json,
 )
 from sparton.models.pooling import Pooling, pooling_mode
-from sparton.types import BodyOptions
+from sparton.models.repository import Source
+from sparton.types import BodyOptions, Markup
 
 MODULES = "sentence_transformers.models"
 KINDS = ["Transformer", "Pooling", "Normalize"]
@@ -58,18 +59,15 @@ def save_dense(
 
 
 def load_dense(
-    name: str | Path,
+    name: str | Path | Source,
     pooling: Pooling | None = None,
-    *,
-    revision: str | None = None,
     **options: Unpack[BodyOptions],
 ) -> DenseEncoder:
     """Read a dense encoder of sentence-transformers, or of :func:`save_dense`.
 
     Args:
-        name: path or hub name.
+        name: path or hub name, or a source that says more.
         pooling: which must be that of the folder; None for whatever that is.
-        revision: branch, tag or commit on the hub.
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
@@ -78,18 +76,19 @@ def load_dense(
             that is none, or its weights are damaged or incomplete.
         OSError: files are missing.
     """
-    parts = read_parts(str(name), revision)
+    source = Source.of(name)
+    parts = read_parts(source)
     if parts is None:
         raise FileNotFoundError(
-            f"{name} has no modules.json: it is no sentence-transformers model, and nothing says "
+            f"{source} has no modules.json: it is no sentence-transformers model, and nothing says "
             "how its hidden states become an embedding"
         )
-    cosine = read_similarity(str(name), "cosine", revision) == "cosine"
-    truncate_dim = _truncate_dim(str(name), revision)
-    encoder = read_dense(str(name), parts, revision=revision, **options)
+    cosine = read_similarity(source, "cosine") == "cosine"
+    truncate_dim = _truncate_dim(source)
+    encoder = read_dense(source, parts, **options)
     encoder.cosine, encoder.truncate_dim = cosine, truncate_dim
     if pooling is not None:
-        check_settings(str(name), pooling._asdict(), encoder.pooling._asdict())
+        check_settings(source, pooling._asdict(), encoder.pooling._asdict())
     return encoder
 
 
@@ -114,6 +113,7 @@ def write_dense(
         "pooling_mode_mean_tokens": encoder.pooling.mode == "mean",
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
+        "include_prompt": encoder.markup.include_prompt,
     }
     write_json(path, files)
 
@@ -135,19 +135,17 @@ def dense_parts(pooling: Pooling) -> list[Part]:
     return parts
 
 
-def read_parts(name: str, revision: str | None) -> list[Part] | None:
+def read_parts(source: Source) -> list[Part] | None:
     """What ``modules.json`` composes, kinds without the paths of their classes; None without it."""
-    modules = read_json(name, "modules.json", revision)
+    modules = source.json("modules.json")
     if modules is None:
         return None
-    return [Part(module["type"].rsplit(".", 1)[-1], module["path"]) for module in modules]
+    return [Part(class_name(module["type"]), module["path"]) for module in modules]
 
 
 def read_dense(
-    name: str,
+    source: Source,
     parts: list[Part],
-    *,
-    revision: str | None,
     **options: Unpack[BodyOptions],
 ) -> DenseEncoder:
     """The dense encoder that these parts of a folder make up, its embeddings whole: what the folder
@@ -155,42 +153,40 @@ def read_dense(
     kinds = [part.kind for part in parts]
     if kinds not in (KINDS[:2], KINDS):
         raise ValueError(
-            f"{name}/modules.json composes {' + '.join(kinds)}; a dense encoder is Transformer + "
+            f"{source}/modules.json composes {' + '.join(kinds)}; a dense encoder is Transformer + "
             "Pooling, with or without Normalize"
         )
     transformer, pooling = parts[0].path, parts[1].path
-    _check_transformer(name, transformer, revision)
+    _check_transformer(source, transformer)
     body = EncoderBody(
-        load_body(name, revision=revision, subfolder=transformer),
-        load_tokenizer(name, revision=revision, subfolder=transformer),
+        load_body(source, subfolder=transformer),
+        load_tokenizer(source, subfolder=transformer),
         **options,
     )
-    content = read_module(name, f"{pooling}/config.json", revision)
-    place = f"{name}/{pooling}/config.json"
-    markup = read_prompts(name, revision)
-    if any(markup) and not content.get("include_prompt", True):
-        raise ValueError(
-            f'{place}: "include_prompt": false leaves prompts out of the pooling; here '
-            "all tokens are pooled"
-        )
+    content = read_module(source, f"{pooling}/config.json")
+    place = f"{source}/{pooling}/config.json"
+    markup = (read_prompts(source) or Markup())._replace(
+        include_prompt=content.get("include_prompt", True)
+    )
     return DenseEncoder(body, _pooling(content, len(parts) == 3, place), markup)
 
 
-def _truncate_dim(name: str, revision: str | None) -> int | None:
-    found = read_description(name, revision).get("truncate_dim")
+def _truncate_dim(source: Source) -> int | None:
+    found = read_description(source).get("truncate_dim")
     try:
         check_truncate_dim(found)
     except ValueError as error:
-        raise ValueError(f"{name}/{DESCRIPTION}: {error}") from None
+        raise ValueError(f"{source}/{DESCRIPTION}: {error}") from None
     return found
 
 
-def _check_transformer(name: str, path: str, revision: str | None) -> None:
+def _check_transformer(source: Source, path: str) -> None:
     file = f"{path}/sentence_bert_config.json".lstrip("/")
-    task = (read_json(name, file, revision) or {}).get("transformer_task", "feature-extraction")
+    task = (source.json(file) or {}).get("transformer_task", "feature-extraction")
     if task != "feature-extraction":
         raise ValueError(
-            f"{name}/{file}: transformer_task is {task!r}; an embedding needs 'feature-extraction'"
+            f"{source}/{file}: transformer_task is {task!r}; an embedding needs "
+            "'feature-extraction'"
         )
 
 

@@ -1,16 +1,19 @@
 """What all kinds of model folders share: JSON beside weights, lengths."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sparton.models.repository import optional_file
-from sparton.types import Markup, Similarity
+from sparton.models.repository import Source
+from sparton.types import SIDES, Markup, Side, Similarity
+
+if TYPE_CHECKING:
+    from sparton.models.heads import SpladeHead
 
 LENGTH_KEYS = (
     ("sentence_bert_config.json", "max_seq_length"),
@@ -29,6 +32,11 @@ class Lengths(NamedTuple):
     document: int
 
 
+def class_name(path: str) -> str:
+    """A class without the modules that it lies in."""
+    return path.rsplit(".", 1)[-1]
+
+
 def write_json(folder: Path, files: Mapping[str, Any]) -> None:
     """Each content as the JSON file of its name; names may lie one folder down."""
     for name, content in files.items():
@@ -37,35 +45,36 @@ def write_json(folder: Path, files: Mapping[str, Any]) -> None:
         file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def encoder_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
+def encoder_lengths(name: str | Path | Source) -> Lengths | None:
     """The lengths an encoder was trained with; None where the folder does not say.
 
     sentence-transformers knows one length for both and has kept it in several places.
     """
-    own = own_lengths(str(name), revision)
-    length = None if own else length_of(str(name), "", revision)
+    source = Source.of(name)
+    own = own_lengths(source)
+    length = None if own else length_of(source, "")
     return own if length is None else Lengths(length, length)
 
 
-def own_lengths(name: str, revision: str | None) -> Lengths | None:
+def own_lengths(source: Source) -> Lengths | None:
     """Those that this project wrote, if it did."""
-    own = read_json(name, "sparton.json", revision)
+    own = source.json("sparton.json")
     return Lengths(own["query_length"], own["document_length"]) if own else None
 
 
-def length_of(name: str, subfolder: str, revision: str | None) -> int | None:
+def length_of(source: Source, subfolder: str) -> int | None:
     """The length of a module of sentence-transformers, None where there is no limit."""
     for file, key in LENGTH_KEYS:
-        length = (read_json(name, join(subfolder, file), revision) or {}).get(key)
+        length = (source.json(join(subfolder, file)) or {}).get(key)
         if length and length < UNLIMITED:
             return length
     return None
 
 
-def module_kinds(name: str, revision: str | None) -> list[str] | None:
+def module_kinds(source: Source) -> list[str] | None:
     """The names of the classes that ``modules.json`` composes; None where there is none."""
-    modules = read_json(name, "modules.json", revision)
-    return modules and [module["type"].rsplit(".", 1)[-1] for module in modules]
+    modules = source.json("modules.json")
+    return modules and [class_name(module["type"]) for module in modules]
 
 
 def describe_model(kind: str, similarity: str, markup: Markup) -> dict[str, Any]:
@@ -78,53 +87,85 @@ def describe_model(kind: str, similarity: str, markup: Markup) -> dict[str, Any]
     }
 
 
-def read_description(name: str, revision: str | None, folder: str = "") -> dict[str, Any]:
+def read_description(source: Source, folder: str = "") -> dict[str, Any]:
     """What sentence-transformers says of the model as a whole; empty where it says nothing."""
-    return read_json(name, join(folder, DESCRIPTION), revision) or {}
+    return source.json(join(folder, DESCRIPTION)) or {}
 
 
-def read_similarity(name: str, default: Similarity, revision: str | None) -> Similarity:
+def read_similarity(source: Source, default: Similarity) -> Similarity:
     """How representations are compared; the default of sentence-transformers' class where the
     folder does not say.
 
     Raises:
         ValueError: in another way than by dot product or cosine.
     """
-    found = read_description(name, revision).get("similarity_fn_name")
+    found = read_description(source).get("similarity_fn_name")
     for known in get_args(Similarity):
         if found in (known, None):
             return default if found is None else known
     raise ValueError(
-        f"{name}/{DESCRIPTION}: similarity_fn_name is {found!r}, and vectors are compared by 'dot' "
-        "or 'cosine' here alone: write the one that this model may be searched by"
+        f"{source}/{DESCRIPTION}: similarity_fn_name is {found!r}, and vectors are compared by "
+        "'dot' or 'cosine' here alone: write the one that this model may be searched by"
     )
 
 
-def check_active_dims(name: str, own: int | None, revision: str | None) -> None:
+def check_active_dims(source: Source, own: int | None) -> None:
     """Refuse a sparse model of which sentence-transformers keeps another number of weights of a
     text than the model's ``own``.
 
     Raises:
         ValueError: names the number and the remedy.
     """
-    found = read_description(name, revision).get("max_active_dims")
+    found = read_description(source).get("max_active_dims")
     if found not in (None, own):
         raise ValueError(
-            f"{name}/{DESCRIPTION}: max_active_dims={found} keeps that many weights of a text, and "
-            f"this model keeps {'all' if own is None else own}: take it out, and bound them where "
-            "texts are encoded (max_terms)"
+            f"{source}/{DESCRIPTION}: max_active_dims={found} keeps that many weights of a text, "
+            f"and this model keeps {'all' if own is None else own}: take it out, and bound them "
+            "where texts are encoded (max_terms)"
         )
 
 
-def read_prompts(name: str, revision: str | None) -> Markup:
-    """What ``encode_query`` and ``encode_document`` of sentence-transformers put before texts."""
-    prompts = read_description(name, revision).get("prompts") or {}
+def describe_own(lengths: Lengths, markup: Markup) -> dict[str, Any]:
+    """The ``sparton.json`` of a SPLADE model: what sentence-transformers has no words for. Its
+    SpladePooling knows no ``include_prompt`` and pools prompts in any case."""
+    return {
+        "query_length": lengths.query,
+        "document_length": lengths.document,
+        "include_prompt": markup.include_prompt,
+    }
+
+
+def read_prompts(source: Source) -> Markup | None:
+    """What ``encode_query`` and ``encode_document`` of sentence-transformers put before texts, and
+    whether this project pools it; None where the folder does not say."""
+    prompts = read_description(source).get("prompts")
+    if prompts is None:
+        return None
     return Markup(
-        query_prompt=prompts.get("query") or "", document_prompt=prompts.get("document") or ""
+        query_prompt=prompts.get("query") or "",
+        document_prompt=prompts.get("document") or "",
+        include_prompt=(source.json("sparton.json") or {}).get("include_prompt", True),
     )
 
 
-def check_settings(name: str, given: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+def agreed_prompts(
+    source: Source, head: "SpladeHead | None", sides: Collection[Side] = SIDES
+) -> Markup:
+    """The prompts of the folder; where it does not say, those of a head that is given.
+
+    Raises:
+        ValueError: the head has others for one of these sides.
+    """
+    found, given = read_prompts(source), None if head is None else head.markup
+    if found is not None and given is not None:
+        keys = [f"{side}_prompt" for side in sides] + ["include_prompt"]
+        check_settings(
+            source, *({key: getattr(each, key) for key in keys} for each in (given, found))
+        )
+    return found or given or Markup()
+
+
+def check_settings(source: Source, given: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Refuse a head whose settings are not those of the folder ``name``; both by the same keys.
 
     Raises:
@@ -137,7 +178,7 @@ def check_settings(name: str, given: Mapping[str, Any], found: Mapping[str, Any]
     ]
     if differing:
         raise ValueError(
-            f"the head has other settings than {name}: {', '.join(differing)}; set the head's to "
+            f"the head has other settings than {source}: {', '.join(differing)}; set the head's to "
             "those of the folder"
         )
 
@@ -147,38 +188,27 @@ def join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
 
 
-def read_module(name: str, file: str, revision: str | None) -> dict[str, Any]:
+def read_module(source: Source, file: str) -> dict[str, Any]:
     """The description of one of the modules that ``modules.json`` lists."""
-    content = read_json(name, file, revision)
+    content = source.json(file)
     if content is None:
-        raise FileNotFoundError(f"{name}/{file} is missing, though modules.json refers to it")
+        raise FileNotFoundError(f"{source}/{file} is missing, though modules.json refers to it")
     if not isinstance(content, dict):
-        raise ValueError(f"{name}/{file} describes no module: it must hold a JSON object")
+        raise ValueError(f"{source}/{file} describes no module: it must hold a JSON object")
     return content
 
 
-def read_weights(name: str, folder: str, revision: str | None, missing: str) -> dict[str, Tensor]:
+def read_weights(source: Source, folder: str, missing: str) -> dict[str, Tensor]:
     """The tensors of one of the modules that ``modules.json`` lists.
 
     Raises:
         FileNotFoundError: there are none; ``missing`` ends the sentence, with the remedy.
         ValueError: the file is damaged.
     """
-    path = optional_file(name, WEIGHTS, revision, folder)
+    path = source.file(WEIGHTS, folder)
     if path is None:
-        raise FileNotFoundError(f"{name}/{folder} has no {WEIGHTS} {missing}")
+        raise FileNotFoundError(f"{source}/{folder} has no {WEIGHTS} {missing}")
     try:
         return load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error}): copy or download it again") from error
-
-
-def read_json(name: str, file: str, revision: str | None) -> Any:
-    """A JSON file of a local folder or hub repository, None where it is not there."""
-    path = optional_file(name, file, revision)
-    if path is None:
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Unpack
 
 from sparton.models.folders.colbert import write_vectors
-from sparton.models.folders.files import Lengths, read_json, write_json
-from sparton.models.folders.splade import describe_splade, load_splade, save_checkpoint
+from sparton.models.folders.files import Lengths, agreed_prompts, write_json
+from sparton.models.folders.splade import describe_splade, load_sparse, save_checkpoint
 from sparton.models.folders.vectors import check_head, read_modules, read_vectors
 from sparton.models.joint import JointEncoder, JointHead
+from sparton.models.repository import Source
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions, Markup
 
@@ -32,6 +33,7 @@ def save_joint(
     sparse.markup = Markup(
         query_prompt=head.query_marker + head.query_prompt,
         document_prompt=head.document_marker + head.document_prompt,
+        include_prompt=encoder.markup.include_prompt,
     )
     sparse.similarity = encoder.similarity
     save_checkpoint(sparse, path)
@@ -47,37 +49,36 @@ def save_joint(
     write_vectors(path / VECTORS_FOLDER, head, encoder.projection, skipped, lengths)
 
 
-def is_joint(name: str | Path, revision: str | None = None) -> bool:
+def is_joint(name: str | Path | Source) -> bool:
     """Whether the folder is one of :func:`save_joint`."""
-    return VECTORS_KEY in (read_json(str(name), "sparton.json", revision) or {})
+    return VECTORS_KEY in (Source.of(name).json("sparton.json") or {})
 
 
 def load_joint(
-    name: str | Path,
+    name: str | Path | Source,
     head: JointHead | None = None,
-    *,
-    revision: str | None = None,
     **options: Unpack[BodyOptions],
 ) -> JointEncoder:
     """Read an encoder from a folder of :func:`save_joint`, or from the Hugging Face hub.
 
     Args:
-        name: path or hub name.
+        name: path or hub name, or a source that says more.
         head: settings, which must be those of the folder; when None the folder's.
-        revision: branch, tag or commit on the hub.
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
         ValueError: the settings of ``head`` are others, or weights are damaged.
         OSError: files are missing.
     """
-    name = str(name)
+    source = Source.of(name)
     sparse_head = None if head is None else head.sparse
-    sparse = load_splade(name, sparse_head, revision=revision, **options)
-    modules = read_modules(name, VECTORS_FOLDER, revision)
-    found, projection = read_vectors(name, modules, sparse.tokenizer, revision)
-    check_head(name, None if head is None else head.tokens, found, sparse.tokenizer)
+    sparse = load_sparse(source, sparse_head, **options)
+    sparse_markup = agreed_prompts(source, sparse_head, sides=())
+    modules = read_modules(source, VECTORS_FOLDER)
+    found, projection = read_vectors(source, modules, sparse.tokenizer)
+    check_head(source, None if head is None else head.tokens, found, sparse.tokenizer)
     encoder = JointEncoder(sparse.backbone, head or JointHead(sparse.head, found))
+    encoder.markup = encoder.markup._replace(include_prompt=sparse_markup.include_prompt)
     encoder.similarity = sparse.similarity
     encoder.projection.load_state_dict(projection)
     return encoder

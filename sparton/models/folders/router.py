@@ -21,33 +21,38 @@ from sparton.models.folders.files import (
     DESCRIPTION,
     WEIGHTS,
     Lengths,
+    agreed_prompts,
     check_active_dims,
+    class_name,
     describe_model,
+    describe_own,
     join,
     length_of,
     own_lengths,
-    read_json,
     read_module,
-    read_prompts,
     read_similarity,
     read_weights,
     write_json,
 )
 from sparton.models.folders.splade import (
     MODULES,
+    POOLING,
     describe_pooling,
+    describe_transformer,
     load_layout,
     save_checkpoint,
     splade_layout,
+    transformer_type,
 )
 from sparton.models.heads import SpladeHead
 from sparton.models.idf import read_idf
+from sparton.models.repository import Source
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
-from sparton.types import BodyOptions
+from sparton.types import SIDES, BodyOptions
 
 CONFIG = "router_config.json"
-STATIC, TRANSFORMER, POOLING = "SparseStaticEmbedding", "MLMTransformer", "SpladePooling"
+STATIC = f"{MODULES}.SparseStaticEmbedding"
 Parts = Sequence[tuple[str, str]]  # type and folder of each module of a route
 
 logger = logging.getLogger(__name__)
@@ -59,7 +64,7 @@ class Routes(NamedTuple):
 
     @property
     def is_static(self) -> bool:
-        return [kind.rsplit(".", 1)[-1] for kind, _ in self.query] == [STATIC]
+        return [class_name(kind) for kind, _ in self.query] == [class_name(STATIC)]
 
 
 def save_router(
@@ -67,31 +72,34 @@ def save_router(
 ) -> None:
     """Fill the folder ``path``."""
     save_checkpoint(encoder.document, path)
-    routes = {"document": {"": TRANSFORMER, f"document_1_{POOLING}": POOLING}}
+    pooling = f"document_1_{class_name(POOLING)}"
+    routes = {"document": {"": transformer_type(encoder.document), pooling: POOLING}}
     files = {
-        "sentence_bert_config.json": _describe_transformer(document_length),
-        f"document_1_{POOLING}/config.json": describe_pooling(encoder.document),
+        "sentence_bert_config.json": describe_transformer(encoder.document, document_length),
+        f"{pooling}/config.json": describe_pooling(encoder.document),
     }
     if isinstance(encoder.query, StaticEncoder):
-        routes["query"] = {f"query_0_{STATIC}": STATIC}
-        files[f"query_0_{STATIC}/config.json"] = {"frozen": encoder.query.frozen}
-        _save_static(encoder.query, path / f"query_0_{STATIC}", query_length)
+        folder = f"query_0_{class_name(STATIC)}"
+        routes["query"] = {folder: STATIC}
+        files[f"{folder}/config.json"] = {"frozen": encoder.query.frozen}
+        _save_static(encoder.query, path / folder, query_length)
     else:
-        folders = f"query_0_{TRANSFORMER}", f"query_1_{POOLING}"
-        routes["query"] = dict(zip(folders, (TRANSFORMER, POOLING), strict=True))
-        files[f"{folders[0]}/sentence_bert_config.json"] = _describe_transformer(query_length)
-        files[f"{folders[1]}/config.json"] = describe_pooling(encoder.query)
-        save_checkpoint(encoder.query, path / folders[0])
-    lengths = {"query_length": query_length, "document_length": document_length}
+        transformer = transformer_type(encoder.query)
+        folder, pooling = f"query_0_{class_name(transformer)}", f"query_1_{class_name(POOLING)}"
+        routes["query"] = {folder: transformer, pooling: POOLING}
+        files[f"{folder}/sentence_bert_config.json"] = describe_transformer(
+            encoder.query, query_length
+        )
+        files[f"{pooling}/config.json"] = describe_pooling(encoder.query)
+        save_checkpoint(encoder.query, path / folder)
+    own = describe_own(Lengths(query_length, document_length), encoder.markup)
     files[DESCRIPTION] = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
-    write_json(path, files | _describe_routes(routes) | {"sparton.json": lengths})
+    write_json(path, files | _describe_routes(routes) | {"sparton.json": own})
 
 
 def load_router(
-    name: str | Path,
+    name: str | Path | Source,
     head: SpladeHead | None = None,
-    *,
-    revision: str | None = None,
     **options: Unpack[BodyOptions],
 ) -> AsymmetricEncoder | SpladeEncoder:
     """Read an encoder from a folder of :func:`save_router`, a Router folder of
@@ -99,7 +107,7 @@ def load_router(
 
     Args:
         head: of the documents; see :func:`~sparton.models.folders.splade.load_splade`.
-        name, revision, options: see there.
+        name, options: see there.
 
     Returns:
         A symmetric encoder where both routes have the same modules.
@@ -109,51 +117,48 @@ def load_router(
             damaged or unfitting files.
         OSError: files are missing.
     """
-    name = str(name)
-    similarity = read_similarity(name, "dot", revision)
-    check_active_dims(name, None, revision)
-    routes = _read_routes(name, revision)
+    source = Source.of(name)
+    similarity = read_similarity(source, "dot")
+    check_active_dims(source, None)
+    routes = _read_routes(source)
 
     def load_route(side: str, parts: Parts, head: SpladeHead | None) -> SpladeEncoder:
-        layout = splade_layout(name, parts, revision, described_in=f"{CONFIG}, route {side},")
-        return load_layout(name, layout, head, revision=revision, **options)
+        layout = splade_layout(source, parts, described_in=f"{CONFIG}, route {side},")
+        return load_layout(source, layout, head, **options)
 
     document = load_route("document", routes.document, head)
     encoder: AsymmetricEncoder | SpladeEncoder = document
     if routes.is_static:
-        query = _load_static(name, routes.query[0][1], document.vocabulary_size, revision)
+        query = _load_static(source, routes.query[0][1], document.vocabulary_size)
         encoder = AsymmetricEncoder(query, document)
     elif routes.query != routes.document:
         encoder = AsymmetricEncoder(load_route("query", routes.query, None), document)
-    encoder.markup = read_prompts(name, revision)
+    sides = SIDES if encoder is document else SIDES[1:]  # the head is that of the documents
+    encoder.markup = agreed_prompts(source, head, sides)
     encoder.similarity = similarity
     return encoder
 
 
-def router_lengths(name: str | Path, revision: str | None = None) -> Lengths | None:
+def router_lengths(name: str | Path | Source) -> Lengths | None:
     """The lengths of the routes; None where the folder does not say.
 
     A static query route cuts texts without special tokens, and often later than the documents'
     model could; queries are then cut as documents are.
     """
-    name = str(name)
-    own = own_lengths(name, revision)
+    source = Source.of(name)
+    own = own_lengths(source)
     if own is not None:
         return own
-    routes = _read_routes(name, revision)
-    query, document = (length_of(name, parts[0][1], revision) for parts in routes)
+    routes = _read_routes(source)
+    query, document = (length_of(source, parts[0][1]) for parts in routes)
     if document is None:
         return None
     if query is None:
         return Lengths(document, document)
     if routes.is_static:
-        tokenizer = load_tokenizer(name, revision=revision, subfolder=routes.query[0][1])
+        tokenizer = load_tokenizer(source, subfolder=routes.query[0][1])
         query += tokenizer.num_special_tokens_to_add(pair=False)
     return Lengths(min(query, document) if routes.is_static else query, document)
-
-
-def _describe_transformer(length: int) -> dict[str, Any]:
-    return {"max_seq_length": length, "do_lower_case": False}
 
 
 def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
@@ -163,21 +168,21 @@ def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
     return {
         "modules.json": [router],
         CONFIG: {
-            "types": {folder: f"{MODULES}.{kind}" for folder, kind in types.items()},
+            "types": types,
             "structure": {side: list(routes[side]) for side in ("query", "document")},
             "parameters": {"default_route": "document", "allow_empty_key": True},
         },
     }
 
 
-def _read_routes(name: str, revision: str | None) -> Routes:
-    [router] = read_json(name, "modules.json", revision)
+def _read_routes(source: Source) -> Routes:
+    [router] = source.json("modules.json")
     folder = router["path"]
-    config = read_module(name, join(folder, CONFIG), revision)
+    config = read_module(source, join(folder, CONFIG))
     structure, parameters = config["structure"], config.get("parameters", {})
     if set(structure) != {"query", "document"} or parameters.get("route_mappings"):
         raise ValueError(
-            f"{name}/{join(folder, CONFIG)} has the routes {', '.join(structure)} and the "
+            f"{source}/{join(folder, CONFIG)} has the routes {', '.join(structure)} and the "
             f"mappings {parameters.get('route_mappings')}: only a route 'query' and a route "
             "'document' without mappings can be read"
         )
@@ -200,21 +205,21 @@ def _save_static(encoder: StaticEncoder, folder: Path, query_length: int) -> Non
     save_file({"weight": weights}, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _load_static(name: str, folder: str, rows: int, revision: str | None) -> StaticEncoder:
-    config = read_module(name, join(folder, "config.json"), revision)
-    tokenizer = load_tokenizer(name, revision=revision, subfolder=folder)
+def _load_static(source: Source, folder: str, rows: int) -> StaticEncoder:
+    config = read_module(source, join(folder, "config.json"))
+    tokenizer = load_tokenizer(source, subfolder=folder)
     if config.get("path"):
         weights = static_weights(tokenizer, rows, read_idf(config["path"], tokenizer), missing=0.0)
     else:
-        weights = _static_rows(name, folder, rows, revision)
+        weights = _static_rows(source, folder, rows)
     return StaticEncoder(weights, tokenizer, frozen=config.get("frozen", False))
 
 
-def _static_rows(name: str, folder: str, rows: int, revision: str | None) -> Tensor:
+def _static_rows(source: Source, folder: str, rows: int) -> Tensor:
     """Weights ``[V]`` of a folder, which may end where the tokenizer does."""
-    file = join(name, folder, WEIGHTS)
+    file = join(source.name, folder, WEIGHTS)
     found = read_weights(
-        name, folder, revision,
+        source, folder,
         "with the weights of its tokens; save the model again with a current sentence-transformers",
     )  # fmt: skip
     weights = found.get("weight")

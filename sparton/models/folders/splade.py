@@ -1,8 +1,8 @@
 """SPLADE encoders as folders that Hugging Face and sentence-transformers load as they are.
 
-Root: a stock masked-LM checkpoint with its tokenizer. Beside it the descriptions by which
-sentence-transformers (5 and 6) composes a ``SparseEncoder``, and ``sparton.json`` with the lengths
-of training. V vocabulary.
+Root: a stock checkpoint of the language model with its tokenizer. Beside it the descriptions by
+which sentence-transformers (5 and 6) composes a ``SparseEncoder``, and ``sparton.json`` with the
+lengths of training. V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -11,23 +11,32 @@ from typing import Any, NamedTuple, Unpack
 
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
-from sparton.models.checkpoint import load_mlm, load_tokenizer
+from sparton.models.causal_lm import is_causal_lm
+from sparton.models.checkpoint import load_lm, load_tokenizer
 from sparton.models.folders.files import (
     DESCRIPTION,
+    Lengths,
+    agreed_prompts,
     check_active_dims,
+    class_name,
     describe_model,
-    read_json,
+    describe_own,
     read_module,
-    read_prompts,
     read_similarity,
     write_json,
 )
 from sparton.models.heads import SpartonHead, SpladeHead
+from sparton.models.repository import Source
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
 
 MODULES = "sentence_transformers.sparse_encoder.models"
 POOLING_FOLDER = "1_SpladePooling"
+# The module before the pooling: of a masked language model, which versions 5 and 6 both read, and
+# of a causal one, which 6.2 reads.
+MASKED, POOLING = f"{MODULES}.MLMTransformer", f"{MODULES}.SpladePooling"
+CAUSAL = "sentence_transformers.base.modules.transformer.Transformer"
+TASKS = ("fill-mask", "text-generation")
 
 
 class Layout(NamedTuple):
@@ -53,6 +62,24 @@ def save_checkpoint(encoder: SpladeEncoder, path: Path) -> None:
     encoder.tokenizer.save_pretrained(path)
 
 
+def transformer_type(encoder: SpladeEncoder) -> str:
+    """The class of sentence-transformers that gives the logits of this model."""
+    return CAUSAL if is_causal_lm(encoder.backbone.model.config) else MASKED
+
+
+def describe_transformer(encoder: SpladeEncoder, length: int) -> dict[str, Any]:
+    """The ``sentence_bert_config.json`` of :func:`transformer_type`, for texts of that length."""
+    content: dict[str, Any] = {"max_seq_length": length, "do_lower_case": False}
+    if transformer_type(encoder) == MASKED:
+        return content
+    return content | {
+        "transformer_task": "text-generation",
+        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+        "module_output_name": "token_embeddings",
+        "processing_kwargs": {"text": {"logits_to_keep": 0}},  # 0: those of all tokens
+    }
+
+
 def describe_pooling(encoder: SpladeEncoder) -> dict[str, Any]:
     """The ``config.json`` of a SpladePooling."""
     return {
@@ -63,54 +90,59 @@ def describe_pooling(encoder: SpladeEncoder) -> dict[str, Any]:
 
 
 def load_splade(
-    name: str | Path,
+    name: str | Path | Source,
     head: SpladeHead | None = None,
-    *,
-    revision: str | None = None,
     **options: Unpack[BodyOptions],
 ) -> SpladeEncoder:
     """Read an encoder from a folder of :func:`save_splade`, a sentence-transformers folder (older
     and newer layouts), a plain masked-LM checkpoint, or any of these on the Hugging Face hub.
 
     Args:
-        name: path or hub name.
+        name: path or hub name, or a source that says more.
         head: how representations are computed; when None a ``SpartonHead`` with the pooling and the
-            activation that the folder names (a plain checkpoint: maximum and relu).
-        revision: branch, tag or commit on the hub.
+            activation that the folder names (a plain checkpoint: maximum and relu). Its prompts
+            must be those of the folder, if it names any.
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
-        ValueError: the folder describes another kind of model, or another pooling or activation
-            than that of ``head``, or a similarity other than dot product and cosine, or its weights
-            are damaged or incomplete.
+        ValueError: the folder describes another kind of model, or another pooling, activation or
+            prompt than those of ``head``, or a similarity other than dot product and cosine, or its
+            weights are damaged or incomplete.
         OSError: files are missing, among them the tokenizer.
     """
-    name = str(name)
-    similarity = read_similarity(name, "dot", revision)
-    check_active_dims(name, None, revision)
-    modules = read_json(name, "modules.json", revision)
+    source = Source.of(name)
+    encoder = load_sparse(source, head, **options)
+    encoder.markup = agreed_prompts(source, head)
+    return encoder
+
+
+def load_sparse(
+    source: Source,
+    head: SpladeHead | None = None,
+    **options: Unpack[BodyOptions],
+) -> SpladeEncoder:
+    """:func:`load_splade` without the prompts of texts."""
+    similarity = read_similarity(source, "dot")
+    check_active_dims(source, None)
+    modules = source.json("modules.json")
     layout = Layout("", None)
     if modules is not None:
         parts = [(module["type"], module["path"]) for module in modules]
-        layout = splade_layout(name, parts, revision, described_in="modules.json")
+        layout = splade_layout(source, parts, described_in="modules.json")
     encoder = load_layout(
-        name,
+        source,
         layout,
         head,
-        revision=revision,
         **options,
     )
-    encoder.markup = read_prompts(name, revision)
     encoder.similarity = similarity
     return encoder
 
 
 def load_layout(
-    name: str,
+    source: Source,
     layout: Layout,
     head: SpladeHead | None = None,
-    *,
-    revision: str | None = None,
     **options: Unpack[BodyOptions],
 ) -> SpladeEncoder:
     """:func:`load_splade` of a model whose layout is known."""
@@ -119,12 +151,12 @@ def load_layout(
         head = SpartonHead(*(variant or ("max", "relu")))
     elif variant not in (None, (head.pooling, head.activation)):
         raise ValueError(
-            f"{name} has pooling={variant[0]} and activation={variant[1]}, but the head has "
+            f"{source} has pooling={variant[0]} and activation={variant[1]}, but the head has "
             f"{head.pooling} and {head.activation}; set the head's to those of the folder"
         )
     backbone = Backbone(
-        load_mlm(name, revision=revision, subfolder=subfolder),
-        load_tokenizer(name, revision=revision, subfolder=subfolder),
+        load_lm(source, subfolder=subfolder),
+        load_tokenizer(source, subfolder=subfolder),
         **options,
     )
     return SpladeEncoder(backbone, head)
@@ -134,49 +166,47 @@ def describe_splade(
     encoder: SpladeEncoder, query_length: int, document_length: int
 ) -> dict[str, Any]:
     """The folder's JSON files; class paths and keys are those that versions 5 and 6 both read."""
-    parts = (("", "MLMTransformer"), (POOLING_FOLDER, "SpladePooling"))
+    parts = (("", transformer_type(encoder)), (POOLING_FOLDER, POOLING))
     return {
         "modules.json": [
-            {"idx": row, "name": str(row), "path": folder, "type": f"{MODULES}.{kind}"}
+            {"idx": row, "name": str(row), "path": folder, "type": kind}
             for row, (folder, kind) in enumerate(parts)
         ],
         DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
-        "sentence_bert_config.json": {
-            "max_seq_length": max(query_length, document_length),
-            "do_lower_case": False,
-        },
+        "sentence_bert_config.json": describe_transformer(
+            encoder, max(query_length, document_length)
+        ),
         f"{POOLING_FOLDER}/config.json": describe_pooling(encoder),
-        "sparton.json": {"query_length": query_length, "document_length": document_length},
+        "sparton.json": describe_own(Lengths(query_length, document_length), encoder.markup),
     }
 
 
-def splade_layout(
-    name: str, parts: Sequence[tuple[str, str]], revision: str | None, *, described_in: str
-) -> Layout:
+def splade_layout(source: Source, parts: Sequence[tuple[str, str]], *, described_in: str) -> Layout:
     """The layout of modules in a row, given as types and folders.
 
     Raises:
         ValueError: they are no SPLADE model.
         FileNotFoundError: a module's description is missing.
     """
-    kinds = [kind.rsplit(".", 1)[-1] for kind, _ in parts]
+    kinds = [class_name(kind) for kind, _ in parts]
     if kinds not in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
         raise ValueError(
-            f"{name}/{described_in} composes {' + '.join(kinds)}; a SPLADE model is a masked-LM "
-            "transformer followed by SpladePooling"
+            f"{source}/{described_in} composes {' + '.join(kinds)}; a SPLADE model is a language "
+            "model's transformer followed by SpladePooling"
         )
     transformer, pooling = (folder for _, folder in parts)
     if kinds[0] == "Transformer":
         file = f"{transformer}/sentence_bert_config.json".lstrip("/")
-        task = read_module(name, file, revision).get("transformer_task")
-        if task != "fill-mask":
+        task = read_module(source, file).get("transformer_task")
+        if task not in TASKS:
             raise ValueError(
-                f"{name}/{file}: transformer_task is {task!r}; only 'fill-mask' is supported"
+                f"{source}/{file}: transformer_task is {task!r}; only {' and '.join(TASKS)} give "
+                "every token its logits"
             )
-    content = read_module(name, f"{pooling}/config.json", revision)
+    content = read_module(source, f"{pooling}/config.json")
     variant = (content.get("pooling_strategy", "max"), content.get("activation_function", "relu"))
     try:
         check_variant(*variant)
     except ValueError as error:
-        raise ValueError(f"{name}/{pooling}/config.json: {error}") from None
+        raise ValueError(f"{source}/{pooling}/config.json: {error}") from None
     return Layout(transformer, variant)

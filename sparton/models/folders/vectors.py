@@ -20,13 +20,14 @@ from sparton.models.folders.files import (
     WEIGHTS,
     Lengths,
     check_settings,
+    class_name,
     join,
     length_of,
     read_description,
-    read_json,
     read_module,
     read_weights,
 )
+from sparton.models.repository import Source
 
 PYLATE = "ColBERT"  # the model type
 PYLATE_LENGTHS = Lengths(32, 180)
@@ -79,7 +80,7 @@ def is_late_interaction(kinds: list[str] | None) -> bool:
     return kinds is not None and kinds[:2] == ["Transformer", "Dense"]
 
 
-def read_modules(name: str, folder: str, revision: str | None) -> Modules:
+def read_modules(source: Source, folder: str) -> Modules:
     """The modules of the model whose ``modules.json`` lies in ``folder``.
 
     Raises:
@@ -87,31 +88,31 @@ def read_modules(name: str, folder: str, revision: str | None) -> Modules:
         FileNotFoundError: there is no ``modules.json``.
     """
     place = join(folder, "modules.json")
-    listed = read_json(name, place, revision)
+    listed = source.json(place)
     if listed is None:
-        raise FileNotFoundError(f"{name} has no {place}: it is no late-interaction model")
-    kinds = [module["type"].rsplit(".", 1)[-1] for module in listed]
+        raise FileNotFoundError(f"{source} has no {place}: it is no late-interaction model")
+    kinds = [class_name(module["type"]) for module in listed]
     places = [join(folder, module["path"]) for module in listed]
     number = kinds.count("Dense")
     if not is_late_interaction(kinds) or not {*kinds[1 + number :]} <= TAIL:
         raise ValueError(
-            f"{name}/{place} composes {' + '.join(kinds)}; a late-interaction model is a "
+            f"{source}/{place} composes {' + '.join(kinds)}; a late-interaction model is a "
             "Transformer followed by Dense, and perhaps by MultiVectorMask and Normalize"
         )
-    config = read_description(name, revision, folder)
-    _check_similarity(join(name, folder, DESCRIPTION), config.get("similarity_fn_name"))
+    config = read_description(source, folder)
+    _check_similarity(join(source.name, folder, DESCRIPTION), config.get("similarity_fn_name"))
     return Modules(
         transformer=places[0],
         projections=places[1 : 1 + number],
         mask=places[kinds.index("MultiVectorMask")] if "MultiVectorMask" in kinds else None,
         normalize="Normalize" in kinds or config.get("model_type") == PYLATE,
         config=config,
-        settings=read_json(name, join(places[0], "sentence_bert_config.json"), revision) or {},
+        settings=source.json(join(places[0], "sentence_bert_config.json")) or {},
     )
 
 
 def read_vectors(
-    name: str, modules: Modules, tokenizer: PreTrainedTokenizerFast, revision: str | None
+    source: Source, modules: Modules, tokenizer: PreTrainedTokenizerFast
 ) -> tuple[ColbertHead, dict[str, Tensor]]:
     """Settings, and the projection as the state of a linear layer: fp32 ``weight [E, D]``, and
     ``bias [E]`` where it has one.
@@ -120,12 +121,12 @@ def read_vectors(
         ValueError: the model has what :class:`ColbertHead` has not, or damaged weights.
         FileNotFoundError: a file is missing.
     """
-    projection = _read_projection(name, modules.projections, revision)
+    projection = _read_projection(source, modules.projections)
     query_marker, query_prompt = _opening(modules, tokenizer, "query", "[Q] ")
     document_marker, document_prompt = _opening(modules, tokenizer, "document", "[D] ")
     expansion = modules.expansion
     if expansion is not None:
-        _check_expansion(name, expansion, tokenizer)
+        _check_expansion(source, expansion, tokenizer)
     head = ColbertHead(
         len(projection["weight"]),
         bias="bias" in projection,
@@ -133,7 +134,7 @@ def read_vectors(
         document_marker=document_marker,
         query_expansion=expansion is not None,
         attend_to_expansion=expansion is not None and expansion.get("attend", False),
-        skiplist=_skiplist(name, modules, tokenizer, revision),
+        skiplist=_skiplist(source, modules, tokenizer),
         normalize=modules.normalize,
         query_prompt=query_prompt,
         document_prompt=document_prompt,
@@ -141,19 +142,22 @@ def read_vectors(
     return head, projection
 
 
-def read_lengths(name: str, modules: Modules, revision: str | None) -> Lengths | None:
+def read_lengths(source: Source, modules: Modules) -> Lengths | None:
     """Longest query and document, where the model says both."""
     expansion = modules.expansion or {}
     query = expansion.get("length") or modules.length("query", PYLATE_LENGTHS.query)
     document = modules.length("document", PYLATE_LENGTHS.document)
     if query is None or document is None:
-        general = length_of(name, modules.transformer, revision)
+        general = length_of(source, modules.transformer)
         query, document = query or general, document or general
     return None if query is None or document is None else Lengths(query, document)
 
 
 def check_head(
-    name: str, given: ColbertHead | None, found: ColbertHead, tokenizer: PreTrainedTokenizerFast
+    source: Source,
+    given: ColbertHead | None,
+    found: ColbertHead,
+    tokenizer: PreTrainedTokenizerFast,
 ) -> None:
     """Refuse settings that are not those of the folder."""
     if given is None:
@@ -162,7 +166,7 @@ def check_head(
         {key: getattr(head, key) for key in SETTINGS} | {"skiplist": {*head.skipped(tokenizer)}}
         for head in (given, found)
     )
-    check_settings(name, ours, theirs)
+    check_settings(source, ours, theirs)
 
 
 def _check_similarity(place: str, found: str | None) -> None:
@@ -200,19 +204,17 @@ def _opening(
 
 
 def _check_expansion(
-    name: str, expansion: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast
+    source: Source, expansion: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast
 ) -> None:
     strategy, token = expansion.get("strategy", "fixed"), expansion.get("token")
     if strategy != "fixed" or token not in (None, tokenizer.mask_token):
         raise ValueError(
-            f"{name} fills queries up by the strategy {strategy!r} with the token {token!r}; only "
-            f"'fixed' with {tokenizer.mask_token!r} is supported"
+            f"{source} fills queries up by the strategy {strategy!r} with the token {token!r}; "
+            f"only 'fixed' with {tokenizer.mask_token!r} is supported"
         )
 
 
-def _skiplist(
-    name: str, modules: Modules, tokenizer: PreTrainedTokenizerFast, revision: str | None
-) -> list[str]:
+def _skiplist(source: Source, modules: Modules, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """Words that take no part in MaxSim. To PyLate those that are no tokens mean [UNK]."""
     if modules.mask is None:
         if not modules.is_pylate:
@@ -223,22 +225,22 @@ def _skiplist(
         unknown = tokenizer.unk_token
         strange = unknown is not None and any(word not in known for word in words)
         return [*words, unknown] if strange else words
-    mask = read_module(name, join(modules.mask, "config.json"), revision)
+    mask = read_module(source, join(modules.mask, "config.json"))
     words, sides = mask.get("skiplist_words") or [], mask.get("skiplist_tasks") or ["document"]
     if (words and sides != ["document"]) or mask.get("keep_only_token_ids"):
         raise ValueError(
-            f"{name}/{modules.mask}/config.json skips tokens of {' and '.join(sides)}, and keeps "
+            f"{source}/{modules.mask}/config.json skips tokens of {' and '.join(sides)}, and keeps "
             f"only the tokens {mask.get('keep_only_token_ids')}; only a skiplist of documents is "
             "supported"
         )
     return words
 
 
-def _read_projection(name: str, folders: list[str], revision: str | None) -> dict[str, Tensor]:
+def _read_projection(source: Source, folders: list[str]) -> dict[str, Tensor]:
     """Linear maps in a row are one linear map."""
-    weight, bias = _read_linear(name, folders[0], revision)
+    weight, bias = _read_linear(source, folders[0])
     for folder in folders[1:]:
-        matrix, shift = _read_linear(name, folder, revision)
+        matrix, shift = _read_linear(source, folder)
         weight = matrix @ weight
         if bias is not None:
             shift = matrix @ bias + (0 if shift is None else shift)
@@ -247,19 +249,21 @@ def _read_projection(name: str, folders: list[str], revision: str | None) -> dic
     return {key: value.float() for key, value in whole.items()}
 
 
-def _read_linear(name: str, folder: str, revision: str | None) -> tuple[Tensor, Tensor | None]:
+def _read_linear(source: Source, folder: str) -> tuple[Tensor, Tensor | None]:
     """Matrix ``[out, in]`` and bias ``[out]`` of a Dense module without activation, fp64; a
     residual connection is part of the matrix."""
-    config = read_module(name, join(folder, "config.json"), revision)
-    activation = str(config.get("activation_function", "Identity")).rsplit(".", 1)[-1]
+    config = read_module(source, join(folder, "config.json"))
+    # Where nothing is said, sentence-transformers has its default.
+    activation = class_name(str(config.get("activation_function", "Tanh")))
     if activation != "Identity":
         raise ValueError(
-            f"{name}/{folder} has activation={activation}; only a projection without activation "
-            "is supported"
+            f"{source}/{folder} has activation={activation}; only a projection without activation "
+            'is supported, whose config.json has "activation_function": '
+            '"torch.nn.modules.linear.Identity"'
         )
     missing = "with the weights of the projection; save the model again with a current library"
-    found = read_weights(name, folder, revision, missing)
-    file = join(name, folder, WEIGHTS)
+    found = read_weights(source, folder, missing)
+    file = join(source.name, folder, WEIGHTS)
     if "linear.weight" not in found:
         raise ValueError(f"{file} holds {', '.join(found)} instead of linear.weight")
     weight, bias = found["linear.weight"].double(), found.get("linear.bias")

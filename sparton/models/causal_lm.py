@@ -1,0 +1,52 @@
+"""Causal language models as encoders of texts."""
+
+from typing import Literal
+
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+)
+
+Attention = Literal["bidirectional", "causal"]
+
+
+def is_causal_lm(config: PreTrainedConfig) -> bool:
+    """Whether transformers has the architecture as a causal language model alone."""
+    kind = type(config)
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING and kind not in MODEL_FOR_MASKED_LM_MAPPING
+
+
+def set_attention(
+    config: PreTrainedConfig, attention: Attention | None, name: str
+) -> PreTrainedConfig:
+    """Make the configuration of a causal language model that of an encoder of texts, in place, and
+    return it; others stay as they are. It neither keeps a cache nor caps its logits.
+
+    Args:
+        config: of the checkpoint.
+        attention: whether a token attends to those behind it too ("bidirectional") or not
+            ("causal"). The configuration keeps it, so that transformers does the same with a saved
+            model; None leaves what it says.
+        name: of the checkpoint, for messages.
+
+    Raises:
+        ValueError: causal attention of a model that is no causal language model, or an attention
+            that does not exist.
+    """
+    if attention not in (None, "bidirectional", "causal"):
+        raise ValueError(f"attention={attention!r}: must be bidirectional or causal")
+    if not is_causal_lm(config):
+        if attention == "causal":
+            raise ValueError(
+                f"attention={attention!r} is for causal language models, and {name} is none, but a "
+                f"{type(config).__name__.removesuffix('Config')}: leave it out"
+            )
+        return config
+    if attention is not None:
+        config.is_causal = attention == "causal"
+    config.use_cache = False
+    # A bound of the logits keeps their order and would be one more pass over all of them.
+    if getattr(config, "final_logit_softcapping", None) is not None:
+        config.final_logit_softcapping = None
+    return config

@@ -1,0 +1,203 @@
+"""How packed tokens pass through a body of transformers: as one row, padded, or length by length.
+
+T packed tokens, N sequences, S the longest of them, D hidden width.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from sparton import packing
+from sparton.models.attention import (
+    DROPLESS_ATTENTION,
+    PACKED_ATTENTION,
+    register_packed_attention,
+)
+from sparton.types import TokenBatch
+
+logger = logging.getLogger(__name__)
+
+# Two sequences of unequal length that tell whether a layout keeps them apart.
+_SHORT, _LONG = (5, 6, 7), (8, 9, 10, 11, 5, 6, 7, 8, 9, 10, 11)
+
+
+class Layout(Protocol):
+    """How a body runs on a packed batch.
+
+    Attributes:
+        name: for logs.
+        packed: whether the body sees no padding, so that batches of unequal lengths cost no more
+            than their tokens.
+    """
+
+    name: str
+    packed: bool
+
+    def states(self, body: nn.Module, tokens: TokenBatch) -> Tensor:
+        """Last states ``[T, D]`` of at least one token."""
+        ...
+
+
+class PackedLayout:
+    """All tokens in one row; attention finds the boundaries of the sequences.
+
+    Args:
+        first_position: id of a sequence's first position.
+    """
+
+    name, packed = "packed", True
+
+    def __init__(self, first_position: int) -> None:
+        self.first_position = first_position
+
+    def states(self, body: nn.Module, tokens: TokenBatch) -> Tensor:
+        keys = tokens.keys
+        output = body(
+            input_ids=tokens.input_ids[None],
+            position_ids=tokens.position_ids[None] + self.first_position,
+            cu_seq_lens_q=tokens.cu_seqlens,
+            cu_seq_lens_k=tokens.cu_seqlens if keys is None else keys.cu_seqlens,
+            max_length_q=tokens.max_seqlen,
+            max_length_k=tokens.max_seqlen if keys is None else keys.max_seqlen,
+            key_rows=None if keys is None else keys.rows,
+        )
+        return output.last_hidden_state.squeeze(0)
+
+
+class PaddedLayout:
+    """A padded batch with an attention mask, for bodies with an attention of their own.
+
+    Args:
+        padding: id of the token that fills sequences up.
+    """
+
+    name, packed = "padded", False
+
+    def __init__(self, padding: int) -> None:
+        self.padding = padding
+
+    def states(self, body: nn.Module, tokens: TokenBatch) -> Tensor:
+        seen = tokens.pad(_attended(tokens))
+        # Attention over nothing would be NaN, and its gradient would reach the parameters.
+        seen[:, 0] |= ~seen.any(dim=1)
+        padded = tokens.pad(tokens.input_ids, fill=self.padding)
+        states = body(input_ids=padded, attention_mask=seen.long()).last_hidden_state
+        return packing.unpad(states, tokens.cu_seqlens, tokens.num_tokens)
+
+
+class UniformLayout:
+    """Sequences of one length at a time, for bodies that mix padding into the text in spite of an
+    attention mask, such as those that convolve. The lengths are read on the host."""
+
+    name, packed = "one length at a time", False
+
+    def states(self, body: nn.Module, tokens: TokenBatch) -> Tensor:
+        attended = _attended(tokens)
+        lengths = tokens.cu_seqlens.diff()
+        rows, parts = [], []
+        for length in lengths[lengths > 0].unique().tolist():
+            starts = tokens.cu_seqlens[:-1][lengths == length]
+            places = starts[:, None] + torch.arange(length, device=starts.device)
+            output = body(
+                input_ids=tokens.input_ids[places], attention_mask=attended[places].long()
+            )
+            rows.append(places.flatten())
+            parts.append(output.last_hidden_state.flatten(0, 1))
+        order = torch.cat(rows)
+        states = torch.cat(parts)
+        return torch.empty_like(states).index_copy(0, order, states)
+
+
+@torch.no_grad()
+def choose_layout(model: PreTrainedModel, words: int, first_position: int) -> Layout:
+    """The best layout in which the body gives every sequence the states that it has alone.
+
+    A body whose code ignores the attention interface or the position ids would silently mix
+    sequences, one that ignores the attention mask would mix in padding: both are tried here, on
+    two tiny sequences. A model that runs packed has :data:`PACKED_ATTENTION` afterwards.
+
+    Args:
+        model: a body, or a model with one, as transformers builds it or as this function left it.
+        words: token ids below this are in the vocabulary.
+        first_position: id of a sequence's first position, for the packed layout.
+
+    Raises:
+        ValueError: an encoder-decoder, or a body that in no layout repeats its own states.
+    """
+    packed = PackedLayout(first_position)
+    if model.config._attn_implementation in (PACKED_ATTENTION, DROPLESS_ATTENTION):
+        return packed
+    kind = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ValueError(f"{kind} is an encoder with a decoder; choose an encoder without one")
+    sequences = [[token % words for token in tokens] for tokens in (_SHORT, _LONG)]
+    device = next(model.parameters()).device
+    tokens = TokenBatch.from_lists(sequences).to(device)
+    padding = model.config.pad_token_id
+    others: list[Layout] = [PaddedLayout(0 if padding is None else padding), UniformLayout()]
+    with _evaluating(model) as body:
+        alone = [torch.tensor([ids], device=device) for ids in sequences]
+        expected = torch.cat([body(input_ids=ids).last_hidden_state[0] for ids in alone])
+        own_attention = model.config._attn_implementation
+        register_packed_attention()
+        model.set_attn_implementation(PACKED_ATTENTION)
+        if _repeats(packed, body, tokens, expected):
+            logger.info(f"{kind} runs on {packed.name} tokens")
+            return packed
+        model.set_attn_implementation(own_attention)
+        for layout in others:
+            if _repeats(layout, body, tokens, expected):
+                logger.info(f"{kind} cannot run on packed tokens; it runs {layout.name}")
+                return layout
+    raise ValueError(
+        f"{kind} gives a sequence other states among others than alone, packed, padded and among "
+        "those of its own length: it draws random numbers, or reads more than the tokens"
+    )
+
+
+def _attended(tokens: TokenBatch) -> Tensor:
+    """Whether a token is attended to: bool ``[T]``."""
+    if tokens.keys is None:
+        return torch.ones_like(tokens.input_ids, dtype=torch.bool)
+    return torch.zeros_like(tokens.input_ids, dtype=torch.bool).index_fill(
+        0, tokens.keys.rows, True
+    )
+
+
+def _repeats(layout: Layout, body: nn.Module, tokens: TokenBatch, expected: Tensor) -> bool:
+    try:
+        states = layout.states(body, tokens)
+    except (TypeError, AttributeError, ValueError):  # it wants or gives other arguments
+        return False
+    # Rounding differs between batches, by more where products are in TF32 or weights in 16 bits.
+    tolerance = max(1e-3, 4 * torch.finfo(expected.dtype).eps)
+    return bool((states - expected).float().norm() <= tolerance * expected.float().norm())
+
+
+@contextmanager
+def _evaluating(model: PreTrainedModel) -> Iterator[Any]:
+    """The body of a model in evaluation mode; a body may come here compiled already."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.compiler.set_stance("force_eager"), without_warnings():
+            yield model.base_model
+    finally:
+        model.train(training)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """transformers says nothing inside."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)

@@ -1,0 +1,224 @@
+"""Causal language models as backbones, as they are and bidirectional.
+
+The other side of each comparison is transformers' own model, given every text by itself.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.models.assembly import build_encoder
+from sparton.models.backbone import Backbone
+from sparton.models.backbones import bare, pretrained, word_tokenizer
+from sparton.models.body import without_attention_dropout
+from sparton.models.causal_lm import set_attention
+from sparton.models.checkpoint import load_lm
+from sparton.models.colbert import ColbertHead
+from sparton.models.encoder import Encoder
+from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.heads import EagerHead, SpartonHead
+from sparton.models.splade import SpladeEncoder
+from sparton.representations import Representations
+from sparton.types import TokenBatch, TokenRows
+
+TOLERANCE = 1e-5
+WINDOW = {"sliding_window": 4}
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gemma": {},
+    "gemma2": {**WINDOW, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0},
+    "gemma3_text": WINDOW,
+    "gpt_neox": {},
+    "granite": {"logits_scaling": 2.0},
+    "llama": {},
+    "mistral": WINDOW,
+    "olmo2": {},
+    "phi3": WINDOW,
+    "qwen2": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen3": {"head_dim": 16},
+    "smollm3": {},
+}
+ATTENTIONS = ("bidirectional", "causal")
+LENGTHS = (3, 1, 30, 2, 17)
+TEXTS = ["w7 w9 w30", "w12", "w44 w45 w8 w9 w10 w11 w12"]
+WORDS = [f"w{row}" for row in range(5, 60)]
+
+
+def build(architecture: str, attention: str | None, **others: Any) -> PreTrainedModel:
+    options = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "max_position_embeddings": 96,
+        "pad_token_id": 0,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        **ARCHITECTURES[architecture],
+        **others,
+    }
+    config = without_attention_dropout(AutoConfig.for_model(architecture, **options))
+    set_attention(config, attention, architecture)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(5)
+    return model.eval()
+
+
+def batch(lengths: tuple[int, ...] = LENGTHS) -> TokenBatch:
+    generator = torch.Generator().manual_seed(0)
+    return TokenBatch.from_lists(
+        [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
+    )
+
+
+def alone(model: PreTrainedModel, tokens: TokenBatch) -> Tensor:
+    texts = tokens.input_ids.split(tokens.cu_seqlens.diff().tolist())
+    return torch.cat([model(input_ids=text[None]).logits[0] for text in texts])
+
+
+def gradients(model: PreTrainedModel, logits: Tensor) -> dict[str, Tensor]:
+    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    model.zero_grad()
+    logits.backward(upstream)
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def close(left: Tensor, right: Tensor, scale: float = 0.0) -> bool:
+    scale = max(scale, float(right.detach().abs().max()))
+    return torch.allclose(left, right, rtol=0, atol=TOLERANCE * scale)
+
+
+@torch.no_grad()
+def saved(model: PreTrainedModel, head: nn.Module, path: Path) -> tuple[Encoder, Representations]:
+    """An encoder that was saved there, and what it makes of :data:`TEXTS`."""
+    encoder = build_encoder(Backbone(model, word_tokenizer(WORDS, 96)), head).eval()
+    save_encoder(encoder, path, query_length=16, document_length=32)
+    return encoder, encode(encoder)
+
+
+@torch.no_grad()
+def encode(encoder: Encoder) -> Representations:
+    tokenizer = PackedTokenizer(encoder.tokenizer, 16, 32)
+    return encoder.eval().encode(tokenizer.documents(TEXTS), "document")
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_and_gradients_are_those_of_texts_alone(architecture, attention, tokenizer):
+    stock, tokens = build(architecture, attention), batch()
+    backbone = Backbone(build(architecture, attention), tokenizer).eval()
+    assert backbone.layout.packed
+    expected, actual = alone(stock, tokens), backbone.decoder(backbone(tokens))
+    # transformers divides Granite's logits, here what makes them.
+    assert close(actual, expected)
+    other = ATTENTIONS[attention == ATTENTIONS[0]]
+    assert not close(actual, alone(build(architecture, other), tokens))
+    wanted = gradients(stock, expected)
+    with backbone.decoder_in_place() as whole:
+        found = gradients(whole, actual)
+    assert found.keys() == wanted.keys()
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        assert close(found[name], gradient, 1e-2 * largest), name
+    assert not close(found[name] * 1.01, wanted[name])
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_tokens_that_are_not_attended_to(attention, tokenizer):
+    tokens = batch((4, 9))
+    keys = TokenRows(torch.tensor([0, 1, 4, 5, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), 3)
+    backbone = Backbone(build("qwen3", attention), tokenizer).eval()
+    stock, expected = build("qwen3", attention).base_model, []
+    for text, own in zip(tokens.input_ids.split((4, 9)), (2, 3), strict=True):
+        mask = (torch.arange(len(text)) < own).long()
+        expected.append(stock(input_ids=text[None], attention_mask=mask[None])[0][0])
+    actual = backbone.hidden_states(tokens._replace(keys=keys))
+    assert close(actual, torch.cat(expected))
+    assert not close(backbone.hidden_states(tokens), torch.cat(expected))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_saved_model_keeps_its_attention(attention, tokenizer, tmp_path):
+    build("llama", None).save_pretrained(tmp_path / "stock")
+    tokenizer.save_pretrained(tmp_path / "stock")
+    tokens = batch()
+    backbone = pretrained(str(tmp_path / "stock"), attention=attention).eval()
+    expected = alone(build("llama", attention), tokens)
+    assert close(backbone.decoder(backbone(tokens)), expected)
+    body = bare(str(tmp_path / "stock"), attention=attention).eval()
+    assert close(body.hidden_states(tokens), backbone.hidden_states(tokens))
+    with backbone.decoder_in_place() as whole:
+        whole.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
+    assert close(alone(again, tokens), expected)
+    assert close(alone(load_lm(str(tmp_path / "saved")).eval(), tokens), expected)
+
+
+def test_the_fused_head_behind_a_causal_language_model(tokenizer):
+    tokens = batch()
+    backbone = Backbone(build("mistral", "bidirectional"), tokenizer, gradient_checkpointing=True)
+    sparse = SpladeEncoder(backbone, SpartonHead())(tokens)
+    texts = alone(build("mistral", "bidirectional"), tokens).split(LENGTHS)
+    expected = torch.stack([logits.amax(0).relu().log1p() for logits in texts])
+    assert close(sparse, expected)
+    assert not close(sparse.roll(1, 0), expected)
+    sparse.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in backbone.parameters())
+
+
+def test_flops_of_attention_are_those_of_its_heads_and_half_where_it_is_causal(tokenizer):
+    """Qwen3's heads are wider than its states."""
+    found = [
+        Backbone(build("qwen3", attention), tokenizer).flops_per_token(20, training=False)
+        for attention in ATTENTIONS
+    ]
+    matrices = 2 * (32 * 64 * 2 + 2 * 32 * 32 + 3 * 32 * 48) + 32 * 60
+    scores = 2 * 4 * 64 * 20
+    assert found == [2 * matrices + scores, 2 * matrices + scores / 2]
+
+
+def test_attentions_that_do_not_exist_are_refused(build_mlm, tokenizer, tmp_path):
+    build_mlm("bert").save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is for causal language models.* but a Bert: leave"):
+        pretrained(str(tmp_path), attention="causal")
+    with pytest.raises(ValueError, match="attention='both': must be bidirectional or causal"):
+        pretrained(str(tmp_path), attention="both")
+    assert pretrained(str(tmp_path), attention="bidirectional").layout.packed
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_folders_load_in_sentence_transformers(attention, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers", "6.2")
+    encoder, given = saved(build("llama", attention), EagerHead(), tmp_path)
+    stock = sentence_transformers.SparseEncoder(str(tmp_path), device="cpu")
+    found = stock.encode(TEXTS, convert_to_sparse_tensor=False)
+    assert close(torch.as_tensor(found), given.sparse)
+    assert not close(torch.as_tensor(found).roll(1, 0), given.sparse)
+    again = load_encoder(tmp_path)
+    assert type(again) is type(encoder)
+    assert close(encode(again).sparse, given.sparse)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_late_interaction_folders_load_in_sentence_transformers(attention, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers", "6.2")
+    head = ColbertHead(16, query_marker="", document_marker="", query_expansion=False, skiplist=())
+    _, given = saved(build("llama", attention), head, tmp_path)
+    stock = sentence_transformers.MultiVectorEncoder(str(tmp_path), device="cpu")
+    found = torch.cat([torch.as_tensor(each) for each in stock.encode_document(TEXTS)])
+    assert close(found, given.tokens.values)
+    assert not close(found.roll(1, 0), given.tokens.values)
+    assert close(encode(load_encoder(tmp_path)).tokens.values, given.tokens.values)

@@ -1,0 +1,236 @@
+"""Masked-language models of all architectures, whatever their attention: logits, gradients and
+representations are those that transformers gives every text by itself.
+
+Packed tokens are for the architectures whose attention allows it; the others are padded, or, where
+padding would reach the text through a convolution or a Fourier transform, run length by length.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    PreTrainedModel,
+)
+
+from sparton.models.backbone import Backbone
+from sparton.models.body import without_attention_dropout
+from sparton.models.folders.splade import load_splade
+from sparton.models.heads import EagerHead, SpartonHead
+from sparton.models.layouts import choose_layout
+from sparton.models.splade import SpladeEncoder
+from sparton.types import TokenBatch, TokenRows
+
+TOLERANCE = 1e-5
+ROBERTA = {"max_position_embeddings": 98, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+TOKENS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+DEBERTA = {
+    "relative_attention": True,
+    "pos_att_type": ["p2c", "c2p"],
+    "position_biased_input": False,
+    "position_buckets": 8,
+    "norm_rel_ebd": "layer_norm",
+}
+PACKED, PADDED, UNIFORM = "packed", "padded", "one length at a time"
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "albert": (PACKED, {"embedding_size": 16}),
+    "bert": (PACKED, {}),
+    "camembert": (PACKED, ROBERTA),
+    "data2vec-text": (PACKED, ROBERTA),
+    "distilbert": (PACKED, {}),
+    "electra": (PACKED, {"embedding_size": 16}),
+    "ernie": (PACKED, {}),
+    "modernbert": (PACKED, {**TOKENS, "cls_token_id": 2, "local_attention": 8}),
+    "nomic_bert": (PACKED, {}),
+    "roberta": (PACKED, ROBERTA),
+    "roberta-prelayernorm": (PACKED, ROBERTA),
+    "xlm-roberta": (PACKED, ROBERTA),
+    "xlm-roberta-xl": (PACKED, ROBERTA),
+    "xmod": (PACKED, {**ROBERTA, "default_language": "en_XX"}),
+    "big_bird": (PADDED, {**TOKENS, "attention_type": "block_sparse"}),
+    "deberta": (PADDED, DEBERTA),
+    "deberta-v2": (PADDED, DEBERTA),
+    "longformer": (PADDED, {**ROBERTA, "attention_window": 8}),
+    "megatron-bert": (PADDED, {}),
+    "mobilebert": (PADDED, {"embedding_size": 16, "intra_bottleneck_size": 16}),
+    "mpnet": (PADDED, ROBERTA),
+    "rembert": (PADDED, {**TOKENS, "input_embedding_size": 16, "output_embedding_size": 24}),
+    "roformer": (PADDED, {"embedding_size": 16}),
+    "squeezebert": (PADDED, {"embedding_size": 32}),
+    "convbert": (UNIFORM, {"embedding_size": 16}),
+    "fnet": (UNIFORM, {}),
+}
+LENGTHS = (3, 1, 30, 2, 17, 3)
+
+
+def build(architecture: str, **others: Any) -> PreTrainedModel:
+    """A tiny random member, with weights large enough that attention matters."""
+    sizes = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 96,
+    }
+    if architecture == "distilbert":
+        sizes |= {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
+    options = {**sizes, **ARCHITECTURES[architecture][1], **others}
+    config = without_attention_dropout(AutoConfig.for_model(architecture, **options))
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        mlm = AutoModelForMaskedLM.from_config(config)
+        for parameter in mlm.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(5)
+            elif parameter.std() == 0:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return mlm.eval()
+
+
+def batch(lengths: tuple[int, ...] = LENGTHS) -> TokenBatch:
+    generator = torch.Generator().manual_seed(0)
+    return TokenBatch.from_lists(
+        [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
+    )
+
+
+def alone(mlm: PreTrainedModel, tokens: TokenBatch) -> Tensor:
+    """Logits ``[T, V]`` of every text by itself."""
+    texts = tokens.input_ids.split(tokens.cu_seqlens.diff().tolist())
+    return torch.cat([mlm(input_ids=text[None]).logits[0] for text in texts])
+
+
+def gradients(model: PreTrainedModel, logits: Tensor) -> dict[str, Tensor]:
+    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    model.zero_grad()
+    logits.backward(upstream)
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def close(left: Tensor, right: Tensor, scale: float | None = None) -> bool:
+    scale = float(right.detach().abs().max()) if scale is None else scale
+    return torch.allclose(left, right, rtol=0, atol=TOLERANCE * scale)
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def architecture(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_logits_and_gradients_are_those_of_texts_alone(architecture, tokenizer, caplog):
+    caplog.set_level(logging.INFO, logger="sparton")
+    layout = ARCHITECTURES[architecture][0]
+    stock, tokens = build(architecture), batch()
+    backbone = Backbone(build(architecture), tokenizer).eval()
+    assert backbone.layout.name == layout
+    runs = f"runs on {PACKED} tokens" if layout == PACKED else f"it runs {layout}"
+    assert runs in caplog.text
+    expected, actual = alone(stock, tokens), backbone.decoder(backbone(tokens))
+    assert close(actual, expected)
+    assert not close(actual.roll(1, 0), expected)
+    wanted = gradients(stock, expected)
+    with backbone.decoder_in_place() as mlm:
+        found = gradients(mlm, actual)
+    assert found.keys() == wanted.keys()
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        # Those that cancel out, of keys' biases and of embeddings that move all alike, are noise.
+        assert close(found[name], gradient, max(float(gradient.abs().max()), 1e-2 * largest)), name
+    assert not close(found[name] * 1.01, wanted[name])
+
+
+def test_representations_behind_the_fused_head(architecture, tokenizer):
+    tokens = batch((0, *LENGTHS))
+    backbone = Backbone(build(architecture), tokenizer).eval()
+    sparse = SpladeEncoder(backbone, SpartonHead())(tokens)
+    texts = alone(build(architecture), batch()).split(LENGTHS)
+    expected = torch.stack([logits.amax(0).relu().log1p() for logits in texts])
+    assert not sparse[0].any()
+    assert close(sparse[1:], expected)
+    assert not close(sparse[:-1], expected)
+    found = gradients(backbone.model, sparse)
+    assert found and all(gradient.isfinite().all() for gradient in found.values())
+
+
+@pytest.mark.parametrize("architecture", ["mpnet", "convbert"], indirect=True)
+def test_tokens_that_are_not_attended_to(architecture, tokenizer):
+    """Padded: as transformers' attention mask leaves them out."""
+    tokens = batch((4, 9))
+    keys = TokenRows(torch.tensor([0, 1, 4, 5, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), 3)
+    backbone = Backbone(build(architecture), tokenizer).eval()
+    stock = build(architecture).base_model
+    expected = []
+    for text, own in zip(tokens.input_ids.split((4, 9)), (2, 3), strict=True):
+        mask = (torch.arange(len(text)) < own).long()
+        expected.append(stock(input_ids=text[None], attention_mask=mask[None])[0][0])
+    actual = backbone.hidden_states(tokens._replace(keys=keys))
+    assert close(actual, torch.cat(expected))
+    assert not close(backbone.hidden_states(tokens), torch.cat(expected))
+
+
+@pytest.mark.parametrize("architecture", ["deberta-v2", "convbert"], indirect=True)
+def test_recomputed_layers_change_nothing(architecture, tokenizer):
+    tokens, found = batch(), []
+    for checkpointing in (False, True):
+        mlm = build(architecture)
+        backbone = Backbone(mlm, tokenizer, gradient_checkpointing=checkpointing).train()
+        torch.manual_seed(0)
+        found.append(gradients(mlm, backbone(tokens)))
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [("mobilebert", {}), ("deberta-v2", {"legacy": False}), ("mpnet", {})],
+)
+def test_folders_of_heads_with_forms_of_their_own(architecture, options, tokenizer, tmp_path):
+    stock, tokens = build(architecture, **options), batch()
+    backbone = Backbone(build(architecture, **options), tokenizer).eval()
+    expected = alone(stock, tokens)
+    assert close(backbone.decoder(backbone(tokens)), expected)
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            parameter.mul_(1.1)
+    moved = backbone.decoder(backbone(tokens))
+    assert not close(moved, expected)
+    with backbone.decoder_in_place() as mlm:
+        mlm.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    again: Callable = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
+    assert close(alone(again, tokens), moved)
+    encoder = load_splade(tmp_path, EagerHead()).eval()
+    assert close(encoder.backbone.decoder(encoder.backbone(tokens)), moved)
+
+
+@pytest.mark.parametrize(("architecture", "options"), [("mobilebert", {}), ("deberta-v2", {})])
+def test_vocabularies_grow_where_the_head_allows_it(architecture, options, tokenizer):
+    backbone = Backbone(build(architecture, **options), tokenizer).eval()
+    if architecture == "mobilebert":
+        with pytest.raises(ValueError, match=r"MobileBertForMaskedLM cannot grow.* 60 tokens"):
+            backbone.add_tokens(["[Q] "])
+        return
+    before = backbone.decoder(backbone(batch()))
+    backbone.add_tokens(["[Q] "])
+    torch.testing.assert_close(backbone.decoder(backbone(batch()))[:, :60], before)
+
+
+def test_an_encoder_with_a_decoder_is_refused(tokenizer):
+    config = BartConfig(vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1)
+    with pytest.raises(ValueError, match="BartForConditionalGeneration is an encoder with a dec"):
+        choose_layout(BartForConditionalGeneration(config), 60, 0)
+
+
+def test_a_body_that_draws_random_numbers_is_refused():
+    model = build("bert")
+    model.bert.embeddings.register_forward_hook(lambda _, __, out: out + torch.randn_like(out))
+    with pytest.raises(ValueError, match="other states among others than alone"):
+        choose_layout(model, 60, 0)
