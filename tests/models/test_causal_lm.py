@@ -222,3 +222,21 @@ def test_late_interaction_folders_load_in_sentence_transformers(attention, tmp_p
     assert close(found, given.tokens.values)
     assert not close(found.roll(1, 0), given.tokens.values)
     assert close(encode(load_encoder(tmp_path)).tokens.values, given.tokens.values)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3", "gemma2"])
+def test_attention_on_a_gpu_is_that_of_texts_alone(architecture, attention, tokenizer):
+    """FlashAttention of grouped heads, causal or not, with windows; Gemma 2's bounded scores."""
+    tokens = batch()
+    expected = alone(build(architecture, attention), tokens).detach()
+    other = alone(build(architecture, ATTENTIONS[attention == ATTENTIONS[0]]), tokens).detach()
+    backbone = Backbone(build(architecture, attention), tokenizer).eval().cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = backbone.decoder(backbone(tokens.to("cuda")))
+    error = (logits.float().cpu() - expected).norm() / expected.norm()
+    logits.float().sum().backward()
+    assert error < 0.03 < (other - expected).norm() / expected.norm()
+    assert all(p.grad.isfinite().all() for p in backbone.parameters() if p.grad is not None)

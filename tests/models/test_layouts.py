@@ -234,3 +234,16 @@ def test_a_body_that_draws_random_numbers_is_refused():
     model.bert.embeddings.register_forward_hook(lambda _, __, out: out + torch.randn_like(out))
     with pytest.raises(ValueError, match="other states among others than alone"):
         choose_layout(model, 60, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_every_layout_on_a_gpu(architecture, tokenizer):
+    tokens = batch()
+    expected = alone(build(architecture), tokens).detach()
+    backbone = Backbone(build(architecture).cuda(), tokenizer).eval()
+    assert backbone.layout.name == ARCHITECTURES[architecture][0]
+    logits = backbone.decoder(backbone(tokens.to("cuda")))
+    logits.sum().backward()
+    error = (logits.cpu() - expected).norm() / expected.norm()
+    assert error < 1e-3 < (expected.roll(1, 0) - expected).norm() / expected.norm()
