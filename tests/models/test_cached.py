@@ -26,7 +26,12 @@ QUERIES = ["a quick fox", "lazy cats"]
 DOCUMENTS = ["the quick brown fox jumps over the lazy dog", "a lazy cat", "foxes hunt hens"]
 LENGTHS = {"query_length": 8, "document_length": 12}
 HEAD = AutoencoderHead(
-    hidden_dim=64, k=6, k_aux=8, normalize_pooled=True, query_prompt="the quick "
+    hidden_dim=64,
+    k=6,
+    k_aux=8,
+    normalize_pooled=True,
+    query_prompt="the quick ",
+    include_prompt=False,
 )
 
 
@@ -38,7 +43,7 @@ def cache(tmp_path) -> Path:
     dense = DenseEncoder(
         tiny(QUERIES + DOCUMENTS, hidden_size=32, layers=1).bare().eval(),
         Pooling("mean", True),
-        Markup(query_prompt="the quick "),
+        Markup(query_prompt="the quick ", include_prompt=False),
     )
     save_dense(dense, folder / "model", **LENGTHS)
     tokenizer = PackedTokenizer(dense.body.tokenizer, 8, 12, markup=dense.markup)
@@ -47,7 +52,7 @@ def cache(tmp_path) -> Path:
         rows = [dense.pooling(dense.body.hidden_states(tokens), tokens) for tokens in sides]
     np.save(folder / "embeddings.npy", torch.cat(rows).numpy())
     np.save(folder / "keys.npy", text_keys(QUERIES + DOCUMENTS))
-    facts = CacheFacts(2, 8, 12, "mean", True, "the quick ", "", "digest")
+    facts = CacheFacts(2, 8, 12, "mean", True, "the quick ", "", "digest", False)
     (folder / "cache.json").write_text(json.dumps(facts._asdict()))
     (folder / "progress.json").write_text('{"rows": 5}')
     return folder
@@ -107,6 +112,7 @@ def test_latents_are_explained_by_their_numbers(cache, tmp_path):
         ({"pooling": "cls"}, "made with pooling='mean', but the head has 'cls': set head.pooling="),
         ({"normalize_pooled": False}, "set head.normalize_pooled=True"),
         ({"query_prompt": ""}, "set head.query_prompt='the quick '"),
+        ({"include_prompt": True}, "set head.include_prompt=False"),
     ],
 )
 def test_heads_that_would_make_other_embeddings_are_refused(settings, message, cache):
