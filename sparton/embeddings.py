@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sparton.types import Side, TokenBatch
+from sparton.types import Forms, Side, TextForm, TokenBatch
 
 EMBEDDINGS, KEYS, FACTS, PROGRESS, MODEL = (
     "embeddings.npy",
@@ -74,21 +74,21 @@ class TextRows:
             "document": _Keys.of(keys[self.facts.queries :], self.facts.queries),
         }
 
-    def queries(self, texts: Sequence[str]) -> TokenBatch:
+    def queries(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch:
         """One row number per query.
 
         Raises:
-            ValueError: the cache has no such query.
+            ValueError: the cache has no such query, or none that was read in such a form.
         """
-        return self._rows(texts, "query")
+        return self._rows(texts, forms, "query")
 
-    def documents(self, texts: Sequence[str]) -> TokenBatch:
+    def documents(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch:
         """One row number per document.
 
         Raises:
-            ValueError: the cache has no such document.
+            ValueError: the cache has no such document, or none that was read in such a form.
         """
-        return self._rows(texts, "document")
+        return self._rows(texts, forms, "document")
 
     def check_lengths(self, query_length: int, document_length: int) -> None:
         """Refuse lengths at which a model would see other texts than the cached ones.
@@ -104,7 +104,19 @@ class TextRows:
                 f"{document_length}: set these to {cached[0]} and {cached[1]}"
             )
 
-    def _rows(self, texts: Sequence[str], side: Side) -> TokenBatch:
+    def _check_form(self, form: TextForm) -> None:
+        for name, asked in form._asdict().items():
+            cached = getattr(self.facts, name)
+            if asked not in (None, cached):
+                raise ValueError(
+                    f"the embeddings in {self.folder} are of texts that were read with {name}="
+                    f"{cached!r}, not with {asked!r}: leave that out, or train on a model instead "
+                    "of its embeddings"
+                )
+
+    def _rows(self, texts: Sequence[str], forms: Forms, side: Side) -> TokenBatch:
+        for form in {forms} if isinstance(forms, TextForm) else {*(forms or ())}:
+            self._check_form(form)
         rows = self._sides[side].find(text_keys(texts))
         unknown = np.flatnonzero(rows < 0)
         if unknown.size:

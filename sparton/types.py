@@ -160,13 +160,23 @@ class TextForm(NamedTuple):
     query_prompt: str | None = None
     document_prompt: str | None = None
 
+    def of(self, side: Side) -> tuple[int | None, str | None]:
+        """Length and prompt of one side."""
+        if side == "query":
+            return self.query_length, self.query_prompt
+        return self.document_length, self.document_prompt
+
+
+# Of all texts of a call, or of each; None for the way in which the model reads texts.
+Forms = TextForm | Sequence[TextForm] | None
+
 
 class Tokenizer(Protocol):
     """Texts to token batches, as a ``PackedTokenizer`` and ``TextRows`` make them."""
 
-    def queries(self, texts: Sequence[str]) -> TokenBatch: ...
+    def queries(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch: ...
 
-    def documents(self, texts: Sequence[str]) -> TokenBatch: ...
+    def documents(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch: ...
 
 
 class Markup(NamedTuple):

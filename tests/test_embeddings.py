@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparton.embeddings import CacheFacts, EmbeddingTable, TextRows, text_keys
+from sparton.types import TextForm
 
 QUERIES = ["one", "two", "three"]
 DOCUMENTS = ["two", "four", ""]
@@ -69,3 +70,15 @@ def test_what_is_no_cache_or_not_complete_is_refused(folder, tmp_path):
     for opener in (TextRows, EmbeddingTable):
         with pytest.raises(ValueError, match="holds 4 of 6 embeddings"):
             opener(folder)
+
+
+def test_embeddings_have_one_form(folder):
+    rows = TextRows(folder)
+    same = TextForm(query_length=8, document_length=12, query_prompt=FACTS.query_prompt)
+    for forms in (same, [same, TextForm()]):
+        assert rows.queries(["three", "two"], forms).input_ids.tolist() == [2, 1]
+        assert rows.documents(["", "two"], forms).input_ids.tolist() == [5, 3]
+    with pytest.raises(ValueError, match="read with query_length=8, not with 9: leave that out"):
+        rows.queries(["three", "two"], [same, TextForm(query_length=9)])
+    with pytest.raises(ValueError, match=r"read with document_prompt='.*', not with 'other: '"):
+        rows.documents(["two"], TextForm(document_prompt="other: "))

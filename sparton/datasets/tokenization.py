@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparton.types import KeyTokens, Markup, TokenBatch
+from sparton.types import Forms, KeyTokens, Markup, Side, TextForm, TokenBatch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,74 +48,154 @@ class PackedTokenizer:
         self.query_length = query_length
         self.document_length = document_length
         self.markup = markup
-        query_tokenizer = query_tokenizer or tokenizer
-        lengths = {"query_length": query_length, "document_length": document_length}
-        for name, length in lengths.items():
-            if max_length is not None and length > max_length:
-                raise ValueError(
-                    f"{name}={length} is more than the {max_length} positions of the model: "
-                    f"set {name} to {max_length} or less"
-                )
-        query = (markup.query_marker, markup.query_prompt)
-        document = (markup.document_marker, markup.document_prompt)
-        _check(query_tokenizer, "query_length", query_length, *query)
-        _check(tokenizer, "document_length", document_length, *document)
         # Copies of its own, so that the truncation set here is not saved with the model.
         documents = _own(tokenizer)
-        queries = documents if query_tokenizer is tokenizer else _own(query_tokenizer)
-        self._queries = _Side(queries, query_length, *query)
-        self._documents = _Side(documents, document_length, *document)
+        queries = documents
+        if query_tokenizer is not None and query_tokenizer is not tokenizer:
+            queries = _own(query_tokenizer)
+        query = _Form(query_length, markup.query_prompt)
+        document = _Form(document_length, markup.document_prompt)
+        self._queries = _Texts("query", queries, query, markup.query_marker, max_length)
+        self._documents = _Texts(
+            "document", documents, document, markup.document_marker, max_length
+        )
 
-    def queries(self, texts: Sequence[str]) -> TokenBatch:
+    def queries(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch:
         """N queries packed; an empty text keeps its special tokens. With an expansion token all
-        have the query length, and ``keys`` are the other tokens unless they attend to it."""
-        tokens = self._queries.tokenize(texts)
+        have the query length, and ``keys`` are the other tokens unless they attend to it.
+
+        Args:
+            forms: of all texts, or of each; None for the lengths and prompts of the tokenizer.
+
+        Raises:
+            ValueError: a form's length has no room for text, or is more than the model supports.
+        """
+        tokens = self._queries.tokenize(texts, forms)
         expansion = self.markup.expansion
         if expansion is None:
             return _batch(tokens)
-        keys, filled = _fill(tokens, self.query_length, expansion)
+        keys, filled = _fill(tokens, expansion)
         return _batch(filled)._replace(keys=None if self.markup.attend_to_expansion else keys)
 
-    def documents(self, texts: Sequence[str]) -> TokenBatch:
-        """N documents packed; an empty text keeps its special tokens."""
-        return _batch(self._documents.tokenize(texts))
+    def documents(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch:
+        """N documents packed; an empty text keeps its special tokens.
+
+        Args:
+            forms: see :meth:`queries`.
+
+        Raises:
+            ValueError: see :meth:`queries`.
+        """
+        return _batch(self._documents.tokenize(texts, forms))
 
 
 class _Tokens(NamedTuple):
-    """Ids ``[T]`` of N sequences, their lengths ``[N]`` and boundaries ``[N + 1]``."""
+    """Ids ``[T]`` of N sequences, their lengths ``[N]`` and boundaries ``[N + 1]``, and the lengths
+    ``[N]`` at which they were cut."""
 
     ids: Ints
     lengths: Ints
     boundaries: Ints
+    limits: Ints
 
 
-class _Side:
+class _Form(NamedTuple):
+    """How a text of one side is read: tokens kept of it, and what is put before it."""
+
+    length: int
+    prompt: str
+
+
+class _Texts:
     """How one side's texts become tokens."""
 
-    def __init__(self, tokenizer: "Tokenizer", length: int, marker: int | None, prompt: str):
+    def __init__(
+        self,
+        side: Side,
+        tokenizer: "Tokenizer",
+        usual: _Form,
+        marker: int | None,
+        max_length: int | None,
+    ) -> None:
+        self._side: Side = side
         self._tokenizer = tokenizer
-        self._room = length if marker is None else length - 1
+        self._usual = usual
         self._marker = marker
-        self._prompt = prompt
+        self._max_length = max_length
+        self._special = tokenizer.num_special_tokens_to_add(False) + (marker is not None)
         special = tokenizer.encode("a").special_tokens_mask
         self._opening = special.index(0) if 0 in special else len(special)
+        self._checked: set[_Form] = set()
+        self._check(usual)
 
-    def tokenize(self, texts: Sequence[str]) -> _Tokens:
-        texts = [self._prompt + text for text in texts] if self._prompt else list(texts)
-        self._tokenizer.enable_truncation(self._room)
-        sequences = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+    def tokenize(self, texts: Sequence[str], forms: Forms) -> _Tokens:
+        groups = self._groups(len(texts), forms)
+        sequences: list[list[int]] = [[]] * len(texts)
+        limits = np.empty(len(texts), np.int64)
+        for form, rows in groups.items():
+            limits[rows] = form.length
+            encoded = self._encode([form.prompt + texts[row] for row in rows], form.length)
+            for row, sequence in zip(rows, encoded, strict=True):
+                sequences[row] = sequence
         lengths = np.fromiter(map(len, sequences), np.int64, count=len(sequences))
         boundaries = np.concatenate([[0], np.cumsum(lengths)])
         total = int(boundaries[-1])
         ids = np.fromiter(chain.from_iterable(sequences), np.int64, count=total)
         if self._marker is None:
-            return _Tokens(ids, lengths, boundaries)
+            return _Tokens(ids, lengths, boundaries, limits)
         ids = np.insert(ids, boundaries[:-1] + self._opening, self._marker)
-        return _Tokens(ids, lengths + 1, boundaries + np.arange(len(boundaries)))
+        return _Tokens(ids, lengths + 1, boundaries + np.arange(len(boundaries)), limits)
+
+    def _groups(self, number: int, forms: Forms) -> dict[_Form, Sequence[int]]:
+        """Which of N texts are read in which form."""
+        if forms is None or isinstance(forms, TextForm):
+            return {self._complete(forms or TextForm()): range(number)}
+        if len(forms) != number:
+            raise ValueError(f"{len(forms)} forms for {number} texts: give one for each text")
+        groups: dict[_Form, list[int]] = {}
+        complete = {form: self._complete(form) for form in set(forms)}
+        for row, form in enumerate(forms):
+            groups.setdefault(complete[form], []).append(row)
+        return {**groups}
+
+    def _complete(self, form: TextForm) -> _Form:
+        """What a form says of this side, and the usual where it says nothing."""
+        length, prompt = form.of(self._side)
+        full = _Form(
+            self._usual.length if length is None else length,
+            self._usual.prompt if prompt is None else prompt,
+        )
+        self._check(full)
+        return full
+
+    def _check(self, form: _Form) -> None:
+        """Raise ValueError unless the model has the positions and the length has room for text."""
+        if form in self._checked:
+            return
+        name, length = f"{self._side}_length", form.length
+        if self._max_length is not None and length > self._max_length:
+            raise ValueError(
+                f"{name}={length} is more than the {self._max_length} positions of the model: "
+                f"set {name} to {self._max_length} or less"
+            )
+        prompted = len(self._tokenizer.encode(form.prompt, add_special_tokens=False))
+        if length <= self._special + prompted:
+            beside = f"{self._special} special tokens"
+            if prompted:
+                beside += f" and {prompted} of the prompt"
+            raise ValueError(
+                f"{name}={length} leaves no room for text beside {beside}: set {name} to "
+                f"{self._special + prompted + 1} or more"
+            )
+        self._checked.add(form)
+
+    def _encode(self, texts: list[str], length: int) -> list[list[int]]:
+        self._tokenizer.enable_truncation(length if self._marker is None else length - 1)
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
 
 
 def _batch(tokens: _Tokens) -> TokenBatch:
-    ids, lengths, boundaries = tokens
+    ids, lengths, boundaries, _ = tokens
     position_ids = np.arange(len(ids)) - np.repeat(boundaries[:-1], lengths)
     return TokenBatch(
         torch.from_numpy(ids),
@@ -125,46 +205,29 @@ def _batch(tokens: _Tokens) -> TokenBatch:
     )
 
 
-def _fill(tokens: _Tokens, length: int, expansion: int) -> tuple[KeyTokens, _Tokens]:
-    """Sequences of that length with ``expansion`` in the free places; where the tokens lie."""
-    number = len(tokens.lengths)
-    bounds = np.arange(number + 1) * length
+def _fill(tokens: _Tokens, expansion: int) -> tuple[KeyTokens, _Tokens]:
+    """Sequences of full length with ``expansion`` in the free places; where the tokens lie."""
+    bounds = np.concatenate([[0], np.cumsum(tokens.limits)])
     rows = np.arange(len(tokens.ids)) + np.repeat(
         bounds[:-1] - tokens.boundaries[:-1], tokens.lengths
     )
-    ids = np.full(number * length, expansion)
+    ids = np.full(bounds[-1], expansion)
     ids[rows] = tokens.ids
     keys = KeyTokens(
         torch.from_numpy(rows),
         torch.from_numpy(tokens.boundaries.astype(np.int32)),
         max(int(tokens.lengths.max(initial=1)), 1),
     )
-    return keys, _Tokens(ids, np.full(number, length), bounds)
+    return keys, _Tokens(ids, tokens.limits, bounds, tokens.limits)
 
 
 def _own(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
-    own = copy.deepcopy(tokenizer.backend_tokenizer)
-    own.no_padding()
-    own.no_truncation()
-    return own
-
-
-def _check(
-    tokenizer: "PreTrainedTokenizerFast", name: str, length: int, marker: int | None, prompt: str
-) -> None:
-    """Raise ValueError unless the tokenizer and the length of a side leave room for text."""
     if not tokenizer.is_fast:
         raise ValueError(
             f"{type(tokenizer).__name__} is a slow tokenizer; a fast one "
             "(tokenizer.json in the model folder) is needed"
         )
-    special = tokenizer.num_special_tokens_to_add(pair=False) + (marker is not None)
-    prompted = len(tokenizer.tokenize(prompt))
-    if length <= special + prompted:
-        beside = f"{special} special tokens"
-        if prompted:
-            beside += f" and {prompted} of the prompt"
-        raise ValueError(
-            f"{name}={length} leaves no room for text beside {beside}: set {name} to "
-            f"{special + prompted + 1} or more"
-        )
+    own = copy.deepcopy(tokenizer.backend_tokenizer)
+    own.no_padding()
+    own.no_truncation()
+    return own

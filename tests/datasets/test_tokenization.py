@@ -8,7 +8,7 @@ import torch
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.types import Markup, TokenBatch
+from sparton.types import Markup, TextForm, TokenBatch
 
 
 def assert_equal(left: TokenBatch, right: TokenBatch) -> None:
@@ -170,3 +170,86 @@ def test_sequences_are_taken_in_any_order() -> None:
     expected = TokenBatch.from_lists([sequences[row] for row in rows])
     assert_equal(batch.take(torch.tensor(rows)), expected)
     assert_equal(batch.take(torch.tensor([1])), TokenBatch.from_lists([[]]))
+
+
+def sequences(batch: TokenBatch) -> list[list[int]]:
+    return [ids.tolist() for ids in batch.input_ids.tensor_split(batch.cu_seqlens[1:-1].long())]
+
+
+FORMS = [
+    TextForm(),
+    TextForm(query_length=5, document_length=6),
+    TextForm(query_prompt="w9 ", document_prompt="w8 w7 "),
+    TextForm(12, 13, "", ""),
+]
+
+
+def test_a_form_of_all_texts_stands_for_the_tokenizers_own_way(marked) -> None:
+    both = markup(marked, query_prompt="w20 ", document_prompt="w21 ")
+    tokenizer = PackedTokenizer(marked, 8, 9, markup=both)
+    for form in FORMS:
+        length, prompt = form.query_length or 8, form.query_prompt
+        own = both if prompt is None else both._replace(query_prompt=prompt)
+        expected = PackedTokenizer(marked, length, 9, markup=own).queries(TEXTS)
+        assert_equal(tokenizer.queries(TEXTS, form), expected)
+        length, prompt = form.document_length or 9, form.document_prompt
+        own = both if prompt is None else both._replace(document_prompt=prompt)
+        expected = PackedTokenizer(marked, 8, length, markup=own).documents(TEXTS)
+        assert_equal(tokenizer.documents(TEXTS, form), expected)
+    texts = tokenizer.queries(TEXTS), tokenizer.queries(TEXTS, FORMS[3])
+    assert sequences(texts[0]) != sequences(texts[1])
+
+
+def test_every_text_may_have_a_form_and_keeps_its_place(marked, monkeypatch) -> None:
+    tokenizer = PackedTokenizer(marked, 8, 9, markup=markup(marked))
+    texts = [f"{text} w{row}" for row, text in enumerate(TEXTS * 3)]
+    forms = [FORMS[row % 3] for row in range(len(texts))]
+    for read in (tokenizer.queries, tokenizer.documents):
+        alone = [sequences(read([text], form))[0] for text, form in zip(texts, forms, strict=True)]
+        assert_equal(read(texts, forms), TokenBatch.from_lists(alone))
+    assert tokenizer.queries([], []).num_sequences == 0
+
+    calls = []
+    encode = type(tokenizer._queries)._encode
+    monkeypatch.setattr(
+        type(tokenizer._queries), "_encode", lambda *args: calls.append(1) or encode(*args)
+    )
+    tokenizer.queries(texts, forms)
+    assert len(calls) == 3  # one for each form
+
+
+def test_queries_are_filled_up_to_the_length_of_their_form(marked) -> None:
+    tokenizer = PackedTokenizer(marked, 7, 16, markup=markup(marked, expansion=9))
+    forms = [TextForm(query_length=length) for length in (7, 5, 9, 7)]
+    batch = tokenizer.queries(TEXTS, forms)
+    assert batch.cu_seqlens.diff().tolist() == [7, 5, 9, 7] and batch.max_seqlen == 9
+    assert sequences(batch)[1] == [2, 204, 3, 9, 9]
+    alone = [sequences(tokenizer.queries([t], f))[0] for t, f in zip(TEXTS, forms, strict=True)]
+    assert sequences(batch) == alone
+    assert batch.keys.cu_seqlens.diff().tolist() == [6, 3, 5, 7]
+    own = batch.input_ids[batch.keys.rows].tolist()
+    assert own == [token for ids in alone for token in ids if token != 9]
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (TextForm(query_length=513), "query_length=513 is more than the 512 positions"),
+        (TextForm(query_length=2), "query_length=2 leaves no room for text beside 2 special"),
+        (TextForm(query_prompt="w1 w2 w3 w4 w5 w6 "), "query_length=8 leaves no room .* and 6 of"),
+    ],
+)
+def test_impossible_forms(
+    word_tokenizer: PreTrainedTokenizerFast, form: TextForm, message: str
+) -> None:
+    tokenizer = PackedTokenizer(word_tokenizer, 8, 16, max_length=512)
+    with pytest.raises(ValueError, match=message):
+        tokenizer.queries(["w1"], form)
+    with pytest.raises(ValueError, match=message):
+        tokenizer.queries(["w1", "w2"], [TextForm(), form])
+    assert tokenizer.documents(["w1"], form).num_sequences == 1  # whom it does not concern
+
+
+def test_as_many_forms_as_texts(word_tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(ValueError, match="1 forms for 2 texts"):
+        PackedTokenizer(word_tokenizer, 8, 16).queries(["w1", "w2"], [TextForm()])
