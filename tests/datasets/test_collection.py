@@ -12,7 +12,8 @@ import pytest
 from ir_datasets.datasets.beir import BeirTitleDoc
 from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, TrecQrel
 
-from sparton.datasets.collection import beir_folder, ir_datasets_task
+from sparton.datasets.collection import beir_folder
+from sparton.datasets.downloads import ir_datasets_task
 
 DATA = Path(os.environ.get("SPARTON_DATA", Path(__file__).resolve().parents[2] / "../shared/data"))
 DOCUMENTS = [
