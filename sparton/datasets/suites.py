@@ -74,7 +74,7 @@ def suite(
             _build,
             partial(
                 read,
-                **{key: value.format(name=name) for key, value in arguments.items()},
+                **{key: value.replace("{name}", name) for key, value in arguments.items()},
                 name=name,
                 exclude_self=exclude_self,
                 on_unknown=on_unknown,

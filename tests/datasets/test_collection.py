@@ -175,7 +175,7 @@ def test_a_damaged_zip_file_is_named(write_beir: WriteBeir) -> None:
     archive = zipped(write_beir(DOCUMENTS, QUERIES, QRELS))
     whole = archive.read_bytes()
     archive.write_bytes(whole.replace(b"and a body", b"and a bode"))
-    with pytest.raises(ValueError, match=r"corpus\.jsonl: the zip data is damaged .* line 3"):
+    with pytest.raises(ValueError, match=r"corpus\.jsonl: the zip data is damaged .*Bad CRC"):
         beir_folder(str(archive))
     archive.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ValueError, match=r"beir\.zip is no whole zip file .*get it again"):
