@@ -8,6 +8,7 @@ from typing import Any
 from sparton.models.folders.card import RESULTS, RESULTS_END
 from sparton.models.origin import CARD, Origin, read_origin
 
+_SPEEDS = ("documents/s", "ms a query, p50 / p95", "index MB")
 _LOADS = re.compile(r'((?:sparton\.load|Encoder|SentenceTransformer)\(")[^"]*("\))')
 
 
@@ -17,7 +18,7 @@ def add_results(folder: str | Path, tasks: Sequence[Mapping[str, Any]]) -> None:
     Args:
         folder: of a saved model.
         tasks: as ``results.json`` of an evaluation lists them, each with its ``name`` and
-            ``metrics``.
+            ``metrics``, and perhaps its ``speed``.
 
     Raises:
         FileNotFoundError: the folder has no card.
@@ -141,7 +142,23 @@ def _first(base: str | list[str] | None) -> str | None:
 
 
 def _table(tasks: Sequence[Mapping[str, Any]]) -> str:
+    """A row per task: its metrics and, where they were measured, speed and size."""
     metrics = list(tasks[0]["metrics"])
-    lines = [["task", *metrics], ["---", *("---:" for _ in metrics)]]
-    lines += [[task["name"], *(f"{task['metrics'][m]:.4f}" for m in metrics)] for task in tasks]
+    measured = any("speed" in task for task in tasks)
+    heads = [*metrics, *(_SPEEDS if measured else ())]
+    lines = [["task", *heads], ["---", *("---:" for _ in heads)]]
+    for task in tasks:
+        lines.append([task["name"], *(f"{task['metrics'][metric]:.4f}" for metric in metrics)])
+        if measured:
+            lines[-1] += _speed(task["speed"]) if "speed" in task else [""] * len(_SPEEDS)
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _speed(speed: Mapping[str, Any]) -> list[str]:
+    """The cells below the headings of speed."""
+    latency = speed["latency"]
+    return [
+        f"{speed['documents_per_second']:,.0f}",
+        f"{latency['p50']:,.1f} / {latency['p95']:,.1f}",
+        f"{speed['index_bytes'] / 1e6:,.1f}",
+    ]

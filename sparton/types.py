@@ -1,6 +1,7 @@
 """The tuples that cross from one room of the package to another."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol, TypedDict
 
 import torch
@@ -295,6 +296,8 @@ class RetrievalTask(NamedTuple):
         qrels: query id to document id to grade (0 is judged not relevant).
         exclude_self: leave a document whose id equals the query's id out of that query's ranking
             (ArguAna, Quora).
+        form: lengths and prompts of this task, whichever model reads it.
+        excluded: query id to ids of other documents that are left out of its ranking (BRIGHT).
     """
 
     name: str
@@ -302,6 +305,8 @@ class RetrievalTask(NamedTuple):
     queries: TextCollection
     qrels: dict[str, dict[str, int]]
     exclude_self: bool = False
+    form: TextForm = TextForm()
+    excluded: Mapping[str, Collection[str]] = MappingProxyType({})
 
 
 class BodyOptions(TypedDict, total=False):

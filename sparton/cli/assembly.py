@@ -27,6 +27,7 @@ from sparton.evaluation import (
     packed_tokenizer,
     plan_search,
     run_tests,
+    task_figures,
     training_tokenizer,
 )
 from sparton.hub import add_results
@@ -135,7 +136,9 @@ def build_trainer(
         settings=loop_settings(cfg),
         folder=folder,
         meter=ThroughputMeter(world.device, encoder.flops_per_token, world.size),
-        evaluate=lambda model: mean_metrics([evaluate(model, task=task) for task in dev_tasks]),
+        evaluate=lambda model: mean_metrics(
+            [evaluate(model, task=task, timed_queries=0) for task in dev_tasks]
+        ),
         save_model=partial(save_encoder, **lengths),
         identity=identity(cfg) | data.identity(),
         watch=LearningWatch(objective.ranking),
@@ -222,7 +225,7 @@ def test_best(cfg: DictConfig, trainer: Trainer, inputs: Inputs) -> dict[str, fl
         task.name: partial(_the_same, task) for task in inputs.dev
     }
     results = run_tests(evaluate, tasks, trainer.folder, description, title=title)
-    add_results(model, [{"name": each.name, "metrics": each.metrics} for each in results])
+    add_results(model, [task_figures(each) for each in results])
     return flat_metrics(results, split)
 
 

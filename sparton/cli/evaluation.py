@@ -1,6 +1,7 @@
 """An evaluation, from its configuration."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -44,6 +45,8 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
     """
     refuse_unknown_settings(cfg, ("evaluation", "encoder", "bm25"))
     builders = task_builders(cfg, cfg.split)
+    given = [name for name in ("query_length", "document_length") if cfg[name] is not None]
+    builders = {name: partial(_at_given_lengths, build, given) for name, build in builders.items()}
     evaluate = build_bm25(cfg) if cfg.model == "bm25" else build_encoder(cfg, typed)
     for build in builders.values():
         build()  # Every task is downloaded and checked before the first is encoded.
@@ -54,6 +57,12 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
     description = {"config": resolved, "environment": describe_environment()}
     evaluation.run_tests(evaluate, builders, output, description, title=cfg.model)
     Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _at_given_lengths(build: Callable[[], RetrievalTask], given: Sequence[str]) -> RetrievalTask:
+    """A task without the lengths that a user has given for all: the tokenizer has those."""
+    task = build()
+    return task._replace(form=task.form._replace(**dict.fromkeys(given)))
 
 
 def build_bm25(cfg: DictConfig) -> System:

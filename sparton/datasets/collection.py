@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
+from zipfile import BadZipFile, ZipFile
 
 from sparton.arguments import ArgumentError
 from sparton.datasets.files import DataFile, RecordError, decode_json, read_lines
@@ -50,7 +51,8 @@ def beir_folder(
     stay as they are.
 
     Args:
-        path: the folder.
+        path: the folder, or the zip file as BEIR gives it out; where there is no such folder,
+            ``path`` with .zip at the end is read.
         split: name of the judgments file in ``qrels``.
         name: shown in tables; by default the folder's name and the split.
         exclude_self: leave a document with the query's own id out of its ranking.
@@ -69,7 +71,7 @@ def beir_folder(
     )
     judged = DataFile(qrels, Path(qrels)) if qrels else beir_file(folder, f"qrels/{split}.tsv")
     return judged_task(
-        name or f"{folder.name}/{split}",
+        name or f"{folder.name.removesuffix('.zip')}/{split}",
         documents,
         queries,
         judged,
@@ -107,10 +109,10 @@ def judged_task(
     Raises:
         ValueError: as :func:`beir_folder`.
     """
-    return _build_task(
+    return build_task(
         name,
-        _collect(documents),
-        _collect(queries),
+        collect_texts(documents),
+        collect_texts(queries),
         read_judgments(judgments),
         place=judgments.place,
         on_unknown=on_unknown,
@@ -118,70 +120,38 @@ def judged_task(
     )
 
 
-def ir_datasets_task(
-    dataset_id: str,
-    *,
-    name: str | None = None,
-    exclude_self: bool = False,
-    on_unknown: OnUnknown = "error",
-) -> RetrievalTask:
-    """Read a collection with queries and judgments through ir_datasets, which downloads it once.
-
-    Args:
-        dataset_id: for example ``beir/scifact/test``.
-        name: shown in tables; by default the id.
-        exclude_self: leave a document with the query's own id out of its ranking.
-        on_unknown: as in :func:`beir_folder`.
-
-    Raises:
-        ValueError: an id that ir_datasets does not know, or one without documents, queries or
-            judgments.
-        OSError: the download failed.
-    """
-    import ir_datasets
-
-    try:
-        dataset = ir_datasets.load(dataset_id)
-    except KeyError as error:
-        raise ValueError(
-            f"ir_datasets knows no dataset {dataset_id!r}: see https://ir-datasets.com, or give a "
-            "folder in the layout of BEIR to beir_folder"
-        ) from error
-    for part in ("docs", "queries", "qrels"):
-        if not getattr(dataset, f"has_{part}")():
-            raise ValueError(f"{dataset_id} of ir_datasets has no {part}: name a split, as /test")
-    try:
-        judgments = (
-            Judgment(each.query_id, each.doc_id, int(each.relevance), number)
-            for number, each in enumerate(dataset.qrels_iter(), start=1)
-        )
-        return _build_task(
-            name or dataset_id,
-            _collect(_ir_texts(dataset_id, "document", dataset.docs_iter())),
-            _collect(_ir_texts(dataset_id, "query", dataset.queries_iter())),
-            judgments,
-            place=lambda number: f"{dataset_id}, judgment {number}",
-            on_unknown=on_unknown,
-            exclude_self=exclude_self,
-        )
-    except OSError as error:
-        raise OSError(
-            f"ir_datasets could not fetch {dataset_id} ({error}). Without a connection, "
-            "beir_folder reads the same collection from files in the layout of BEIR"
-        ) from error
-
-
 def beir_file(folder: Path, name: str) -> DataFile:
-    """``name`` in ``folder``, plain or with .gz at the end."""
+    """``name`` in ``folder``, plain or with .gz at the end; or within the zip file of BEIR that
+    ``folder`` is, or that lies there with .zip at the end in its place."""
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return DataFile(str(candidate), candidate)
+    archive = folder if folder.suffix == ".zip" else folder.with_name(f"{folder.name}.zip")
+    if archive.is_file() and not folder.is_dir():
+        return _archived(archive, name)
     place = (folder / name).parent
     held = ", ".join(sorted(each.name for each in place.iterdir())) if place.is_dir() else "nothing"
     raise FileNotFoundError(
         f"{folder / name}[.gz] does not exist; {place} holds {held or 'nothing'}. A folder in the "
-        "layout of BEIR has corpus.jsonl, queries.jsonl and qrels/<split>.tsv"
+        f"layout of BEIR has corpus.jsonl, queries.jsonl and qrels/<split>.tsv, or is {archive}"
     )
+
+
+def _archived(archive: Path, name: str) -> DataFile:
+    """``name`` at the top of a zip file, or in a folder at its top."""
+    try:
+        with ZipFile(archive) as content:
+            members = [each for each in content.namelist() if not each.endswith("/")]
+    except BadZipFile as error:
+        raise ValueError(f"{archive} is no whole zip file ({error}): get it again") from error
+    wanted = (name, f"{name}.gz")
+    found = [each for each in members if each in wanted or each.partition("/")[2] in wanted]
+    if len(found) != 1:
+        raise FileNotFoundError(
+            f"{archive} has {'more than one' if found else 'no'} {name}[.gz] at its top or in a "
+            f"folder there; it holds {', '.join(members[:20]) or 'nothing'}"
+        )
+    return DataFile(f"{archive}/{found[0]}", archive, found[0])
 
 
 def read_texts(file: DataFile) -> Iterator[tuple[str, str, str]]:
@@ -210,12 +180,12 @@ def beir_texts(
     return (text for file in files for _, _, text in read_texts(file))
 
 
-def _ir_texts(dataset_id: str, kind: str, records: Iterable[Any]) -> Iterator[tuple[str, str, str]]:
-    for number, record in enumerate(records, start=1):
-        yield f"{dataset_id}, {kind} {number}", record[0], record.default_text().strip()
+def collect_texts(entries: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+    """Id to text, of place (for messages), id and text of each.
 
-
-def _collect(entries: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+    Raises:
+        ValueError: an id twice, or one with white space; names the place.
+    """
     texts: dict[str, str] = {}
     for place, identifier, text in entries:
         if identifier in texts:
@@ -229,7 +199,7 @@ def _collect(entries: Iterable[tuple[str, str, str]]) -> dict[str, str]:
     return texts
 
 
-def _build_task(
+def build_task(
     name: str,
     documents: dict[str, str],
     queries: dict[str, str],
@@ -239,6 +209,12 @@ def _build_task(
     on_unknown: OnUnknown,
     exclude_self: bool,
 ) -> RetrievalTask:
+    """A task of texts by id and of judgments, with the ``place`` of each by its number.
+
+    Raises:
+        ValueError: a judgment that contradicts another or, with "error", is of an unknown id; or
+            none that is left.
+    """
     if on_unknown not in ("error", "ignore"):
         raise ValueError(f"on_unknown={on_unknown!r} must be 'error' or 'ignore'")
     qrels: Qrels = {}

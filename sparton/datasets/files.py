@@ -3,8 +3,10 @@
 import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import IO, Any, NamedTuple, cast
+from zipfile import BadZipFile, ZipFile
 
 from sparton.errors import MissingDataError
 
@@ -27,10 +29,17 @@ class RecordError(ValueError):
 
 
 class DataFile(NamedTuple):
-    """A readable file and the name it has for the user, who may know it by its hub name."""
+    """A readable file and the name it has for the user, who may know it by its hub name.
+
+    Attributes:
+        name: for messages.
+        path: of the file.
+        member: name within the archive, where ``path`` is a zip file.
+    """
 
     name: str
     path: Path
+    member: str | None = None
 
     def place(self, number: int) -> str:
         """Where record ``number`` (from 1) is, for messages."""
@@ -116,7 +125,7 @@ def read_lines(file: DataFile, advance: Advance | None = None) -> Iterator[tuple
     Gzip is recognised by content, not by name. ``advance`` is told the bytes read from disk.
 
     Raises:
-        ValueError: gzip data that is damaged or cut short, with the last whole line before.
+        ValueError: compressed data that is damaged or cut short, with the last whole line before.
     """
     for number, content in read_all_lines(file, advance):
         if content and not content.isspace():
@@ -126,19 +135,31 @@ def read_lines(file: DataFile, advance: Advance | None = None) -> Iterator[tuple
 def read_all_lines(file: DataFile, advance: Advance | None = None) -> Iterator[tuple[int, bytes]]:
     """As :func:`read_lines`, blank lines as well."""
     number = 0
-    with file.path.open("rb") as raw:
+    with _opened(file) as raw:
         try:
             for number, line in enumerate(_lines(_chunks(raw, advance)), start=1):
                 content = line.rstrip(b"\r")
                 yield number, content.removeprefix(b"\xef\xbb\xbf") if number == 1 else content
-        except (EOFError, zlib.error) as error:
+        except (EOFError, zlib.error, BadZipFile) as error:
+            kind = "zip" if file.member else "gzip"
             raise ValueError(
-                f"{file.name}: the gzip data is damaged or cut short after line {number} "
+                f"{file.name}: the {kind} data is damaged or cut short after line {number} "
                 f"({error}): get the file again"
             ) from error
 
 
-def _chunks(raw: BinaryIO, advance: Advance | None) -> Iterator[bytes]:
+@contextmanager
+def _opened(file: DataFile) -> Iterator[IO[bytes]]:
+    """The bytes of a file, from within its archive where it is in one; nothing is unpacked."""
+    if file.member is None:
+        with file.path.open("rb") as raw:
+            yield raw
+        return
+    with ZipFile(file.path) as archive, archive.open(file.member) as raw:
+        yield raw
+
+
+def _chunks(raw: IO[bytes], advance: Advance | None) -> Iterator[bytes]:
     if raw.peek(2)[:2] == GZIP_MAGIC:  # type: ignore[attr-defined]
         yield from _gunzip(raw, advance)
         return
@@ -148,7 +169,7 @@ def _chunks(raw: BinaryIO, advance: Advance | None) -> Iterator[bytes]:
             advance(raw.tell())
 
 
-def _gunzip(raw: BinaryIO, advance: Advance | None) -> Iterator[bytes]:
+def _gunzip(raw: IO[bytes], advance: Advance | None) -> Iterator[bytes]:
     """Everything up to the point of damage, which the gzip module would drop with its buffer."""
     member = zlib.decompressobj(GZIP_WINDOW)
     while chunk := raw.read(CHUNK):

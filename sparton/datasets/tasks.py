@@ -10,10 +10,10 @@ from sparton.datasets.collection import (
     OnUnknown,
     beir_folder,
     has_judgments,
-    ir_datasets_task,
     judged_task,
 )
 from sparton.datasets.columns import COLLECTION
+from sparton.datasets.downloads import ir_datasets_task
 from sparton.datasets.files import RecordError, detect_format, locate
 from sparton.datasets.records import parse_text_or_fields
 from sparton.datasets.tables import Columns, open_table

@@ -13,6 +13,7 @@ from sparton.evaluation.results import (
     flat_metrics,
     mean_metrics,
     results_table,
+    task_figures,
     write_results,
     write_task_run,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "plan_search",
     "results_table",
     "run_tests",
+    "task_figures",
     "training_tokenizer",
     "write_results",
     "write_task_run",

@@ -110,6 +110,6 @@ def training_tokenizer(
         return packed_tokenizer(encoder, **lengths)
     rows.check_lengths(**lengths)
     for task in dev_tasks:  # what the cache lacks shows before the training
-        rows.queries(task.queries.texts)
-        rows.documents(task.documents.texts)
+        rows.queries(task.queries.texts, task.form)
+        rows.documents(task.documents.texts, task.form)
     return rows

@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 
+from sparton.evaluation.speed import Speed
 from sparton.retrieval.run import Run
 from sparton.retrieval.trec import write_run
 from sparton.writing import replacing
 
 Figures = tuple[float | None, ...]
+Columns = dict[str, tuple[str, list[Figures]]]
 
 
 class TaskResult(NamedTuple):
@@ -28,13 +31,15 @@ class TaskResult(NamedTuple):
         metrics: mean over the judged queries, by ranx's names.
         search: how documents were ranked: "sparse", "maxsim" or "bm25"; of two stages both, the
             one that finds candidates first, as "sparse + maxsim".
-        seconds: wall-clock time to ``encode``, ``index`` and ``search``.
+        seconds: wall-clock time to encode the ``documents`` and the ``queries``, to ``index`` and
+            to ``search``.
         run: the rankings themselves.
         by_query: metric to query id to value, of which ``metrics`` are the means.
         query_terms, document_terms: mean number of active terms.
         flops: mean number of multiplications to score one pair of sparse vectors; see
             :func:`~sparton.retrieval.sparse.mean_flops`.
         query_vectors, document_vectors: mean number of token vectors.
+        speed: what it costs to encode and to ask; None where that was not measured.
     """
 
     name: str
@@ -48,6 +53,7 @@ class TaskResult(NamedTuple):
     flops: float | None = None
     query_vectors: float | None = None
     document_vectors: float | None = None
+    speed: Speed | None = None
 
 
 def mean_metrics(results: Sequence[TaskResult]) -> dict[str, float]:
@@ -68,13 +74,18 @@ def flat_metrics(results: Sequence[TaskResult], prefix: str) -> dict[str, float]
     }
 
 
-def results_table(results: Sequence[TaskResult], title: str | None = None) -> Table:
-    """One row per task, and below them the mean row.
+def results_table(results: Sequence[TaskResult], title: str | None = None) -> Group:
+    """What was found and what it costs, each with a row per task, and below them the mean row.
 
     "terms q/d" are the mean active terms, "vectors q/d" the mean token vectors of queries and
-    documents; a column that no result fills is left out.
+    documents; "docs/s", "queries/s", "ms/query p50/p95" and "index MB" are the
+    :class:`~sparton.evaluation.speed.Speed`. A column that no result fills is left out.
     """
-    columns = _columns(results)
+    found = _table(results, quality_columns(results), title)
+    return Group(found, _table(results, cost_columns(results), None))
+
+
+def _table(results: Sequence[TaskResult], columns: Columns, title: str | None) -> Table:
     table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("task", no_wrap=True)
     for label in columns:
@@ -86,9 +97,9 @@ def results_table(results: Sequence[TaskResult], title: str | None = None) -> Ta
     return table
 
 
-def _columns(results: Sequence[TaskResult]) -> dict[str, tuple[str, list[Figures]]]:
-    """By heading, the format of a figure and each result's figures, where any result has some."""
-    columns: dict[str, tuple[str, list[Figures]]] = {
+def quality_columns(results: Sequence[TaskResult]) -> Columns:
+    """By heading, the format of a figure and each result's figures: metrics and sizes."""
+    columns: Columns = {
         _label(metric): (".4f", [(each.metrics[metric],) for each in results])
         for metric in results[0].metrics
     }
@@ -96,8 +107,25 @@ def _columns(results: Sequence[TaskResult]) -> dict[str, tuple[str, list[Figures
         "terms q/d": (".1f", [(each.query_terms, each.document_terms) for each in results]),
         "FLOPS": (".2f", [(each.flops,) for each in results]),
         "vectors q/d": (".1f", [(each.query_vectors, each.document_vectors) for each in results]),
+    }
+    return _filled(columns)
+
+
+def cost_columns(results: Sequence[TaskResult]) -> Columns:
+    """As :func:`quality_columns`: speed and time."""
+    speeds = [each.speed for each in results]
+    columns: Columns = {
+        "docs/s": (",.0f", [(each and each.documents_per_second,) for each in speeds]),
+        "queries/s": (",.0f", [(each and each.queries_per_second,) for each in speeds]),
+        "ms/query p50/p95": (",.1f", [each.latency[:2] if each else (None,) for each in speeds]),
+        "index MB": (",.1f", [(each and each.index_bytes / 1e6,) for each in speeds]),
         "seconds": (".1f", [(sum(each.seconds.values()),) for each in results]),
     }
+    return _filled(columns)
+
+
+def _filled(columns: Columns) -> Columns:
+    """Those in which any result has a figure."""
     return {
         label: (form, rows)
         for label, (form, rows) in columns.items()
@@ -124,15 +152,22 @@ def write_results(
     Raises:
         OSError: the disk is full or not writable; names the file and the room left.
     """
-    tasks = [
-        {name: figure for name, figure in result._asdict().items() if figure is not None}
-        | {"run": _file(result, "trec"), "by_query": _file(result, "metrics.json")}
-        | {"queries": len(result.run.query_ids)}
-        for result in results
-    ]
+    tasks = [task_figures(result) for result in results]
     content = dict(description) | {"tasks": tasks, "mean": mean_metrics(results)}
     with replacing(Path(folder) / "results.json") as fresh:
         fresh.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def task_figures(result: TaskResult) -> dict[str, Any]:
+    """What ``results.json`` says of a task; what a system does not have is left out."""
+    figures = {name: figure for name, figure in result._asdict().items() if figure is not None}
+    if speed := result.speed:
+        figures["speed"] = speed._asdict() | {"latency": speed.latency._asdict()}
+    return figures | {
+        "run": _file(result, "trec"),
+        "by_query": _file(result, "metrics.json"),
+        "queries": len(result.run.query_ids),
+    }
 
 
 def write_task_run(result: TaskResult, folder: Path | str) -> None:

@@ -3,14 +3,16 @@
 N documents, Q queries, K results per query.
 """
 
-from collections.abc import Sequence
+import logging
+import sys
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from sparton.arguments import refuse_below
+from sparton.evaluation.exclusion import excluded_rows, own_rows, without
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
@@ -20,11 +22,13 @@ from sparton.evaluation.settings import (
     compared_kinds,
     plan_search,
 )
+from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import VectorDtype, autocast_dtype, device_of, encode_texts
 from sparton.retrieval.index import IndexBuilder, exact_index
 from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
+from sparton.retrieval.protocols import Found
 from sparton.retrieval.run import Run
 from sparton.retrieval.settings import (
     RERANK_DEPTH,
@@ -35,11 +39,13 @@ from sparton.retrieval.settings import (
 )
 from sparton.retrieval.sparse import mean_flops
 from sparton.sparse_vectors import SparseVectors
-from sparton.types import RetrievalTask, Side, Tokenizer
+from sparton.types import SIDES, RetrievalTask, Side, TextForm, Tokenizer
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
 
+TIMED_QUERIES = 50
+log = logging.getLogger(__name__)
 _PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
 
 
@@ -61,6 +67,7 @@ def evaluate_encoder(
     k1: float = 0.9,
     b: float = 0.4,
     index: IndexBuilder = exact_index,
+    timed_queries: int = TIMED_QUERIES,
     progress: bool = True,
 ) -> TaskResult:
     """Search a full collection with an encoder, on the encoder's own device, and measure what it
@@ -70,7 +77,8 @@ def evaluate_encoder(
 
     Args:
         encoder: an :class:`~sparton.models.encoder.Encoder`.
-        tokenizer: its tokenizer, with the lengths at which texts are cut.
+        tokenizer: its tokenizer, with the lengths at which texts are cut where the task's form does
+            not say.
         task: collection, queries, judgments.
         metrics: ranx's names.
         k: depth of the rankings.
@@ -83,6 +91,8 @@ def evaluate_encoder(
             more than there are, for all.
         k1, b: of BM25, where it finds the candidates.
         index: makes the index that is searched.
+        timed_queries: how many queries are timed one at a time, see
+            :func:`~sparton.evaluation.speed.time_queries`; 0 measures no speed.
         batch_tokens, batch_sequences, precision, vector_dtype, progress: see
             :func:`~sparton.retrieval.encoding.encode_texts`.
 
@@ -96,6 +106,7 @@ def evaluate_encoder(
     check_search(search, rerank_depth)
     check_vector_dtype(vector_dtype)
     autocast_dtype(precision)
+    refuse_below(0, timed_queries=timed_queries)
     bounds = {"max_query_terms": max_query_terms, "max_document_terms": max_document_terms}
     check_term_bounds(**bounds)
     chosen = plan_search(encoder, metrics=metrics, k=k, search=search, rerank_depth=rerank_depth)
@@ -103,28 +114,33 @@ def evaluate_encoder(
     kinds = compared_kinds(chosen, encoder)
     bm25 = BM25(k1, b)
 
-    def encode(texts: Sequence[str], side: Side, max_terms: int | None) -> Representations:
+    form = _readable(task, encoder.max_length)
+
+    def encode(
+        texts: Sequence[str], side: Side, max_terms: int | None, bar: bool = False
+    ) -> Representations:
         return encode_texts(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
             batch_tokens=batch_tokens, batch_sequences=batch_sequences, vector_dtype=vector_dtype,
-            progress=f"{task.name}: {_PLURAL[side]}" if progress else None,
+            form=form, progress=f"{task.name}: {_PLURAL[side]}" if progress and bar else None,
         )  # fmt: skip
 
-    start = perf_counter()
-    documents = encode(task.documents.texts, "document", max_document_terms)
-    queries = encode(task.queries.texts, "query", max_query_terms)
     by_words = bm25_finds(chosen, encoder)
+    system = _System(
+        lambda texts, bar: encode(texts, "document", max_document_terms, bar),
+        lambda texts, bar: encode(texts, "query", max_query_terms, bar),
+        bm25 if by_words else None,
+    )
     return _retrieve(
         task,
-        _Sides(queries, documents),
+        system,
         metrics,
         k,
         search=f"{'bm25' if by_words else 'sparse'} + maxsim" if chosen == "rerank" else chosen,
-        first_stage=_encode_words(task, bm25) if by_words else None,
         rerank_depth=rerank_depth,
+        timed_queries=timed_queries,
         build=index,
         device=device_of(encoder),
-        start=start,
         progress=f"{task.name}: search" if progress else None,
     )
 
@@ -136,63 +152,81 @@ def evaluate_bm25(
     b: float = 0.4,
     metrics: Sequence[str] = METRICS,
     k: int = 1000,
+    timed_queries: int = TIMED_QUERIES,
     device: torch.device | str = "cpu",
 ) -> TaskResult:
     """BM25 on the same task, through the same index and metrics."""
     check_texts(task)
     check_metrics(metrics, k)
+    refuse_below(0, timed_queries=timed_queries)
     bm25 = BM25(k1, b)
-    start = perf_counter()
-    sides = _encode_words(task, bm25)
-    return _retrieve(task, sides, metrics, k, search="bm25", device=device, start=start)
+    system = _System(
+        lambda texts, _: Representations(bm25.fit(texts)),
+        lambda texts, _: Representations(bm25.queries(texts)),
+    )
+    return _retrieve(
+        task, system, metrics, k, search="bm25", timed_queries=timed_queries, device=device
+    )
 
 
-class _Sides(NamedTuple):
-    queries: Representations
-    documents: Representations
+class _System(NamedTuple):
+    """What encodes texts, with or without a bar of progress.
 
+    Attributes:
+        documents, queries: to representations, of documents first.
+        words: whose sparse vectors find candidates in place of the encoder's.
+    """
 
-def _encode_words(task: RetrievalTask, bm25: BM25) -> _Sides:
-    documents = Representations(bm25.fit(task.documents.texts))
-    return _Sides(Representations(bm25.queries(task.queries.texts)), documents)
+    documents: Callable[[Sequence[str], bool], Representations]
+    queries: Callable[[Sequence[str], bool], Representations]
+    words: BM25 | None = None
 
 
 def _retrieve(
     task: RetrievalTask,
-    sides: _Sides,
+    system: _System,
     metrics: Sequence[str],
     k: int,
     *,
     search: str,
+    timed_queries: int,
     device: torch.device | str,
-    start: float,
-    first_stage: _Sides | None = None,
     rerank_depth: int = RERANK_DEPTH,
     build: IndexBuilder = exact_index,
     progress: str | None = None,
 ) -> TaskResult:
-    """Index and search what was encoded since ``start``; the first stage's sparse vectors take the
-    place of the encoder's."""
-    queries, documents = sides
-    if first_stage is not None:
-        queries, documents = (
-            own._replace(sparse=words.sparse) for own, words in zip(sides, first_stage, strict=True)
+    """Encode, index, search, measure."""
+    words, texts = system.words, task.queries.texts
+    if timed_queries:
+        system.documents(task.documents.texts[:WARM_UP_DOCUMENTS], False)
+    clock = _Clock()
+    documents = system.documents(task.documents.texts, True)
+    stored = documents
+    if words is not None:
+        stored = documents._replace(sparse=words.fit(task.documents.texts))
+    clock.stop("documents")
+    queries = system.queries(texts, True)
+    asked = _with_words(queries, texts, words)
+    clock.stop("queries")
+    index = build(stored, device, rerank_depth=rerank_depth)
+    clock.stop("index")
+    barred = excluded_rows(task)
+    own = own_rows(task) if task.exclude_self else None
+    found = index.search(asked, k + barred.shape[1], exclude=own, progress=progress)
+    run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k))
+    clock.stop("search")
+    seconds, speed = clock.seconds, None
+    if timed_queries:
+
+        def answer(text: str) -> Found:
+            return index.search(_with_words(system.queries([text], False), [text], words), k)
+
+        speed = Speed(
+            len(task.documents.texts) / seconds["documents"],
+            len(texts) / (seconds["queries"] + seconds["search"]),
+            time_queries(answer, texts, timed_queries),
+            index.nbytes,
         )
-    encoded = perf_counter()
-    index = build(documents, device, rerank_depth=rerank_depth)
-    indexed = perf_counter()
-    scores, rows = index.search(
-        queries,
-        k,
-        exclude=_own_rows(task) if task.exclude_self else None,
-        progress=progress,
-    )
-    run = Run(task.queries.ids, task.documents.ids, rows, scores)
-    seconds = {
-        "encode": encoded - start,
-        "index": indexed - encoded,
-        "search": perf_counter() - indexed,
-    }
     by_query = evaluate_queries(task.qrels, run, metrics)
     return TaskResult(
         name=task.name,
@@ -200,8 +234,42 @@ def _retrieve(
         by_query=by_query,
         search=search,
         seconds=seconds,
+        speed=speed,
         run=run,
-        **_sizes(*sides),
+        **_sizes(queries, documents),
+    )
+
+
+class _Clock:
+    """Wall-clock seconds of what is done one after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = perf_counter()
+
+    def stop(self, name: str) -> None:
+        now = perf_counter()
+        self.seconds[name], self._last = now - self._last, now
+
+
+def _with_words(
+    queries: Representations, texts: Sequence[str], words: BM25 | None
+) -> Representations:
+    return queries if words is None else queries._replace(sparse=words.queries(texts))
+
+
+def _readable(task: RetrievalTask, longest: int | None) -> TextForm:
+    """The form of a task, with no more tokens than an encoder has positions."""
+    form = task.form
+    longest = longest or sys.maxsize
+    for side in SIDES:
+        length, _ = form.of(side)
+        if length is not None and length > longest:
+            said = "%s: the task keeps %d tokens of a %s, the model has %d positions"
+            log.warning(said, task.name, length, side, longest)
+    return form._replace(
+        query_length=form.query_length and min(form.query_length, longest),
+        document_length=form.document_length and min(form.document_length, longest),
     )
 
 
@@ -216,9 +284,3 @@ def _sizes(queries: Representations, documents: Representations) -> dict[str, fl
         sizes["query_vectors"] = queries.tokens.mean_tokens
         sizes["document_vectors"] = documents.tokens.mean_tokens
     return sizes
-
-
-def _own_rows(task: RetrievalTask) -> NDArray[np.int64]:
-    """Row of the document that has a query's id, or -1; int64 ``[Q]``."""
-    row_of = {name: row for row, name in enumerate(task.documents.ids)}
-    return np.array([row_of.get(name, -1) for name in task.queries.ids], np.int64)

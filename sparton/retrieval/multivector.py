@@ -52,6 +52,8 @@ class MultiVectorIndex:
         self._rows = documents.lengths.nonzero().flatten()
         ends = torch.cat([documents.cu_seqlens[self._rows], documents.cu_seqlens[-1:]])
         self._filled = TokenVectors(documents.values, ends)
+        held = (documents.values, documents.cu_seqlens, self._rows, ends)
+        self.nbytes = sum(each.nbytes for each in held)
 
     @torch.inference_mode()
     def search(

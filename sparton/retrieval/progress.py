@@ -12,6 +12,9 @@ def progress_bar(label: str | None, total: int | None) -> Iterator[Callable[[int
     """A function that moves a bar on; the bar is on standard error, or, without a label, not at
     all. A terminal is cleared of it at the end, a log keeps the full bar. ``total`` is None where
     nobody knows it."""
+    if label is None:
+        yield lambda _: None  # a bar that is never shown would take longer than a query
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -20,6 +23,6 @@ def progress_bar(label: str | None, total: int | None) -> Iterator[Callable[[int
     )
     console = Console(stderr=True)
     brief = console.is_terminal
-    with Progress(*columns, console=console, transient=brief, disable=label is None) as bar:
-        task = bar.add_task(label or "", total=total)
+    with Progress(*columns, console=console, transient=brief) as bar:
+        task = bar.add_task(label, total=total)
         yield lambda steps: bar.advance(task, steps)

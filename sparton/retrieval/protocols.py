@@ -31,9 +31,11 @@ class Index(Protocol):
 
     Attributes:
         kinds: the halves of representations that are compared.
+        nbytes: bytes of the documents' representations and of what it made of them.
     """
 
     kinds: frozenset[Kind]
+    nbytes: int
 
     def search(
         self,
@@ -59,9 +61,11 @@ class Index(Protocol):
 
 
 class Reranker(Protocol):
-    """N encoded documents that can put candidates in order."""
+    """N encoded documents that can put candidates in order; its attributes are those of an
+    :class:`Index`."""
 
     kinds: frozenset[Kind]
+    nbytes: int
 
     def rerank(
         self,

@@ -64,6 +64,8 @@ class SparseIndex:
             _Chunk(first, documents.slice(first, last).to(self.device))
             for first, last in ranges_within(documents.cu_seqlens, chunk_weights, chunk_documents)
         ]
+        held = (each for chunk in self._chunks for each in chunk.documents[:3])
+        self.nbytes = sum(each.nbytes for each in held)
 
     @torch.inference_mode()
     def search(

@@ -88,7 +88,7 @@ def test_of_a_training(override, message):
         ("query_length=many", "must be a whole number, or null"),
         ("encoder.serch=maxsim", "encoder has no serch; did you mean encoder.search=maxsim?"),
         ("+encoder.metric=3", "evaluate_encoder takes no metric; did you mean encoder.metrics=3?"),
-        ("evaluation=big_beir", "evaluation has no option big_beir. Its options: beir_folder,"),
+        ("evaluation=big_beir", "evaluation has no option big_beir. Its options: beir13, "),
     ],
 )
 def test_of_an_evaluation(override, message):

@@ -10,7 +10,7 @@ from omegaconf import MissingMandatoryValue
 from sparton.cli.errors import explain
 from sparton.cli.tasks import has_dev_tasks, hold_out_dev, task_builders
 from tests.composing import composed
-from tests.datasets.test_collection import registered  # noqa: F401, a fixture
+from tests.datasets.test_downloads import registered  # noqa: F401, a fixture
 from tests.evaluation.problems import QRELS, write_beir
 
 

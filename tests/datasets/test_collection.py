@@ -1,18 +1,17 @@
-"""BEIR folders and ir_datasets to tasks; every fault is named where it stands."""
+"""BEIR folders and zip files to tasks; every fault is named where it stands."""
 
 import gzip
 import logging
 import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, ZipInfo
 
-import ir_datasets
 import pytest
-from ir_datasets.datasets.beir import BeirTitleDoc
-from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, TrecQrel
 
-from sparton.datasets.collection import beir_folder, ir_datasets_task
+from sparton.datasets.collection import beir_folder
 
 DATA = Path(os.environ.get("SPARTON_DATA", Path(__file__).resolve().parents[2] / "../shared/data"))
 DOCUMENTS = [
@@ -120,6 +119,69 @@ def test_unknown_ids_can_be_ignored_and_are_counted(
         beir_folder(folder, on_unknown="skip")  # type: ignore[arg-type]
 
 
+def zipped(folder: str, top: str = "beir/") -> Path:
+    """The files of a folder as a zip file that lies beside it, in its place."""
+    path = Path(folder)
+    with ZipFile(path.with_suffix(".zip"), "w") as archive:
+        archive.writestr(ZipInfo(top), "")
+        for file in path.rglob("*.*"):
+            archive.write(file, f"{top}{file.relative_to(path)}")
+    shutil.rmtree(path)
+    return path.with_suffix(".zip")
+
+
+@pytest.mark.parametrize("top", ["beir/", ""])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_zip_file_of_beir_is_read_where_it_lies(
+    write_beir: WriteBeir, top: str, ending: str, tmp_path: Path
+) -> None:
+    folder = write_beir(DOCUMENTS, QUERIES, QRELS, ending=ending)
+    expected = beir_folder(folder)
+    archive = zipped(folder, top)
+    for path in (folder, str(archive)):
+        assert beir_folder(path) == expected
+        with pytest.raises(
+            FileNotFoundError, match=r"beir\.zip has no qrels/dev\.tsv\[\.gz\] at its"
+        ):
+            beir_folder(path, split="dev")
+    assert [path.name for path in tmp_path.iterdir()] == ["beir.zip"]
+
+
+def test_faults_within_a_zip_file_have_a_line(write_beir: WriteBeir) -> None:
+    folder = write_beir(DOCUMENTS, QUERIES, ["q1\td9\t1"])
+    archive = zipped(folder)
+    message = r"beir\.zip/beir/qrels/test\.tsv, line 2: document 'd9' is judged"
+    with pytest.raises(ValueError, match=message):
+        beir_folder(folder)
+    with ZipFile(archive, "a") as more:
+        more.writestr("other/corpus.jsonl", "")
+    with pytest.raises(FileNotFoundError, match=r"has more than one corpus\.jsonl\[\.gz\]"):
+        beir_folder(folder)
+
+
+def test_members_that_lead_elsewhere_are_never_written(
+    write_beir: WriteBeir, tmp_path: Path
+) -> None:
+    archive = zipped(write_beir(DOCUMENTS, QUERIES, QRELS))
+    before = sorted(tmp_path.parent.rglob("*"))
+    with ZipFile(archive, "a") as more:
+        more.writestr("../../corpus.jsonl", "{}")
+        more.writestr("/tmp/sparton-test/qrels/test.tsv", "")
+    assert len(beir_folder(str(archive)).documents.ids) == 3
+    assert sorted(tmp_path.parent.rglob("*")) == before
+
+
+def test_a_damaged_zip_file_is_named(write_beir: WriteBeir) -> None:
+    archive = zipped(write_beir(DOCUMENTS, QUERIES, QRELS))
+    whole = archive.read_bytes()
+    archive.write_bytes(whole.replace(b"and a body", b"and a bode"))
+    with pytest.raises(ValueError, match=r"corpus\.jsonl: the zip data is damaged .*Bad CRC"):
+        beir_folder(str(archive))
+    archive.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"beir\.zip is no whole zip file .*get it again"):
+        beir_folder(str(archive))
+
+
 def test_bytes_that_are_not_utf8_are_named(write_beir: WriteBeir) -> None:
     folder = Path(write_beir(DOCUMENTS, QUERIES, QRELS))
     with (folder / "corpus.jsonl").open("ab") as file:
@@ -134,79 +196,6 @@ def test_missing_files_say_what_is_there(write_beir: WriteBeir, tmp_path: Path) 
         beir_folder(folder, split="dev")
     with pytest.raises(FileNotFoundError, match=r"corpus\.jsonl"):
         beir_folder(str(tmp_path / "nowhere"))
-
-
-class Documents(BaseDocs):
-    def __init__(self, documents: list[BeirTitleDoc]) -> None:
-        self.documents = documents
-
-    def docs_iter(self) -> Iterator[BeirTitleDoc]:
-        return iter(self.documents)
-
-
-class Queries(BaseQueries):
-    def queries_iter(self) -> Iterator[GenericQuery]:
-        yield GenericQuery("q1", "first query")
-        yield GenericQuery("q2", "never judged")
-
-
-class Judgments(BaseQrels):
-    def qrels_iter(self) -> Iterator[TrecQrel]:
-        yield TrecQrel("q1", "d1", 2, "0")
-        yield TrecQrel("q1", "d2", 0, "0")
-
-
-@pytest.fixture
-def registered() -> Iterator[str]:
-    name = "sparton-test/tiny"
-    documents = Documents([BeirTitleDoc("d1", "body", "Title"), BeirTitleDoc("d2", "alone", "")])
-    ir_datasets.registry.register(name, ir_datasets.Dataset(documents, Queries(), Judgments()))
-    ir_datasets.registry.register(f"{name}/unjudged", ir_datasets.Dataset(documents, Queries()))
-    yield name
-    for key in (name, f"{name}/unjudged"):
-        del ir_datasets.registry._registered[key]
-
-
-def test_reads_through_ir_datasets(registered: str) -> None:
-    task = ir_datasets_task(registered, exclude_self=True)
-    assert task.name == registered and task.exclude_self
-    assert list(zip(*task.documents)) == [("d1", "Title body"), ("d2", "alone")]
-    assert list(zip(*task.queries)) == [("q1", "first query")]
-    assert task.qrels == {"q1": {"d1": 2, "d2": 0}}
-
-
-@pytest.mark.parametrize("part", ["docs_iter", "queries_iter", "qrels_iter"])
-@pytest.mark.parametrize("lazy", [True, False])
-def test_a_failed_download_says_what_to_do_without(
-    registered: str, monkeypatch: pytest.MonkeyPatch, part: str, lazy: bool
-) -> None:
-    def fail(*_: object) -> Iterator[None]:
-        raise ConnectionError("no route to host")
-
-    def fail_when_read(*_: object) -> Iterator[None]:
-        yield fail()  # type: ignore[misc]
-
-    owner = {"docs_iter": Documents, "queries_iter": Queries, "qrels_iter": Judgments}[part]
-    monkeypatch.setattr(owner, part, fail_when_read if lazy else fail)
-    message = (
-        rf"could not fetch {registered} \(no route to host\).*beir_folder reads the same collection"
-    )
-    with pytest.raises(OSError, match=message):
-        ir_datasets_task(registered)
-
-
-def test_ir_datasets_ids_with_white_space(registered: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    queries = [GenericQuery("q1", "first query"), GenericQuery("q 2", "second")]
-    monkeypatch.setattr(Queries, "queries_iter", lambda _: iter(queries))
-    with pytest.raises(ValueError, match=f"{registered}, query 2: the id 'q 2' holds white"):
-        ir_datasets_task(registered)
-
-
-def test_ir_datasets_without_judgments_or_unknown(registered: str) -> None:
-    with pytest.raises(ValueError, match="unjudged of ir_datasets has no qrels"):
-        ir_datasets_task(f"{registered}/unjudged")
-    with pytest.raises(ValueError, match="knows no dataset 'beir/scifakt'"):
-        ir_datasets_task("beir/scifakt")
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="set SPARTON_DATA to the folder of the real data")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparton.datasets.tasks import beir_folders, ir_datasets_tasks, trec_files, trec_task
-from tests.datasets.test_collection import registered  # noqa: F401, a fixture
+from tests.datasets.test_downloads import registered  # noqa: F401, a fixture
 
 Write = Callable[..., str]
 RECORDS = [{"_id": f"d{n}", "text": f"text {n}"} for n in range(3)]

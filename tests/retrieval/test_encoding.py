@@ -16,7 +16,7 @@ from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import encoding
 from sparton.retrieval.encoding import AUTOCAST, encode_texts
 from sparton.sparse_vectors import SparseVectors
-from sparton.types import Side, TokenBatch
+from sparton.types import Forms, Side, TokenBatch
 
 VOCABULARY = 23
 
@@ -63,10 +63,10 @@ class VectorEncoder(CountingEncoder):
 class NumberTokenizer:
     """Words are token ids; documents have one more token in front, 0."""
 
-    def queries(self, texts: list[str]) -> TokenBatch:
+    def queries(self, texts: list[str], forms: Forms = None) -> TokenBatch:
         return TokenBatch.from_lists([[int(word) for word in text.split()] for text in texts])
 
-    def documents(self, texts: list[str]) -> TokenBatch:
+    def documents(self, texts: list[str], forms: Forms = None) -> TokenBatch:
         return self.queries([f"0 {text}" for text in texts])
 
 

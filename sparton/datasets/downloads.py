@@ -1,0 +1,167 @@
+"""Evaluation tasks that are downloaded at their first use: of ir_datasets, and of the Hugging Face
+hub."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
+
+from sparton.datasets.collection import OnUnknown, build_task, collect_texts
+from sparton.datasets.files import RecordError
+from sparton.datasets.judgments import Judgment
+from sparton.datasets.records import parse_text
+from sparton.types import RetrievalTask
+
+T = TypeVar("T")
+Texts = Iterator[tuple[str, str, str]]
+
+
+def ir_datasets_task(
+    dataset_id: str,
+    *,
+    name: str | None = None,
+    exclude_self: bool = False,
+    on_unknown: OnUnknown = "error",
+) -> RetrievalTask:
+    """Read a collection with queries and judgments through ir_datasets, which downloads it once.
+
+    Args:
+        dataset_id: for example ``beir/scifact/test``.
+        name: shown in tables; by default the id.
+        exclude_self: leave a document with the query's own id out of its ranking.
+        on_unknown: as in :func:`~sparton.datasets.collection.beir_folder`.
+
+    Raises:
+        ValueError: an id that ir_datasets does not know, or one without documents, queries or
+            judgments.
+        OSError: the download failed.
+    """
+    import ir_datasets
+
+    try:
+        dataset = ir_datasets.load(dataset_id)
+    except KeyError as error:
+        raise ValueError(
+            f"ir_datasets knows no dataset {dataset_id!r}: see https://ir-datasets.com, or give a "
+            "folder in the layout of BEIR to beir_folder"
+        ) from error
+    for part in ("docs", "queries", "qrels"):
+        if not getattr(dataset, f"has_{part}")():
+            raise ValueError(f"{dataset_id} of ir_datasets has no {part}: name a split, as /test")
+    try:
+        judgments = (
+            Judgment(each.query_id, each.doc_id, int(each.relevance), number)
+            for number, each in enumerate(dataset.qrels_iter(), start=1)
+        )
+        return build_task(
+            name or dataset_id,
+            collect_texts(_ir_texts(dataset_id, "document", dataset.docs_iter())),
+            collect_texts(_ir_texts(dataset_id, "query", dataset.queries_iter())),
+            judgments,
+            place=lambda number: f"{dataset_id}, judgment {number}",
+            on_unknown=on_unknown,
+            exclude_self=exclude_self,
+        )
+    except OSError as error:
+        raise OSError(
+            f"ir_datasets could not fetch {dataset_id} ({error}). Without a connection, "
+            "beir_folder reads the same collection from files in the layout of BEIR"
+        ) from error
+
+
+def _ir_texts(dataset_id: str, kind: str, records: Iterable[Any]) -> Texts:
+    for number, record in enumerate(records, start=1):
+        yield f"{dataset_id}, {kind} {number}", record[0], record.default_text().strip()
+
+
+def hub_task(
+    repository: str,
+    split: str = "test",
+    *,
+    subset: str = "",
+    name: str | None = None,
+    exclude_self: bool = False,
+    on_unknown: OnUnknown = "error",
+) -> RetrievalTask:
+    """Read a data set of the Hugging Face hub in the layout of mteb and of NanoBEIR, which is
+    downloaded once.
+
+    Its configurations are ``corpus`` (``_id`` or ``id``, ``text``, perhaps ``title``), ``queries``
+    (``_id`` or ``id``, ``text``), and ``qrels`` or ``default`` (``query-id``, ``corpus-id``, and
+    ``score`` unless all are 1). The configuration of a subset begins with its name and a hyphen.
+
+    Args:
+        repository: "owner/name", or a folder with the same files.
+        split: of each configuration; where one has a single split, that is taken.
+        subset: for example a language of a multilingual data set.
+        name: shown in tables; by default that of the repository, the subset and the split.
+        exclude_self, on_unknown: as in :func:`~sparton.datasets.collection.beir_folder`.
+
+    Raises:
+        ValueError: a data set in another layout, or malformed content, naming configuration and
+            row.
+        ConnectionError: the hub did not give it.
+    """
+    from datasets import get_dataset_config_names
+
+    names = _fetched(repository, partial(get_dataset_config_names, repository))
+    before = f"{subset}-" if subset else ""
+    judgments = (f"{before}qrels",) if subset else ("qrels", "default")
+    judged = next((each for each in judgments if each in names), None)
+    missing = [each for each in (f"{before}corpus", f"{before}queries") if each not in names]
+    if missing or judged is None:
+        raise ValueError(
+            f"{repository} has the configurations {', '.join(names)}: {before}corpus, "
+            f"{before}queries and {' or '.join(judgments)} are needed, as of mteb and NanoBEIR"
+        )
+    place = f"{repository}, {judged} {split}"
+    return build_task(
+        name or "/".join(part for part in (repository.rsplit("/", 1)[-1], subset, split) if part),
+        collect_texts(_hub_texts(repository, f"{before}corpus", split)),
+        collect_texts(_hub_texts(repository, f"{before}queries", split)),
+        _hub_judgments(place, _rows(repository, judged, split)),
+        place=lambda number: f"{place}, row {number}",
+        on_unknown=on_unknown,
+        exclude_self=exclude_self,
+    )
+
+
+def _rows(repository: str, configuration: str, split: str) -> Iterable[dict[str, Any]]:
+    from datasets import load_dataset
+
+    splits = _fetched(repository, partial(load_dataset, repository, configuration))
+    if split not in splits and len(splits) > 1:
+        raise ValueError(
+            f"{repository} has no {split} of {configuration}: it has {', '.join(splits)}"
+        )
+    return splits[split] if split in splits else next(iter(splits.values()))
+
+
+def _fetched(repository: str, fetch: Callable[[], T]) -> T:
+    try:
+        return fetch()
+    except Exception as error:  # the hub's client raises errors of several libraries
+        raise ConnectionError(
+            f"{repository} could not be read from the Hugging Face hub ({error}): check the name "
+            "and the connection; beir_folder reads files in the layout of BEIR"
+        ) from error
+
+
+def _hub_texts(repository: str, configuration: str, split: str) -> Texts:
+    for number, row in enumerate(_rows(repository, configuration, split), start=1):
+        place = f"{repository}, {configuration} {split}, row {number}"
+        try:
+            yield (place, *parse_text(row))
+        except RecordError as error:
+            raise ValueError(f"{place}: {error}") from error
+
+
+def _hub_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgment]:
+    for number, row in enumerate(rows, start=1):
+        try:
+            query, document = str(row["query-id"]), str(row["corpus-id"])
+            yield Judgment(query, document, int(row.get("score", 1)), number)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{place}, row {number}: query-id, corpus-id and an integer score are expected, "
+                f"not {row}"
+            ) from error

@@ -1,0 +1,172 @@
+"""Collections of ir_datasets and of the hub to tasks; every fault is named where it stands."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ir_datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ir_datasets.datasets.beir import BeirTitleDoc
+from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, TrecQrel
+
+from sparton.datasets.downloads import hub_task, ir_datasets_task
+
+
+class Documents(BaseDocs):
+    def __init__(self, documents: list[BeirTitleDoc]) -> None:
+        self.documents = documents
+
+    def docs_iter(self) -> Iterator[BeirTitleDoc]:
+        return iter(self.documents)
+
+
+class Queries(BaseQueries):
+    def queries_iter(self) -> Iterator[GenericQuery]:
+        yield GenericQuery("q1", "first query")
+        yield GenericQuery("q2", "never judged")
+
+
+class Judgments(BaseQrels):
+    def qrels_iter(self) -> Iterator[TrecQrel]:
+        yield TrecQrel("q1", "d1", 2, "0")
+        yield TrecQrel("q1", "d2", 0, "0")
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    name = "sparton-test/tiny"
+    documents = Documents([BeirTitleDoc("d1", "body", "Title"), BeirTitleDoc("d2", "alone", "")])
+    ir_datasets.registry.register(name, ir_datasets.Dataset(documents, Queries(), Judgments()))
+    ir_datasets.registry.register(f"{name}/unjudged", ir_datasets.Dataset(documents, Queries()))
+    yield name
+    for key in (name, f"{name}/unjudged"):
+        del ir_datasets.registry._registered[key]
+
+
+def test_reads_through_ir_datasets(registered: str) -> None:
+    task = ir_datasets_task(registered, exclude_self=True)
+    assert task.name == registered and task.exclude_self
+    assert list(zip(*task.documents)) == [("d1", "Title body"), ("d2", "alone")]
+    assert list(zip(*task.queries)) == [("q1", "first query")]
+    assert task.qrels == {"q1": {"d1": 2, "d2": 0}}
+
+
+@pytest.mark.parametrize("part", ["docs_iter", "queries_iter", "qrels_iter"])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_failed_download_says_what_to_do_without(
+    registered: str, monkeypatch: pytest.MonkeyPatch, part: str, lazy: bool
+) -> None:
+    def fail(*_: object) -> Iterator[None]:
+        raise ConnectionError("no route to host")
+
+    def fail_when_read(*_: object) -> Iterator[None]:
+        yield fail()  # type: ignore[misc]
+
+    owner = {"docs_iter": Documents, "queries_iter": Queries, "qrels_iter": Judgments}[part]
+    monkeypatch.setattr(owner, part, fail_when_read if lazy else fail)
+    message = (
+        rf"could not fetch {registered} \(no route to host\).*beir_folder reads the same collection"
+    )
+    with pytest.raises(OSError, match=message):
+        ir_datasets_task(registered)
+
+
+def test_ir_datasets_ids_with_white_space(registered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queries = [GenericQuery("q1", "first query"), GenericQuery("q 2", "second")]
+    monkeypatch.setattr(Queries, "queries_iter", lambda _: iter(queries))
+    with pytest.raises(ValueError, match=f"{registered}, query 2: the id 'q 2' holds white"):
+        ir_datasets_task(registered)
+
+
+def test_ir_datasets_without_judgments_or_unknown(registered: str) -> None:
+    with pytest.raises(ValueError, match="unjudged of ir_datasets has no qrels"):
+        ir_datasets_task(f"{registered}/unjudged")
+    with pytest.raises(ValueError, match="knows no dataset 'beir/scifakt'"):
+        ir_datasets_task("beir/scifakt")
+
+
+def write_hub(folder: Path, parts: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """A data set as the hub holds it: configuration to split to rows."""
+    lines = ["---", "configs:"]
+    for configuration, splits in parts.items():
+        lines += [f"- config_name: {configuration}", "  data_files:"]
+        for split, rows in splits.items():
+            file = f"{configuration}/{split}-00000-of-00001.parquet"
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.Table.from_pylist(rows), folder / file)
+            lines += [f"  - split: {split}", f"    path: {file}"]
+    (folder / "README.md").write_text("\n".join([*lines, "---", ""]))
+    return str(folder)
+
+
+CORPUS = [{"_id": "d1", "title": "Title", "text": "body"}, {"_id": "d2", "title": "", "text": "x"}]
+ASKED = [{"_id": "q1", "text": "first query"}, {"_id": "q2", "text": "never judged"}]
+JUDGED = [
+    {"query-id": "q1", "corpus-id": "d1", "score": 2},
+    {"query-id": "q1", "corpus-id": "d2", "score": 0},
+]
+
+
+def test_reads_a_data_set_of_the_hub_as_mteb_lays_it_out(tmp_path: Path) -> None:
+    parts = {
+        "default": {"dev": JUDGED[:1], "test": JUDGED},
+        "corpus": {"corpus": CORPUS},
+        "queries": {"queries": ASKED},
+    }
+    path = write_hub(tmp_path / "scifact", parts)
+    task = hub_task(path, exclude_self=True)
+    assert (task.name, task.exclude_self) == ("scifact/test", True)
+    assert list(zip(*task.documents)) == [("d1", "Title body"), ("d2", "x")]
+    assert list(zip(*task.queries)) == [("q1", "first query")]
+    assert task.qrels == {"q1": {"d1": 2, "d2": 0}}
+    assert hub_task(path, "dev").qrels == {"q1": {"d1": 2}}
+    with pytest.raises(ValueError, match=r"has no train of default: it has dev, test"):
+        hub_task(path, "train")
+    with pytest.raises(ValueError, match=r"ar-corpus, ar-queries and ar-qrels are needed"):
+        hub_task(path, subset="ar")
+
+
+def test_reads_a_subset_and_judgments_without_scores(tmp_path: Path) -> None:
+    """Rows as NanoBEIR's, whose splits are its collections, and configurations as MIRACL's."""
+    short = [{key: row[key] for key in ("query-id", "corpus-id")} for row in JUDGED]
+    texts, asked = (
+        [{"id": row["_id"], "text": row["text"]} for row in side] for side in (CORPUS, ASKED)
+    )
+    other = [{"id": "o", "text": "other"}]
+    splits = {"NanoNQ": other, "NanoSciFact": texts}
+    parts = {
+        "sw-corpus": splits,
+        "sw-queries": splits | {"NanoSciFact": asked},
+        "sw-qrels": {"NanoNQ": short[:1], "NanoSciFact": short},
+    }
+    path = write_hub(tmp_path / "many", parts)
+    task = hub_task(path, "NanoSciFact", subset="sw")
+    assert task.name == "many/sw/NanoSciFact"
+    assert task.qrels == {"q1": {"d1": 1, "d2": 1}} and list(task.documents.ids) == ["d1", "d2"]
+
+
+@pytest.mark.parametrize(
+    ("part", "rows", "message"),
+    [
+        ("corpus", [{"title": "x"}], r"hub, corpus test, row 1: an object with an id"),
+        ("queries", [ASKED[0], ASKED[0]], r"hub, queries test, row 2: the id 'q1' occurs a second"),
+        ("qrels", [{"query-id": "q1", "score": 1}], r"qrels test, row 1: query-id, corpus-id and"),
+        ("qrels", [JUDGED[0] | {"corpus-id": "d9"}], r"qrels test, row 1: document 'd9' is judged"),
+    ],
+)
+def test_faults_of_a_data_set_of_the_hub(
+    tmp_path: Path, part: str, rows: list[dict[str, Any]], message: str
+) -> None:
+    parts = {"corpus": CORPUS, "queries": ASKED, "qrels": JUDGED} | {part: rows}
+    path = write_hub(tmp_path / "hub", {name: {"test": rows} for name, rows in parts.items()})
+    with pytest.raises(ValueError, match=message):
+        hub_task(path)
+
+
+def test_a_data_set_that_the_hub_does_not_give(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    message = r"empty could not be read from the Hugging Face hub .*beir_folder reads files"
+    with pytest.raises(ConnectionError, match=message):
+        hub_task(str(tmp_path / "empty"))

@@ -1,0 +1,112 @@
+"""What is timed, what is counted, and what is left out of rankings."""
+
+import time
+
+import numpy as np
+import pytest
+
+from sparton.evaluation import evaluate_bm25, evaluate_encoder, speed
+from sparton.evaluation.exclusion import without
+from sparton.evaluation.speed import time_queries
+from sparton.retrieval.protocols import Found
+from sparton.types import TextForm
+from tests.evaluation.problems import (
+    LexicalEncoder,
+    VectorEncoder,
+    make_task,
+    rankings,
+    word_tokenizer,
+)
+
+
+def test_queries_are_timed_one_at_a_time_after_a_warm_up():
+    asked = []
+
+    def answer(text: str) -> None:
+        asked.append(text)
+        time.sleep(0.02 if text == "39" else 0.002)
+
+    found = time_queries(answer, [str(number) for number in range(40)], 5)
+    sample = ["0", "9", "19", "29", "39"]
+    assert asked == sample[:3] + sample
+    assert found.queries == 5
+    assert 2 <= found.p50 < 15 < found.p95, "milliseconds"
+
+
+def test_slow_answers_end_the_measurement(monkeypatch):
+    monkeypatch.setattr(speed, "_LONGEST", 0.004)
+    found = time_queries(lambda _: time.sleep(0.002), ["a"] * 50, 50)
+    assert 1 <= found.queries <= 3
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_speed_of_an_encoder_and_bytes_of_its_index(sparse):
+    tokenizer = word_tokenizer()
+    encoder = LexicalEncoder() if sparse else VectorEncoder(tokenizer.tokenizer)
+    result = evaluate_encoder(encoder, tokenizer, make_task(), progress=False)
+    assert result.speed is not None
+    documents, queries = 6 / result.seconds["documents"], result.seconds["queries"]
+    assert result.speed.documents_per_second == pytest.approx(documents)
+    asked = 3 / (queries + result.seconds["search"])
+    assert result.speed.queries_per_second == pytest.approx(asked)
+    assert result.speed.latency.queries == 3
+    if sparse:  # 13 terms and weights of 4 bytes, 7 boundaries of 8
+        assert result.speed.index_bytes == 13 * 8 + 7 * 8
+    else:  # 13 vectors of 12 halves, boundaries, the five documents with tokens and their ends
+        assert result.speed.index_bytes == 13 * 12 * 2 + 7 * 8 + 5 * 8 + 6 * 8
+    unmeasured = evaluate_encoder(encoder, tokenizer, make_task(), timed_queries=0, progress=False)
+    assert unmeasured.speed is None and unmeasured.metrics == result.metrics
+
+
+def test_how_many_queries_are_timed_is_no_negative_number():
+    for evaluate in (evaluate_bm25, lambda task, **k: evaluate_encoder(None, None, task, **k)):
+        with pytest.raises(ValueError, match="timed_queries=-1 must be at least 0"):
+            evaluate(make_task(), timed_queries=-1)
+    assert evaluate_bm25(make_task(), timed_queries=2).speed.latency.queries == 2
+
+
+def test_excluded_documents_leave_room_for_others():
+    task = make_task()._replace(excluded={"q0": {"d0", "own"}, "q1": {"d3"}})
+    tokenizer = word_tokenizer()
+    options = {"k": 1, "metrics": ["mrr@1"], "progress": False}
+    full = evaluate_encoder(LexicalEncoder(), tokenizer, make_task(), **options)
+    assert rankings(full) == {"q0": ["d0"], "q1": ["d2"], "own": ["own"]}
+    cut = evaluate_encoder(LexicalEncoder(), tokenizer, task, **options)
+    assert rankings(cut) == {"q0": ["d1"], "q1": ["d2"], "own": ["own"]}
+    both = evaluate_encoder(
+        LexicalEncoder(), tokenizer, task._replace(exclude_self=True), **options
+    )
+    assert rankings(both) == {"q0": ["d1"], "q1": ["d2"], "own": ["d1"]}
+
+
+def test_slots_that_nothing_fills_stay_last():
+    found = Found(np.array([[3, 2, 1, 0]], np.float32), np.array([[5, 6, 7, -1]], np.int64))
+    rows, scores = without(found, np.array([[5, -1]]), 2)
+    assert (rows.tolist(), scores.tolist()) == ([[6, 7]], [[2, 1]])
+    rows, scores = without(found, np.array([[5, 7]]), 2)
+    assert (rows.tolist(), scores.tolist()) == ([[6, -1]], [[2, 0]])
+
+
+def test_the_form_of_a_task_cuts_and_prompts_its_texts():
+    tokenizer = word_tokenizer()
+    task = make_task()
+    whole = evaluate_encoder(LexicalEncoder(), tokenizer, task, progress=False)
+    short = task._replace(form=TextForm(query_length=3, document_length=4))
+    cut = evaluate_encoder(LexicalEncoder(), tokenizer, short, progress=False)
+    assert (whole.query_terms, whole.document_terms) == (7 / 3, 13 / 6)
+    assert cut.query_terms == pytest.approx((2 + 1 + 2) / 3), "the first word of each, red twice"
+    assert cut.document_terms == pytest.approx((3 + 3 + 2 + 0 + 2 + 3) / 6)
+    prompted = task._replace(form=TextForm(query_prompt="blue ", document_prompt="bird "))
+    found = evaluate_encoder(LexicalEncoder(), tokenizer, prompted, progress=False)
+    assert found.query_terms == pytest.approx(whole.query_terms + 1)
+    assert rankings(found)["q1"][0] == "d2"
+
+
+def test_a_form_longer_than_the_model_is_cut_at_the_model(caplog):
+    encoder, tokenizer = LexicalEncoder(), word_tokenizer()
+    encoder.max_length = 8
+    task = make_task()._replace(form=TextForm(query_length=512, document_length=6))
+    result = evaluate_encoder(encoder, tokenizer, task, progress=False)
+    assert result.query_terms == pytest.approx(7 / 3)
+    said = "toy: the task keeps 512 tokens of a query, the model has 8 positions"
+    assert caplog.messages == [said]
