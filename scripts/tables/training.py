@@ -66,7 +66,7 @@ def paper_gains(records: Sequence[Record]) -> list[tuple[int, float, float]]:
     (base,) = (row for row in printed if "compiled" in row["heads"])
     baseline = own("compiled", base["batch"])
     return [
-        (row["batch"], rated / baseline, row["examples_per_second"] / base["examples_per_second"])
+        (row["batch"], rated / baseline, base["hours"] / row["hours"])
         for row in printed
         if "sparton" in row["heads"] and baseline and (rated := own("sparton", row["batch"]))
     ]
