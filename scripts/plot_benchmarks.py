@@ -14,12 +14,13 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchmarks.head.suites import RIVALS, SWEEPS
+from benchmarks.head.suites import ALL_HEADS, SWEEPS
 from benchmarks.maxsim.shapes import CROSS, FORWARD, OWN, PACKED, SHAPES
 from sparton.training.picture import BLUE, GREEN, GREY, INK, ORANGE, STYLE
 from tables.records import FIGURES, ROOT, Record, device_folders, find, read_file
 
-HEADS = dict(zip(("tiled_compiled", *RIVALS), (ORANGE, BLUE, GREEN), strict=True))
+COLOURS = (INK, "#8e5bb5", GREY, ORANGE, BLUE, GREEN, "#8fd0b4")
+HEADS = dict(zip(ALL_HEADS, COLOURS, strict=True))
 AXES = {"B": "sequences B", "S": "tokens S", "V": "vocabulary |V|"}
 ROOFLINE = {
     "eager": (INK, "eager PyTorch"),

@@ -1,12 +1,14 @@
 """Preparation and loading of training data, each in a process of its own."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from multiprocessing import active_children
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -23,12 +25,10 @@ from sparton.types import TrainBatch
 Result = TypeVar("Result")
 RESUMED_STEP = 50_000
 TICKS = os.sysconf("SC_CLK_TCK")
-# What comes before loading, in the place of a number of workers.
-WRITING, PREPARING = -1, 0
 
 
 class Cell(NamedTuple):
-    """Loading by some worker processes, or what must be done before."""
+    """Loading by some worker processes."""
 
     format: str
     examples: int
@@ -36,9 +36,7 @@ class Cell(NamedTuple):
 
     @property
     def label(self) -> str:
-        names = {WRITING: "written", PREPARING: "prepared"}
-        how = names.get(self.workers, f"loaded by {self.workers}")
-        return f"{self.format} {self.examples:,} {how}"
+        return f"{self.format} {self.examples:,} loaded by {self.workers}"
 
 
 def cpu_model() -> str:
@@ -90,26 +88,29 @@ class DataStudy(Study[Cell]):
         cpu = {"cpu": cpu_model(), "cpus": os.cpu_count()}
         return cpu | {name: settings.options[name] for name in ("batch", "tokenizer")}
 
-    def needs(self, cell: Cell, settings: Settings) -> Sequence[Cell]:
-        stages = (cell._replace(workers=stage) for stage in (WRITING, PREPARING))
-        return [stage for stage in stages if stage.workers < cell.workers]
-
     def prepare(self, cells: Sequence[Cell], settings: Settings) -> Callable[[Cell], Measured]:
         return lambda cell: self.measure(cell, settings)
 
     def measure(self, cell: Cell, settings: Settings) -> Record:
-        folder = self.place(cell._replace(workers=WRITING), settings)
-        if cell.workers == WRITING:
-            seconds, size = timed(lambda: write_files(folder, cell.format, cell.examples))
-            return {"file_bytes": size, "write_s": seconds, "status": "ok"}
-        if cell.workers == PREPARING:
-            return {**measure_preparation(folder, cell.format), "status": "ok"}
-        before = [self.kept(need, settings) for need in self.needs(cell, settings)]
-        shared = {key: value for record in before for key, value in (record or {}).items()}
-        return {**shared, **measure_loading(folder, cell, settings), "status": "ok"}
+        folder = Path(settings.folder) / f"{cell.format}-{cell.examples}"
+        done = folder.with_suffix(".json")
+        if not done.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            done.write_text(json.dumps(written_and_prepared(folder, cell)), encoding="utf-8")
+        prepared = json.loads(done.read_text(encoding="utf-8"))
+        return {**prepared, **measure_loading(folder, cell, settings), "status": "ok"}
 
     def words(self, record: Record) -> str:
         return ", ".join(f"{words(record)} {heading}" for heading, words in LOADING.items())
+
+
+def written_and_prepared(folder: Path, cell: Cell) -> Record:
+    """Both in processes of their own: neither's memory is that of what comes after."""
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        write = pool.submit(timed, partial(write_files, folder, cell.format, cell.examples))
+        seconds, size = write.result()
+        prepared = pool.submit(measure_preparation, folder, cell.format).result()
+    return {"file_bytes": size, "write_s": seconds, **prepared}
 
 
 def measure_preparation(folder: Path, form: str) -> Record:
