@@ -122,7 +122,8 @@ def _notes(
     if table.projected:
         notes.append("~ projected from the measured rate.")
     if published:
-        notes.append(f"In brackets: {published.source}. {PRINTED}")
+        derived = any("steps" in row for row in published.rows)
+        notes.append(f"In brackets: {published.source}.{f' {PRINTED}' if derived else ''}")
     if largest := largest_batches(records, examples):
         notes.append(f"Largest batch that fit: {', '.join(largest)}.")
     for name, record in zip(line_names(records), records, strict=True):
