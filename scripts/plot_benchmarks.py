@@ -14,12 +14,13 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from benchmarks.head.suites import RIVALS, SWEEPS
+from benchmarks.head.suites import ALL_HEADS, SWEEPS
 from benchmarks.maxsim.shapes import CROSS, FORWARD, OWN, PACKED, SHAPES
 from sparton.training.picture import BLUE, GREEN, GREY, INK, ORANGE, STYLE
 from tables.records import FIGURES, ROOT, Record, device_folders, find, read_file
 
-HEADS = dict(zip(("tiled_compiled", *RIVALS), (ORANGE, BLUE, GREEN), strict=True))
+COLOURS = (INK, "#8e5bb5", GREY, ORANGE, BLUE, GREEN, "#8fd0b4")
+HEADS = dict(zip(ALL_HEADS, COLOURS, strict=True))
 AXES = {"B": "sequences B", "S": "tokens S", "V": "vocabulary |V|"}
 ROOFLINE = {
     "eager": (INK, "eager PyTorch"),
@@ -55,10 +56,10 @@ def figure2(records: list[Record]) -> plt.Figure:
         for row, (key, scale) in enumerate((("p50_ms", 1.0), ("total_peak_bytes", 2.0**-30))):
             _panel(grid[row, column], records, sweep, sizes, key, scale)
         grid[1, column].set_xlabel(AXES[axis])
-        grid[1, column].set_xticks(sizes, [f"{size:,}" for size in sizes])
+        grid[1, column].set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45)
     grid[0, 0].set_title("Forward and backward, ms")
     grid[1, 0].set_title("Peak memory, GiB")
-    grid[0, 0].legend(frameon=False)
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right upper")
     figure.suptitle(records[0]["gpu"], x=0.012, ha="left", fontsize=13, fontweight="bold")
     return figure
 
@@ -74,8 +75,8 @@ def _panel(
     for head, colour in HEADS.items():
         found = [find(records, shape=shape, head=head) for shape in sweep]
         points = [(size, r[key] * scale) for size, r in zip(sizes, found, strict=True) if key in r]
-        xs, ys = zip(*points, strict=True) if points else ((), ())
-        axes.plot(xs, ys, color=colour, marker="o", markersize=5, label=head)
+        if points:
+            axes.plot(*zip(*points), color=colour, marker="o", markersize=5, label=head)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.minorticks_off()

@@ -177,7 +177,21 @@ def test_table_3_has_the_rows_of_the_paper_and_the_other_heads():
     assert set(cells) == {("compiled", 384), ("sparton", 384), ("sparton", 512), *others}
 
 
-@pytest.mark.parametrize("name", ["table3", "table3_multilingual"])
+def test_the_sample_of_the_authors_differs_in_what_it_says():
+    ours, sample = (
+        OmegaConf.to_container(composed(f"experiment={name}", "+experiment/table3=sparton_512"))
+        for name in ("table3", "table3_authors_sample")
+    )
+    differing = {key for key in ours if ours[key] != sample[key]} - {"study", "run_name"}
+    assert differing == {"query_regularizer", "document_regularizer", "precision", "scheduler"}
+    assert (sample["precision"], sample["scheduler"]["warmup"]) == ("fp16", 0)
+    for side in ("query_regularizer", "document_regularizer"):
+        assert list(sample[side]) == ["l1", "flops_of_sums"]
+        for penalty in sample[side].values():
+            assert penalty["weight"] == 1e-4 and penalty["ramp"]["steps"] == 10_000
+
+
+@pytest.mark.parametrize("name", ["table3", "table3_authors_sample", "table3_multilingual"])
 def test_a_table_of_the_paper_is_a_sweep_that_one_command_starts(name):
     cfg = composed(f"experiment={name}", with_hydra=True)
     assert cfg.hydra.mode == RunMode.MULTIRUN

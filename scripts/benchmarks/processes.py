@@ -114,47 +114,20 @@ def python_path() -> str:
 def run_cells(
     study: Study[C], cells: Sequence[C], settings: Settings, deadline: float = float("inf")
 ) -> Iterator[tuple[C, list[Record]]]:
-    """Measure every cell in order, and before it those that it needs and that nobody has measured;
-    nothing is begun after ``deadline`` (of time.monotonic)."""
-    asked, left = set(cells), with_needs(study, cells, settings)
-    failures: dict[C, str] = {}
+    """Measure every cell in order; nothing is begun after ``deadline`` (of time.monotonic)."""
+    left = list(cells)
     started: dict[tuple[C, ...], Worker] = {}
     try:
         while left and time.monotonic() <= deadline:
             groups = [tuple(group) for _, group in groupby(left, key=study.process_of)]
-            needed = study.needs(left[0], settings)
-            missing = next((cell for cell in needed if cell in failures), None)
-            if missing is not None:
-                error = f"without {missing.label}, which failed: {failures[missing]}"
-                blocked: Record = {"status": "crashed", "error": error, "cell_seconds": 0.0}
-                answers = iter([[blocked]])
-            else:
-                answers = _next_worker(study, groups, settings, started).answers()
-            for records in answers:
-                cell, found = left.pop(0), records[-1]
-                if cell in asked:
-                    yield cell, records
-                elif found["status"] == "ok":
-                    study.keep(cell, found, settings)
-                else:
-                    failures[cell] = str(found.get("error", found["status"]))
+            for records in _next_worker(study, groups, settings, started).answers():
+                yield left.pop(0), records
                 if time.monotonic() > deadline:
                     return
-            if groups[0] in started:
-                started.pop(groups[0]).stop()
+            started.pop(groups[0]).stop()
     finally:
         for worker in started.values():
             worker.stop()
-
-
-def with_needs(study: Study[C], cells: Sequence[C], settings: Settings) -> list[C]:
-    """The cells in their order, each after those that it needs, unless these are done."""
-    jobs: dict[C, None] = {}
-    for cell in cells:
-        needed = study.needs(cell, settings)
-        jobs |= {each: None for each in needed if study.kept(each, settings) is None}
-        jobs[cell] = None
-    return list(jobs)
 
 
 def _next_worker(

@@ -1,12 +1,9 @@
 """What a study declares; the harness does the rest."""
 
-import hashlib
 import inspect
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.screen import Columns, Record, timed_columns, timed_words
@@ -19,7 +16,6 @@ STUDIES = {
     "attention": "benchmarks.attention.study",
     "data": "benchmarks.data.study",
     "training": "benchmarks.training.study",
-    "training_profile": "benchmarks.training.profiling",
 }
 
 
@@ -29,7 +25,7 @@ class Settings(NamedTuple):
     Attributes:
         device: cuda or cpu.
         seconds: how long a cell is timed.
-        folder: where cells leave what others need: truths, texts, models.
+        folder: where cells leave what others need: texts, models.
         miniature: whether every problem shrinks, to try the program.
         options: the study's own.
     """
@@ -100,31 +96,6 @@ class Study(ABC, Generic[C]):
     def process_of(self, cell: C) -> Hashable:
         """What cells that share a process have in common."""
         return cell
-
-    def needs(self, cell: C, settings: Settings) -> Sequence[C]:
-        """Cells that must have been measured before, each after those that it needs itself. They
-        leave what others read at :meth:`place`, and their records are in no file of results."""
-        return ()
-
-    def origin(self, cell: C, settings: Settings) -> Hashable:
-        """What else decides what a needed cell leaves."""
-        return None
-
-    def place(self, cell: C, settings: Settings) -> Path:
-        """Where a needed cell leaves what others read."""
-        facts = (cell, self.origin(cell, settings), settings.device, settings.miniature)
-        return Path(settings.folder) / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-    def keep(self, cell: C, record: Record, settings: Settings) -> None:
-        """Note that a needed cell was measured, and all that it left is there."""
-        path = self.place(cell, settings).with_suffix(".json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record), encoding="utf-8")
-
-    def kept(self, cell: C, settings: Settings) -> Record | None:
-        """The record of a needed cell, None before it was measured."""
-        path = self.place(cell, settings).with_suffix(".json")
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     def context(self, suite: str, settings: Settings) -> Record:
         """What every record of a suite says, and what must not change while it is measured."""

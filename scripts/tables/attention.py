@@ -13,7 +13,7 @@ PROVIDERS = {
 MODES = {FORWARD: "forward ms", BOTH: "forward + backward ms"}
 
 
-@table("attention", "attention", command="attention --suite providers")
+@table("attention", "attention", command="attention")
 def attention(records: list[Record]) -> str:
     columns = [f"{words}, {mode}" for mode in MODES.values() for words in PROVIDERS.values()]
     rows = []

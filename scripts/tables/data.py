@@ -7,14 +7,11 @@ from tables.records import Record, markdown, table
 @table("data", "data")
 def data(records: list[Record]) -> str:
     first = records[0]
-    sizes = {(record["format"], record["examples"]): record for record in records}
-    prepared = [
-        [form, *(words(record) for words in PREPARATION.values())]
-        for (form, _), record in sizes.items()
-    ]
+    sizes = {record["examples"]: record for record in records}
+    prepared = [[words(record) for words in PREPARATION.values()] for record in sizes.values()]
     loaded = [
         [
-            f"{record['format']}, {record['examples']:,}",
+            f"{record['examples']:,}",
             str(record["workers"]),
             *(words(record) for words in LOADING.values()),
         ]
@@ -22,6 +19,6 @@ def data(records: list[Record]) -> str:
     ]
     return (
         f"{first['cpu']}, {first['cpus']} cores.\n\n"
-        f"{markdown(['', *PREPARATION], prepared)}\n"
+        f"{markdown([*PREPARATION], prepared)}\n"
         f"{markdown(['examples', 'workers', *LOADING], loaded)}"
     )

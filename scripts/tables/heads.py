@@ -2,7 +2,6 @@
 
 from benchmarks.head.suites import (
     ALL_HEADS,
-    CAPTURED,
     FORWARD_BACKWARD,
     GEMM,
     GEMM_AS_IS,
@@ -11,7 +10,7 @@ from benchmarks.head.suites import (
     TABLE1,
     Cell,
 )
-from tables.records import Record, find, markdown, mebibytes, milliseconds, table
+from tables.records import Record, bold, find, markdown, mebibytes, milliseconds, table
 
 GEMMS = {
     GEMM: "bare GEMM, vocabulary padded to 64s",
@@ -22,7 +21,6 @@ PATTERNS = {
     "random_1pct": "random, 1 % active",
     "concentrated": "three tokens win most, every entry active",
     "concentrated_1pct": "three tokens win most, 1 % active",
-    CAPTURED: "a trained model's batch",
 }
 
 
@@ -33,27 +31,21 @@ def heads(records: list[Record]) -> str:
     for head in (*GEMMS, *ALL_HEADS):
         found = [find(records, Cell(TABLE1, head, mode)) for mode in PASSES]
         if any(found):
-            name = GEMMS.get(head, f"**{head}**" if head == "sparton" else head)
+            name = GEMMS.get(head, bold(head))
             rows.append([name, *map(milliseconds, found), *map(mebibytes, found)])
     header = ["", "forward ms", "forward + backward ms", "forward MiB", "forward + backward MiB"]
     return markdown(header, rows)
 
 
-@table("captured", "head_captured", command="head --suite captured")
 @table("patterns", "head", command="head --suite patterns")
 def patterns(records: list[Record]) -> str:
-    """Forward and backward of the two designs for each pattern of winners, or for a batch of a
-    trained model."""
+    """Forward and backward of the two designs for each pattern of winners."""
     rows = []
     for pattern, words in PATTERNS.items():
-        shape = CAPTURED if pattern == CAPTURED else TABLE1
-        hybrid, ours = (
-            find(records, Cell(shape, head, FORWARD_BACKWARD, pattern)) for head in RIVALS
-        )
+        cells = [Cell(TABLE1, head, FORWARD_BACKWARD, pattern) for head in RIVALS]
+        hybrid, ours = (find(records, cell) for cell in cells)
         if not ours:
             continue
-        if pattern == CAPTURED:
-            words += f": {ours['captured']}, T = {ours.get('T', 0):,}, D = {ours.get('D', 0)}"
         shares = [
             f"{100 * ours[key]:.3g} %" if key in ours else ""
             for key in ("active_share", "top3_share")

@@ -5,7 +5,7 @@ from collections import defaultdict
 from itertools import product
 
 from benchmarks.screen import figure
-from tables.records import TABLES, Record, markdown, read_records
+from tables.records import TABLES, Record, markdown, read_records, run_caption
 
 PAIRS, STEP = figure("examples_per_second", ",.0f"), figure("step_ms", ".0f")
 PEAK = figure("peak_memory_mib", ".1f", 1 / 1024)
@@ -63,9 +63,8 @@ def models() -> str:
     if not rows:
         return NO_MODELS
     header = ["", "pairs/s", "peak GiB", *TASKS, "terms or vectors q / d"]
-    origins = {_origin(record) for records in groups.values() for record in records}
-    captions = "".join(f"<sub>{origin}</sub>\n" for origin in sorted(origins))
-    return f"{markdown(header, rows)}\n{captions}"
+    runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
+    return f"{markdown(header, rows)}\n{''.join(sorted(runs))}"
 
 
 def by_label(study: str) -> dict[str, list[Record]]:
@@ -99,15 +98,6 @@ def _numbers(record: Record, name: str) -> str:
     if any(side not in task for side in sides for task in tasks):
         return ""
     return " / ".join(f"{statistics.mean(task[side] for task in tasks):.0f}" for side in sides)
-
-
-def _origin(record: Record) -> str:
-    """Where a training ran, and of which code."""
-    hardware, packages, git = (
-        record["environment"][key] for key in ("hardware", "packages", "git")
-    )
-    commit = ((git or {}).get("sha") or "unknown")[:9]
-    return f"{hardware.get('gpu', 'CPU')}; torch {packages['torch']}; commit {commit}"
 
 
 TABLES["in_domain"] = heads

@@ -98,6 +98,17 @@ def caption(records: Sequence[Record]) -> str:
     return f"<sub>{'; '.join(parts)}</sub>\n"
 
 
+def run_caption(environment: Record) -> str:
+    """Of the manifest of a run: card or processor, software, commit."""
+    hardware, packages, git = (environment[key] for key in ("hardware", "packages", "git"))
+    parts = [hardware.get("gpu") or hardware.get("cpu", "CPU")]
+    parts += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
+    parts += [f"{name} {packages[name]}" for name in ("torch", "triton") if name in packages]
+    changed = ", modified" if git and git.get("dirty") else ""
+    parts.append(f"commit {git['sha'][:9]}{changed}" if git else "no commit known")
+    return f"<sub>{'; '.join(parts)}</sub>\n"
+
+
 def find(records: Sequence[Record], cell: Any = None, **wanted: Any) -> Record:
     """The record with the fields of a cell and these, {} where there is none."""
     wanted |= cell._asdict() if cell else {}
@@ -118,6 +129,11 @@ def mebibytes(record: Record, key: str = "peak_bytes") -> str:
 
 def gibibytes(record: Record) -> str:
     return f"{record['total_peak_bytes'] / 2**30:.2f}" if "total_peak_bytes" in record else ""
+
+
+def bold(head: str) -> str:
+    """Ours stands out among the heads."""
+    return f"**{head}**" if head == "sparton" else head
 
 
 def beside(own: str, printed: Any) -> str:

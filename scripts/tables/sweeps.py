@@ -3,10 +3,9 @@
 A study's records are the ``sweep.jsonl`` of its report."""
 
 from functools import partial
-from typing import Any
 
 from sparton.sweeps.report import in_markdown, read_published, tabulate
-from tables.records import RESULTS, TABLES, device_folders, read_file
+from tables.records import RESULTS, TABLES, device_folders, read_file, run_caption
 
 NOT_TRAINED = "Not measured yet: `python train.py experiment={}`.\n"
 
@@ -21,18 +20,8 @@ def reports(study: str, printed: str | None = None, experiment: str | None = Non
         described = next(record["environment"] for record in records if record["environment"])
         examples = described["config"]["examples"] if published else None
         table, notes = tabulate(records, examples, published)
-        texts.append(f"{in_markdown(table, notes)}\n{_caption(described)}\n")
+        texts.append(f"{in_markdown(table, notes)}\n{run_caption(described)}\n")
     return "\n".join(texts) or NOT_TRAINED.format(experiment or study)
-
-
-def _caption(environment: dict[str, Any]) -> str:
-    hardware, packages, git = (environment[key] for key in ("hardware", "packages", "git"))
-    parts = [hardware.get("gpu", hardware["cpu"])]
-    parts += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
-    parts += [f"{name} {packages[name]}" for name in ("torch", "triton")]
-    changed = ", modified" if git and git["dirty"] else ""
-    parts.append(f"commit {git['sha'][:9]}{changed}" if git else "no commit known")
-    return f"<sub>{'; '.join(parts)}</sub>\n"
 
 
 TABLES["table3"] = partial(reports, "table3", "table3")

@@ -1,21 +1,22 @@
-"""Whole training runs: ours and sentence-transformers', on one GPU and on several, and what a step
-is made of."""
+"""Whole training runs: ours and sentence-transformers', on one GPU and on several."""
 
 from collections.abc import Sequence
 from functools import partial
 
-from benchmarks.training.figures import SHOWN, STEPS_SHOWN
+from benchmarks.training.figures import SHOWN
 from benchmarks.training.suites import (
     ALL_TERMS,
     COLBERT,
+    FUSED,
+    IN_16_BIT,
     JOINT,
     OURS,
     OWN_WORDS,
+    SCORES,
     SPLADE,
     SUITES,
     THEIRS,
 )
-from benchmarks.training.trace import FAMILIES
 from tables.records import Record, find, markdown, paper, table
 
 DIRECT = {
@@ -24,6 +25,16 @@ DIRECT = {
     "half_residual": False,
     "activity": OWN_WORDS,
     "model": SPLADE,
+}
+
+
+DROP_INS = {
+    (SPLADE, THEIRS): "`SparseEncoder`",
+    (SPLADE, FUSED): "`SparseEncoder`, `fuse(model)`",
+    (COLBERT, THEIRS): "`MultiVectorEncoder`",
+    (COLBERT, SCORES): "`MultiVectorEncoder`, `fuse_scores(loss)`",
+    (COLBERT, FUSED): "`MultiVectorEncoder`, both",
+    (COLBERT, IN_16_BIT): "`MultiVectorEncoder`, both, scores in 16 bits",
 }
 
 
@@ -66,7 +77,7 @@ def paper_gains(records: Sequence[Record]) -> list[tuple[int, float, float]]:
     (base,) = (row for row in printed if "compiled" in row["heads"])
     baseline = own("compiled", base["batch"])
     return [
-        (row["batch"], rated / baseline, row["examples_per_second"] / base["examples_per_second"])
+        (row["batch"], rated / baseline, base["hours"] / row["hours"])
         for row in printed
         if "sparton" in row["heads"] and baseline and (rated := own("sparton", row["batch"]))
     ]
@@ -116,17 +127,22 @@ def any_batch(records: list[Record]) -> str:
     return markdown(["", "terms", "batch", *SHOWN], rows)
 
 
-@table("training_steps", "training_profile", "splade", "training_profile --suite splade")
-def steps(records: list[Record]) -> str:
-    """What the GPU does in a step, by families of kernels, and what it waits for."""
+@table("integrations", "training", "integrations", "training --suite integrations")
+def integrations(records: list[Record]) -> str:
+    """sentence-transformers as it comes and with the drop-ins of this project."""
     rows = []
-    for record in in_order("splade", records):
-        if record["status"] == "ok":
-            times = (record["families_ms"].get(family, 0.0) for family in FAMILIES)
-            spent = [f"{ms:.1f}" if ms else "" for ms in times]
-            shares = [words(record) for words in STEPS_SHOWN.values()]
-            rows.append([name(record), _batch(record), *shares, *spent])
-    return markdown(["", "batch", *STEPS_SHOWN, *(f"{family} ms" for family in FAMILIES)], rows)
+    for record in in_order("integrations", records):
+        plain = find(records, model=record["model"], system=THEIRS)
+        words = [DROP_INS[record["model"], record["system"]]]
+        if rate(record) and rate(plain):
+            for key, form in (("examples_per_second_p50", ",.0f"), ("peak_allocated_gib", ".1f")):
+                words += [f"{record[key]:{form}}", f"{record[key] / plain[key]:.2f}"]
+            words.append(f"{record['loss']:.3f}")
+        else:
+            words += [record["status"].replace("oom", "OOM"), *[""] * 4]
+        rows.append(words)
+    header = ["", "pairs/s", "times its own", "peak GiB", "of its own", "loss"]
+    return markdown(header, rows)
 
 
 def name(record: Record) -> str:

@@ -20,6 +20,17 @@ def flops(reps: Rows) -> Tensor:
     return column_means(reps).square().sum()
 
 
+def flops_of_sums(reps: Rows) -> Tensor:
+    """``mean_v (sum_b reps[b, v]) ** 2``, what the public sample of the Sparton paper's authors
+    calls FLOPS; fp32 scalar.
+
+    That is ``B ** 2 / V`` times :func:`flops`, 8.6 times for 512 texts over 30,522 terms: it grows
+    with the batch, which FLOPS does not.
+    """
+    texts = reps.shape[0] if isinstance(reps, Tensor) else reps.num_vectors
+    return (texts * column_means(reps)).square().mean()
+
+
 @dataclass(frozen=True)
 class L0Flops:
     """FLOPS of the rows that are not yet sparse (arXiv 2504.14839).

@@ -14,7 +14,14 @@ from typing import Unpack
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+    XLMRobertaTokenizer,
+)
 
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
@@ -186,6 +193,59 @@ def random_bert(
     )
 
 
+def random_xlm_roberta(
+    vocabulary_size: int = 250_002,
+    hidden_size: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    *,
+    max_length: int = 512,
+    decoder_bias: float | None = None,
+    seed: int = 0,
+    compile: bool = False,
+    half_residual: bool = False,
+    gradient_checkpointing: bool = False,
+) -> Backbone:
+    """XLM-RoBERTa of any size with random weights, for measuring time and memory; by default that
+    of ``xlm-roberta-base``: positions count from 2, one kind of segment, ``<s>`` and ``</s>``
+    around every text.
+
+    Its tokenizer has the rows of the original's special tokens, and knows the invented words w4,
+    w5, ..., one per row between them.
+
+    Args:
+        decoder_bias: see :func:`start_near_identity`; None leaves the random head, with which
+            nearly all terms of a text are active.
+    """
+    marks = ("<s>", "<pad>", "</s>", "<unk>")
+    words = (f"\u2581w{row}" for row in range(len(marks), vocabulary_size - 1))
+    tokenizer = XLMRobertaTokenizer(
+        [(piece, 0.0) for piece in (*marks, *words, "<mask>")], model_max_length=max_length
+    )
+    config = XLMRobertaConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden_size,
+        max_position_embeddings=max_length + 2,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = Backbone(
+            XLMRobertaForMaskedLM(without_attention_dropout(config)),
+            tokenizer,
+            compile=compile,
+            half_residual=half_residual,
+            gradient_checkpointing=gradient_checkpointing,
+        )
+    if decoder_bias is not None:
+        start_near_identity(backbone, bias=decoder_bias)
+    return backbone
+
+
 def tiny(
     texts: Iterable[str],
     *,
@@ -229,18 +289,22 @@ def tiny(
 def start_near_identity(backbone: Backbone, *, bias: float) -> None:
     """Let the head read the last hidden state as it is: logits = normed(hidden) . E + bias.
 
-    For BERT heads (dense, GELU, LayerNorm, decoder). The dense layer becomes the identity plus a
-    shift of 4, where GELU is a straight line (the error is below 0.01 for hidden values above
-    -1), and the LayerNorm takes the shift out again. All vocabulary entries start at ``bias``:
-    at 0 half of them would be active in every text.
+    For the heads of BERT and XLM-RoBERTa (dense, GELU, LayerNorm, decoder). The dense layer becomes
+    the identity plus a shift of 4, where GELU is a straight line (the error is below 0.01 for
+    hidden values above -1), and the LayerNorm takes the shift out again. All vocabulary entries
+    start at ``bias``: at 0 half of them would be active in every text.
     """
-    if not isinstance(backbone.model, BertForMaskedLM):
+    if isinstance(backbone.model, BertForMaskedLM):
+        transform = backbone.model.cls.predictions.transform
+        dense, norm = transform.dense, transform.LayerNorm
+    elif isinstance(backbone.model, XLMRobertaForMaskedLM):
+        dense, norm = backbone.model.lm_head.dense, backbone.model.lm_head.layer_norm
+    else:
         raise ValueError(f"{type(backbone.model).__name__} has another head than BERT's")
-    transform = backbone.model.cls.predictions.transform
-    nn.init.eye_(transform.dense.weight)
-    transform.dense.bias.fill_(4.0)
-    transform.LayerNorm.weight.fill_(1.0)
-    transform.LayerNorm.bias.zero_()
+    nn.init.eye_(dense.weight)
+    dense.bias.fill_(4.0)
+    norm.weight.fill_(1.0)
+    norm.bias.zero_()
     backbone.decoder.bias.fill_(bias)
 
 

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from sparton.sweeps.cells import find_cells
-from sparton.sweeps.tables import Grid, grid, largest_batches, line_names, markdown, rich_table
+from sparton.sweeps.tables import (
+    PRINTED,
+    Grid,
+    grid,
+    largest_batches,
+    line_names,
+    markdown,
+    rich_table,
+)
 from sparton.training.figures import training_figures
 from sparton.training.status import FAILED, KILLED, OK, RUNNING
 
@@ -22,8 +30,8 @@ class Published(NamedTuple):
 
     Attributes:
         source: where they were published, and on what hardware.
-        rows: each with ``heads`` and ``batch``, and of ``examples_per_second``, ``hours`` and
-            ``ndcg@10`` those that are known.
+        rows: each with the ``name`` that it has there, the ``heads`` that it stands beside, and of
+            ``batch``, ``steps``, ``hours``, ``memory_gb`` and ``ndcg@10`` those that are known.
     """
 
     source: str
@@ -114,7 +122,8 @@ def _notes(
     if table.projected:
         notes.append("~ projected from the measured rate.")
     if published:
-        notes.append(f"In brackets: {published.source}.")
+        derived = any("steps" in row for row in published.rows)
+        notes.append(f"In brackets: {published.source}.{f' {PRINTED}' if derived else ''}")
     if largest := largest_batches(records, examples):
         notes.append(f"Largest batch that fit: {', '.join(largest)}.")
     for name, record in zip(line_names(records), records, strict=True):

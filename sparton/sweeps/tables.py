@@ -9,6 +9,8 @@ from rich.table import Table
 from sparton.training.status import OK, OOM
 
 Record = Mapping[str, Any]
+PUBLISHED = "published"  # the status of what others measured and no cell did
+PRINTED = "Memory is in GB there, as printed; examples/s follow from its steps and hours."
 _OWN_COLUMN = {"head", "batch", "gpus", "seed", "study", "data_dir"}
 
 
@@ -26,22 +28,28 @@ def grid(records: Sequence[Record], examples: int | None, published: Sequence[Re
 
     Args:
         examples: of a whole training; its hours are a column.
-        published: figures to set in brackets behind those of the same head and batch.
+        published: figures to set in brackets behind those of the same head and batch; those that
+            have no such cell are rows of their own, at the end.
     """
     rows = [[dict(record) | _hours(record, examples) for record in row] for row in _rows(records)]
     firsts = [row[0] for row in rows]
+    theirs = [next((each for each in published if _same(first, each)), {}) for first in firsts]
+    for alone in (each for each in published if each not in theirs):
+        rows.append([])
+        firsts.append({"head": alone["name"], "batch": alone.get("batch"), "gpus": ""})
+        firsts[-1] |= {"variant": "", "status": PUBLISHED}
+        theirs.append(alone)
     columns: dict[str, list[str]] = {"head": [first["head"] for first in firsts]}
-    columns["batch"] = [f"{first['batch']:,}" for first in firsts]
+    columns["batch"] = [f"{first['batch']:,}" if first["batch"] else "" for first in firsts]
     if len({record["gpus"] for record in records}) > 1:
         columns["gpus"] = [str(first["gpus"]) for first in firsts]
     if len({record["seed"] for record in records}) > 1:
         columns["seed"] = [", ".join(str(record["seed"]) for record in row) for row in rows]
     columns["settings"] = [first["variant"] for first in firsts]
     columns["status"] = [first["status"] for first in firsts]
-    theirs = [_match(first, published, examples) for first in firsts]
     for name, (key, form, scale) in _measured(examples).items():
         columns[name] = [
-            _with_brackets(_values(row, key, scale), other.get(key), form, scale)
+            _with_brackets(_values(row, key, scale), _printed(other, key), form)
             for row, other in zip(rows, theirs, strict=True)
         ]
     projected = [first.get("projected", False) for first in firsts]
@@ -155,16 +163,21 @@ def _hours(record: Record, examples: int | None) -> dict[str, Any]:
     return {"hours": examples / rate / 3600, "projected": True}
 
 
-def _match(record: Record, published: Sequence[Record], examples: int | None) -> Record:
-    """The published row of the same head and batch, with the hours of its rate."""
-    for row in published:
-        if record["head"] in row["heads"] and record["batch"] == row["batch"]:
-            rate = row.get("examples_per_second")
-            return ({"hours": examples / rate / 3600} if examples and rate else {}) | dict(row)
-    return {}
+def _same(record: Record, published: Record) -> bool:
+    """Whether a published row has the head and the batch of a cell."""
+    return record["head"] in published["heads"] and record["batch"] == published["batch"]
 
 
-def _with_brackets(own: Sequence[float], other: float | None, form: str, scale: float) -> str:
+def _printed(published: Record, key: str) -> float | None:
+    """What a published row says of a record's field, in the unit of the column."""
+    if key == "peak_memory_mib":
+        return published.get("memory_gb")
+    if key == "examples_per_second" and {"steps", "hours"} <= published.keys():
+        return published["steps"] * published["batch"] / published["hours"] / 3600
+    return published.get(key)
+
+
+def _with_brackets(own: Sequence[float], other: float | None, form: str) -> str:
     """The mean of a row's values and, where there are several, their standard deviation; behind it
     what was published."""
     texts = []
@@ -173,5 +186,5 @@ def _with_brackets(own: Sequence[float], other: float | None, form: str, scale: 
         varies = spread not in ("", f"{0:{form}}")
         texts.append(f"{fmean(own):{form}}{f' ± {spread}' if varies else ''}")
     if other is not None:
-        texts.append(f"({other * scale:{form}})")
+        texts.append(f"({other:{form}})")
     return " ".join(texts)

@@ -9,7 +9,7 @@ from sparton.losses.combination import WeightedSum
 from sparton.losses.distillation import KLDivergence, MarginMSE
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE, Triplet
-from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer
+from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer, flops_of_sums
 from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
@@ -25,7 +25,8 @@ def objective() -> Objective:
     losses["triplet"] = Triplet(0.1)
     weights = {"infonce": 1.0, "margin": 0.1, "kl": 0.5, "triplet": 0.3}
     l0, df = Regularizer(L0Flops(THRESHOLD), 0.5), Regularizer(DFFlops(0.4, 3.0), 0.5)
-    return Objective(WeightedSum(losses, weights), {"l0": l0}, {"l0": l0, "df": df})
+    sums = Regularizer(flops_of_sums, 0.5)
+    return Objective(WeightedSum(losses, weights), {"l0": l0, "sums": sums}, {"l0": l0, "df": df})
 
 
 def part(start: int, stop: int) -> TrainBatch:

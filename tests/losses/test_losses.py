@@ -8,7 +8,15 @@ import torch
 from sparton.losses.objective import Objective
 from sparton.losses.ramps import ConstantRamp, LinearRamp, QuadraticRamp
 from sparton.losses.ranking import InfoNCE, Triplet
-from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer, anti_zero, flops, l1
+from sparton.losses.regularizers import (
+    DFFlops,
+    L0Flops,
+    Regularizer,
+    anti_zero,
+    flops,
+    flops_of_sums,
+    l1,
+)
 from sparton.representations import Representations
 from sparton.sparse_vectors import SparseVectors
 
@@ -79,6 +87,7 @@ def test_triplet_refuses_what_it_cannot_compare():
 
 PENALTIES = {
     "flops": (flops, 2.0**2 + 1.0**2),
+    "flops of sums": (flops_of_sums, (4.0**2 + 2.0**2) / 3),
     "l1": (l1, (3 + 3) / 2),
     "rows of one term spared": (L0Flops(1), 0.5**2 + 1.0**2),
     "all rows spared": (L0Flops(2), 0.0),
@@ -110,6 +119,15 @@ def test_flops_squares_the_batch_mean(reps):
     assert flops(reps).item() == pytest.approx(expected, rel=1e-5)
     parts = torch.stack([flops(part) for part in reps.chunk(2)]).mean().item()
     assert parts != pytest.approx(expected, rel=1e-2), "the mean over parts must be another number"
+
+
+def test_flops_of_sums_grows_with_the_batch_where_flops_does_not(reps):
+    expected = sum(sum(column) ** 2 for column in reps.T.tolist()) / 11
+    assert flops_of_sums(reps).item() == pytest.approx(expected, rel=1e-5)
+    assert flops(reps).item() == pytest.approx(11 / 6**2 * expected, rel=1e-5)
+    twice = reps.repeat(2, 1)
+    assert flops_of_sums(twice).item() == pytest.approx(4 * expected, rel=1e-5)
+    assert flops(twice).item() == pytest.approx(flops(reps).item(), rel=1e-5)
 
 
 def test_l0_flops_spares_rows_that_are_sparse_already(reps):

@@ -7,14 +7,22 @@ from sparton.losses.combination import WeightedSum
 from sparton.losses.distillation import KLDivergence, MarginMSE
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE, Triplet
-from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer, anti_zero, flops, l1
+from sparton.losses.regularizers import (
+    DFFlops,
+    L0Flops,
+    Regularizer,
+    anti_zero,
+    flops,
+    flops_of_sums,
+    l1,
+)
 from sparton.losses.rows import active_terms, column_means, document_frequency, dot_scores
 from sparton.representations import Representations
 from sparton.sparse_vectors import SparseVectors
 from tests.test_sparse_vectors import random_rows
 
-PENALTIES = [flops, L0Flops(0), L0Flops(8), l1, anti_zero, DFFlops(0.4, 3.0)]
-NAMES = ["flops", "l0_flops_0", "l0_flops_8", "l1", "anti_zero", "df_flops"]
+PENALTIES = [flops, flops_of_sums, L0Flops(0), L0Flops(8), l1, anti_zero, DFFlops(0.4, 3.0)]
+NAMES = ["flops", "flops_of_sums", "l0_flops_0", "l0_flops_8", "l1", "anti_zero", "df_flops"]
 LOSSES = [
     InfoNCE(),
     InfoNCE(0.5, symmetric=True),

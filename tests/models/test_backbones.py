@@ -6,10 +6,24 @@ import importlib.util
 import pytest
 import torch
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification, BertModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    XLMRobertaConfig,
+    XLMRobertaForMaskedLM,
+)
 
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import bare, minilm, pretrained, random_bert, rescale_logits, tiny
+from sparton.models.backbones import (
+    bare,
+    minilm,
+    pretrained,
+    random_bert,
+    random_xlm_roberta,
+    rescale_logits,
+    tiny,
+)
 from sparton.types import TokenBatch
 
 TEXTS = ["The quick fox jumps", "a lazy Fox sleeps", "the dog barks at the fox"]
@@ -63,6 +77,33 @@ def test_random_bert_has_the_size_asked_for():
     assert backbone.max_length == 20
     assert len(backbone.tokenizer) == 101
     assert logits(backbone, tokenise(backbone, ["w5 w100"])).shape == (4, 101)
+
+
+def test_a_random_xlm_roberta_is_one_of_the_real_ones_layout():
+    """Positions from 2 on and special tokens in the original's rows, the mask in the last one."""
+    backbone = random_xlm_roberta(101, 32, 2, 4, max_length=20, seed=1)
+    config, tokenizer = backbone.model.config, backbone.tokenizer
+    assert (config.model_type, config.type_vocab_size) == ("xlm-roberta", 1)
+    assert backbone.model.get_input_embeddings().weight.shape == (101, 32)
+    assert config.max_position_embeddings == 22 and backbone.max_length == 20
+    assert tokenizer.convert_tokens_to_ids(["<s>", "<pad>", "</s>", "<unk>"]) == [0, 1, 2, 3]
+    assert (len(tokenizer), tokenizer.mask_token_id) == (101, 100)
+    assert tokenizer("w4 w99 x")["input_ids"] == [0, 4, 99, 3, 2]
+    tokens = tokenise(backbone, ["w4 w99"])
+    with backbone.decoder_in_place() as mlm:
+        stock = XLMRobertaForMaskedLM(XLMRobertaConfig.from_dict(mlm.config.to_dict()))
+        stock.load_state_dict(mlm.state_dict())
+    with torch.no_grad():
+        expected = stock.eval()(tokens.input_ids[None]).logits[0]
+    torch.testing.assert_close(logits(backbone, tokens), expected, rtol=0, atol=1e-6)
+
+
+def test_a_random_xlm_roberta_may_start_with_the_words_of_a_text():
+    near, random = (random_xlm_roberta(3000, 384, 2, 6, decoder_bias=bias) for bias in (-1.5, None))
+    words = [f"w{row}" for row in range(100, 104)]
+    active, everything = (active_words(each, " ".join(words)) for each in (near, random))
+    assert set(active[:6]) == {"<s>", "</s>", *(f"\u2581{word}" for word in words)}
+    assert len(active) < 300 < 2000 < len(everything)
 
 
 @pytest.mark.skipif(

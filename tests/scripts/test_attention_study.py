@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from benchmarks.attention import problems, providers, study, tuning
+from benchmarks.attention import problems, providers
 from benchmarks.attention.problems import ALLOWED, BOTH, SHAPES
-from benchmarks.attention.study import STUDY, TUNED
-from benchmarks.attention.tuning import BLOCKS, TILINGS
+from benchmarks.attention.study import STUDY
 from benchmarks.gate import passes
 from benchmarks.kernels import FORWARD, KernelCell
 from benchmarks.study import Settings
-from sparton.kernels.varlen_attention.tiles import Tiling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OWN = ("sparton", "sdpa_efficient")
@@ -29,44 +27,6 @@ def test_providers_are_measured():
         assert record["memory_floor_ms"] >= 0 and record["bytes"] > 0
         assert record["errors"]["norm"] < 0.005
         assert f"{record['p50_ms']:.4f} ms" in STUDY.words(record)
-
-
-@pytest.mark.parametrize("part", BLOCKS)
-def test_tilings_are_verified_before_they_are_timed(monkeypatch, part):
-    cell = KernelCell("queries", TUNED, next(name for name in TILINGS if name.startswith(part)))
-    measure = STUDY.prepare([cell], SETTINGS)
-    assert measure(cell)["status"] == "ok"
-    right = study.launch
-
-    def wrong(name, problem):
-        run = right(name, problem)
-        return lambda: tuple(1.02 * x for x in run())
-
-    monkeypatch.setattr(study, "launch", wrong)
-    record = measure(cell)
-    assert record["status"] == "red_gate" and "p50_ms" not in record
-
-
-def test_a_tiling_is_that_of_its_part(monkeypatch):
-    problem = problems.make_problem(SHAPES["queries"].shrunk(), DEVICE)
-    seen = []
-    for module in (tuning.forward, tuning.backward):
-        name = f"varlen_attention_{module.__name__.rpartition('.')[2]}"
-        original = getattr(module, name)
-
-        def spy(*args, tiling=None, original=original):
-            seen.append(tiling)
-            return original(*args, tiling=tiling)
-
-        monkeypatch.setattr(module, name, spy)
-    usual = tuning.backward.backward_tiling(problem.grad.shape[2])
-    wanted = {part: Tiling(16, 16, 4, 1) for part in BLOCKS}
-    for part, tiling in wanted.items():
-        monkeypatch.setitem(TILINGS, "tried", (part, tiling))
-        tuning.launch("tried", problem)()
-    assert seen[0] == wanted["forward"]
-    assert seen[2] == usual._replace(queries=wanted["queries"])
-    assert seen[4] == usual._replace(keys=wanted["keys"])
 
 
 @pytest.mark.parametrize("provider", OWN)

@@ -1,11 +1,11 @@
-"""The benchmark of loading: files of every format, and records that become a table."""
+"""The benchmark of loading: files of every shape, and records that become a table."""
 
 import json
 
 import pytest
 
 from benchmarks.command import main
-from benchmarks.data.files import FORMATS, NUM_NEGATIVES, SHARES, open_files, write_files
+from benchmarks.data.files import SHARES, open_files, write_files
 from benchmarks.data.texts import build_tokenizer, documents, queries
 from make_tables import TABLES
 from tables import records
@@ -25,17 +25,13 @@ def test_texts_differ_and_are_as_long_as_they_claim():
         assert not any(tokenizer.unk_token_id in encoding.ids for encoding in encodings)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_files_hold_the_examples_asked_for(tmp_path, form):
-    size = write_files(tmp_path / "files", form, 200)
+def test_files_hold_the_examples_asked_for(tmp_path):
+    size = write_files(tmp_path / "files", 200)
     assert size == sum(path.stat().st_size for path in (tmp_path / "files").iterdir())
-    mixture = open_files(tmp_path / "files", form)
-    assert len(mixture) == 200
-    if form == "mixture":
-        assert set(mixture.sources) == set(SHARES)
-    count = NUM_NEGATIVES[form]
-    for example in mixture.examples(range(50), seed=0, num_negatives=count):
-        assert example.query and example.positive and len(example.negatives) == count
+    mixture = open_files(tmp_path / "files")
+    assert len(mixture) == 200 and set(mixture.sources) == set(SHARES)
+    for example in mixture.examples(range(50), seed=0, num_negatives=0):
+        assert example.query and example.positive
 
 
 @pytest.mark.slow
@@ -49,4 +45,4 @@ def test_records_become_a_table(tmp_path, monkeypatch):
     assert record["prepare_s"] > 0 and record["file_bytes"] > 0
     assert record["pairs_per_s"] > 0 and record["workers_bytes"] > record["grown_bytes"]
     monkeypatch.setattr(records, "RESULTS", tmp_path)
-    assert "| mixture, 500 | 1 |" in TABLES["data"]()
+    assert "| 500 | 1 |" in TABLES["data"]()

@@ -1,16 +1,19 @@
 """The study of heads: its cells, what its judge lets through and what it must not, its problems."""
 
+from itertools import product
+
 import pytest
 import torch
 
 from benchmarks.gate import passes
-from benchmarks.head import judge, problems, suites
+from benchmarks.head import encoders, judge, problems, suites
 from benchmarks.head.heads import HEADS
 from benchmarks.head.study import STUDY
 from benchmarks.head.suites import SUITES, Cell, Shape
 from benchmarks.study import Settings
 from sparton.models.heads import EagerHead, SpartonHead, TiledHead
 
+SETTINGS = Settings("cpu", 0.01, "", True, {})
 SHAPE = Shape(((4, 3, 9), (3, 20, 40), (1, 1, 1)), 700, 32)
 
 
@@ -19,9 +22,9 @@ def test_suites_name_things_that_exist(suite):
     for cell in SUITES[suite]:
         assert cell.head in {*HEADS, suites.GEMM, suites.GEMM_AS_IS, suites.NO_HEAD}
         assert cell.mode in (*suites.MODES, suites.COUNTERS)
-        assert cell.pattern in {*suites.PATTERNS, suites.CAPTURED}
+        assert cell.pattern in suites.PATTERNS
         assert cell.backbone in ("", "eager", "compiled")
-        assert cell.shape == suites.CAPTURED or suites.shape_of(cell.shape).V
+        assert suites.shape_of(cell.shape).V
 
 
 def test_shapes_are_read_from_their_names():
@@ -33,7 +36,7 @@ def test_shapes_are_read_from_their_names():
 @pytest.fixture(scope="module")
 def judged():
     problem = problems.random_problem(SHAPE, "random", "cpu")
-    truth, eager = judge.make_truth(problem)
+    truth, eager, _ = judge.make_truth(problem)
     return problem, truth, judge.allowance(eager)
 
 
@@ -81,7 +84,7 @@ def unwritten(problem, reps, dhidden, dweight, dbias):
 @pytest.mark.parametrize("pattern", suites.PATTERNS)
 def test_right_heads_pass(name, pattern):
     problem = problems.random_problem(SHAPE, pattern, "cpu")
-    truth, eager = judge.make_truth(problem)
+    truth, eager, _ = judge.make_truth(problem)
     head = HEADS[name].build()
     errors = judge.errors(judge.results(problem, *judge.gradients(head, problem)), truth)
     assert passes(errors, judge.allowance(eager, *HEADS[name][1:])), errors
@@ -103,7 +106,7 @@ def test_wrong_results_do_not(judged, change):
 @pytest.mark.parametrize("change", [dropped_tile, neighbouring_token, zero_gradient, unwritten])
 def test_nor_under_a_wider_allowance(judged, change, name):
     problem, truth, _ = judged
-    _, eager = judge.make_truth(problem)
+    _, eager, _ = judge.make_truth(problem)
     errors = judge.errors(found(problem, change), truth)
     assert not passes(errors, judge.allowance(eager, *HEADS[name][1:])), errors
 
@@ -126,7 +129,7 @@ def test_a_wide_allowance_is_for_near_ties_alone():
 def test_sums_and_products_are_judged_closely_for_every_head(judged):
     """A gradient of one row in 20, lost: too little for the norm of all, not for its sum."""
     problem, truth, _ = judged
-    _, eager = judge.make_truth(problem)
+    _, eager, _ = judge.make_truth(problem)
 
     def lost(problem, reps, dhidden, dweight, dbias):
         dhidden[::20] = 0
@@ -144,38 +147,54 @@ def test_representations_alone_are_judged_too(judged):
     assert not passes(judge.errors(judge.results(problem, reps), truth), allowed)
 
 
-def measured(cell: Cell, settings: Settings) -> dict:
-    return STUDY.prepare([cell], settings)(cell)
-
-
 @pytest.mark.parametrize("backbone", ["", "eager"])
 @pytest.mark.parametrize("mode", suites.MODES)
-def test_no_time_without_passing(tmp_path, monkeypatch, backbone, mode):
-    settings = Settings("cpu", 0.01, str(tmp_path), True, {"captured": None})
+def test_no_time_without_passing(monkeypatch, backbone, mode):
     cell = Cell(suites.SHORT, "eager", mode, backbone=backbone)
-    (truth,) = STUDY.needs(cell, settings)
-    STUDY.keep(truth, measured(truth, settings), settings)
-    record = measured(cell, settings)
+    measure = STUDY.prepare([cell], SETTINGS)
+    record = measure(cell)
     assert record["status"] == "ok"
     assert record.get("active_share") == (None if backbone else 1.0)
     assert (record["N"], record["S"], record["D"], record["V"]) == (6, 4, 32, 611)
     monkeypatch.setattr(EagerHead, "forward", lambda self, *x: TiledHead()(*x) * 1.05)
-    record = measured(cell, settings)
+    record = measure(cell)
     assert record["status"] == "red_gate"
     assert "p50_ms" not in record
 
 
-def test_the_bare_product_is_judged_by_nothing(tmp_path):
-    settings = Settings("cpu", 0.01, str(tmp_path), True, {"captured": None})
-    cell = Cell(suites.SHORT, suites.GEMM)
-    assert not STUDY.needs(cell, settings)
-    assert measured(cell, settings)["status"] == "ok"
+@pytest.mark.parametrize("backbone", ["", "eager"])
+def test_cells_of_a_process_share_the_truth(monkeypatch, backbone):
+    """The bare product, which comes first, needs none."""
+    module, name = (encoders.Encoders, "_build") if backbone else (judge, "make_truth")
+    made, original = [], getattr(module, name)
+    spy = lambda *x, **how: made.append(1) or original(*x, **how)  # noqa: E731
+    monkeypatch.setattr(module, name, spy)
+    heads = ("sparton", "eager") if backbone else (suites.GEMM, "sparton", "eager")
+    cells = [Cell(suites.SHORT, head, backbone=backbone) for head in heads]
+    assert len({STUDY.process_of(cell) for cell in cells}) == 1
+    measure = STUDY.prepare(cells, SETTINGS)
+    assert len(made) == (1 if backbone else 0)
+    records = list(map(measure, cells))
+    assert [record["status"] for record in records] == ["ok"] * len(cells)
+    assert ["errors" in record for record in records] == [h != suites.GEMM for h in heads]
+    assert len(made) == (2 if backbone else 1)
+
+
+def test_figure_2_has_seven_points_an_axis_and_all_heads_at_each():
+    for axis, shapes in suites.SWEEPS.items():
+        assert len(set(shapes)) == 7, axis
+        sizes = [[int(size) for size in shape.split("x")] for shape in shapes]
+        varying = [len(set(each)) for each in zip(*sizes, strict=True)]
+        assert varying == [7 if name == axis else 1 for name in "BSV"]
+    cells = {(cell.shape, cell.head) for cell in SUITES["figure2"]}
+    shapes = {shape for sweep in suites.SWEEPS.values() for shape in sweep}
+    assert cells == set(product(shapes, HEADS)) and len(shapes) == 19
 
 
 def test_truth_does_not_depend_on_the_chunks(judged, monkeypatch):
     problem, truth, _ = judged
     monkeypatch.setattr(judge, "CHUNK_TOKENS", 50)
-    again, _ = judge.make_truth(problem)
+    again = judge.make_truth(problem).results
     for name, x in truth.items():
         torch.testing.assert_close(again[name], x, rtol=1e-4, atol=1e-5)
 

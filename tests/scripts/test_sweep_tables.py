@@ -41,7 +41,10 @@ def test_the_rows_of_a_sweep_stand_beside_the_papers(results, tmp_path):
         (results / f"test-gpu/{study}.jsonl").write_text(text)
     table = make_tables.TABLES["table3"]()
     assert "| compiled | 384 | oom |" in table and "(506)" in table
-    assert "2,001 (588)" in table and "0.500 (0.427)" in table
+    assert "2,001 (588)" in table and "0.500 (0.427)" in table and "4.0 (128.6)" in table
+    assert [line for line in table.splitlines() if line.startswith("| Splade-V3 |")] == [
+        "| Splade-V3 |  | published |  |  |  |  |  | (0.422) |"
+    ]
     alone = make_tables.TABLES["table3_in_domain"]()
     assert "| 0.500 |" in alone and "(" not in alone and "25,930,752" not in alone
     assert "<sub>Test GPU; driver 1.2; torch 2.x; triton 3.x; commit 012345678</sub>" in table

@@ -1,4 +1,4 @@
-"""The benchmark of whole trainings without a GPU: suites, workload, watching, gate, profile."""
+"""The benchmark of whole trainings without a GPU: suites, workload, watching, gate."""
 
 import json
 import subprocess
@@ -10,12 +10,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks import words
 from benchmarks.records import read_records
-from benchmarks.training import commands, figures, study, suites, trace, workload
-from benchmarks.training.profiling import STEPS
+from benchmarks.training import commands, figures, study, suites, workload
 from benchmarks.training.suites import LENGTHS, OURS, SUITES, Cell, plan
-from sparton.models.backbones import SPECIAL_TOKENS, pretrained
+from sparton.models.backbones import pretrained, random_bert, random_xlm_roberta
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/benchmark.py"
 EAGER, SPARTON = (Cell(OURS, suites.SPLADE, head, 384) for head in ("eager", "sparton"))
@@ -53,16 +51,11 @@ def test_cells_that_are_compared_log_the_same_steps(miniature):
             assert plan(other, 20.0, miniature).batch == found.batch
 
 
-@pytest.mark.parametrize("vocabulary", [MINIATURE, suites.BERT, suites.XLM_ROBERTA])
-def test_words_are_different_and_their_number_is_the_vocabulary(vocabulary):
-    found = words.words(vocabulary)
-    assert len(set(found)) == len(found) == vocabulary - len(SPECIAL_TOKENS)
-
-
-def test_every_word_is_a_token_and_lengths_keep_their_limits(tmp_path):
-    lengths = LENGTHS[suites.SPLADE]
-    workload.write_pairs(tmp_path / "pairs.jsonl", suites.BERT, lengths, 300)
-    words.word_tokenizer(suites.BERT).save_pretrained(tmp_path)
+@pytest.mark.parametrize("build", [random_bert, random_xlm_roberta])
+def test_every_word_is_a_token_and_lengths_keep_their_limits(tmp_path, build):
+    lengths, vocabulary = LENGTHS[suites.SPLADE], 3000
+    workload.write_pairs(tmp_path / "pairs.jsonl", vocabulary, lengths, 300)
+    build(vocabulary, 32, 1, 2).tokenizer.save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     for side, (shortest, longest) in zip(("query", "positive"), lengths, strict=True):
         texts = [json.loads(line)[side] for line in (tmp_path / "pairs.jsonl").open()]
@@ -81,7 +74,9 @@ def test_some_terms_are_active_or_nearly_all(tmp_path):
         folder = tmp_path / activity
         workload.write_model(folder, MINIATURE, activity, miniature=True)
         backbone = pretrained(str(folder))
-        tokens = PackedTokenizer(backbone.tokenizer, 16, 16).documents(["ba be bi", "gu ka zo ba"])
+        tokens = PackedTokenizer(backbone.tokenizer, 16, 16).documents(
+            ["w7 w8 w9", "w100 w200 w300 w7"]
+        )
         with torch.no_grad():
             logits = backbone.decoder(backbone.eval()(tokens))
         shares[activity] = (logits[:5].amax(0) > 0).float().mean().item()
@@ -188,68 +183,42 @@ def test_heads_compute_the_same_in_real_runs(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("accelerate") is None, reason="its trainer needs accelerate")
-@pytest.mark.parametrize("part", ["splade 384 in 64s", "colbert 384"])
-def test_sentence_transformers_trains_on_the_same_workload(tmp_path, part):
-    only = ("--suite", part.split()[0], "--only", f"^sentence_transformers {part}$")
+@pytest.mark.parametrize(
+    ("suite", "cell"),
+    [
+        ("splade", " splade 384 in 64s"),
+        ("colbert", " colbert 384"),
+        ("integrations", "_fused splade 384"),
+    ],
+)
+def test_sentence_transformers_trains_on_the_same_workload(tmp_path, suite, cell):
+    only = ("--suite", suite, "--only", f"^sentence_transformers{cell}$")
     (record,) = run_script(tmp_path, "training", *only)
     assert record["status"] == "ok", record
     assert record["examples_per_second_p50"] > 0
 
 
-@pytest.mark.slow
-def test_the_profile_runs_the_loop_of_train_py(tmp_path):
-    only = ("--suite", "splade", "--only", "sparton 384$")
-    (record,) = run_script(tmp_path, "training_profile", *only)
-    assert record["status"] == "ok", record
-    assert record["profiled_steps"] == STEPS
-    assert record["step_ms"] > 0 and record["model_tflop"] >= 0
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="its trainer needs accelerate")
+def test_variants_differ_in_what_is_fused(tmp_path):
+    from benchmarks.training import rival
 
-
-def on_device(name: str, begin: float, duration: float, cat: str = "kernel") -> trace.Event:
-    return {"cat": cat, "name": name, "ts": begin, "dur": duration}
-
-
-def test_a_trace_is_summed_up_per_step():
-    events = [
-        on_device("nvjet_hsh_gemm", 0, 4000),
-        on_device("flash_fwd_kernel", 4000, 2000),
-        on_device("ncclDevKernel_AllReduce", 5000, 2000),  # beside another
-        on_device("Memcpy DtoH (Device -> Pageable)", 9000, 1000, "gpu_memcpy"),
-        on_device("cudaLaunchKernel", 8000, 5, "cuda_runtime"),
-        on_device("cudaStreamSynchronize", 7000, 500, "cuda_runtime"),
-        on_device("cudaDeviceSynchronize", 8500, 900, "cuda_runtime"),  # ends the profile
-        {"cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 9999},
-        {"ph": "M", "name": "process_name"},
-    ]
-    found = trace.summarize(events, steps=2)
-    assert found["busy_share"] == 0.8
-    assert found["idle_ms"] == 1.0
-    assert found["families_ms"]["GEMM"] == 2.0
-    assert found["families_ms"]["attention"] == found["families_ms"]["collectives"] == 1.0
-    waits = (found["host_waits"], found["host_wait_ms"], found["copies_to_host"])
-    assert waits == (0.5, 0.25, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("name", "family"),
-    [
-        ("_segment_max_hopper_kernel", "head"),
-        ("dweight_kernel", "head"),
-        ("gradients_kernel", "head"),
-        ("_maxsim_residual_fwd_kernel", "maxsim"),
-        ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x128_8x5_nt_align1>", "loss"),
-        ("nvjet_sm90_tss_112x128_64x7_1x2_h_bz_splitK_TNN", "loss"),
-        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n", "GEMM"),
-        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel", "attention"),
-        ("void at::native::vectorized_layer_norm_kernel", "norms and elementwise"),
-        ("triton_poi_fused_gelu_3", "norms and elementwise"),
-        ("void (anonymous namespace)::softmax_warp_forward", "loss"),
-        ("Memset (Device)", "copies"),
-    ],
-)
-def test_kernels_have_families(name, family):
-    assert trace.family(name) == family
+    workload.write_model(tmp_path, MINIATURE, suites.OWN_WORDS, miniature=True)
+    found = {}
+    for cell in SUITES["integrations"]:
+        model, loss, *_ = rival.build(cell, str(tmp_path), 0)
+        function = getattr(loss, "similarity_fct", None)
+        scores = getattr(function, "func", function)
+        fused = "forward" in vars(model[0]), getattr(scores, "__module__", "")[:7]
+        found[cell.model, cell.system.removeprefix(suites.THEIRS)] = fused
+    theirs = "sentenc"
+    assert found == {
+        ("splade", ""): (False, ""),
+        ("splade", "_fused"): (True, ""),
+        ("colbert", ""): (False, theirs),
+        ("colbert", "_scores"): (False, "sparton"),
+        ("colbert", "_fused"): (True, "sparton"),
+        ("colbert", "_bf16"): (True, "sparton"),
+    }
 
 
 def test_commands_name_no_place_on_this_machine():

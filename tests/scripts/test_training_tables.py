@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.training.suites import OURS, SUITES, THEIRS, Cell
-from benchmarks.training.trace import FAMILIES
 from make_tables import TABLES
 from tables import records, training
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = {f"training_{suite}": suite for suite in SUITES}
+NAMES = {f"training_{suite}": suite for suite in SUITES if suite != "integrations"}
 RATES = {OURS: 3000.0, THEIRS: 750.0}
 
 
@@ -20,7 +19,7 @@ def record(suite: str, cell: Cell, **changes) -> dict:
     context = {"suite": suite, "run": f"2030-01-02-{suite}", "gpu": "Test GPU", "driver": "1.2"}
     context |= {"torch": "2.x", "triton": "3.x", "git_sha": "0123456789abcdef", "dirty": False}
     context |= {"versions": {"sentence-transformers": "6.x"}, "sm_mhz": 1500.0}
-    rate = RATES[cell.system] * (0.5 if cell.model == "joint" else 1.0) * cell.gpus**0.5
+    rate = RATES[cell.trainer] * (0.5 if cell.model == "joint" else 1.0) * cell.gpus**0.5
     figures = {"examples_per_second_p50": rate, "step_ms_p50": 1e3 * cell.batch / rate}
     figures |= {"peak_allocated_gib": 25.0, "seconds_to_first_step": 12.0, "status": "ok"}
     return context | cell._asdict() | figures | changes
@@ -109,19 +108,22 @@ def test_a_suite_of_two_runs_is_no_table(results):
         TABLES["training_splade"]()
 
 
-def test_a_step_by_families(results):
-    assert "training_profile --suite splade" in TABLES["training_steps"]()
-    figures = {"step_ms": 110.0, "busy_share": 0.95, "host_waits": 1.0}
-    figures |= {"matrix_ceiling_share": 0.4, "families_ms": dict.fromkeys(FAMILIES, 2.0)}
-    found = [record("splade", cell, **figures) for cell in SUITES["splade"] if cell.system == OURS]
-    write(results / "training_profile.jsonl", found)
-    header, _, first, *_ = rows(TABLES["training_steps"]())
-    assert first[:6] == ["eager", "384", "110.0", "95.0%", "1.0", "40.0%"]
-    assert first[6:] == ["2.0"] * (len(header) - 6)
+def test_drop_ins_are_compared_with_the_library_as_it_is(results):
+    cells = SUITES["integrations"]
+    found = [record("integrations", cell, loss=0.5) for cell in cells]
+    found[1] |= {"examples_per_second_p50": 2250.0, "peak_allocated_gib": 10.0}
+    found[-1]["status"] = "oom"
+    write(results / "training.jsonl", found)
+    table = rows(TABLES["integrations"]())[2:]
+    assert len({row[0] for row in table}) == len(cells)
+    assert table[1] == [
+        "`SparseEncoder`, `fuse(model)`", "2,250", "3.00", "10.0", "0.40", "0.500",
+    ]  # fmt: skip
+    assert table[-1][1:] == ["OOM", "", "", "", ""]
 
 
 def test_names_tell_cells_apart():
-    for suite, cells in SUITES.items():
+    for suite, cells in (item for item in SUITES.items() if item[0] != "integrations"):
         named = [(training.name(r), r["batch"], r["micro_batch"], r["gpus"], r["vocabulary"])
                  for r in (record(suite, cell) for cell in cells)]  # fmt: skip
         assert len(set(named)) == len(named)

@@ -10,8 +10,11 @@ from sparton.sweeps.report import Published, read_records, write_report
 PUBLISHED = Published(
     "a paper, on a card",
     [
-        {"heads": ["eager"], "batch": 16, "examples_per_second": 500, "ndcg@10": 0.421},
-        {"heads": ["sparton", "sparton_hybrid"], "batch": 32, "hours": 25},
+        {"name": "Eager", "heads": ["eager"], "batch": 16, "steps": 2250, "hours": 0.02}
+        | {"memory_gb": 5.25, "ndcg@10": 0.421},
+        {"name": "Fused", "heads": ["sparton", "sparton_hybrid"], "batch": 32, "hours": 25},
+        {"name": "Fused", "heads": ["sparton", "sparton_hybrid"], "batch": 512, "hours": 2},
+        {"name": "Another model", "heads": [], "ndcg@10": 0.422},
     ],
 )
 
@@ -93,13 +96,25 @@ def test_hours_of_a_whole_training_and_published_figures_in_brackets(sweep):
     table = {(row[0], row[1]): dict(zip(header, row)) for row in body}
     hours = "hours for 1,000,000 examples"
     assert table["eager", "16"]["examples/s"] == "1,001 (500)"
-    assert table["eager", "16"][hours] == f"~{1e6 / 1001 / 3600:.3g} ({1e6 / 500 / 3600:.3g})"
+    assert table["eager", "16"][hours] == f"~{1e6 / 1001 / 3600:.3g} (0.02)"
+    assert table["eager", "16"]["peak GiB"] == "4.0 (5.2)"
     assert table["eager", "16"]["NDCG@10"] == "0.500 (0.421)"
     assert table["sparton", "32"][hours].endswith("(25)")
     assert table["sparton", "64"][hours] == f"~{1e6 / 2001 / 3600:.3g}"
     text = (sweep / "sweep.md").read_text()
-    assert "a paper, on a card" in text
+    assert "a paper, on a card. Memory is in GB there" in text
     assert f"sparton 64 ({1e6 / 2001 / 3600:.3g} hours), tiled none." in text
+
+
+def test_published_rows_that_no_cell_stands_beside_are_rows_too(sweep):
+    write_report(sweep, examples=1_000_000, published=PUBLISHED)
+    header, _, *body = rows(sweep)
+    assert len(body) == 9
+    fused, other = (dict(zip(header, row)) for row in body[-2:])
+    assert (fused["head"], fused["batch"], fused["status"]) == ("Fused", "512", "published")
+    assert fused["hours for 1,000,000 examples"] == "(2)" and fused["NDCG@10"] == ""
+    assert (other["head"], other["batch"], other["NDCG@10"]) == ("Another model", "", "(0.422)")
+    assert "Another model" not in (sweep / "sweep.svg").read_text()
 
 
 def test_the_hours_of_a_whole_training_are_those_that_it_took(tmp_path):

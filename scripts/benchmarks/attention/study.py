@@ -8,21 +8,17 @@ from torch import Tensor
 from benchmarks.attention import problems
 from benchmarks.attention.problems import BOTH, SHAPES, Problem
 from benchmarks.attention.providers import PROVIDERS, attempt
-from benchmarks.attention.tuning import TILINGS, launch
 from benchmarks.gate import timed_if_right
 from benchmarks.kernels import FORWARD, KernelCell, KernelStudy, floors
 from benchmarks.screen import Record
 from benchmarks.study import Settings
 
-TUNED = "tuned"  # in the place of a mode; its providers are tilings
-
 
 class AttentionStudy(KernelStudy):
     """Time and memory of attention over packed sequences, ours and PyTorch's.
 
-    Suites: providers, and tilings of our kernels. Shapes are data, in
-    benchmarks/attention/problems.py. PyTorch's are FlashAttention on the packed tokens
-    (torch.nn.attention.varlen) and scaled_dot_product_attention on padded ones, each of its
+    Shapes are data, in benchmarks/attention/problems.py. PyTorch's are FlashAttention on the packed
+    tokens (torch.nn.attention.varlen) and scaled_dot_product_attention on padded ones, each of its
     backends; FlashAttention takes no mask, so it fails where there is padding. p50_ms is the median
     of calls back to back from eager Python, device_ms the time of the device's kernels alone. On a
     CPU our kernels run where TRITON_INTERPRET=1 is in the environment.
@@ -34,15 +30,8 @@ class AttentionStudy(KernelStudy):
     limit = 120.0
 
     def suites(self, settings: Settings) -> dict[str, list[KernelCell]]:
-        providers = product(SHAPES, (FORWARD, BOTH), PROVIDERS)
-        tilings = product(SHAPES, (TUNED,), TILINGS)
-        return {
-            "providers": [KernelCell(*each) for each in providers],
-            "tilings": [KernelCell(*each) for each in tilings],
-        }
-
-    def file_of(self, suite: str) -> str:
-        return "attention_tilings" if suite == "tilings" else self.name
+        cells = product(SHAPES, (FORWARD, BOTH), PROVIDERS)
+        return {"providers": [KernelCell(*each) for each in cells]}
 
     def problem(
         self, shape: problems.Shape, gradients: bool, device: str
@@ -53,13 +42,6 @@ class AttentionStudy(KernelStudy):
     def measure(
         self, cell: KernelCell, problem: Problem, truth: list[Tensor], settings: Settings
     ) -> Record:
-        if cell.mode == TUNED:
-            run = launch(cell.provider, problem)
-            results = run()
-            expected = truth[:1] if len(results) == 1 else truth[1:]
-            found = problems.errors(results, expected)
-            del results
-            return timed_if_right(found, problems.ALLOWED, run, settings)
         tried = attempt(cell.provider, problem)
         found = problems.errors(tried.results(cell.mode), truth)
         run = partial(tried.run, cell.mode)

@@ -1,18 +1,20 @@
 """Preparation and loading of training data, each in a process of its own."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import product
-from multiprocessing import active_children
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from benchmarks.data.figures import LOADING, PREPARATION
-from benchmarks.data.files import FORMATS, MIXTURE, NUM_NEGATIVES, open_files, write_files
+from benchmarks.data.files import open_files, write_files
 from benchmarks.data.texts import DOCUMENT_LENGTH, QUERY_LENGTH, build_tokenizer
 from benchmarks.screen import Columns, Record
 from benchmarks.study import Measured, Settings, Study
@@ -23,22 +25,17 @@ from sparton.types import TrainBatch
 Result = TypeVar("Result")
 RESUMED_STEP = 50_000
 TICKS = os.sysconf("SC_CLK_TCK")
-# What comes before loading, in the place of a number of workers.
-WRITING, PREPARING = -1, 0
 
 
 class Cell(NamedTuple):
-    """Loading by some worker processes, or what must be done before."""
+    """Loading by some worker processes."""
 
-    format: str
     examples: int
     workers: int
 
     @property
     def label(self) -> str:
-        names = {WRITING: "written", PREPARING: "prepared"}
-        how = names.get(self.workers, f"loaded by {self.workers}")
-        return f"{self.format} {self.examples:,} {how}"
+        return f"{self.examples:,} loaded by {self.workers}"
 
 
 def cpu_model() -> str:
@@ -56,9 +53,8 @@ class DataStudy(Study[Cell]):
     """Speed and memory of preparing training files and of loading batches from them.
 
         python scripts/benchmark.py data --examples 200000 26000000 --workers 1 2 --folder /scratch
-        python scripts/benchmark.py data --formats mixture negatives ids
 
-    Files of generated text, 35 tokens a query and 159 a document, are written in the real formats,
+    Files of generated text, 35 tokens a query and 159 a document, are written in the real shapes,
     then prepared and read through the functions that training uses, by growing numbers of worker
     processes. Nothing is done with the batches, so their rate is what training may use up at most.
     """
@@ -70,7 +66,6 @@ class DataStudy(Study[Cell]):
     needs_gpu = False
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "examples": {"type": int, "nargs": "+", "default": [1_000_000]},
-        "formats": {"nargs": "+", "choices": FORMATS, "default": [MIXTURE]},
         "workers": {"type": int, "nargs": "+", "default": default_workers()},
         "batch": {"type": int, "default": 384},
         "tokenizer": {"help": "folder or hub name; default: a generated one"},
@@ -80,45 +75,44 @@ class DataStudy(Study[Cell]):
     def suites(self, settings: Settings) -> dict[str, list[Cell]]:
         options = settings.options
         examples = [500] if settings.miniature else options["examples"]
-        return {
-            self.name: [
-                Cell(*each) for each in product(options["formats"], examples, options["workers"])
-            ]
-        }
+        return {self.name: [Cell(*each) for each in product(examples, options["workers"])]}
 
     def context(self, suite: str, settings: Settings) -> Record:
         cpu = {"cpu": cpu_model(), "cpus": os.cpu_count()}
         return cpu | {name: settings.options[name] for name in ("batch", "tokenizer")}
 
-    def needs(self, cell: Cell, settings: Settings) -> Sequence[Cell]:
-        stages = (cell._replace(workers=stage) for stage in (WRITING, PREPARING))
-        return [stage for stage in stages if stage.workers < cell.workers]
-
     def prepare(self, cells: Sequence[Cell], settings: Settings) -> Callable[[Cell], Measured]:
         return lambda cell: self.measure(cell, settings)
 
     def measure(self, cell: Cell, settings: Settings) -> Record:
-        folder = self.place(cell._replace(workers=WRITING), settings)
-        if cell.workers == WRITING:
-            seconds, size = timed(lambda: write_files(folder, cell.format, cell.examples))
-            return {"file_bytes": size, "write_s": seconds, "status": "ok"}
-        if cell.workers == PREPARING:
-            return {**measure_preparation(folder, cell.format), "status": "ok"}
-        before = [self.kept(need, settings) for need in self.needs(cell, settings)]
-        shared = {key: value for record in before for key, value in (record or {}).items()}
-        return {**shared, **measure_loading(folder, cell, settings), "status": "ok"}
+        folder = Path(settings.folder) / f"examples-{cell.examples}"
+        done = folder.with_suffix(".json")
+        if not done.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            done.write_text(json.dumps(written_and_prepared(folder, cell)), encoding="utf-8")
+        prepared = json.loads(done.read_text(encoding="utf-8"))
+        return {**prepared, **measure_loading(folder, cell, settings), "status": "ok"}
 
     def words(self, record: Record) -> str:
         return ", ".join(f"{words(record)} {heading}" for heading, words in LOADING.items())
 
 
-def measure_preparation(folder: Path, form: str) -> Record:
+def written_and_prepared(folder: Path, cell: Cell) -> Record:
+    """Both in processes of their own: neither's memory is that of what comes after."""
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
+        write = pool.submit(timed, partial(write_files, folder, cell.examples))
+        seconds, size = write.result()
+        prepared = pool.submit(measure_preparation, folder).result()
+    return {"file_bytes": size, "write_s": seconds, **prepared}
+
+
+def measure_preparation(folder: Path) -> Record:
     """The pass over the files that makes tables of them."""
     import datasets  # noqa: F401  (its memory and time are not those of preparing)
 
     before, _ = usages()
     with watch_memory() as peak:
-        seconds, data = timed(lambda: open_files(folder, form))
+        seconds, data = timed(lambda: open_files(folder))
     after, _ = usages()
     tables = folder.with_suffix(".cache")
     return {
@@ -133,14 +127,14 @@ def measure_preparation(folder: Path, form: str) -> Record:
 def measure_loading(folder: Path, cell: Cell, settings: Settings) -> Record:
     """Batches taken as fast as they come, for a while after every worker has given some."""
     tokenizer = packed_tokenizer(settings.options["tokenizer"])
-    open_s, data = timed(lambda: open_files(folder, cell.format))
+    open_s, data = timed(lambda: open_files(folder))
 
     load: Callable[..., Iterable[TrainBatch]] = partial(
         train_loader,
         data,
         tokenizer,
         batch=settings.options["batch"],
-        num_negatives=NUM_NEGATIVES[cell.format],
+        num_negatives=0,
         unique_positives=True,
     )
     late = {"start_step": RESUMED_STEP, "steps": RESUMED_STEP + 1}

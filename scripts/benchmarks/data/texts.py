@@ -4,12 +4,12 @@ A piece of the vocabulary is a token. Words of one piece and of two, and punctua
 frequent as BERT's tokenizer finds them in English: 1.3 times as many tokens as words.
 """
 
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, count, islice, pairwise, product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.words import AROUND, Frequencies, word_tokenizer, words
+from benchmarks.words import AROUND, Frequencies
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -19,6 +19,7 @@ QUERY_LENGTH, DOCUMENT_LENGTH = 64, 256
 _QUERY_TOKENS, _DOCUMENT_TOKENS = (6, 64), (72, 256)
 _QUERY_OPENING, _DOCUMENT_OPENING = 3, 30
 _FIRST, _LAST = 85, 10_000  # pieces that occur, of two syllables and three; all may end a word
+_SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
 _JOINED, _PUNCTUATION = 0.15, 0.1  # of the tokens
 
 
@@ -49,18 +50,24 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
     """BERT's, with a vocabulary of the pieces that the texts are made of."""
     from tokenizers import models
 
-    tokenizer = word_tokenizer(VOCABULARY)
-    pieces = list(tokenizer.get_vocab().items())
-    pieces.sort(key=lambda piece: piece[1])
-    endings = [f"##{word}" for word in words(VOCABULARY)[:_LAST]]
-    kept = [piece for piece, _ in pieces[: -_LAST - 2]] + [",", ".", *endings]
-    rows = {piece: row for row, piece in enumerate(kept)}
+    from sparton.models.backbones import SPECIAL_TOKENS, word_tokenizer
+
+    whole = VOCABULARY - len(SPECIAL_TOKENS) - _LAST - 2
+    pieces = [*words(whole), ",", ".", *(f"##{word}" for word in words(_LAST))]
+    tokenizer = word_tokenizer(pieces, DOCUMENT_LENGTH)
+    rows = tokenizer.get_vocab()
     tokenizer.backend_tokenizer.model = models.WordPiece(rows, unk_token="[UNK]")
     return tokenizer
 
 
+def words(number: int) -> list[str]:
+    """Invented words, all different, short ones first."""
+    by_length = (map("".join, product(_SYLLABLES, repeat=length)) for length in count(1))
+    return list(islice(chain.from_iterable(by_length), number))
+
+
 def _write(random: np.random.Generator, sizes: np.ndarray) -> list[str]:
-    names = words(VOCABULARY)[_FIRST:_LAST]
+    names = words(_LAST)[_FIRST:]
     total = int(sizes.sum())
     chosen = Frequencies(len(names)).draw(random, total).tolist()
     kinds = random.random(total).tolist()

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks.head.judge import SLACK
-from benchmarks.head.suites import Cell
 from sparton.models import heads
 
 
@@ -36,8 +35,3 @@ HEADS = {
     # Between tokens whose logits nearly tie, FP8 takes the lesser one more often than bfloat16.
     "sparton_fp8": Head(lambda: heads.SpartonHead(fp8=True), slack=5, worst_slack=25),
 }
-
-
-def head_of(cell: Cell) -> heads.SpladeHead:
-    """A cell's head; that of a truth is eager."""
-    return HEADS[cell.head].build() if cell.head in HEADS else heads.EagerHead()

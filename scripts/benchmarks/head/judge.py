@@ -3,7 +3,7 @@
 N sequences, T packed tokens, D hidden, V vocabulary.
 
 Truth and allowance are computed once per problem, sequence by sequence (the logits of all would
-not fit), and kept on disk for the cells to come. Compared are representations and gradients, and
+not fit). Compared are representations and gradients, and
 two quantities that do not depend on which of two nearly equal tokens won, so that their allowance
 is tight: the sum of dhidden over each sequence, and the product of each row of dweight with that
 row of the weights.
@@ -12,12 +12,13 @@ row of the weights.
 import math
 from collections.abc import Callable
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.gate import Errors, Results, relative_errors
-from benchmarks.head.problems import Problem
+from benchmarks.head.problems import Problem, describe_pattern
 from sparton.kernels.splade_head import splade_head_reference
 from sparton.models.heads import EagerHead
 from sparton.types import TokenBatch
@@ -35,6 +36,27 @@ CEILING = 0.7
 WORST = "reps_max"
 # What alone depends on which of two nearly equal tokens won.
 NEAR_TIES = ("dhidden", "dweight")
+
+
+class Truth(NamedTuple):
+    """What an exact head gives, on the CPU, the errors of the eager head in bfloat16, and what else
+    is known of a problem."""
+
+    results: Results
+    eager: Errors
+    facts: dict[str, float]
+
+    @classmethod
+    def of(cls, exact: Results, eager: Results, facts: dict[str, float]) -> "Truth":
+        return cls({name: x.cpu() for name, x in exact.items()}, errors(eager, exact), facts)
+
+
+class Work(NamedTuple):
+    """What is timed of a cell, its results, and the tokens it runs on."""
+
+    timed: Callable[[], Any]
+    results: Callable[[], Results]
+    tokens: TokenBatch
 
 
 def reference(hidden: Tensor, weight: Tensor, bias: Tensor, tokens: TokenBatch) -> Tensor:
@@ -67,11 +89,10 @@ def in_chunks(head: Run, problem: Problem, dtype: torch.dtype) -> tuple[Tensor, 
     return reps, dhidden, dweight, dbias
 
 
-def make_truth(problem: Problem) -> tuple[Results, Errors]:
-    """What an exact head gives, and the errors of the eager head in bfloat16."""
-    truth = results(problem, *in_chunks(reference, problem, torch.float32))
+def make_truth(problem: Problem) -> Truth:
+    exact = results(problem, *in_chunks(reference, problem, torch.float32))
     eager = results(problem, *in_chunks(EagerHead(), problem, torch.bfloat16))
-    return truth, errors(eager, truth)
+    return Truth.of(exact, eager, describe_pattern(problem))
 
 
 def results(problem: Problem, reps: Tensor, *grads: Tensor) -> Results:

@@ -1,13 +1,11 @@
-"""The operands of a head: random ones of a shape and a pattern, or those of a trained model.
+"""The operands of a head: random ones of a shape and a pattern.
 
 N sequences, S tokens of the longest, T packed tokens, D hidden, V vocabulary.
 """
 
-import pickle
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +16,6 @@ from sparton.types import TokenBatch
 SEED = 0
 FAVOURED, FAVOUR = 3, 6.0
 SAMPLED_SEQUENCES = 8
-CAPTURE = "captured SPLADE batch"  # the format of a file
 
 
 class Problem(NamedTuple):
@@ -56,32 +53,6 @@ def random_tokens(shape: Shape) -> TokenBatch:
     lengths = torch.cat(draws)
     ids = torch.randint(5, shape.V, (int(lengths.sum()),), generator=generator)
     return TokenBatch.from_lists([part.tolist() for part in ids.split(lengths.tolist())])
-
-
-def captured_problem(path: str | Path, device: str) -> Problem:
-    """What scripts/capture_batch.py wrote."""
-    stored = _read_capture(path)
-    names = ("hidden", "weight", "bias", "cu_seqlens", "upstream")
-    tensors = {name: stored[name].to(device) for name in names}
-    lengths = tensors.pop("cu_seqlens").diff().tolist()
-    tokens = TokenBatch.from_lists([[0] * length for length in lengths]).to(device)
-    return Problem(tokens=tokens, **tensors)
-
-
-def describe_capture(path: str | Path) -> str:
-    """Which model and which texts a captured problem comes from."""
-    return _read_capture(path)["description"]
-
-
-def _read_capture(path: str | Path) -> dict[str, Any]:
-    remedy = "scripts/capture_batch.py writes such a file"
-    try:
-        stored = torch.load(path, mmap=True, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} cannot be read ({error}): {remedy}") from error
-    if not isinstance(stored, dict) or stored.get("format") != CAPTURE:
-        raise ValueError(f"{path} is no captured batch: {remedy}")
-    return stored
 
 
 def describe_pattern(problem: Problem) -> dict[str, float]:

@@ -3,23 +3,21 @@
 N sequences, T packed tokens, D hidden, V vocabulary.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property, partial
+from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor, nn
 
-from benchmarks.gate import Results, timed_if_right
+from benchmarks.gate import timed_if_right
 from benchmarks.head import judge, problems, suites
-from benchmarks.head.heads import HEADS, head_of
+from benchmarks.head.heads import HEADS
+from benchmarks.head.judge import Truth, Work
 from benchmarks.head.profile import profile
-from benchmarks.head.suites import CAPTURED, COUNTERS, GEMMS, TRUTH, Cell, Shape
+from benchmarks.head.suites import COUNTERS, GEMMS, Cell, Shape
 from benchmarks.screen import Columns, Record, timed_columns, timed_words
 from benchmarks.study import Measured, Settings, Study
 from benchmarks.timing import measure
-from sparton.types import TokenBatch
 
 
 def rate(record: Record) -> str:
@@ -27,6 +25,15 @@ def rate(record: Record) -> str:
     if "p50_ms" not in record or record["mode"] == suites.FORWARD_BACKWARD or record["backbone"]:
         return ""
     return f"{2 * record['T'] * record['D'] * record['V'] / record['p50_ms'] / 1e9:.0f}"
+
+
+class Bench(Protocol):
+    """What the cells of a process have in common; its truth is made when it is first asked for."""
+
+    @property
+    def truth(self) -> Truth: ...
+
+    def work(self, cell: Cell) -> Work: ...
 
 
 class HeadStudy(Study[Cell]):
@@ -39,34 +46,18 @@ class HeadStudy(Study[Cell]):
 
     name = "head"
     cell = Cell
-    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "captured": {"help": "file of scripts/capture_batch.py, for the suite of this name"}
-    }
     columns: ClassVar[Columns] = timed_columns(**{"TFLOP/s": rate})
 
     def suites(self, settings: Settings) -> dict[str, list[Cell]]:
-        """All; that of a captured batch where there is one."""
-        if path := settings.options["captured"]:
-            problems.describe_capture(path)
-            return suites.SUITES
-        return {name: cells for name, cells in suites.SUITES.items() if name != CAPTURED}
-
-    def context(self, suite: str, settings: Settings) -> Record:
-        path = settings.options["captured"]
-        return {"captured": problems.describe_capture(path) if suite == CAPTURED else None}
+        return suites.SUITES
 
     def file_of(self, suite: str) -> str:
         return self.name if suite in suites.TOGETHER else f"{self.name}_{suite}"
 
-    def needs(self, cell: Cell, settings: Settings) -> Sequence[Cell]:
-        unjudged = cell.head in (*GEMMS, TRUTH) or cell.mode == COUNTERS
-        return () if unjudged else (cell.truth(),)
-
-    def origin(self, cell: Cell, settings: Settings) -> Hashable:
-        if cell.shape != CAPTURED:
-            return None
-        path = Path(settings.options["captured"]).resolve()
-        return path, path.stat().st_mtime_ns
+    def process_of(self, cell: Cell) -> Hashable:
+        """Cells of one problem share its operands and its truth, those behind a backbone the
+        code that compiles it."""
+        return cell.shape, cell.pattern, cell.backbone, cell.mode == COUNTERS
 
     def words(self, record: Record) -> str:
         if "kernel" in record:
@@ -74,111 +65,85 @@ class HeadStudy(Study[Cell]):
         return timed_words(record)
 
     def prepare(self, cells: Sequence[Cell], settings: Settings) -> Callable[[Cell], Measured]:
-        """Imports, and the weights of a backbone, of the one cell."""
-        (cell,) = cells
-        if cell.mode == COUNTERS:
+        """Imports, and the weights of a backbone."""
+        first = cells[0]
+        if first.mode == COUNTERS:
             return profile
-        if cell.head in GEMMS:
-            return partial(gemm, settings)
-        if cell.compiles:
+        if any(cell.compiles for cell in cells):
             import torch._inductor.compile_fx  # noqa: F401
-        model: nn.Module = head_of(cell)
-        if cell.backbone:
-            from benchmarks.head import encoders
+        shape = suites.shape_of(first.shape)
+        shape = shape.shrunk() if settings.miniature else shape
+        bench: Bench = HeadsAlone(shape, first.pattern, settings.device)
+        if first.backbone:
+            from benchmarks.head.encoders import Encoders
 
-            model = encoders.build(cell, shape_of(cell, settings))
-        return partial(self.truth if cell.head == TRUTH else self.judged, model, settings)
-
-    def truth(self, model: Any, settings: Settings, cell: Cell) -> Record:
-        """What an exact head gives, for the cells to come, and the errors of the eager one."""
-        if cell.backbone:
-            from benchmarks.head import encoders
-
-            facts: dict[str, float] = {}
-            truth, eager = encoders.make_truth(model, shape_of(cell, settings), settings.device)
-        else:
-            problem = make_problem(cell, settings)
-            facts = problems.describe_pattern(problem)
-            truth, eager = judge.make_truth(problem)
-        path = self.place(cell, settings).with_suffix(".pt")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({name: x.cpu() for name, x in truth.items()}, path)
-        return {"eager": eager, "facts": facts, "status": "ok"}
-
-    def judged(self, model: Any, settings: Settings, cell: Cell) -> Record:
-        """Judged by the truth of the problem, which is gone when the time is taken."""
-        if cell.backbone:
-            from benchmarks.head import encoders
-
-            shape = shape_of(cell, settings)
-            work = encoders.run_and_results(cell, model, shape, settings.device)
-            V, D = shape.V, shape.D
-        else:
-            problem = make_problem(cell, settings)
-            work = head_alone(cell, model, problem)
-            V, D = problem.weight.shape
-        timed, results, tokens = work
-        found = results()
-        path = self.place(cell.truth(), settings).with_suffix(".pt")
-        truth = torch.load(path, map_location=settings.device, weights_only=True)
-        errors = judge.errors(found, truth)
-        found.clear()
-        truth.clear()
-        left = self.kept(cell.truth(), settings)
-        assert left is not None, "the harness measures the truth before"
-        slacks = HEADS[cell.head][1:] if cell.head in HEADS else ()
-        allowed = judge.allowance(left["eager"], *slacks)
-        measured = timed_if_right(errors, allowed, timed, settings)
-        return {**sizes(tokens, V, D), **left["facts"], **measured}
+            bench = Encoders(shape, settings.device, compiled=first.backbone == "compiled")
+        return partial(measured, bench, shape, settings)
 
 
-def head_alone(
-    cell: Cell, head: Callable[..., Tensor], problem: problems.Problem
-) -> tuple[Callable[[], Any], Callable[[], Results], TokenBatch]:
-    """What is timed, what its results are, and the tokens it runs on."""
+class HeadsAlone:
+    """Heads on the operands of one problem."""
 
-    def forward() -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            return (head(*problem[:3], problem.tokens),)
+    def __init__(self, shape: Shape, pattern: str, device: str) -> None:
+        self._facts = shape, pattern, device
 
-    def training_forward() -> tuple[Tensor, ...]:
-        return (head(*(x.detach().requires_grad_() for x in problem[:3]), problem.tokens),)
+    @cached_property
+    def problem(self) -> problems.Problem:
+        return problems.random_problem(*self._facts)
 
-    def forward_backward() -> tuple[Tensor, ...]:
-        return judge.gradients(head, problem)
+    @cached_property
+    def truth(self) -> Truth:
+        return judge.make_truth(self.problem)
 
-    modes = (forward, training_forward, forward_backward)
-    timed = modes[suites.MODES.index(cell.mode)]
-    return timed, lambda: judge.results(problem, *(x.detach() for x in timed())), problem.tokens
+    def work(self, cell: Cell) -> Work:
+        problem = self.problem
+        if cell.head in GEMMS:
+            return Work(product(problem, padded=cell.head == suites.GEMM), dict, problem.tokens)
+        head = HEADS[cell.head].build()
+
+        def forward() -> tuple[torch.Tensor, ...]:
+            with torch.no_grad():
+                return (head(*problem[:3], problem.tokens),)
+
+        def training_forward() -> tuple[torch.Tensor, ...]:
+            return (head(*(x.detach().requires_grad_() for x in problem[:3]), problem.tokens),)
+
+        def forward_backward() -> tuple[torch.Tensor, ...]:
+            return judge.gradients(head, problem)
+
+        modes = (forward, training_forward, forward_backward)
+        timed = modes[suites.MODES.index(cell.mode)]
+        return Work(
+            timed, lambda: judge.results(problem, *(x.detach() for x in timed())), problem.tokens
+        )
 
 
-def gemm(settings: Settings, cell: Cell) -> Record:
+def product(problem: problems.Problem, *, padded: bool) -> Callable[[], torch.Tensor]:
     """cuBLAS: all logits of the real tokens, the vocabulary as it is or padded to 64s."""
-    problem = make_problem(cell, settings)
     V, D = problem.weight.shape
-    rows = V if cell.head == suites.GEMM_AS_IS else -(-V // 64) * 64
-    weight = problem.weight.new_zeros(rows, D)
+    weight = problem.weight.new_zeros(-(-V // 64) * 64 if padded else V, D)
     weight[:V] = problem.weight
-    logits = weight.new_empty(problem.hidden.shape[0], rows)
-    product = partial(torch.mm, problem.hidden, weight.T, out=logits)
-    times = measure(product, settings.device, settings.seconds)
-    return {**sizes(problem.tokens, V, D), **times, "status": "ok"}
+    logits = weight.new_empty(problem.hidden.shape[0], weight.shape[0])
+    return partial(torch.mm, problem.hidden, weight.T, out=logits)
 
 
-def shape_of(cell: Cell, settings: Settings) -> Shape:
-    shape = suites.shape_of(cell.shape)
-    return shape.shrunk() if settings.miniature else shape
-
-
-def make_problem(cell: Cell, settings: Settings) -> problems.Problem:
-    if cell.shape == CAPTURED:
-        return problems.captured_problem(settings.options["captured"], settings.device)
-    return problems.random_problem(shape_of(cell, settings), cell.pattern, settings.device)
-
-
-def sizes(tokens: TokenBatch, V: int, D: int) -> dict[str, int]:
-    counts = {"N": tokens.num_sequences, "S": tokens.max_seqlen, "T": tokens.num_tokens}
-    return {**counts, "D": D, "V": V}
+def measured(bench: Bench, shape: Shape, settings: Settings, cell: Cell) -> Record:
+    """Judged by the truth of its problem, which is off the device when the time is taken; the bare
+    product is judged by nothing."""
+    truth = None if cell.head in GEMMS else bench.truth
+    timed, results, tokens = bench.work(cell)
+    sizes = {"N": tokens.num_sequences, "S": tokens.max_seqlen, "T": tokens.num_tokens}
+    sizes |= {"D": shape.D, "V": shape.V}
+    if truth is None:
+        return {**sizes, **measure(timed, settings.device, settings.seconds), "status": "ok"}
+    found = results()
+    expected = {name: truth.results[name].to(x.device) for name, x in found.items()}
+    errors = judge.errors(found, expected)
+    found.clear()
+    expected.clear()
+    slacks = HEADS[cell.head][1:] if cell.head in HEADS else ()
+    allowed = judge.allowance(truth.eager, *slacks)
+    return {**sizes, **truth.facts, **timed_if_right(errors, allowed, timed, settings)}
 
 
 STUDY = HeadStudy()

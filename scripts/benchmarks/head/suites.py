@@ -60,7 +60,6 @@ PATTERNS = {
     "concentrated": Pattern(1.0, True),
     "concentrated_1pct": Pattern(0.01, True),
 }
-CAPTURED = "captured"  # shape and pattern of a file written by scripts/capture_batch.py
 
 FORWARD = "forward"  # without a graph, as an encoder runs
 TRAINING_FORWARD = "training_forward"  # with all that its backward will need
@@ -70,16 +69,15 @@ COUNTERS = "counters"  # of the profiler, of a forward and backward
 
 GEMM, GEMM_AS_IS = GEMMS = "gemm_padded", "gemm_as_is"
 NO_HEAD = "none"
-TRUTH = "truth"
 
 
 class Cell(NamedTuple):
-    """One measurement, made in a process of its own.
+    """One measurement.
 
     Attributes:
         shape, pattern: what the head is given.
         head: a key of heads.HEADS; :data:`GEMM`, :data:`GEMM_AS_IS` for the bare matrix product;
-            :data:`NO_HEAD` for a backbone alone; :data:`TRUTH` computes what a gate compares with.
+            :data:`NO_HEAD` for a backbone alone.
         mode: one of :data:`MODES`, or :data:`COUNTERS`.
         backbone: "" for the head alone, else how BERT-base before it runs: eager or compiled.
     """
@@ -89,10 +87,6 @@ class Cell(NamedTuple):
     mode: str = FORWARD
     pattern: str = "random"
     backbone: str = ""
-
-    def truth(self) -> "Cell":
-        """The cell that computes what this cell is compared with."""
-        return Cell(self.shape, TRUTH, "", self.pattern, "eager" if self.backbone else "")
 
     @property
     def label(self) -> str:
@@ -116,9 +110,9 @@ PASSES = (FORWARD, FORWARD_BACKWARD)
 LONG = tuple(f"128x{S}x30522" for S in (1024, 2048, 4096, 8192, 16384))
 # From the paper's Figure 2 only the axes are known; each sweep passes through the same point.
 SWEEPS = {
-    "B": tuple(f"{B}x512x30522" for B in (16, 64, 256)),
-    "S": tuple(f"64x{S}x30522" for S in (128, 512, 4096)),
-    "V": tuple(f"64x512x{V}" for V in (30522, 100000, 250002)),
+    "B": tuple(f"{B}x512x30522" for B in (8, 16, 32, 64, 128, 256, 512)),
+    "S": tuple(f"64x{S}x30522" for S in (64, 128, 256, 512, 1024, 2048, 4096)),
+    "V": tuple(f"64x512x{V}" for V in (7680, 15360, 30522, 61440, 100000, 150000, 250002)),
 }
 
 # These share cells and hence a file, in which each cell is measured once.
@@ -143,8 +137,6 @@ SUITES: dict[str, list[Cell]] = {
     ],
     # Where the maxima lie.
     "patterns": [Cell(TABLE1, h, FORWARD_BACKWARD, p) for p, h in product(PATTERNS, RIVALS)],
-    # Where they lie in a batch of a trained model.
-    "captured": [Cell(CAPTURED, head, FORWARD_BACKWARD, CAPTURED) for head in RIVALS],
     # What the kernels wait for.
     "profile": [Cell(TABLE1, "sparton", COUNTERS, p) for p in ("random", "random_1pct")],
     # The paper's Table 2: long sequences.
@@ -156,7 +148,7 @@ SUITES: dict[str, list[Cell]] = {
     "figure2": [
         Cell(shape, head, FORWARD_BACKWARD)
         for shape in dict.fromkeys(name for sweep in SWEEPS.values() for name in sweep)
-        for head in ("tiled_compiled", *RIVALS)
+        for head in ALL_HEADS
     ],
     # The paper's Table 1: the head behind its backbone.
     "table1": [

@@ -10,7 +10,7 @@ from benchmarks.training.suites import COLBERT, JOINT, OURS, Cell, Plan
 
 ROOT = SCRIPTS.parent
 TRAIN = str(ROOT / "train.py")
-RIVAL, STEP_PROFILE = "benchmarks.training.rival", "benchmarks.training.step_profile"
+RIVAL = "benchmarks.training.rival"
 LEARNING_RATE, WEIGHT_DECAY, WARM_UP, CLIP_NORM = 2e-5, 0.01, 0.06, 1.0
 REGULARIZER_WEIGHT = 1e-4
 SEED = 0
@@ -86,15 +86,13 @@ def _token_vectors(cell: Cell) -> dict[str, object]:
 
 def command(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str]:
     """The words that start a cell, after those of the interpreter."""
-    if cell.system == OURS:
-        return [*launcher(cell), TRAIN, *overrides(cell, plan, place, miniature)]
-    return ["-m", RIVAL, json.dumps((cell, plan, place, miniature))]
-
-
-def launcher(cell: Cell) -> list[str]:
+    if cell.system != OURS:
+        return ["-m", RIVAL, json.dumps((cell, plan, place, miniature))]
+    words = [TRAIN, *overrides(cell, plan, place, miniature)]
     if cell.gpus == 1:
-        return []
-    return ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cell.gpus}"]
+        return words
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={cell.gpus}"]
+    return [*launcher, *words]
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from benchmarks.screen import Record, figure
 from benchmarks.timing import quantiles
-from benchmarks.training.suites import OURS, WARM_UP_WINDOWS, Cell
+from benchmarks.training.suites import THEIRS, WARM_UP_WINDOWS, Cell
 
-# Of trainings, and of steps under the profiler: what screen and tables show.
+# What screen and tables show.
 SHOWN = {
     "pairs/s": figure("examples_per_second_p50", ",.0f"),
     "ms/step": figure("step_ms_p50", ",.0f"),
@@ -16,12 +16,6 @@ SHOWN = {
     "MFU": figure("mfu", ".1%"),
     "waits for data ms": figure("data_wait_ms", ".1f"),
     "first step after s": figure("seconds_to_first_step", ".0f"),
-}
-STEPS_SHOWN = {
-    "ms/step": figure("step_ms", ".1f"),
-    "busy": figure("busy_share", ".1%"),
-    "waits of the host": figure("host_waits", ".1f"),
-    "of the matrix ceiling": figure("matrix_ceiling_share", ".1%"),
 }
 SPREAD = ("examples_per_second", "step_ms")
 MEDIANS = ("tokens_per_second", "data_wait_ms", "mfu")
@@ -59,6 +53,7 @@ def summary(
     found["recompilations"] = recompiled[-1]
     found["recompilations_after_warm_up"] = recompiled[-1] - recompiled[WARM_UP_WINDOWS - 1]
     found |= {"loss_first": lines[0]["loss"], "loss_last": lines[-1]["loss"]}
+    found["loss"] = statistics.fmean(line["loss"] for line in measured)
     found = {key: round(x, 5) if isinstance(x, float) else x for key, x in found.items()}
     return found | {"signature": {key: lines[0][key] for key in SIGNATURE if key in lines[0]}}
 
@@ -66,15 +61,15 @@ def summary(
 def objection(cell: Cell, record: Record, earlier: Sequence[tuple[Cell, Record]]) -> str | None:
     """Why the losses of a cell cannot be believed, None if they can.
 
-    Heads of one model that see the same batches from the same start must log the same first
-    signature; the first of them that was measured is what the others are compared with.
+    Cells of one model and trainer that see the same batches from the same start must log the same
+    first signature; the first of them that was measured is what the others are compared with.
     """
     first, last = record["loss_first"], record["loss_last"]
     if not (math.isfinite(first) and math.isfinite(last)):
         return f"the loss went from {first} to {last}"
     if last > first * (1 + LARGEST_RISE):
         return f"the loss rose from {first:.4g} to {last:.4g}"
-    for other, found in earlier if cell.system == OURS else ():
+    for other, found in earlier if cell.system != THEIRS else ():
         if found["status"] == "ok" and same_losses(cell, other):
             return _difference(record["signature"], found["signature"], other.label)
     return None
@@ -89,5 +84,5 @@ def _difference(signature: Record, expected: Record, whose: str) -> str | None:
 
 def same_losses(cell: Cell, other: Cell) -> bool:
     """Whether two cells see the same batches and compute the same of them."""
-    keys = ("system", "model", "batch", "local_batch", "vocabulary", "lengths", "activity")
+    keys = ("trainer", "model", "batch", "local_batch", "vocabulary", "lengths", "activity")
     return all(getattr(cell, key) == getattr(other, key) for key in keys)

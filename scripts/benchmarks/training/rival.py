@@ -1,4 +1,5 @@
-"""sentence-transformers' own trainer on a cell: ``python -m benchmarks.training.rival CELL``.
+"""sentence-transformers' own trainer on a cell: ``python -m benchmarks.training.rival CELL``, as it
+is or with the drop-ins of sparton.integrations.
 
 Writes ``metrics.jsonl`` as train.py does, a line per window of steps.
 """
@@ -19,7 +20,8 @@ from transformers import TrainerCallback
 
 from benchmarks.training import commands
 from benchmarks.training.commands import Place, num_workers
-from benchmarks.training.suites import SPLADE, Cell, Plan
+from benchmarks.training.suites import COLBERT, FUSED, IN_16_BIT, SPLADE, THEIRS, Cell, Plan
+from sparton.integrations.sentence_transformers import fuse, fuse_scores
 
 
 class WindowClock(TrainerCallback):
@@ -82,11 +84,20 @@ def colbert(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
     return model, loss, trainer, vectors.MultiVectorEncoderTrainingArguments
 
 
+def build(cell: Cell, name: str, micro_batch: int) -> tuple[Any, Any, Any, Any]:
+    """Model, loss, and the classes of the trainer and its arguments, with the cell's drop-ins."""
+    cached = {"mini_batch_size": micro_batch} if micro_batch else {}
+    model, loss, *classes = (splade if cell.model == SPLADE else colbert)(name, cached)
+    if cell.system in (FUSED, IN_16_BIT):
+        fuse(model)
+    if cell.system != THEIRS and cell.model == COLBERT:
+        fuse_scores(loss, dtype=torch.bfloat16 if cell.system == IN_16_BIT else None)
+    return model, loss, *classes
+
+
 def main(cell: Cell, plan: Plan, place: Place, miniature: bool) -> None:
     torch.manual_seed(commands.SEED)
-    build = splade if cell.model == SPLADE else colbert
-    cached = {"mini_batch_size": plan.micro_batch} if plan.micro_batch else {}
-    model, loss, trainer_class, arguments_class = build(place.model, cached)
+    model, loss, trainer_class, arguments_class = build(cell, place.model, plan.micro_batch)
     trainer = trainer_class(
         model=model,
         args=arguments_class(

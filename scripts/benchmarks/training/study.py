@@ -19,7 +19,7 @@ from benchmarks.study import Measured, Settings, Study
 from benchmarks.timing import ask_conditions, read_conditions
 from benchmarks.training import figures
 from benchmarks.training.commands import Place, command, environment, shown
-from benchmarks.training.suites import SUITES, WARM_UP_WINDOWS, Cell, Plan, plan
+from benchmarks.training.suites import SUITES, WARM_UP_WINDOWS, Cell, plan
 from benchmarks.training.workload import prepare
 from sparton.training.manifest import installed_version
 
@@ -91,7 +91,8 @@ def watch(words: Sequence[str], folder: Path, run: Path) -> Watched:
 
 class TrainingStudy(Study[Cell]):
     """Speed and memory of whole training runs: ours, as ``python train.py`` runs them, and those of
-    sentence-transformers' trainers on the same texts from the same model folder.
+    sentence-transformers' trainers on the same texts from the same model folder, as they are and
+    with our drop-ins.
 
     Suites are data, in benchmarks/training/suites.py. Every cell is a command of its own, with real
     logging, optimizer and loading from files; the figures are medians over the windows of its log
@@ -132,22 +133,16 @@ class TrainingStudy(Study[Cell]):
         run = folder / place.run
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir()
-        words = self.command(cell, found, place, settings)
+        words = command(cell, found, place, settings.miniature)
         watched = watch([sys.executable, *words], folder, run)
         record = {"cell_command": shown(words), **watched.outcome(), **watched.conditions}
         if (run / "manifest.json").exists():
             record["config"] = json.loads((run / "manifest.json").read_text())["config"]
-        return record | (self.figures(found, watched) if record["status"] == "ok" else {})
-
-    def command(self, cell: Cell, found: Plan, place: Place, settings: Settings) -> list[str]:
-        """The words that start a cell, after that of the interpreter."""
-        return command(cell, found, place, settings.miniature)
-
-    def figures(self, found: Plan, watched: Watched) -> Record:
-        """What a cell that ended well left in the folder of its run."""
-        lines = read_records(watched.run / "metrics.jsonl")
-        seen = watched.arrivals, watched.recompiled, found.log_every
-        return {"log_every": found.log_every, **figures.summary(lines, *seen)}
+        if record["status"] != "ok":
+            return record
+        lines, seen = read_records(run / "metrics.jsonl"), (watched.arrivals, watched.recompiled)
+        summary = figures.summary(lines, *seen, found.log_every)
+        return {**record, "log_every": found.log_every, **summary}
 
     def objection(
         self, cell: Cell, record: Record, earlier: Sequence[tuple[Cell, Record]]

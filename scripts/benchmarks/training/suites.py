@@ -2,7 +2,10 @@
 
 from typing import Any, NamedTuple
 
-OURS, THEIRS = SYSTEMS = "sparton", "sentence_transformers"
+OURS, THEIRS = "sparton", "sentence_transformers"
+# Theirs with drop-ins of sparton.integrations: the scores fused, all fused, and scores in 16 bits.
+SCORES, FUSED, IN_16_BIT = (f"{THEIRS}_{how}" for how in ("scores", "fused", "bf16"))
+SYSTEMS = (OURS, THEIRS, SCORES, FUSED, IN_16_BIT)
 SPLADE, COLBERT, JOINT = "splade", "colbert", "joint"
 BERT, XLM_ROBERTA = 30_522, 250_002  # terms
 OWN_WORDS, ALL_TERMS = "words", "all"  # active in the untrained representation of a text
@@ -65,6 +68,11 @@ class Cell(NamedTuple):
         return " ".join(part for part in parts if part)
 
     @property
+    def trainer(self) -> str:
+        """Whose: ours or theirs."""
+        return OURS if self.system == OURS else THEIRS
+
+    @property
     def local_batch(self) -> int:
         """Pairs of a step on one GPU."""
         return self.batch // self.gpus
@@ -121,7 +129,7 @@ _SLOW_HEADS = {"eager": 1000, "compiled": 1500, "tiled": 1000, "sparton_hybrid":
 
 
 def expected_rate(cell: Cell) -> float:
-    rate = float(_SLOW_HEADS.get(cell.head, _RATES[cell.system, cell.model]))
+    rate = float(_SLOW_HEADS.get(cell.head, _RATES[cell.trainer, cell.model]))
     rate *= 1.3 if cell.compiled else 1.0
     rate *= 0.62 if cell.micro_batch else 1.0
     rate *= 0.3 if cell.vocabulary == XLM_ROBERTA else 1.0
@@ -191,5 +199,11 @@ SUITES: dict[str, list[Cell]] = {
         _splade("sparton", 512, compiled=True, vocabulary=XLM_ROBERTA),
         _splade("sparton", 16384, compiled=True, micro_batch=512, vocabulary=XLM_ROBERTA),
         Cell(THEIRS, SPLADE, "", 32, vocabulary=XLM_ROBERTA),
+    ],
+    # What sentence-transformers' own training gains from drop-ins.
+    "integrations": [
+        Cell(THEIRS, SPLADE, "", 384),
+        Cell(FUSED, SPLADE, "", 384),
+        *(_late(system, COLBERT, "") for system in (THEIRS, SCORES, FUSED, IN_16_BIT)),
     ],
 }

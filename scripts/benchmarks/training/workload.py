@@ -1,33 +1,31 @@
 """What all systems train on: one model folder with random weights, one file of pairs.
 
 A word of the vocabulary is a token, so that the number of words is the number of tokens.
+``python -m benchmarks.training.workload FILE VOCABULARY`` writes such a file for
+``backbone=random`` or ``backbone=random_xlm_roberta``.
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from transformers import BertConfig, BertForMaskedLM
 
-from benchmarks.training.suites import OWN_WORDS, Lengths
-from benchmarks.words import AROUND, LONGEST_TEXT, Frequencies, word_tokenizer, words
-from sparton.models.backbone import Backbone
-from sparton.models.backbones import rescale_logits, start_near_identity
+from benchmarks.training.suites import LENGTHS, OWN_WORDS, SPLADE, Lengths
+from benchmarks.words import AROUND, Frequencies
+from sparton.models.backbones import (
+    SPECIAL_TOKENS,
+    random_bert,
+    rescale_logits,
+    start_near_identity,
+)
 
 PAIRS, MINIATURE_PAIRS = 32_768, 400
 # Of all logits: of BERT-base it leaves about 40 terms of a query active, and 150 of a document.
 _BIAS, _MINIATURE_BIAS = -2.3, -0.2
-_MINIATURE: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
-    "hidden_dropout_prob": 0.0,
-}
 _SHARED = 0.5  # of a query's words come from its document
+_FIRST = len(SPECIAL_TOKENS)
 
 
 def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -> None:
@@ -36,14 +34,9 @@ def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -
     Of a text its own words are active and some that lie near, as many as trained models have; or
     nearly all terms are, the most work that a sparse model can make.
     """
-    config = BertConfig(
-        vocab_size=vocabulary,
-        max_position_embeddings=LONGEST_TEXT,
-        attention_probs_dropout_prob=0.0,
-        **(_MINIATURE if miniature else {}),
-    )
-    torch.manual_seed(0)
-    backbone = Backbone(BertForMaskedLM(config), word_tokenizer(vocabulary))
+    backbone = random_bert(vocabulary, *((32, 2, 2) if miniature else ()))
+    if miniature:  # whose results do not depend on how a batch is cut
+        backbone.model.config.hidden_dropout_prob = 0.0
     if activity == OWN_WORDS:
         start_near_identity(backbone, bias=_MINIATURE_BIAS if miniature else _BIAS)
     else:  # at their own scale random terms would give losses of several hundred
@@ -62,7 +55,8 @@ def write_pairs(path: Path, vocabulary: int, lengths: Lengths, pairs: int) -> No
 
 def _pairs(vocabulary: int, lengths: Lengths, pairs: int) -> Iterator[tuple[str, str]]:
     random = np.random.default_rng(0)
-    names = np.array(words(vocabulary))
+    # The last row may be another mark, as XLM-RoBERTa has it.
+    names = np.array([f"w{row}" for row in range(_FIRST, vocabulary - 1)])
     frequencies = Frequencies(len(names))
     for _ in range(pairs):
         sizes = (int(random.integers(low, high + 1)) - AROUND for low, high in lengths)
@@ -96,3 +90,7 @@ def prepare(
         write_pairs(folder / f"{pairs}.part", vocabulary, lengths, count)
         (folder / f"{pairs}.part").rename(folder / pairs)
     return model, pairs
+
+
+if __name__ == "__main__":
+    write_pairs(Path(sys.argv[1]), int(sys.argv[2]), LENGTHS[SPLADE], PAIRS)
