@@ -172,6 +172,9 @@ class ExactStep:
             for side, extent in zip(gradients, extents, strict=True)
         ]
         if parts > 1:
+            for parameter in self.encoder.parameters():  # have gradients of parts before the last
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
             encoded = alone._finish(alone._encode(micro_batch, memory), seen)
         _backward(encoded, own)
 
