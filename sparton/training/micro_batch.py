@@ -64,7 +64,8 @@ class MicroBatchSearch:
         on_gpu = world.device.type == "cuda"
         name = torch.cuda.get_device_name(world.device) if on_gpu else "cpu"
         depends_on = {"share": share, "ranks": world.size, "device": name}
-        if self.choice is None or self.choice["depends_on"] != depends_on:
+        known = self.choice is not None and self.choice["depends_on"] == depends_on
+        if self.choice is None or world.largest(not known):  # on one rank, as all search together
             found = self.search(batch) if on_gpu else share
             self.choice = {"micro_batch": found, "depends_on": depends_on}
         self.step.micro_batch = found = self.choice["micro_batch"]
@@ -116,7 +117,7 @@ class MicroBatchSearch:
         )
 
     def _bytes_besides(self) -> int:
-        """Of the optimizer's states that are still to come, and of the reserve."""
+        """What the optimizer's states that are still to come will take, and the reserve."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         states = [value for state in self.optimizer.state.values() for value in state.values()]
         present = _bytes([value for value in states if isinstance(value, Tensor)])

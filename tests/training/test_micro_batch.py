@@ -194,6 +194,17 @@ def test_what_was_found_is_kept_for_the_same_share_and_devices():
         assert search.step.micro_batch == (SHARE if other else 5)
 
 
+def test_all_ranks_search_where_one_does_not_know(monkeypatch):
+    """Another kind of GPU than that of rank 0, whose choice a checkpoint has."""
+    depends_on = {"share": SHARE, "ranks": 2, "device": "cpu"}
+    for others, found in ((False, 5), (True, SHARE)):
+        search = searching(world=World(0, 2, CPU))
+        search.choice = {"micro_batch": 5, "depends_on": depends_on}
+        monkeypatch.setattr(World, "largest", lambda _, own: max(own, others))  # noqa: B023
+        search(batch())
+        assert search.step.micro_batch == found
+
+
 def _worker(rank: int, size: int, store: str, results) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)

@@ -45,7 +45,7 @@ def backward_candidates() -> list[BackwardConfig]:
 
 
 def regime(kernel: str, hidden: Tensor, weight: Tensor, mean_length: float) -> Regime:
-    """Of operands ``[T, D]`` and ``[V, D]``."""
+    """What winners for operands ``[T, D]`` and ``[V, D]`` belong to."""
     rows, width = weight.shape
     return regime_of(kernel, hidden.device, hidden.dtype, width, rows, mean_length)
 
