@@ -28,7 +28,7 @@ Late interaction, padded::
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, ParamSpec, TypeVar, cast
 
 import torch
@@ -44,7 +44,7 @@ from sparton.kernels.splade_head.variants import Activation, Pooling
 from sparton.packing import Packed, boolean_mask, pack, unpack
 
 if TYPE_CHECKING:  # it needs Triton
-    from sparton.kernels.splade_head.tuning import Trial
+    from sparton.kernels.tuning import Problem, Trial
 
 __all__ = [
     "BestDocuments",
@@ -70,6 +70,7 @@ __all__ = [
     "splade_head",
     "splade_head_topk",
     "train_codec",
+    "tune_maxsim",
     "tune_splade_head",
     "unpack",
     "use_tuned_configs",
@@ -165,11 +166,13 @@ def tune_splade_head(
     *,
     dtype: torch.dtype = torch.bfloat16,
     tokens: int = 2**16,
-) -> "list[Trial]":
-    """Search the fastest way to run :func:`splade_head` on this GPU, for batches of one kind.
+) -> "dict[str, list[Trial]]":
+    """Search the fastest way to run :func:`splade_head` and its backward on this GPU, for batches
+    of one kind.
 
-    Every configuration's result is verified before it is timed. The winner is used from now on and
-    kept in the user's cache, which :func:`use_tuned_configs` reads; it takes about a minute.
+    Every configuration's result is verified before it is timed. The winners are used from now on
+    and kept in the user's cache, which :func:`use_tuned_configs` reads; it takes minutes. The last
+    bits of gradients depend on the configuration.
 
     Args:
         hidden_size, vocabulary: D and V.
@@ -178,22 +181,51 @@ def tune_splade_head(
         tokens: T of the batch that is measured.
 
     Returns:
-        All configurations that were tried, the fastest first, the wrong ones last.
+        By kernel, all configurations that were tried, the fastest first, the wrong ones last.
 
     Raises:
-        RuntimeError: no configuration gave right results.
+        RuntimeError: no configuration of a kernel gave right results.
     """
-    from sparton.kernels.splade_head import tuning
+    from sparton.kernels.splade_head.tuning import head_problems
 
-    return tuning.tune_splade_head(hidden_size, vocabulary, mean_length, dtype=dtype, tokens=tokens)
+    return _tune(head_problems(hidden_size, vocabulary, mean_length, dtype=dtype, tokens=tokens))
+
+
+def tune_maxsim(
+    width: int,
+    query_length: int,
+    document_length: int,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    tokens: int = 2**16,
+) -> "dict[str, list[Trial]]":
+    """:func:`tune_splade_head` for :func:`maxsim` and its kin: within a batch and with documents of
+    each query's own, both with their backwards, and for reranking.
+
+    Args:
+        width: E, units of an embedding.
+        query_length: tokens of a query.
+        document_length: mean number of tokens of a document.
+        dtype: of queries and documents.
+        tokens: of all documents that are measured.
+    """
+    from sparton.kernels.maxsim.tuning import maxsim_problems
+
+    return _tune(maxsim_problems(width, query_length, document_length, dtype=dtype, tokens=tokens))
+
+
+def _tune(problems: Iterable["Problem"]) -> "dict[str, list[Trial]]":
+    from sparton.kernels.tuning import tune
+
+    return {problem.regime.kernel: tune(problem) for problem in problems}
 
 
 def use_tuned_configs() -> None:
-    """Run :func:`splade_head` with the winners of earlier searches on GPUs of this kind, as
-    SPARTON_TUNED=1 in the environment of a process does."""
-    from sparton.kernels.splade_head import tuning
+    """Run :func:`splade_head` and :func:`maxsim` with the winners of earlier searches on GPUs of
+    this kind, as SPARTON_TUNED=1 in the environment of a process does."""
+    from sparton.kernels import tuned
 
-    tuning.use_tuned_configs()
+    tuned.use_tuned_configs()
 
 
 def _packed_hidden(

@@ -13,6 +13,7 @@ Measured = Record | list[Record]
 STUDIES = {
     "head": "benchmarks.head.study",
     "maxsim": "benchmarks.maxsim.study",
+    "maxsim_backward": "benchmarks.maxsim.backwards",
     "attention": "benchmarks.attention.study",
     "data": "benchmarks.data.study",
     "training": "benchmarks.training.study",

@@ -59,6 +59,20 @@ def both(records: list[Record]) -> str:
     return "\n".join(_side_by_side(mode, records) for mode in MODES)
 
 
+@table("maxsim_backwards", "maxsim_backward")
+@table("maxsim_backwards_long", "maxsim_backward_long", command="maxsim_backward")
+def backwards(records: list[Record]) -> str:
+    """Both of ours, forward and backward, and what "unified" takes of the device's time."""
+    rows = []
+    for shape in dict.fromkeys(record["shape"] for record in records):
+        cells = [Cell(shape, BOTH, f"sparton_{name}") for name in ("lowmem", "unified")]
+        lowmem, unified = (find(records, cell) for cell in cells)
+        if "device_ms" in lowmem and "device_ms" in unified:
+            ratio = unified["device_ms"] / lowmem["device_ms"]
+            rows.append([shape, _time(lowmem), _time(unified), f"{ratio:.2f}"])
+    return markdown(["forward and backward, ms", "lowmem", "unified", "of the device"], rows)
+
+
 def _side_by_side(mode: str, records: list[Record]) -> str:
     """A row for each shape, a column for each provider; the fastest in bold, in brackets the time
     of the kernels alone."""

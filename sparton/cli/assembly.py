@@ -41,8 +41,10 @@ from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, open_loggers
 from sparton.training.loop import LoopSettings, Trainer
 from sparton.training.manifest import describe_environment
+from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.optimization import build_optimizer
 from sparton.training.precision import Precision
+from sparton.training.settings import FITTING
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import RetrievalTask, Tokenizer, TrainBatch
@@ -127,11 +129,15 @@ def build_trainer(
     objective = build_objective(encoder, instantiate(cfg.loss), regularizers, steps)
     plan_search(encoder, **search_settings(cfg))
     evaluate = partial(build_evaluation(cfg, precision), tokenizer=tokenizer)
+    fits = cfg.micro_batch == FITTING
+    micro_batch = None if fits else cfg.micro_batch
+    step = ExactStep(encoder, objective, world, precision, micro_batch, cfg.seed)
+    optimizer = build_optimizer(
+        encoder, instantiate(cfg.optimizer), cfg.weight_decay, encoder.learning_rates()
+    )
     trainer = Trainer(
-        step=ExactStep(encoder, objective, world, precision, cfg.micro_batch, cfg.seed),
-        optimizer=build_optimizer(
-            encoder, instantiate(cfg.optimizer), cfg.weight_decay, encoder.learning_rates()
-        ),
+        step=step,
+        optimizer=optimizer,
         schedule=instantiate(cfg.scheduler),
         settings=loop_settings(cfg),
         folder=folder,
@@ -142,6 +148,7 @@ def build_trainer(
         save_model=partial(save_encoder, **lengths),
         identity=identity(cfg) | data.identity(),
         watch=LearningWatch(objective.ranking),
+        fit=MicroBatchSearch(step, optimizer, **lengths) if fits else None,
     )
     return trainer, tokenizer
 

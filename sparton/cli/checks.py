@@ -18,7 +18,7 @@ from sparton.cli.overrides import overrides_in
 from sparton.cli.schema import body_options, total_steps
 from sparton.models.places import check_place
 from sparton.retrieval.settings import check_metrics, check_search
-from sparton.training.settings import PRECISIONS, SELECT_BY
+from sparton.training.settings import FITTING, PRECISIONS, SELECT_BY
 
 
 def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
@@ -110,9 +110,12 @@ def _check_numbers(cfg: DictConfig) -> None:
         if getattr(cfg, name) < 1:
             raise ValueError(f"{name}={getattr(cfg, name)}: must be at least 1")
     for name in ("micro_batch", "checkpoint_every", "steps", "evaluation.every"):
-        value = OmegaConf.select(cfg, name)
+        value, words = OmegaConf.select(cfg, name), "or null"
+        if name == "micro_batch":
+            words = f"{FITTING}, {words}"
+            value = None if value == FITTING else value
         if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value}: must be a whole number from 1 on, or null")
+            raise ValueError(f"{name}={value}: must be a whole number from 1 on, {words}")
     for name in ("weight_decay", "optimizer.lr"):
         value = OmegaConf.select(cfg, name, default=0.0)
         if not isinstance(value, int | float):

@@ -21,6 +21,7 @@ COMMANDS = {
     "idf": "weigh the terms of queries by their rarity in texts",
     "embed": "keep the embeddings of texts, for sparse autoencoders",
     "export": "write the vectors of texts for other search engines",
+    "tune": "search the fastest configurations of the kernels for this GPU",
     "card": "write an evaluation's results into a model's card: sparton card PATH",
     "push": "upload a model to the Hugging Face hub: sparton push PATH USER/NAME",
 }

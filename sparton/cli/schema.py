@@ -33,7 +33,7 @@ class TrainConfig:
     init_from: str | None
     gpus: int
     batch: int
-    micro_batch: int | None
+    micro_batch: int | str | None
     steps: int | None
     examples: int
     num_negatives: int

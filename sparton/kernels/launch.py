@@ -6,6 +6,7 @@ dtype and alignment of tensors, divisibility and size of integers, all constants
 """
 
 import functools
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from operator import itemgetter
@@ -162,6 +163,15 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 2
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have at most: from 99 KiB (compute capability 8.6,
+    8.9, 12.0) to 227 KiB (9.0, 10.0). The interpreter knows no limit."""
+    if device.type != "cuda":
+        return sys.maxsize
+    return driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
 def cdiv(size: int, part: int) -> int:

@@ -62,6 +62,14 @@ class World:
         dist.all_reduce(total, dist.ReduceOp.MAX)
         return total.bool()
 
+    def largest(self, number: int) -> int:
+        """The largest of the ranks' numbers."""
+        if self.size == 1:
+            return number
+        of_all = torch.tensor(number)
+        dist.all_reduce(of_all, dist.ReduceOp.MAX)  # on the CPU
+        return int(of_all)
+
     def _gather(self, reps: Representations, extents: Sequence[Extent]) -> Representations:
         """``extents``: of every rank."""
         sparse = reps.sparse

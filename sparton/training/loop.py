@@ -14,6 +14,7 @@ from sparton.errors import NonFiniteLossError, OtherRunError
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, Record
+from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.optimization import Optimizer, learning_rates, update
 from sparton.training.settings import SELECT_BY
 from sparton.training.state import changes, load_checkpoint, save_checkpoint
@@ -62,6 +63,8 @@ class Trainer(Generic[OwnStep]):
         evaluate: ``encoder -> metrics`` on the dev set; None where the plan has no evaluations.
         identity: the settings and data of the run; a checkpoint of a run with others is refused.
         watch: warns of a run that learns nothing.
+        fit: sets the step's micro-batch before the first step, given that step's batch, by what
+            fits; ``choice`` is what a checkpoint keeps of it. None where the step has its own.
     """
 
     step: OwnStep
@@ -76,6 +79,7 @@ class Trainer(Generic[OwnStep]):
     best: float = float("-inf")
     start_step: int = 0
     watch: LearningWatch | None = None
+    fit: MicroBatchSearch | None = None
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
@@ -99,6 +103,8 @@ class Trainer(Generic[OwnStep]):
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.best, self.start_step = state["best"], state["step"]
+        if self.fit is not None:
+            self.fit.choice = state["micro_batch"]
         return self.start_step
 
     def run(self, batches: Iterable[Batch], loggers: Sequence[Logger]) -> None:
@@ -114,6 +120,9 @@ class Trainer(Generic[OwnStep]):
         self.encoder.train()
         self.meter.restart()
         for step, (batch, waited) in enumerate(_timed(batches), self.start_step):
+            if self.fit is not None and step == self.start_step:
+                self.fit(batch)
+                self.meter.restart()
             output = self.step(batch, step, self.scaler.scale)
             rate_factor = self.schedule(step, self.settings.steps)
             norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
@@ -186,6 +195,7 @@ class Trainer(Generic[OwnStep]):
                     "optimizer": self.optimizer.state_dict(),
                     "scaler": self.scaler.state_dict(),
                     "best": self.best,
+                    "micro_batch": self.fit and self.fit.choice,
                     "identity": dict(self.identity),
                 }
                 save_checkpoint(self.folder / "checkpoints", completed, state)

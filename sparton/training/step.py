@@ -20,7 +20,7 @@ many small kernels of the objective, longer than it takes to send zeros between 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -135,6 +135,48 @@ class ExactStep:
             memory.rewind()
             self._replay(micro_batches, memory, extents, seen, gradients)
         return output
+
+    def rehearse(self, batch: TrainBatch, parts: int) -> None:
+        """Take the memory that a step takes, without the time: of ``parts`` micro-batches on each
+        rank only one is encoded, and the objective sees copies of it in the place of the others.
+        No rank waits for another. What is left in ``.grad`` means nothing.
+
+        Args:
+            batch: a micro-batch, on the CPU.
+            parts: micro-batches of a rank's step.
+        """
+        alone = replace(self, world=World(0, 1, self.world.device), micro_batch=None)
+        memory = HeadMemory()
+        (micro_batch,) = alone._split(batch, 0)
+        if parts == 1:
+            encoded = alone._encode(micro_batch)
+            seen = alone._observe([encoded])
+            encoded = alone._finish(encoded, seen)
+            keep_all = self._keep_all(encoded)
+            held = [side.detach() if keep_all else self._hold(side) for side in encoded]
+            extents = [side.extent for side in held]
+        else:
+            held, ((queries,), (documents,)), seen = alone._encode_all([micro_batch], memory)
+            extents = [queries, documents]
+            memory.repeat(parts)
+            memory.rewind()
+        copies = parts * self.world.size
+        teacher = batch.teacher_scores
+        teacher = None if teacher is None else teacher.repeat(copies, 1)
+        of_all = [Representations.concatenate([side] * copies) for side in held]
+        del held
+        _output, gradients = alone._differentiate(of_all, teacher, 0, unscaled)
+        del of_all
+        own = [
+            side.split([extent] * copies)[0]
+            for side, extent in zip(gradients, extents, strict=True)
+        ]
+        if parts > 1:
+            for parameter in self.encoder.parameters():  # have gradients of parts before the last
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
+            encoded = alone._finish(alone._encode(micro_batch, memory), seen)
+        _backward(encoded, own)
 
     def _split(self, batch: TrainBatch, step: int) -> Iterator[_MicroBatch]:
         """Micro-batches on the device, each with the seed of its dropout."""

@@ -46,7 +46,7 @@ TRAIN = [
     # of the wrong type
     ("batch=lots", "batch=lots: must be a whole number"),
     ("num_workers=1.5", "must be a whole number"),
-    ("micro_batch=x", "must be a whole number, or null"),
+    ("micro_batch=1.5", "must be a whole number, or null"),
     ("clip_norm=x", "must be a number, or null"),
     ("unique_positives=perhaps", "must be true or false"),
     ("metrics=ndcg@10", "must be a list, as in [a,b]"),

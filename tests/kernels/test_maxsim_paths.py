@@ -50,6 +50,31 @@ def test_the_choice(lengths, per_query, normalize, backward, expected, monkeypat
     assert tuple(called) == expected
 
 
+def test_auto_follows_the_measurements(monkeypatch):
+    """Long queries with much of their own; nothing else, and nothing where bits must repeat."""
+    monkeypatch.setattr(paths, "LONG_QUERY", 5)
+    monkeypatch.setattr(paths, "MANY_SIMILARITIES", 60)
+    own, shared = {"per_query": 1}, {}
+    for queries, documents, pairing, unified in (
+        ((5, 5), (4, 8), own, True),
+        ((5, 5), (4, 7), own, False),  # 55 similarities
+        ((4, 5), (20, 20), own, False),  # 4.5 tokens
+        ((5, 5), (40, 80), shared, False),
+    ):
+        problem = make_problem(queries, documents, 8, **pairing)
+        assert paths.chooses_unified(problem, "auto") == unified
+        assert paths.chooses_unified(problem, "unified")
+        assert not paths.chooses_unified(problem, "lowmem")
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert not paths.chooses_unified(problem, "auto")
+        finally:
+            torch.use_deterministic_algorithms(False)
+    listed = torch.tensor([[0, 0], [1, 1]], dtype=torch.int32)
+    pairs = make_problem((5, 5), (40, 80), 8)._replace(pairs=listed)
+    assert not paths.chooses_unified(pairs, "auto")
+
+
 def test_few_tokens_and_many_documents_are_streamed(monkeypatch):
     called = []
     for name in ("cross_backward", "streaming_backward_lowmem"):

@@ -1,30 +1,35 @@
-"""The search for a configuration refuses what is wrong, however fast, and remembers the winner.
+"""The search for a configuration refuses what is wrong, however fast, and its winner is launched.
 
 On a CPU the kernels run in Triton's interpreter and a fake clock times them.
 """
 
-import json
-import logging
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 import torch
 
-from sparton.kernels.segment_max import forward, tuning_cache
-from sparton.kernels.segment_max.forward import segment_max_forward, tuned_configs
+from sparton.kernels import tuned
+from sparton.kernels.segment_max import backward, forward
+from sparton.kernels.segment_max.backward_plan import BackwardConfig
+from sparton.kernels.segment_max.forward import CONFIG_KINDS, segment_max_forward
 from sparton.kernels.segment_max.portable import PortableConfig
-from sparton.kernels.segment_max.tuning_cache import cache_file, read_winners, regime_of
-from sparton.kernels.splade_head import tuning
+from sparton.kernels.segment_max.tuning import FORWARD_CHANGES, regime
 from sparton.kernels.splade_head.tuning import (
+    backward_problem,
     example_operands,
+    forward_problem,
+    head_problems,
     launch_forward,
-    neighbours,
-    search,
-    tune_splade_head,
+)
+from sparton.kernels.tuned import (
+    Winner,
+    cache_file,
+    read_winners,
+    regime_of,
+    tuned_configs,
     use_tuned_configs,
 )
+from sparton.kernels.tuning import cuda_milliseconds, neighbours, search, tune, wrong_gradients
 
 GOOD = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=64)
 OTHER = GOOD._replace(block_v=32)
@@ -137,7 +142,8 @@ def launcher(wrong=None):
 def test_wrong_results_are_refused_at_any_speed(operands, wrong, fault):
     clock = Clock(TIMES)
     operands.bias[0] = 9.0  # the entry that the faults change is active
-    trials = search(operands, [GOOD, "wrong", OTHER], launch=launcher(wrong), timer=clock)
+    problem = forward_problem(None, operands, [GOOD, "wrong", OTHER], launcher(wrong))
+    trials = search(problem, timer=clock)
     assert [trial.config for trial in trials] == [GOOD, "wrong", OTHER]
     assert re.search(fault, trials[1].fault)
     assert trials[1].milliseconds == float("inf")
@@ -145,38 +151,48 @@ def test_wrong_results_are_refused_at_any_speed(operands, wrong, fault):
     assert clock.asked == [GOOD, OTHER], "nothing is timed before it was verified"
 
 
-def tune(device, configs, *, wrong=None, times=TIMES, mean_length=9, tokens=60):
-    return tune_splade_head(
-        24, 37, mean_length, dtype=torch.float32, tokens=tokens, device=device.type,
-        configs=configs, launch=launcher(wrong), timer=Clock(times),
-    )  # fmt: skip
+def tuning(device, configs, *, wrong=None, times=TIMES, mean_length=9, tokens=60):
+    operands = example_operands(24, 37, mean_length, torch.float32, tokens, device.type)
+    own = regime("splade_head", operands.hidden, operands.weight, mean_length)
+    problem = forward_problem(own, operands, configs, launcher(wrong))
+    return tune(problem, timer=Clock(times))
+
+
+def regime_at(device, mean_length=9):
+    return regime_of("splade_head", device, torch.float32, 24, 37, mean_length)
+
+
+def winner(config):
+    return Winner(type(config).__name__, config._asdict())
 
 
 def test_the_fastest_right_configuration_wins_and_is_remembered(device):
-    trials = tune(device, ["wrong", GOOD, OTHER, THIRD], wrong=zeros)
+    trials = tuning(device, ["wrong", GOOD, OTHER, THIRD], wrong=zeros)
     assert [trial.config for trial in trials] == [OTHER, GOOD, THIRD, "wrong"]
-    regime = regime_of(device, torch.float32, 24, 37, 9)
-    assert tuned_configs() == {regime: OTHER}
-    assert read_winners((PortableConfig,)) == {regime: OTHER}
-    assert regime[3:] == ("float32", 24, 64, 8)
-    tune(device, [GOOD])
-    tune(device, [THIRD], mean_length=30)
+    regime = regime_at(device)
+    assert tuned_configs() == read_winners() == {regime: winner(OTHER)}
+    assert tuned.tuned(CONFIG_KINDS, regime) == OTHER
+    assert tuned.tuned((BackwardConfig,), regime) is None
+    assert regime[4:] == ("float32", 24, 64, 8)
+    tuning(device, [GOOD])
+    tuning(device, [THIRD], mean_length=30)
     longer = regime._replace(mean_length=32)
-    assert read_winners((PortableConfig,)) == {regime: GOOD, longer: THIRD}
-    assert [path.name for path in cache_file().parent.iterdir()] == ["segment_max.json"]
+    assert read_winners() == {regime: winner(GOOD), longer: winner(THIRD)}
+    assert [path.name for path in cache_file().parent.iterdir()] == ["tuned.json"]
 
 
 def test_nothing_is_remembered_where_nothing_is_right(device):
     with pytest.raises(RuntimeError, match=r"wrong: representations are wrong"):
-        tune(device, ["wrong"], wrong=zeros)
+        tuning(device, ["wrong"], wrong=zeros)
     with pytest.raises(RuntimeError, match="none was given"):
-        tune(device, [])
+        tuning(device, [])
     assert not cache_file().exists()
     assert not tuned_configs()
 
 
 def test_poison_is_gone_after_the_search(operands):
-    search(operands, [GOOD, "wrong"], launch=launcher(crash), timer=Clock(TIMES))
+    problem = forward_problem(None, operands, [GOOD, "wrong"], launcher(crash))
+    search(problem, timer=Clock(TIMES))
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -190,7 +206,7 @@ def test_a_launch_uses_the_winner_of_its_regime(device, operands, monkeypatch):
 
     default = forward.FULL_PRECISION[0]
     assert selected(6, 60) == default
-    tune(device, [GOOD])
+    tuning(device, [GOOD])
     assert selected(6, 60) == selected(600, 6000) == selected(7, 61) == GOOD
     assert selected(60, 6000) == default
     plain = torch.zeros(60, 24, device=device)
@@ -209,8 +225,8 @@ def test_a_launch_uses_the_winner_of_its_regime(device, operands, monkeypatch):
 def test_a_winner_that_cannot_address_the_operands_is_passed_over(device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     odd = torch.zeros(60, 23, device=device)
-    regime = regime_of(device, torch.float32, 23, 60, 10)
-    tuned_configs()[regime] = GOOD._replace(descriptors=True)
+    regime = regime_of("splade_head", device, torch.float32, 23, 60, 10)
+    tuned_configs()[regime] = winner(GOOD._replace(descriptors=True))
     assert forward.select_config(odd, odd, 6) == forward.FULL_PRECISION[0]
 
 
@@ -234,105 +250,76 @@ def test_rows_that_descriptors_cannot_address(device, monkeypatch):
         )  # fmt: skip
 
 
-@pytest.fixture
-def copied_sources(tmp_path, monkeypatch):
-    """A copy of the kernels' sources, in place of those that are digested."""
-    copy = tmp_path / "copied"
-    shutil.copytree(Path(tuning_cache.__file__).parent, copy)
-    monkeypatch.setattr(tuning_cache, "__file__", str(copy / "tuning_cache.py"))
-    tuning_cache._kernel_digest.cache_clear()
-    yield copy
-    tuning_cache._kernel_digest.cache_clear()
-
-
-@pytest.mark.parametrize("source", ["forward.py", "portable.py", "hopper.py"])
-def test_a_changed_kernel_forgets_its_winners(source, device, copied_sources):
-    tune(device, [GOOD])
-    regime = regime_of(device, torch.float32, 24, 37, 9)
-    tuning_cache._kernel_digest.cache_clear()
-    assert regime_of(device, torch.float32, 24, 37, 9) == regime
-    assert regime in read_winners((PortableConfig,))
-    with (copied_sources / source).open("a") as file:
-        file.write("# another\n")
-    tuning_cache._kernel_digest.cache_clear()
-    assert regime_of(device, torch.float32, 24, 37, 9) not in read_winners((PortableConfig,))
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{",
-        "[]",
-        "{}",
-        '{"winners": 3}',
-        '{"winners": [3]}',
-        '{"winners": [{"kind": "PortableConfig", "regime": {"gpu": "x"}, "settings": {}}]}',
-        b"\xff\xfe",
-    ],
-)
-def test_a_damaged_file_is_named_ignored_and_replaced(content, device, caplog):
-    path = cache_file()
-    path.parent.mkdir(parents=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with caplog.at_level(logging.WARNING):
-        assert read_winners((PortableConfig,)) == {}
-    assert str(path) in caplog.text
-    assert "tune_head" in caplog.text
-    tune(device, [GOOD])
-    caplog.clear()
-    kept = json.loads(path.read_text())["winners"]
-    assert kept[-1]["milliseconds"] == 3.0
-    assert kept[-1]["settings"] == GOOD._asdict()
-
-
-def test_no_file_is_no_reason_to_warn(caplog):
-    assert read_winners((PortableConfig,)) == {}
-    assert not caplog.records
-
-
-def test_winners_of_other_kinds_are_left_alone(device):
-    tune(device, [GOOD])
-    assert read_winners(()) == {}
-    assert len(read_winners((PortableConfig,))) == 1
-
-
-def test_a_write_that_fails_leaves_the_file_and_no_other(device, monkeypatch):
-    tune(device, [GOOD])
-    before = cache_file().read_text()
-
-    def full(*_args, **_kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(json, "dump", full)
-    with pytest.raises(OSError, match="No space"):
-        tune(device, [OTHER])
-    assert [path.read_text() for path in cache_file().parent.iterdir()] == [before]
-
-
-def test_a_regime_is_a_range_of_vocabularies_and_lengths(device):
-    def buckets(vocabulary, mean_length):
-        return regime_of(device, torch.float32, 24, vocabulary, mean_length)[5:]
-
-    assert buckets(30522, 159.3) == buckets(32768, 100) == (32768, 128)
-    assert buckets(32769, 0.5) == (65536, 1)
-    assert buckets(1, 40.0) == (1, 32)
-
-
 def test_neighbours_differ_in_one_setting():
-    found = neighbours(GOOD)
+    found = neighbours(GOOD, FORWARD_CHANGES)
     assert found[0] == GOOD
     assert len(set(found)) == len(found) > 8
     for near in found[1:]:
         assert sum(a != b for a, b in zip(near, GOOD, strict=True)) == 1
 
 
+def test_gradients_may_differ_by_their_rounding_alone():
+    truth = torch.linspace(-3, 3, 99)
+    rounded = truth.bfloat16()
+    assert wrong_gradients([truth], [rounded]) is None
+    for change, fault in (
+        (lambda x: x.index_fill(0, torch.tensor(3), float("nan")), "1 of 99 .* not written"),
+        (lambda x: x.index_fill(0, torch.tensor(3), 0.0), "1 of 99 elements of gradient 0 are"),
+        (lambda x: x * 1.02, "wrong, by up to 0.0"),
+        (lambda x: x[1:], "gradient 0 is missing, or not"),
+        (lambda x: None, "gradient 0 is missing"),
+    ):
+        assert re.search(fault, wrong_gradients([truth], [change(rounded)]))
+
+
+def test_a_backward_is_verified_and_its_winner_launched(device, monkeypatch):
+    """A configuration that leaves a gradient out, or adds where it should not, is refused."""
+    monkeypatch.setattr(forward, "_capability", lambda device: (9, 0))
+    operands = example_operands(24, 37, 9, torch.float32, 60, device.type)
+    tokens, sequences = len(operands.hidden), len(operands.cu_seqlens) - 1
+    own = regime("splade_head", operands.hidden, operands.weight, tokens / sequences)
+    problem = backward_problem(own, operands)
+    default, *others = problem.configs
+    assert default == BackwardConfig()
+    assert problem.regime.kernel == "splade_head_backward"
+    chosen = others[0]
+    assert [problem.fault(config) for config in (default, chosen)] == [None, None]
+
+    def damaged(*arguments, **options):
+        dhidden, dweight, dbias = backward.segment_max_backward(*arguments, **options)
+        dweight *= 1.01
+        return dhidden, dweight, dbias
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sparton.kernels.splade_head.tuning.segment_max_backward", damaged)
+        assert "elements of gradient 1 are wrong" in problem.fault(default)
+    launched = []
+    plan = backward.plan_backward
+    monkeypatch.setattr(
+        backward, "plan_backward", lambda sizes: launched.append(sizes.config) or plan(sizes)
+    )
+    hidden, weight, _, cu_seqlens = operands
+    reps, argmax = launch_forward(GOOD, operands, True)
+
+    def run():
+        backward.segment_max_backward(
+            reps, reps, argmax, hidden, weight, cu_seqlens, bias_dtype=None
+        )
+        return launched[-1]
+
+    assert run() == default
+    tuned.write_winner(problem.regime, chosen, 1.0)
+    assert run() == chosen
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_search_on_a_gpu_beats_no_default_by_being_wrong():
-    trials = tune_splade_head(384, 3001, 64, tokens=4096)
-    assert all(trial.fault is None for trial in trials[:3])
+    for problem in head_problems(384, 3001, 64, tokens=4096):
+        trials = tune(problem)
+        assert all(trial.fault is None for trial in trials[:3])
     operands = example_operands(384, 3001, 64, torch.bfloat16, 4096, "cuda")
-    tuned = segment_max_forward(*operands)[0]
+    fastest = segment_max_forward(*operands)[0]
     listed = segment_max_forward(*operands, config=forward.PORTABLE[0])[0]
-    torch.testing.assert_close(tuned, listed, rtol=1e-4, atol=1e-5)
-    assert tuning.cuda_milliseconds(lambda: segment_max_forward(*operands)) > 0
+    torch.testing.assert_close(fastest, listed, rtol=1e-4, atol=1e-5)
+    assert cuda_milliseconds(lambda: segment_max_forward(*operands)) > 0

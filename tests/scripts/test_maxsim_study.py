@@ -21,7 +21,7 @@ def measured(*fields: str, settings: Settings = SETTINGS) -> dict:
     return STUDY.prepare([cell], settings)(cell)
 
 
-@pytest.mark.parametrize("cell", providers.cells(list(SHAPES), OWN_PROVIDERS), ids=str)
+@pytest.mark.parametrize("cell", providers.cells(SHAPES, OWN_PROVIDERS), ids=str)
 def test_every_shape_passes_its_gate_and_is_timed(cell):
     record = measured(*cell)
     assert record["status"] == "ok", record

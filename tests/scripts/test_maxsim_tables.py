@@ -34,7 +34,7 @@ def write(tmp_path, monkeypatch):
     def written(changed: dict[Cell, dict] | None = None) -> None:
         (tmp_path / "test-gpu").mkdir(exist_ok=True)
         lines = []
-        for cell in cells(list(SHAPES), list(PROVIDERS)):
+        for cell in cells(SHAPES, PROVIDERS):
             changes = (changed or {}).get(cell, {})
             found = {k: v for k, v in (record(cell) | changes).items() if v is not None}
             lines.append(json.dumps(found) + "\n")

@@ -19,6 +19,7 @@ from sparton.losses.regularizers import Regularizer, flops
 from sparton.training.distributed import World
 from sparton.training.loggers import JsonlLogger
 from sparton.training.loop import LoopSettings, Trainer
+from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.optimization import build_optimizer, update
 from sparton.training.precision import Precision
 from sparton.training.schedules import CosineSchedule
@@ -35,7 +36,7 @@ CPU = torch.device("cpu")
 SCHEDULE = CosineSchedule(0.2)
 
 
-def make_trainer(folder: Path, schedule=SCHEDULE, evaluate=None) -> Trainer:
+def make_trainer(folder: Path, schedule=SCHEDULE, evaluate=None, found=None) -> Trainer:
     encoder = BagEncoder(dropout=0.3)
     objective = Objective(InfoNCE(), {}, {"flops": Regularizer(flops, 0.1, QuadraticRamp(8))})
     step = ExactStep(encoder, objective, World(0, 1, CPU), Precision("fp32", CPU), seed=5)
@@ -50,6 +51,9 @@ def make_trainer(folder: Path, schedule=SCHEDULE, evaluate=None) -> Trainer:
         evaluate=evaluate or (lambda encoder: {"ndcg@10": encoder.decoder.weight.sum().item()}),
         save_model=lambda encoder, path: torch.save(encoder.state_dict(), path.with_suffix(".pt")),
     )
+    if found is not None:
+        trainer.fit = Found(step, trainer.optimizer, 8, 8)
+        trainer.fit.size = found
     folder.mkdir(parents=True, exist_ok=True)
     trainer.resume()
     return trainer
@@ -88,6 +92,27 @@ def test_killed_run_ends_bit_identical_to_an_uninterrupted_one(tmp_path, killed_
         assert torch.equal(value, resumed.encoder.state_dict()[name]), name
     assert [without_times(r) for r in records(killed)] == [without_times(r) for r in records(whole)]
     assert resumed.best == reference.best
+
+
+class Found(MicroBatchSearch):
+    """Finds another micro-batch than a run that goes on would, on a GPU that there need not be."""
+
+    size = 2
+
+    def __call__(self, batch: TrainBatch) -> None:
+        self.choice = self.choice or {"micro_batch": self.size}
+        self.step.micro_batch = self.choice["micro_batch"]
+
+
+def test_a_micro_batch_that_was_found_is_kept(tmp_path):
+    """It decides the dropout: the rest of a run with another would differ in its last bits."""
+    losses = []
+    for name, sizes in (("whole", [2]), ("killed", [2, 3]), ("another", [3])):
+        for until, size in zip([6, STEPS][-len(sizes) :], sizes, strict=True):
+            trainer = make_trainer(tmp_path / name, found=size)
+            run(trainer, until=until)
+        losses.append(records(tmp_path / name)[-1]["loss"])
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_the_first_step_of_a_run_and_of_its_rest_is_logged_however_rarely_others_are(tmp_path):

@@ -3,7 +3,7 @@
 Packages of others are imported when their cell runs; where they are missing, the cell says so.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from benchmarks.maxsim.shapes import (
     OWN,
     PACKED,
     RESIDUAL,
-    SHAPES,
     Shape,
 )
 from sparton.kernels import maxsim as own
@@ -153,7 +152,12 @@ LIK, FLASH = "late-interaction-kernels", "flash-maxsim"
 DENSE = (CROSS, OWN)
 PROVIDERS = {
     "sparton": Provider(sparton),
-    "sparton_unified": Provider(partial(sparton, backward="unified"), (*DENSE, PACKED), (BOTH,)),
+    **{
+        f"sparton_{backward}": Provider(
+            partial(sparton, backward=backward), (*DENSE, PACKED), (BOTH,)
+        )
+        for backward in ("lowmem", "unified")
+    },
     "sparton_fp8_tensor": Provider(
         partial(sparton_fp8, scales="tensor"), (CROSS,), (FORWARD,), scores=FP8_ERROR
     ),
@@ -184,12 +188,12 @@ def serves(name: str, shape: Shape, mode: str) -> bool:
     return not (name == "flash" and shape.kind == PACKED and (shape.Q > 1 or mode == BOTH))
 
 
-def cells(shapes: list[str], providers: list[str]) -> list[KernelCell]:
+def cells(shapes: Mapping[str, Shape], providers: Iterable[str]) -> list[KernelCell]:
     """The cells of these shapes and providers, mode by mode."""
     return [
         KernelCell(name, mode, provider)
-        for name in shapes
-        for mode in SHAPES[name].modes
+        for name, shape in shapes.items()
+        for mode in shape.modes
         for provider in providers
-        if serves(provider, SHAPES[name], mode)
+        if serves(provider, shape, mode)
     ]

@@ -32,7 +32,7 @@ class MaxSimStudy(KernelStudy):
     }
 
     def suites(self, settings: Settings) -> dict[str, list[KernelCell]]:
-        return {self.name: cells(list(SHAPES), list(PROVIDERS))}
+        return {self.name: cells(self.shapes, PROVIDERS)}
 
     def problem(self, shape: Shape, gradients: bool, device: str) -> tuple[Problem, Results]:
         problem = problems.make_problem(shape, device)

@@ -24,7 +24,7 @@ from sparton.kernels.maxsim.normalization import normalize_tokens, normalize_tok
 from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.maxsim.packing import compact
 from sparton.kernels.segment_max.backward import backward_of_checked
-from sparton.kernels.segment_max.backward_plan import DEFAULT_CONFIG, BackwardConfig
+from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.forward import (
     Config,
     ForwardPlan,
@@ -33,6 +33,7 @@ from sparton.kernels.segment_max.forward import (
     forward_of_checked,
     plan_forward,
     tokens_scaled,
+    tuned_config,
 )
 from sparton.kernels.segment_max.operands import sequence_of_tokens
 
@@ -126,9 +127,12 @@ def equal_queries_forward(
     ``length`` tokens each, all of which take part. The maxima stay on the chip if whole queries
     fit into a tile. ``scales``: as in
     :func:`~sparton.kernels.segment_max.forward.segment_max_forward`."""
+    N, fits = cu_seqlens.shape[0] - 1, fit_descriptors(documents, queries)
+    if config is None and scales is None:
+        config = tuned_config(documents, queries, N, "none", fits)
     plan, summed = _plan_equal_queries(
-        cu_seqlens.shape[0] - 1, documents.shape, queries.shape, documents.dtype, documents.device,
-        fit_descriptors(documents, queries), length, argmax, tokens_scaled(scales), config,
+        N, documents.shape, queries.shape, documents.dtype, documents.device, fits, length, argmax,
+        tokens_scaled(scales), config,
     )  # fmt: skip
     scores, winners = plan.run(documents, queries, None, cu_seqlens, scales)
     if not summed:
@@ -209,7 +213,7 @@ def cross_backward(
     normalize: bool,
     need_queries: bool = True,
     need_documents: bool = True,
-    config: BackwardConfig = DEFAULT_CONFIG,
+    config: BackwardConfig | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of ``sum(grad * scores)``: the same bits every time.
 

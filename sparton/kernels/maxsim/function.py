@@ -43,7 +43,9 @@ def maxsim(
             of the given tokens.
         backward: "lowmem" sums each row of a gradient in one place, in a fixed order, without a
             buffer in fp32: the same bits every time. "unified" is one pass with atomic additions,
-            on GPUs; not repeatable. "auto" is "lowmem". CPU tensors are repeatable in any case.
+            on GPUs; not repeatable. "auto" is "lowmem", except for documents of each query's own
+            where queries have 512 tokens or more and there is much to do (2^27 similarities), and
+            ``torch.use_deterministic_algorithms`` is off. CPU tensors are repeatable in any case.
 
     Returns:
         fp32 ``[Q, N]`` or ``[Q, K]``. Differentiable once, with respect to queries and documents;

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
-from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
+from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2, shared_memory
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands, Kept
 from sparton.kernels.maxsim.normalization import divided_by
 from sparton.kernels.segment_max.reduction import greater
@@ -66,13 +66,16 @@ CONFIGS = {
         1024: HiddenConfig(16, 16, 16, num_warps=8, num_stages=2),
     },
 }
+WIDE, WIDE_BYTES = 1024, 132 * 2**10  # units, and the shared memory that they take
 # Query tokens from which on, where projected tokens are stored anyway, products of them are faster.
 MANY_QUERY_TOKENS = 4096
 
 
 @functools.cache
-def _select_config(E: int, element_size: int) -> HiddenConfig | None:
-    """None for embeddings that no configuration takes."""
+def _select_config(E: int, element_size: int, device: torch.device) -> HiddenConfig | None:
+    """None for embeddings that no configuration takes on this device."""
+    if E > WIDE // 2 and shared_memory(device) < WIDE_BYTES:
+        return None
     configs = CONFIGS[element_size]
     return configs.get(max(next_power_of_2(E), min(configs)))
 
@@ -82,7 +85,7 @@ def search_serves(queries: Tensor, argmax: bool) -> bool:
     Q, L, E = queries.shape
     if argmax and Q * L >= MANY_QUERY_TOKENS:
         return False
-    return _select_config(E, queries.element_size()) is not None
+    return _select_config(E, queries.element_size(), queries.device) is not None
 
 
 @triton.jit
@@ -264,7 +267,7 @@ def search_hidden(
             if x is not None:
                 x.zero_()
         return scores, kept
-    config = config or _select_config(E, queries.element_size())
+    config = config or _select_config(E, queries.element_size(), queries.device)
     if config is None:
         raise ValueError(f"no configuration of the search takes E = {E} units; project first")
     shares = _num_shares(N, operands.longest, config)

@@ -9,16 +9,21 @@ than FEW query tokens, about where a product of that many 16-bit rows costs as m
 its columns, or embeddings wider than the streaming backward holds. The backward of a cross product
 goes there in any case, unless few tokens meet many documents, whose lists by token take many
 launches, or must be normalised, which streaming.py does on the fly.
+
+"unified" adds with atomics what "lowmem" compares all query tokens for, once for each tile of
+documents: it wins where documents of each query's own are scored by long queries. It launches more
+kernels, which only pays where the host does not have to be waited for.
 """
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.maxsim.lengths import verify_lengths
-from sparton.kernels.maxsim.operands import MaxSimOperands
+from sparton.kernels.maxsim.operands import MaxSimOperands, num_rows
 from sparton.kernels.maxsim.streaming import streaming_forward
 from sparton.kernels.maxsim.streaming_backward import (
     streaming_backward_lowmem,
@@ -27,6 +32,8 @@ from sparton.kernels.maxsim.streaming_backward import (
 from sparton.kernels.maxsim.streaming_rows import LARGEST_E
 
 FEW, MANY_DOCUMENTS = 192, 1000
+# From so many tokens of a query and similarities on (measured on an H100, see docs/benchmarks.md).
+LONG_QUERY, MANY_SIMILARITIES = 512, 2**27
 
 
 def is_product(operands: MaxSimOperands) -> bool:
@@ -52,6 +59,18 @@ def maxsim_forward_cuda(
     return streaming_forward(operands.flat(), normalize=normalize, argmax=argmax)
 
 
+def chooses_unified(operands: MaxSimOperands, backward: str) -> bool:
+    """What "auto" stands for; E beyond the kernel's has "lowmem" in any case, and so has "auto"
+    where PyTorch is to be deterministic."""
+    if operands.queries.shape[-1] > LARGEST_E or backward != "auto":
+        return backward == "unified" and operands.queries.shape[-1] <= LARGEST_E
+    if operands.per_query is None or torch.are_deterministic_algorithms_enabled():
+        return False
+    length = operands.num_query_tokens / max(operands.scores_shape[0], 1)
+    similarities = length * num_rows(operands.documents)
+    return length >= LONG_QUERY and similarities >= MANY_SIMILARITIES
+
+
 @on_its_device
 def maxsim_backward_cuda(
     grad: Tensor,
@@ -66,10 +85,10 @@ def maxsim_backward_cuda(
     """Gradients of the operands in their dtype, None where not wanted; as rows, or along their
     axes.
 
-    "auto" and "lowmem" are the same: whatever the kernels, sums run in a fixed order. So is
-    "unified" where embeddings are too wide for its kernel.
+    With "lowmem" sums run in a fixed order, whatever the kernels; :func:`chooses_unified` says when
+    it is not that.
     """
-    unified = backward == "unified" and operands.queries.shape[-1] <= LARGEST_E
+    unified = chooses_unified(operands, backward)
     shared = operands.per_query is None and operands.pairs is None
     few_lists = shared and operands.scores_shape[1] < MANY_DOCUMENTS
     cross = is_product(operands) or (few_lists and not normalize)

@@ -32,6 +32,7 @@ from sparton.kernels.maxsim.streaming_tiles import (
     StreamingConfig,
     num_splits,
     streaming_config,
+    tuned_streaming,
 )
 from sparton.kernels.segment_max.reduction import greater
 
@@ -242,7 +243,8 @@ def streaming_forward(
         operands: checked and flat ones; bf16, fp16 or fp32.
         normalize: L2-normalise the tokens of both sides, on the fly.
         argmax: whether the winners are wanted.
-        config: how the work is cut; :func:`streaming_config` by default.
+        config: how the work is cut; the winner of a search by default, or
+            :func:`streaming_config`.
 
     Returns:
         Scores fp32 ``[Q, C]``. Winners int32 ``[C, Tq]``, the row of ``documents`` that is best for
@@ -256,6 +258,7 @@ def streaming_forward(
     winners = None
     if argmax:
         winners = queries.new_empty(operands.argmax_shape, dtype=torch.int32)
+    config = config or tuned_streaming(operands, "forward", StreamingConfig)
     splits, block, launch = _plan(
         query_cu.shape[0] - 1, document_cu.shape[0] - 1, shape, Tq, E, queries.dtype,
         per_query is None, None if pairs is None else operands.longest_query or 0, normalize,

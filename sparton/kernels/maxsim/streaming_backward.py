@@ -33,6 +33,7 @@ from sparton.kernels.maxsim.streaming_rows import (
     owned_rows,
     store_gradient,
 )
+from sparton.kernels.maxsim.streaming_tiles import tuned_streaming
 
 
 @triton.jit
@@ -153,6 +154,10 @@ def _plan_ddocuments(
     )  # fmt: skip
 
 
+def _tuned(operands: MaxSimOperands, pass_: str) -> StreamingBackwardConfig:
+    return tuned_streaming(operands, pass_, StreamingBackwardConfig) or DEFAULT_CONFIG
+
+
 def streaming_backward_lowmem(
     grad: Tensor,
     argmax: Tensor,
@@ -161,7 +166,7 @@ def streaming_backward_lowmem(
     normalize: bool,
     need_queries: bool = True,
     need_documents: bool = True,
-    config: StreamingBackwardConfig = DEFAULT_CONFIG,
+    config: StreamingBackwardConfig | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients of ``sum(grad * scores)``; repetitions give the same bits.
 
@@ -171,7 +176,7 @@ def streaming_backward_lowmem(
         operands: those of the forward.
         normalize: of the forward.
         need_queries, need_documents: whether these gradients are wanted.
-        config: how the work is cut.
+        config: how the work is cut, by default as the winner of a search or DEFAULT_CONFIG says.
 
     Returns:
         dqueries ``[Tq, E]`` and ddocuments ``[Td, E]``, None where not wanted. Sums run in fp32;
@@ -187,6 +192,7 @@ def streaming_backward_lowmem(
     if argmax.numel() == 0 or grad.numel() == 0:
         dqueries = queries.new_zeros(queries.shape) if need_queries else None
         return dqueries, documents.new_zeros(documents.shape) if need_documents else None
+    config = config or _tuned(operands, "lowmem")
     if need_queries:
         dqueries = gather_winners(
             grad, argmax, operands, None, normalize=normalize, wanted=True, config=config
@@ -204,7 +210,7 @@ def streaming_backward_unified(
     normalize: bool,
     need_queries: bool = True,
     need_documents: bool = True,
-    config: StreamingBackwardConfig = DEFAULT_CONFIG,
+    config: StreamingBackwardConfig | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:
     """:func:`streaming_backward_lowmem` in one pass over the winners: the documents' gradients are
     added with atomics in an fp32 ``[Td, E]`` and not repeatable in their last bits; the queries'
@@ -215,6 +221,7 @@ def streaming_backward_unified(
             grad, argmax, operands, normalize=normalize, need_queries=need_queries,
             need_documents=need_documents, config=config,
         )  # fmt: skip
+    config = config or _tuned(operands, "unified")
     documents = operands.documents
     total = torch.zeros(documents.shape, dtype=torch.float32, device=documents.device)
     dqueries = gather_winners(

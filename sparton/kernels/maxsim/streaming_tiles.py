@@ -1,13 +1,15 @@
-"""How the forward of the streaming MaxSim is cut.
+"""How the forward of the streaming MaxSim is cut, and what a search calls the streaming kernels.
 
 E embedding.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from sparton.kernels.launch import cdiv, next_power_of_2
+from sparton.kernels.maxsim.operands import MaxSimOperands
+from sparton.kernels.tuned import Regime, regime_of, tuned, tuned_configs
 
 
 class StreamingConfig(NamedTuple):
@@ -69,3 +71,26 @@ def num_splits(num_queries: int, num_tokens: int, programs: int, config: Streami
     width = cdiv(num_tokens, max(num_queries, 1))
     wanted = cdiv(config.few_programs, max(programs, 1))
     return max(min(cdiv(width, config.block_q), wanted), 1)
+
+
+def streaming_regime(operands: MaxSimOperands, pass_: str) -> Regime:
+    """What winners for flat operands belong to; ``pass_`` is forward, lowmem or unified. Documents
+    of all queries have other winners than those of each query's own or of pairs."""
+    shared = operands.per_query is None and operands.pairs is None
+    queries, documents = operands.queries, operands.documents
+    Q, N = (bounds.shape[0] - 1 for bounds in operands[2:4])
+    return regime_of(
+        f"maxsim_{'shared' if shared else 'own'}_{pass_}",
+        queries.device,
+        queries.dtype,
+        queries.shape[-1],
+        cdiv(queries.shape[0], max(Q, 1)),
+        documents.shape[0] / max(N, 1),
+    )
+
+
+def tuned_streaming(operands: MaxSimOperands, pass_: str, kind: type[Any]) -> Any | None:
+    """The winner of a search for flat operands, if there is one."""
+    if not tuned_configs():
+        return None
+    return tuned((kind,), streaming_regime(operands, pass_))

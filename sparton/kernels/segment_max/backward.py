@@ -24,7 +24,9 @@ from sparton.kernels.segment_max.backward_plan import (
     Sizes,
     plan_backward,
 )
+from sparton.kernels.segment_max.forward import kernel_name
 from sparton.kernels.segment_max.operands import num_rows
+from sparton.kernels.tuned import regime_of, tuned, tuned_configs
 
 
 @on_its_device
@@ -43,7 +45,7 @@ def segment_max_backward(
     summed: int = 1,
     columns: Tensor | None = None,
     longest: int | None = None,
-    config: BackwardConfig = DEFAULT_CONFIG,
+    config: BackwardConfig | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of ``sum(grad * reps)``.
 
@@ -63,8 +65,8 @@ def segment_max_backward(
             others than ``summed`` neighbours share one; below Q, which is not checked.
         longest: most tokens of a sequence where that is known, to cut the work more closely. The
             gradients are right whatever it says.
-        config: how the work is cut. The order of summation, hence the last bits, depend on it, but
-            not on its ``workspace``.
+        config: how the work is cut, by default as the winner of a search or DEFAULT_CONFIG says.
+            The order of summation, hence the last bits, depend on it, but not on its ``workspace``.
 
     Returns:
         dhidden ``[T, D]``, dweight ``[V, D]``, dbias ``[V]``, each None if not wanted. Sums run in
@@ -118,7 +120,7 @@ def backward_of_checked(
     summed: int = 1,
     columns: Tensor | None = None,
     longest: int | None = None,
-    config: BackwardConfig = DEFAULT_CONFIG,
+    config: BackwardConfig | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """:func:`segment_max_backward` of operands that are known to belong together, to be contiguous
     but for ``grad``, and to lie on the current device. The rows of hidden and weight may lie along
@@ -133,6 +135,11 @@ def backward_of_checked(
         dbias = torch.empty(V, dtype=bias_dtype, device=weight.device)
     if empty:
         return dhidden, dweight, None if dbias is None else dbias.zero_()
+    if config is None and tuned_configs():
+        name = f"{kernel_name(activation)}_backward"
+        regime = regime_of(name, hidden.device, hidden.dtype, D, V, T / N)
+        config = tuned((BackwardConfig,), regime)
+    config = config or DEFAULT_CONFIG
     sizes = Sizes(
         N, V, T, D, (hidden.element_size(), weight.element_size()), summed, grad.stride(),
         activation, longest, config, need_hidden, need_weight, dbias is not None,

@@ -8,7 +8,6 @@ hold Hopper's warpgroups up. Here they are chosen and given buffers.
 """
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from sparton.kernels.launch import KEPT_PLANS, fits_descriptor
 from sparton.kernels.segment_max.hopper import HopperConfig, plan_hopper
 from sparton.kernels.segment_max.operands import check_operands, num_rows
 from sparton.kernels.segment_max.portable import PortableConfig, plan_portable
-from sparton.kernels.segment_max.tuning_cache import Regime, read_winners, regime_of
+from sparton.kernels.tuned import regime_of, tuned, tuned_configs
 
 Config = PortableConfig | HopperConfig
 CONFIG_KINDS = (PortableConfig, HopperConfig)
@@ -69,14 +68,6 @@ def _addressing(dtype: torch.dtype, capability: tuple[int, int], fits: bool) -> 
     return configs if fits else tuple(config for config in configs if not config.descriptors)
 
 
-@functools.cache
-def tuned_configs() -> dict[Regime, Config]:
-    """Winners of searches (see splade_head/tuning.py) that replace the first of
-    :func:`forward_configs`: those of this process and, if the environment has SPARTON_TUNED=1,
-    those of earlier ones."""
-    return read_winners(CONFIG_KINDS) if os.environ.get("SPARTON_TUNED") == "1" else {}
-
-
 def tokens_scaled(scales: tuple[Tensor | None, Tensor] | None) -> bool:
     """Whether the tokens have factors, and not the rows of the weight alone."""
     return scales is not None and scales[0] is not None
@@ -105,6 +96,24 @@ def default_config(
     return _addressing(dtype, _capability(device), fits)[0]
 
 
+def kernel_name(activation: str) -> str:
+    """What a search calls the core: a part of the SPLADE head, or a product that keeps maxima."""
+    return "maxsim_product" if activation == "none" else "splade_head"
+
+
+def tuned_config(
+    hidden: Tensor, weight: Tensor, num_sequences: int, activation: str, fits: bool
+) -> Config | None:
+    """The winner of a search of max pooling, if there is one that can address the operands."""
+    if not tuned_configs():
+        return None
+    T, D, V = num_rows(hidden), hidden.shape[-1], num_rows(weight)
+    length = T / max(num_sequences, 1)
+    regime = regime_of(kernel_name(activation), hidden.device, hidden.dtype, D, V, length)
+    winner = tuned(CONFIG_KINDS, regime)
+    return winner if winner is not None and (fits or not winner.descriptors) else None
+
+
 def select_config(
     hidden: Tensor,
     weight: Tensor,
@@ -117,10 +126,9 @@ def select_config(
     """The winner of a search, if it verified this variant of the kernel, or else
     :func:`default_config`."""
     fits = fit_descriptors(hidden, weight)
-    if (pooling, activation, scales) == ("max", "relu", None) and (tuned := tuned_configs()):
-        T, D, V = num_rows(hidden), hidden.shape[-1], num_rows(weight)
-        winner = tuned.get(regime_of(hidden.device, hidden.dtype, D, V, T / num_sequences))
-        if winner is not None and (fits or not winner.descriptors):
+    if (pooling, scales) == ("max", None) and activation != "log1p_relu":
+        winner = tuned_config(hidden, weight, num_sequences, activation, fits)
+        if winner is not None:
             return winner
     return default_config(
         hidden.dtype, hidden.device, fits, pooling, activation, tokens_scaled(scales)

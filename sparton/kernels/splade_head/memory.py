@@ -43,6 +43,15 @@ class HeadMemory:
         """From now on calls repeat what was kept."""
         self.repeats = True
 
+    def repeat(self, times: int) -> None:
+        """Hold what it holds so many times, each with memory of its own."""
+        for found in list(self._found) * (times - 1):
+            if found is not None:
+                reps, winners = found
+                reps = reps._replace(values=reps.values.clone(), terms=reps.terms.clone())
+                found = _Found(reps, winners.clone())
+            self._found.append(found)
+
     def keep(self, reps: Tensor, argmax: Tensor) -> None:
         """``[N, V]`` each. The host waits for the number of active entries."""
         if int(reps.count_nonzero()) > MOST_ACTIVE * reps.numel():

@@ -1,8 +1,8 @@
 """Winners of searches for the fastest configuration, in one JSON file of the user's cache.
 
-A winner belongs to a regime: GPU, Triton, source of the kernels, dtype, hidden size, vocabulary and
-mean length of a sequence, the last two in powers of 2. The number of sequences and the mix of their
-lengths are not part of it, so that no batch asks for another search.
+A winner belongs to a regime: kernel, GPU, Triton, sources, dtype, and three sizes in powers of 2.
+The number of sequences and the mix of their lengths are not part of it, so that no batch asks for
+another search.
 """
 
 import functools
@@ -12,7 +12,7 @@ import logging
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,25 +26,34 @@ class Regime(NamedTuple):
     """What a winner belongs to.
 
     Attributes:
+        kernel: which kernels are configured.
         gpu, triton: name of the device, version of the compiler.
-        kernel: digest of the sources of the core; a winner of other sources counts no more.
-        dtype, hidden_size: of the operands.
-        vocabulary: V, rounded up to a power of 2.
+        sources: digest of the sources of all kernels; a winner of other sources counts no more.
+        dtype, width: of the operands, hidden units or units of an embedding.
+        rows: of the vocabulary, or query tokens, rounded up to a power of 2.
         mean_length: tokens per sequence, rounded to a power of 2.
     """
 
+    kernel: str
     gpu: str
     triton: str
-    kernel: str
+    sources: str
     dtype: str
-    hidden_size: int
-    vocabulary: int
+    width: int
+    rows: int
     mean_length: int
 
 
+class Winner(NamedTuple):
+    """A configuration, by the name of its class, and its settings."""
+
+    kind: str
+    settings: dict[str, Any]
+
+
 @functools.cache
-def _kernel_digest() -> str:
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+def _source_digest() -> str:
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
 
 
@@ -54,51 +63,73 @@ def _device_name(device: torch.device) -> str:
 
 
 def regime_of(
+    kernel: str,
     device: torch.device,
     dtype: torch.dtype,
-    hidden_size: int,
-    vocabulary: int,
+    width: int,
+    rows: int,
     mean_length: float,
 ) -> Regime:
-    """The regime of operands ``[T, D]`` and ``[V, D]`` with ``T / N = mean_length``."""
+    """The regime of rows ``[rows, width]`` and of sequences of that mean length."""
     return Regime(
+        kernel,
         _device_name(device),
         triton.__version__,
-        _kernel_digest(),
+        _source_digest(),
         str(dtype).removeprefix("torch."),
-        hidden_size,
-        1 << (vocabulary - 1).bit_length(),
+        width,
+        1 << max(rows - 1, 0).bit_length(),
         1 << round(math.log2(max(mean_length, 1.0))),
     )
 
 
+@functools.cache
+def tuned_configs() -> dict[Regime, Winner]:
+    """Winners of searches (see tuning.py) that replace default configurations: those of this
+    process and, if the environment has SPARTON_TUNED=1, those of earlier ones. Who launches looks
+    whether there are any before a regime is made."""
+    return read_winners() if os.environ.get("SPARTON_TUNED") == "1" else {}
+
+
+def use_tuned_configs() -> None:
+    """Launch with the winners of earlier searches from now on; SPARTON_TUNED=1 does the same."""
+    tuned_configs().update(read_winners())
+
+
+def tuned(kinds: Iterable[type[Any]], regime: Regime) -> Any | None:
+    """The winner of a regime, made by one of the classes ``kinds``; None where there is none."""
+    found = tuned_configs().get(regime)
+    if found is None:
+        return None
+    return next((kind(**found.settings) for kind in kinds if kind.__name__ == found.kind), None)
+
+
 def cache_file() -> Path:
-    """``$XDG_CACHE_HOME/sparton/segment_max.json``, under ``~/.cache`` by default."""
+    """``$XDG_CACHE_HOME/sparton/tuned.json``, under ``~/.cache`` by default."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "sparton" / "segment_max.json"
+    return Path(root) / "sparton" / "tuned.json"
 
 
-def read_winners(kinds: Sequence[type[Any]]) -> dict[Regime, Any]:
-    """Every winner in the file whose configuration is one of these classes.
+def read_winners() -> dict[Regime, Winner]:
+    """Every winner in the file.
 
     A file that cannot be understood is left as it is and counts as empty, with a warning that names
     it; no file is nothing to warn of.
     """
-    classes = {kind.__name__: kind for kind in kinds}
     try:
         return {
-            Regime(**record["regime"]): classes[record["kind"]](**record["settings"])
+            Regime(**record["regime"]): Winner(record["kind"], dict(record["settings"]))
             for record in _records(cache_file())
-            if record["kind"] in classes
         }
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         _warn(cache_file(), f"a record is not that of a winner ({error!r})")
         return {}
 
 
 def write_winner(regime: Regime, config: NamedTuple, milliseconds: float) -> Path:
-    """Put a winner into the file, in place of the regime's earlier one; the file is whole at any
-    moment. Returns its path."""
+    """Use a winner from now on, and put it into the file in place of the regime's earlier one; the
+    file is whole at any moment. Returns its path."""
+    winner = Winner(type(config).__name__, config._asdict())
     path = cache_file()
     others = [
         record
@@ -107,8 +138,7 @@ def write_winner(regime: Regime, config: NamedTuple, milliseconds: float) -> Pat
     ]
     record = {
         "regime": regime._asdict(),
-        "kind": type(config).__name__,
-        "settings": config._asdict(),
+        **winner._asdict(),
         "milliseconds": milliseconds,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +150,7 @@ def write_winner(regime: Regime, config: NamedTuple, milliseconds: float) -> Pat
     except BaseException:
         Path(fresh).unlink(missing_ok=True)
         raise
+    tuned_configs()[regime] = winner
     return path
 
 
@@ -138,8 +169,7 @@ def _records(path: Path) -> list[Any]:
 
 def _warn(path: Path, reason: str) -> None:
     log.warning(
-        "tuned configurations in %s are ignored: %s; remove the file and run "
-        "scripts/tune_head.py again",
+        "tuned configurations in %s are ignored: %s; remove the file and search again",
         path,
         reason,
     )

@@ -1,0 +1,332 @@
+"""Builds kernels for a GPU, where there need not be one: python -m tests.kernels.builds 8.6 99
+
+Triton's interpreter knows neither Gluon nor how much shared memory there is. Here the launching
+functions run on CPU tensors, and every launch ends when its kernel is compiled. A line of JSON for
+each case names its kernels, their bytes of shared memory and their columns of tensor memory. A
+process of its own, as modules of kernels are imported with or without the interpreter.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from sparton.kernels.encoder_layer import gelu, normalization
+from sparton.kernels.hybrid_head.backward import hybrid_head_backward
+from sparton.kernels.hybrid_head.forward import hybrid_head_forward
+from sparton.kernels.launch import Launch
+from sparton.kernels.maxsim import CompressedTokens, ResidualCodec, hidden, paths
+from sparton.kernels.maxsim.batches import packed_operands, padded_operands
+from sparton.kernels.maxsim.hidden_operands import HiddenOperands
+from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
+from sparton.kernels.maxsim.residual import forward as residual
+from sparton.kernels.maxsim.residual.backward import residual_backward, residual_inverse_norms
+from sparton.kernels.maxsim.residual.centroid_forward import centroid_forward
+from sparton.kernels.maxsim.residual.prepare import prepare
+from sparton.kernels.maxsim.topk_keys import keys_beside
+from sparton.kernels.segment_max import backward, forward, quantize
+from sparton.kernels.segment_max.hopper import HopperConfig
+from sparton.kernels.segment_max.portable import PortableConfig
+from sparton.kernels.sparse_products.kernels import copy_entries
+from sparton.kernels.sparse_products.spans import Span
+from sparton.kernels.splade_head.fp8 import rescore
+from sparton.kernels.splade_head.sum_backward import splade_head_sum_backward
+from sparton.kernels.varlen_attention import forward as attention_kernels
+from sparton.kernels.varlen_attention.backward import varlen_attention_backward
+from sparton.kernels.varlen_attention.operands import attention_operands
+from sparton.sparse_vectors import SparseVectors
+
+# ptxas crashes on some, and of others it makes what happens to be in a register.
+CONSTANTS_ROUNDED = re.compile(r"cvt\S+e4m3x2\.f32\s+%rs\d+, (%r\d+), \1;")
+ASSERTING = ("_verify_lengths_kernel", "_varlen_attention_fwd_kernel")
+BF16, FP8, FP32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
+
+
+class Driver:
+    """In the place of Triton's."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 10 * self.capability[0] + self.capability[1], 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def build(built: list[tuple[str, int, int]], launch: Launch, *tensors: Any) -> None:
+    kernel = launch.kernel
+    compiled = kernel.warmup(*tensors, *launch.integers, grid=launch.grid, **launch.constants)
+    name, ptx = kernel.fn.__name__, compiled.asm["ptx"]
+    assert not CONSTANTS_ROUNDED.search(ptx), f"{name} rounds constants"
+    listed = dict(zip(kernel.arg_names, tensors)).get("pairs_ptr") is not None
+    asserts = launch.constants.get("VERIFY", name in ASSERTING)
+    asserts |= listed and name == "_maxsim_streaming_fwd_kernel"
+    assert ("__assertfail" in ptx) == asserts, f"{name} asserts too much or nothing"
+    tensor_memory = getattr(compiled.metadata, "tmem_size", None) or 0
+    built.append((name, compiled.metadata.shared, tensor_memory))
+
+
+def head(dtype: torch.dtype, D: int, config: forward.Config, **options: Any) -> None:
+    tokens, rows = torch.zeros(600, D, dtype=dtype), torch.zeros(1024, D, dtype=dtype)
+    cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
+    scales = None
+    if dtype == FP8:
+        # As it is chosen: factors of the tokens are the portable kernel's.
+        of_tokens = None if isinstance(config, HopperConfig) else torch.ones(600)
+        scales = (of_tokens, torch.ones(1024))
+    forward.segment_max_forward(
+        tokens, rows, None, cu_seqlens, config=config, scales=scales, **options
+    )
+
+
+def gradients(V: int, activation: str) -> None:
+    tokens, rows = torch.zeros(600, 128, dtype=BF16), torch.zeros(V, 128, dtype=BF16)
+    cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
+    reps, winners = torch.zeros(2, V), torch.zeros(2, V, dtype=torch.int32)
+    backward.segment_max_backward(
+        reps, reps, winners, tokens, rows, cu_seqlens, bias_dtype=None, activation=activation
+    )
+
+
+def from_hidden(dtype: torch.dtype, E: int, *, biased: bool = False) -> None:
+    queries, tokens, projection, bias = (
+        torch.zeros(*sizes, dtype=dtype) for sizes in ((2, 256, E), (600, 768), (E, 768), (E,))
+    )
+    cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
+    mask = torch.ones(600, dtype=torch.bool)
+    layer = (projection, bias if biased else None)
+    operands = HiddenOperands(queries, tokens, *layer, cu_seqlens, None, mask)
+    for argmax in (True, False):
+        hidden.search_hidden(operands, argmax=argmax)
+
+
+def gradients_from_hidden(E: int) -> None:
+    hidden_states, projection = torch.zeros(600, 768, dtype=BF16), torch.zeros(E, 768, dtype=BF16)
+    tokens, norms = torch.zeros(600, E, dtype=BF16), torch.zeros(600)
+    for need_hidden in (True, False):
+        kept = (tokens, norms, hidden_states, projection)
+        project_tokens_backward(tokens, *kept, need_hidden, False, False)
+
+
+def own_documents(dtype: torch.dtype, E: int, method: str) -> None:
+    queries, documents = torch.zeros(2, 40, E, dtype=dtype), torch.zeros(2, 3, 50, E, dtype=dtype)
+    masks = (torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 3, 50, dtype=torch.bool))
+    operands = padded_operands(queries, documents, *masks)
+    _, winners = paths.maxsim_forward_cuda(operands, normalize=True, argmax=True)
+    grad = torch.zeros(2, 3)
+    paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
+
+
+def stated_lengths(Lq: int, pairing: str | int) -> None:
+    """Of two queries and documents, for a product or not."""
+    queries, documents = torch.zeros(2 * Lq, 128, dtype=BF16), torch.zeros(600, 128, dtype=BF16)
+    bounds = torch.tensor([0, Lq, 2 * Lq]), torch.tensor([0, 200, 600])
+    operands = packed_operands(queries, documents, *bounds, None, None, pairing, Lq, 400)
+    paths.maxsim_forward_cuda(operands, normalize=False, argmax=True)
+
+
+def centroids(W: int) -> None:
+    queries, codes = torch.zeros(W, 128, dtype=BF16), torch.zeros(600, dtype=torch.int32)
+    bounds = torch.tensor([0, W]), torch.tensor([0, 200, 600])
+    mask = torch.ones(600, dtype=torch.bool)
+    centroid_forward(queries, codes, torch.zeros(64, 128), *bounds, None, mask, True)
+
+
+def attention(d: int) -> None:
+    states, bounds = torch.zeros(600, 12, d, dtype=BF16), torch.tensor([0, 200, 600]).int()
+    operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1)
+    out, sums = attention_kernels.varlen_attention_forward(operands)
+    varlen_attention_backward(states, operands, out, sums)
+
+
+def layer(dtype: torch.dtype, D: int) -> None:
+    """What lies between the products of an encoder's layer."""
+    states, vector = torch.zeros(600, D, dtype=dtype), torch.zeros(D)
+    gelu.gelu_forward(states, vector)
+    gelu.gelu_backward(states, states, vector)
+    seed, options = torch.zeros((), dtype=torch.int32), {"p": 0.1}
+    *_, saved = normalization.post_norm_forward(
+        states, vector, states, vector, vector, seed, eps=1e-5, dtype=dtype, copy=BF16, save=True,
+        **options,
+    )  # fmt: skip
+    dtypes = (dtype, dtype)
+    normalization.post_norm_backward(states, None, saved, vector, seed, dtypes=dtypes, **options)
+
+
+def sums_of_logits(dtype: torch.dtype) -> None:
+    """The backward of sum pooling."""
+    tokens, rows = torch.zeros(600, 768, dtype=dtype), torch.zeros(1024, 768, dtype=dtype)
+    cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
+    splade_head_sum_backward(torch.zeros(2, 1024), tokens, rows, torch.zeros(1024), cu_seqlens)
+
+
+def rescored(D: int) -> None:
+    tokens, rows = torch.zeros(600, D, dtype=BF16), torch.zeros(1024, D, dtype=BF16)
+    reps, winners = torch.zeros(2, 1024), torch.zeros(2, 1024, dtype=torch.int32)
+    rescore(reps, winners, tokens, rows, None)
+
+
+def hybrid(dtype: torch.dtype) -> None:
+    tokens, rows = torch.zeros(2, 40, 768, dtype=dtype), torch.zeros(1024, 768, dtype=dtype)
+    mask = torch.ones(2, 40, dtype=torch.bool)
+    reps, winners = hybrid_head_forward(tokens, rows, None, mask)
+    hybrid_head_backward(reps, reps, winners, tokens, rows, bias_dtype=torch.float32)
+
+
+def compressed(dtype: torch.dtype, nbits: int, E: int = 128) -> None:
+    """Documents in residuals, as a GPU unpacks them."""
+    W, T, P = 64, 600, E * nbits // 8
+    codec = ResidualCodec(torch.zeros(64, E), torch.zeros(2**nbits - 1), torch.zeros(2**nbits))
+    documents = CompressedTokens(
+        torch.zeros(T, dtype=torch.int32), torch.zeros(T, P, dtype=torch.uint8), torch.zeros(T)
+    )
+    bounds, scores = (torch.tensor([0, W]), torch.tensor([0, 200, T])), torch.zeros(1, 2)
+    config = residual.FULL_PRECISION if dtype == FP32 else residual.DEFAULT
+    unpack = "table" if dtype == FP32 or nbits > 4 else config.unpack
+    queries = torch.zeros(W, E, dtype=dtype)
+    block_w, block_p = residual._blocks(queries, dtype, config, P)
+    blocks = {"unpack": unpack, "block_w": block_w, "block_p": block_p}
+    tokens, products, table = prepare(queries, codec, 0, W, dtype=dtype, normalize=True, **blocks)
+    winners = torch.zeros(2, W, dtype=torch.int32)
+    residual.search_columns(
+        tokens, products, documents, table, (None, None), bounds, scores, winners, 0, W,
+        E=E, P=P, NBITS=nbits, UNPACK=unpack, BLOCK_T=config.block_t, BLOCK_W=block_w,
+        BLOCK_P=block_p, ARGMAX=True, num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
+    residual_inverse_norms(documents, codec)
+    residual_backward(scores, winners, documents, codec, *bounds, dtype=dtype)
+
+
+def entries() -> None:
+    """Copies of active entries, and the keys of the best documents."""
+    vectors = SparseVectors.from_dense(torch.eye(3, 100))
+    for to_matrix in (True, False):
+        copy_entries(
+            vectors.values, vectors, Span(0, 100, 0, 100), torch.zeros(3, 100), to_matrix=to_matrix
+        )
+    keys_beside(torch.zeros(2, 70), torch.zeros(2, 5, dtype=torch.int64), 0)
+
+
+def listed_pairs(dtype: torch.dtype) -> None:
+    queries, documents = torch.zeros(80, 128, dtype=dtype), torch.zeros(600, 128, dtype=dtype)
+    bounds = torch.tensor([0, 40, 80]), torch.tensor([0, 200, 600])
+    pairs = torch.tensor([[0, 1], [1, 1], [0, 0]])
+    operands = packed_operands(queries, documents, *bounds, None, None, pairs, 40)
+    _, winners = paths.maxsim_forward_cuda(operands, normalize=True, argmax=True)
+    for method in ("lowmem", "unified"):
+        grad = torch.zeros(3, 1)
+        paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward=method)
+
+
+def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """What a GPU of this capability runs, with the configurations that it gets by default."""
+    if capability[0] == 9:
+        yield from hopper_cases()
+    for dtype in (BF16, FP32):
+        (config, *_) = forward.PORTABLE if dtype == BF16 else forward.FULL_PRECISION
+        for pooling, activation in (("max", "relu"), ("max", "none"), ("sum", "log1p_relu")):
+            variant = {"pooling": pooling, "activation": activation}
+            yield (
+                f"head {dtype} {pooling} {activation}",
+                partial(head, dtype, 768, config, **variant),
+            )
+        yield (
+            f"sums {dtype}",
+            partial(head, dtype, 128, config, summed=32, activation="none", argmax=True),
+        )
+        yield f"sums of logits {dtype}", partial(sums_of_logits, dtype)
+        yield f"hybrid {dtype}", partial(hybrid, dtype)
+        yield f"layer {dtype}", partial(layer, dtype, 768)
+    if capability >= (8, 9):
+        (config,) = forward.PORTABLE_FP8
+        yield "head fp8", partial(head, FP8, 768, config)
+        yield from rounding_cases()
+        yield "rescored", partial(rescored, 768)
+    for nbits in (1, 2, 8):
+        yield f"compressed {nbits}", partial(compressed, BF16, nbits)
+    yield f"compressed {FP32}", partial(compressed, FP32, 2)
+    yield "entries", entries
+    for V, activation in ((1000, "none"), (6000, "relu")):
+        yield f"gradients {V} {activation}", partial(gradients, V, activation)
+    for dtype in (BF16, FP32):
+        for E in (64, 96, 128, 256, 320, 1024, 4096 // dtype.itemsize):
+            if not hidden._select_config(E, dtype.itemsize, torch.device("cpu")):
+                continue
+            for biased in (False, True)[: 1 + (capability[0] == 9)]:
+                name = f"from hidden {dtype} {E}{' biased' * biased}"
+                yield name, partial(from_hidden, dtype, E, biased=biased)
+        for method in ("lowmem", "unified"):
+            name = f"own documents {dtype} {method}"
+            yield name, partial(own_documents, dtype, 1024, method)
+        yield f"pairs {dtype}", partial(listed_pairs, dtype)
+    for E in (96, MOST_UNITS):
+        yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
+    for Lq, pairing in ((40, "cross"), (40, 1), (2, "cross"), (300, "cross")):
+        yield f"stated lengths {Lq} {pairing}", partial(stated_lengths, Lq, pairing)
+    for W in (1, 32, 200):
+        yield f"centroids {W}", partial(centroids, W)
+    for d in (64, 128):
+        yield f"attention {d}", partial(attention, d)
+    too_large = PortableConfig(False, 128, 128, 128, num_warps=8, num_stages=5)
+    yield "too large", partial(head, BF16, 768, too_large)
+
+
+def rounding_cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    for by in ("row", "matrix"):
+        for D in (1, 100, 128):
+            operands = (torch.zeros(n, D, dtype=BF16) for n in (600, 70))
+            yield f"rounding {by} {D}", partial(quantize.quantize_operands, *operands, by=by)
+
+
+def hopper_cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Every configuration that is meant for Hopper alone."""
+    hopper, hopper_fp8 = forward.HOPPER[0], forward.HOPPER_FP8[0]
+    for D in (128, 768):
+        for pooling, activation in (("max", "relu"), ("max", "none"), ("sum", "relu")):
+            variant = {"pooling": pooling, "activation": activation}
+            yield f"head {D} {pooling} {activation}", partial(head, BF16, D, hopper, **variant)
+        variant = {"activation": "none", "argmax": False}
+        yield f"head {D} fp8", partial(head, FP8, D, hopper_fp8, **variant)
+    for dtype, config, argmax in (
+        (BF16, hopper, True),
+        (BF16, hopper, False),
+        (FP8, hopper_fp8, False),
+    ):
+        variant = {"activation": "none", "argmax": argmax}
+        for summed in (8, 32):
+            sums = partial(head, dtype, 128, config, summed=summed, **variant)
+            yield f"sums {dtype} {argmax} {summed}", sums
+    for config in (*forward.HOPPER[1:], *forward.HOPPER_FP8[1:]):
+        dtype = FP8 if config in forward.HOPPER_FP8 else BF16
+        yield f"head {tuple(config)}", partial(head, dtype, 768, config)
+
+
+def main(capability: tuple[int, int], room: int) -> None:
+    """``room``: bytes of shared memory that a block may have."""
+    driver.set_active(Driver(capability))
+    forward._capability = lambda device: capability
+    hidden.shared_memory = lambda device: room
+    attention_kernels.JITFunction = ()  # for tensors on a CPU
+    built: list[tuple[str, int, int]] = []
+    Launch.__call__ = lambda *launch: build(built, *launch)  # type: ignore[method-assign]
+    for case, run in cases(capability):
+        built.clear()
+        run()
+        sys.stdout.write(json.dumps([case, built]) + "\n")
+
+
+if __name__ == "__main__":
+    name, kib = sys.argv[1:]
+    major, minor = map(int, name.split("."))
+    main((major, minor), int(kib) * 1024)
