@@ -37,11 +37,14 @@ EXPECTED_ERRORS = (
 
 # The settings that give the arguments of these names.
 _SETTINGS = {
+    "alpha": "data.alpha",
+    "homogeneous": "data.homogeneous",
     "mode": "logger.wandb.mode",
     "on_error": "data.on_error",
     "on_unknown": "evaluation.on_unknown",
     "query_expansion": "head.query_expansion",
     "warmup": "scheduler.warmup",
+    "weights": "data.weights",
 }
 # What overrides can do about an error, where its own words leave that open.
 _REMEDIES = {

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sparton.datasets.holdout import HeldOut, held_out_task, hold_out
-from sparton.datasets.mixture import Mixture, Rest, text_mixture
+from sparton.datasets.lookup import Rest
+from sparton.datasets.mixture import Mixture, text_mixture
 from sparton.datasets.quickstart import pairs
 from sparton.datasets.sources import beir_pairs
 from sparton.types import Example

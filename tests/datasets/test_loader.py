@@ -60,7 +60,7 @@ def test_a_batch_holds_what_the_stream_says(mixture: Mixture, tokenizer: PackedT
         mixture, tokenizer, batch=6, num_negatives=2, seed=4, start_step=3, steps=4
     )
     examples = mixture.examples(range(18, 24), seed=4, num_negatives=2)
-    assert batch.documents_per_query == 3
+    assert batch.most_documents == 3
     assert sequences(batch.queries) == sequences(tokenizer.queries([e.query for e in examples]))
     for row, example in enumerate(examples):
         texts = [example.positive, *example.negatives]

@@ -6,8 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sparton.datasets.mixture import ORDER, WEIGHTED_BLOCK, Mixture, Share, text_mixture
-from sparton.datasets.permutation import derive_key, permute
+from sparton.datasets.demands import check
+from sparton.datasets.mixture import Mixture, Share, text_mixture
+from sparton.datasets.permutation import ORDER, derive_key, permute
+from sparton.datasets.proportions import WEIGHTED_BLOCK
 from sparton.types import Example
 
 

@@ -15,7 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparton.datasets import store
-from sparton.datasets.sources import Records, beir_pairs, id_records, text_records
+from sparton.datasets.lookup import Records
+from sparton.datasets.sources import beir_pairs, id_records, text_records
 from sparton.types import Example
 
 DATA = Path(os.environ.get("SPARTON_DATA", Path(__file__).resolve().parents[2] / "../shared/data"))

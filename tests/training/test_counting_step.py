@@ -49,7 +49,7 @@ def objective() -> Objective:
 def stepped(world: World, micro_batch: int | None) -> tuple[float, list[Tensor], list[Tensor]]:
     """The loss, the gradients and what was observed on this rank."""
     encoder, batch = CountingBag(), global_batch()
-    own, per_query = QUERIES // world.size, batch.documents_per_query
+    own, per_query = QUERIES // world.size, batch.most_documents
     start, stop = world.rank * own, (world.rank + 1) * own
     part = TrainBatch(
         batch.queries.select(start, stop),
@@ -65,7 +65,7 @@ def truth(parts: int = 1) -> tuple[float, list[Tensor], list[Tensor]]:
     encoder, batch = CountingBag(), global_batch()
     sides: list[list[Representations]] = [[], []]
     for start in range(0, QUERIES, QUERIES // parts):
-        stop, n = start + QUERIES // parts, batch.documents_per_query
+        stop, n = start + QUERIES // parts, batch.most_documents
         queries = encoder.encode(batch.queries.select(start, stop), "query")
         documents = encoder.encode(batch.documents.select(start * n, stop * n), "document")
         seen = encoder.observe(queries.used, documents.used)

@@ -38,8 +38,12 @@ def sides(lead: float, negatives: int = 0, spread: float = 1.0, tokens: bool = F
 def said(loss, *lines, record=RECORD, first_step: int = 1) -> list[str | None]:
     watch = LearningWatch(loss)
     return [
-        watch.look(first_step if number == 0 else 50 * number, record, *line)
-        for number, line in enumerate(lines)
+        watch.look(
+            *(first_step if number == 0 else 50 * number, record, queries, documents),
+            torch.arange(queries.num_texts) * (documents.num_texts // queries.num_texts),
+            *teacher,
+        )
+        for number, (queries, documents, *teacher) in enumerate(lines)
     ]
 
 

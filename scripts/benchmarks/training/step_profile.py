@@ -66,8 +66,7 @@ def main(arguments: Sequence[str]) -> None:
     data = instantiate(cfg.data)
     trainer, tokenizer = build_trainer(cfg, world, folder, data, [])
     trainer.save_model = lambda *_: None
-    needs_teacher = trainer.step.objective.ranking.needs_teacher
-    loader = build_loader(cfg, world, data, tokenizer, 0, needs_teacher)
+    loader = build_loader(cfg, world, data, tokenizer, 0, trainer.step.objective.ranking)
     batches = ProfiledBatches(loader, int(warm_up), int(steps))
     trainer.run(batches, [])
     if world.is_main:

@@ -1,0 +1,61 @@
+"""How many positions of a block of a mixture's stream each source has."""
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparton.arguments import ArgumentError
+
+WEIGHTED_BLOCK = 1 << 16
+
+
+def counts_in_block(
+    sizes: Mapping[str, int], weights: Mapping[str, float] | None, alpha: float | None
+) -> NDArray[np.int64]:
+    """Positions of each source in a block, int64, in the order of ``sizes``.
+
+    Args:
+        sizes: examples by source.
+        weights: relative weights by source; or None.
+        alpha: a source's weight is its size to this power. None, without weights, makes a block of
+            all examples.
+
+    Raises:
+        ValueError: both are given, ``alpha`` is not between 0 and 1, or the weights do not fit.
+    """
+    if weights is not None and alpha is not None:
+        raise ArgumentError(
+            "{alpha} makes weights of sizes, but {weights:name} are given: leave one of them out",
+            alpha=alpha,
+            weights=weights,
+        )
+    if weights is not None:
+        return _by_weight(sizes, weights)
+    if alpha is None:
+        return np.array(list(sizes.values()), np.int64)
+    if not 0 <= alpha <= 1:
+        raise ArgumentError("{alpha} must be from 0, equal shares, to 1, sizes", alpha=alpha)
+    return _by_weight(sizes, {name: float(size) ** alpha for name, size in sizes.items()})
+
+
+def _by_weight(sources: Mapping[str, int], weights: Mapping[str, float]) -> NDArray[np.int64]:
+    if set(weights) != set(sources):
+        raise ValueError(
+            f"weights are given for {sorted(weights)} but the sources are {sorted(sources)}"
+        )
+    values = np.array([float(weights[name]) for name in sources])
+    for name, value in zip(sources, values):
+        if not (np.isfinite(value) and value > 0):
+            raise ValueError(f"the weight of source {name!r} is {value}, it must be positive")
+    exact = values / values.sum() * WEIGHTED_BLOCK
+    counts = np.floor(exact).astype(np.int64)
+    largest_remainders = np.argsort(counts - exact, kind="stable")
+    counts[largest_remainders[: WEIGHTED_BLOCK - counts.sum()]] += 1
+    for name, count in zip(sources, counts):
+        if count == 0:
+            raise ValueError(
+                f"the weight of source {name!r} is below 1 in {WEIGHTED_BLOCK}: "
+                "raise it or leave the source out"
+            )
+    return counts
