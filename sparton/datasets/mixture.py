@@ -16,7 +16,7 @@ from sparton.datasets.files import locate
 from sparton.datasets.lookup import Negatives, Records, Source
 from sparton.datasets.permutation import DRAW, ORDER, SHUFFLE, SUBSTITUTE, derive_key, permute
 from sparton.datasets.preparation import Columns, OnError
-from sparton.datasets.proportions import counts_in_block
+from sparton.datasets.proportions import HOMOGENEOUS_BLOCK, WEIGHTED_BLOCK, counts_in_block
 from sparton.datasets.sources import text_records
 from sparton.types import Example, TextForm
 
@@ -44,7 +44,8 @@ class Mixture:
     ``weights`` or ``alpha`` it has 65,536 positions, shares rounded by largest remainder; each
     source is then walked in its own shuffled epochs, a short one more often than a long one.
 
-    In a homogeneous mixture these positions are batches: all examples of a batch are of one source.
+    In a homogeneous mixture a block has 1,024 positions, and a position is a batch: all examples of
+    a batch are of one source.
 
     Args:
         sources: by name; their order is part of the stream's definition.
@@ -83,7 +84,9 @@ class Mixture:
         self.forms = _checked_forms(self.sources, forms or {})
         if alpha is None and homogeneous and weights is None:
             alpha = HOMOGENEOUS_ALPHA
-        self.counts = counts_in_block(dict(zip(self.sources, self.sizes.tolist())), weights, alpha)
+        sizes = dict(zip(self.sources, self.sizes.tolist()))
+        block = HOMOGENEOUS_BLOCK if homogeneous else WEIGHTED_BLOCK
+        self.counts = counts_in_block(sizes, weights, alpha, block)
         self.boundaries = np.concatenate([[0], np.cumsum(self.counts)])
 
     def __len__(self) -> int:

@@ -8,10 +8,15 @@ from numpy.typing import NDArray
 from sparton.arguments import ArgumentError
 
 WEIGHTED_BLOCK = 1 << 16
+# Short, so that sources of a million examples are walked in epochs nearly one after the other.
+HOMOGENEOUS_BLOCK = 1 << 10
 
 
 def counts_in_block(
-    sizes: Mapping[str, int], weights: Mapping[str, float] | None, alpha: float | None
+    sizes: Mapping[str, int],
+    weights: Mapping[str, float] | None,
+    alpha: float | None,
+    block: int = WEIGHTED_BLOCK,
 ) -> NDArray[np.int64]:
     """Positions of each source in a block, int64, in the order of ``sizes``.
 
@@ -20,6 +25,7 @@ def counts_in_block(
         weights: relative weights by source; or None.
         alpha: a source's weight is its size to this power. None, without weights, makes a block of
             all examples.
+        block: positions of another block.
 
     Raises:
         ValueError: both are given, ``alpha`` is not between 0 and 1, or the weights do not fit.
@@ -31,15 +37,17 @@ def counts_in_block(
             weights=weights,
         )
     if weights is not None:
-        return _by_weight(sizes, weights)
+        return _by_weight(sizes, weights, block)
     if alpha is None:
         return np.array(list(sizes.values()), np.int64)
     if not 0 <= alpha <= 1:
         raise ArgumentError("{alpha} must be from 0, equal shares, to 1, sizes", alpha=alpha)
-    return _by_weight(sizes, {name: float(size) ** alpha for name, size in sizes.items()})
+    return _by_weight(sizes, {name: float(size) ** alpha for name, size in sizes.items()}, block)
 
 
-def _by_weight(sources: Mapping[str, int], weights: Mapping[str, float]) -> NDArray[np.int64]:
+def _by_weight(
+    sources: Mapping[str, int], weights: Mapping[str, float], block: int
+) -> NDArray[np.int64]:
     if set(weights) != set(sources):
         raise ValueError(
             f"weights are given for {sorted(weights)} but the sources are {sorted(sources)}"
@@ -48,14 +56,14 @@ def _by_weight(sources: Mapping[str, int], weights: Mapping[str, float]) -> NDAr
     for name, value in zip(sources, values):
         if not (np.isfinite(value) and value > 0):
             raise ValueError(f"the weight of source {name!r} is {value}, it must be positive")
-    exact = values / values.sum() * WEIGHTED_BLOCK
+    exact = values / values.sum() * block
     counts = np.floor(exact).astype(np.int64)
     largest_remainders = np.argsort(counts - exact, kind="stable")
-    counts[largest_remainders[: WEIGHTED_BLOCK - counts.sum()]] += 1
+    counts[largest_remainders[: block - counts.sum()]] += 1
     for name, count in zip(sources, counts):
         if count == 0:
             raise ValueError(
-                f"the weight of source {name!r} is below 1 in {WEIGHTED_BLOCK}: "
+                f"the weight of source {name!r} is below 1 in {block}: "
                 "raise it or leave the source out"
             )
     return counts

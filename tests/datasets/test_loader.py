@@ -232,6 +232,9 @@ def test_impossible_sizes(
 def test_missing_negatives_stop_before_the_first_batch(
     write_jsonl: Callable[..., str], tokenizer: PackedTokenizer
 ) -> None:
-    source = text_records(write_jsonl([["q", "p", "n"], ["q", "p"]]))
-    with pytest.raises(ValueError, match=r"data\.jsonl, line 2 has no negatives"):
-        train_loader(Mixture({"a": source}), tokenizer, batch=2, steps=1, num_negatives=1)
+    data = Mixture({"a": text_records(write_jsonl([["q", "p", "n"], ["q", "p"]]))})
+    settings = {"batch": 2, "steps": 1, "num_negatives": 1}
+    assert train_loader(data, tokenizer, **settings)
+    for demand in ("needs_negatives", "needs_teacher"):
+        with pytest.raises(ValueError, match=r"have none, the first of them .*data\.jsonl, line 2"):
+            train_loader(data, tokenizer, **settings, **{demand: True})
