@@ -14,7 +14,7 @@ from sparton.training.distributed import World, join_world
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import TrainBatch
-from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.bag_encoder import BagEncoder, part_of, random_batch
 
 BATCH = 8
 SPARSE, TOKENS = ("sparse",), ("tokens",)
@@ -26,12 +26,8 @@ def global_batch(negatives: int) -> TrainBatch:
 
 
 def share(batch: TrainBatch, rank: int, size: int) -> TrainBatch:
-    rows, per_query = BATCH // size, batch.most_documents
-    start, stop = rank * rows, (rank + 1) * rows
-    return TrainBatch(
-        batch.queries.select(start, stop),
-        batch.documents.select(start * per_query, stop * per_query),
-    )
+    rows = BATCH // size
+    return part_of(batch, rank * rows, (rank + 1) * rows)
 
 
 def objective(kinds: tuple[str, ...] = SPARSE) -> Objective:
