@@ -67,7 +67,7 @@ def training_objective(weight: float) -> Objective:
 
 
 def read_pairs(path: Path, count: int) -> tuple[list[str], list[str]]:
-    """The first queries, and the first positive of each."""
+    """Queries drawn at random, and the first positive of each."""
     with tempfile.TemporaryDirectory() as cache:
         records = text_records(path.name, root=str(path.parent), limit=count, cache_dir=cache)
         if len(records) < count:

@@ -37,9 +37,7 @@ def without_negatives(data: Mixture, num_negatives: int) -> dict[str, int]:
 def without_scores(data: Mixture) -> list[str]:
     """The sources that have no teacher scores."""
     return [
-        name
-        for name, source in data.sources.items()
-        if not source.example(0, 0, 0).teacher_scores
+        name for name, source in data.sources.items() if not source.example(0, 0, 0).teacher_scores
     ]
 
 

@@ -239,8 +239,8 @@ def _check_sources(data: Mixture, batch: int) -> None:
     for name, source in data.sources.items():
         if len(source) < batch:
             raise ArgumentError(
-                "source {} has {} examples, too few for a batch of {} distinct positives of its own: "
-                "make the batch smaller, leave the source out, or set {homogeneous} or "
+                "source {} has {} examples, too few for a batch of {} distinct positives of its "
+                "own: make the batch smaller, leave the source out, or set {homogeneous} or "
                 "{unique_positives}",
                 name,
                 len(source),

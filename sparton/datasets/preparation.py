@@ -193,9 +193,7 @@ def report(name: str, rows: int, facts: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _progress(
-    files: Sequence[DataFile], doing: str
-) -> Iterator[Callable[[DataFile, int], None]]:
+def _progress(files: Sequence[DataFile], doing: str) -> Iterator[Callable[[DataFile, int], None]]:
     """A progress bar over the bytes of all files; told how far into one the reader is."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn

@@ -100,8 +100,9 @@ class Objective:
         if counts is not None:
             if self.ranking.needs_negatives:
                 raise ValueError(
-                    f"{type(self.ranking).__name__} compares every query with negatives of its own, "
-                    "but here some have none: leave them out, or take another loss, such as InfoNCE"
+                    f"{type(self.ranking).__name__} compares every query with negatives of its "
+                    "own, but here some have none: leave them out, or take another loss, such as "
+                    "InfoNCE"
                 )
             return counts.cumsum(0) - counts
         texts = queries.num_texts, documents.num_texts

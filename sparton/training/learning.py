@@ -133,9 +133,7 @@ def _far_from_teacher(
     )
 
 
-def _nothing_to_teach(
-    loss: InfoNCE | Triplet, scores: Tensor, positives: Tensor
-) -> str | None:
+def _nothing_to_teach(loss: InfoNCE | Triplet, scores: Tensor, positives: Tensor) -> str | None:
     if scores.shape[1] == 1:
         return (
             "a query is compared with its positive alone, so that nothing is learned: give it "

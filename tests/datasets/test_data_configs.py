@@ -43,7 +43,9 @@ def build(name: str, data_dir: Path, **changes: Any) -> Mixture:
 def write_mistral_splade(folder: Path, record_of: Callable[[str, int], Any]) -> dict[str, str]:
     """Five records for each source, in the files that the configuration names."""
     files = OmegaConf.to_container(OmegaConf.load(CONFIGS / "mistral_splade.yaml").files)
-    files = {name: entry["files"] if isinstance(entry, dict) else entry for name, entry in files.items()}
+    files = {
+        name: entry["files"] if isinstance(entry, dict) else entry for name, entry in files.items()
+    }
     for source, file in files.items():
         lines = "".join(json.dumps(record_of(source, row)) + "\n" for row in range(5))
         (folder / file).write_bytes(gzip.compress(lines.encode()))
@@ -52,7 +54,9 @@ def write_mistral_splade(folder: Path, record_of: Callable[[str, int], Any]) -> 
 
 def test_mistral_splade_from_a_local_folder(tmp_path: Path) -> None:
     files = write_mistral_splade(tmp_path, lambda source, _: SHAPES.get(source, PAIR))
-    (tmp_path / files["squad"]).write_bytes(gzip.compress(b'["query", ""]\n["query", "positive"]\n'))
+    (tmp_path / files["squad"]).write_bytes(
+        gzip.compress(b'["query", ""]\n["query", "positive"]\n')
+    )
     mixture = build("mistral_splade", tmp_path, root=str(tmp_path))
     sizes = {share.source: share.examples for share in mixture.describe()}
     assert sizes == dict.fromkeys(files, 5) | {"squad": 1}
@@ -86,7 +90,9 @@ def test_mistral_splade_trains_with_seven_of_fifty_negatives(
         assert batch.documents.num_sequences == batch.counts.each.sum()
         assert len(set(batch.sources.tolist())) == 1 or not homogeneous
     assert seen == set(names)
-    drawn = {text for draw in range(200) for text in mixture.sources["msmarco"].example(0, draw, 7)[2]}
+    drawn = {
+        text for draw in range(200) for text in mixture.sources["msmarco"].example(0, draw, 7)[2]
+    }
     assert len(drawn) == 50
 
 

@@ -17,8 +17,9 @@ from sparton.types import Example, TokenBatch, TrainBatch
 
 
 def tensors(batch: TrainBatch) -> list[Tensor]:
-    scores = [] if batch.teacher_scores is None else [batch.teacher_scores]
-    return [*batch.queries[:3], *batch.documents[:3], *scores]
+    counts = batch.counts and batch.counts.each
+    others = [each for each in (batch.teacher_scores, counts, batch.sources) if each is not None]
+    return [*batch.queries[:3], *batch.documents[:3], *others]
 
 
 def equal(left: TrainBatch, right: TrainBatch) -> bool:
@@ -60,7 +61,8 @@ def test_a_batch_holds_what_the_stream_says(mixture: Mixture, tokenizer: PackedT
         mixture, tokenizer, batch=6, num_negatives=2, seed=4, start_step=3, steps=4
     )
     examples = mixture.examples(range(18, 24), seed=4, num_negatives=2)
-    assert batch.most_documents == 3
+    assert batch.most_documents == 3 and batch.counts is None
+    assert batch.sources.tolist() == mixture.numbers(range(18, 24), 4).tolist()
     assert sequences(batch.queries) == sequences(tokenizer.queries([e.query for e in examples]))
     for row, example in enumerate(examples):
         texts = [example.positive, *example.negatives]

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparton.datasets.files import DataFile
+from sparton.datasets.lookup import Records
 from sparton.datasets.mixture import text_mixture
 from sparton.datasets.preparation import Reading
-from sparton.datasets.lookup import Records
 from sparton.datasets.sources import text_records
 from sparton.datasets.texts import text_table
 from sparton.types import Example

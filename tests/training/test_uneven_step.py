@@ -54,9 +54,13 @@ def truth(kinds: tuple[str, ...], positives: list[int] | None = None) -> tuple[f
         for scores in halves
         for row, positive in enumerate(positives)
     )
-    loss = loss + 0.01 * queries.sparse.sum(1).mean() + 0.1 * documents.sparse.mean(0).square().sum()
+    loss = (
+        loss + 0.01 * queries.sparse.sum(1).mean() + 0.1 * documents.sparse.mean(0).square().sum()
+    )
     if "tokens" in kinds:
-        loss = loss + 0.01 * torch.cat([queries.losses["square"], documents.losses["square"]]).mean()
+        loss = (
+            loss + 0.01 * torch.cat([queries.losses["square"], documents.losses["square"]]).mean()
+        )
     loss.backward()
     return loss.item(), gradients(encoder)
 

@@ -22,8 +22,8 @@ from sparton.arguments import refuse_below, refuse_ignored
 from sparton.cli.commands.flags import command_parser, flag, flags_named, given
 
 if TYPE_CHECKING:
-    from sparton.datasets.preparation import Columns
     from sparton.datasets.lookup import Records
+    from sparton.datasets.preparation import Columns
     from sparton.datasets.texts import TextTable
     from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel
 
@@ -175,8 +175,8 @@ def _show(parsed: argparse.Namespace, counts: Mapping[str, int]) -> None:
     console.print(table)
     if parsed.short == "keep" and counts.get("none"):
         console.print(
-            "Examples without negatives train with num_negatives=0 only; to leave them out: "
-            "data.negatives=required data.on_error=skip"
+            "Examples without negatives are ranked among the documents of their batch, which "
+            "loss=infonce alone does; to leave them out: data.negatives=required data.on_error=skip"
         )
 
 
