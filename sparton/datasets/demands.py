@@ -71,11 +71,14 @@ def check(
             "0, or mine some",
             num_negatives=num_negatives,
         )
-    for name, count in lacking.items():
+    if lacking:
         logger.info(
-            "%s: %d of %d examples have no negatives of their own, and are compared with the other "
-            "documents of their batch alone", name, count, len(wholes[name]),
-        )  # fmt: skip
+            "queries without negatives of their own, compared with the other documents of their "
+            "batch alone: %s",
+            ", ".join(
+                f"{count} of {len(wholes[name])} of {name}" for name, count in lacking.items()
+            ),
+        )
     if needs_teacher and (bare := without_scores(data)):
         raise ArgumentError(
             "the loss follows a teacher, but {} gives no teacher scores: use data that has some, "

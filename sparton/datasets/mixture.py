@@ -5,7 +5,7 @@ costs nothing and every rank and worker process sees the same stream without tal
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,12 @@ from sparton.datasets.files import locate
 from sparton.datasets.lookup import Negatives, Records, Source
 from sparton.datasets.permutation import DRAW, ORDER, SHUFFLE, SUBSTITUTE, derive_key, permute
 from sparton.datasets.preparation import Columns, OnError
-from sparton.datasets.proportions import HOMOGENEOUS_BLOCK, WEIGHTED_BLOCK, counts_in_block
+from sparton.datasets.proportions import (
+    HOMOGENEOUS_BLOCK,
+    WEIGHTED_BLOCK,
+    check_proportions,
+    counts_in_block,
+)
 from sparton.datasets.sources import text_records
 from sparton.types import Example, TextForm
 
@@ -176,7 +181,7 @@ class Mixture:
 
 
 def _checked_forms(
-    sources: Mapping[str, Source], forms: Mapping[str, TextForm | Mapping[str, Any]]
+    sources: Collection[str], forms: Mapping[str, TextForm | Mapping[str, Any]]
 ) -> dict[str, TextForm]:
     checked = {}
     for name, form in forms.items():
@@ -236,6 +241,8 @@ def text_mixture(
         "cache_dir": cache_dir,
     }
     settings = {name: shared | _own_settings(name, entry) for name, entry in files.items()}
+    check_proportions(files, weights, alpha)  # all that can be refused before files are read
+    _checked_forms(files, forms or {})
     for each in settings.values():  # a missing file stops the run before the others are prepared
         locate(each["files"], root=each["root"], hub=each["hub"])
     sources = {name: text_records(name=name, **each) for name, each in settings.items()}
@@ -280,5 +287,7 @@ def build_mixture(
         weights, alpha, homogeneous, forms: as in :class:`Mixture`.
         on_error: stop at a malformed record, or skip and count it.
     """
+    check_proportions(sources, weights, alpha)
+    _checked_forms(sources, forms or {})
     made = {name: make(on_error=on_error) for name, make in sources.items()}
     return Mixture(made, weights, alpha=alpha, homogeneous=homogeneous, forms=forms)

@@ -99,15 +99,22 @@ def test_mistral_splade_trains_with_seven_of_fifty_negatives(
 def test_no_source_of_mistral_splade_is_more_than_a_quarter() -> None:
     """With the sizes of the table in the documentation, which has the shares as well."""
     text = (CONFIGS.parents[1] / "docs/data_sets.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|.*\| ([\d,]+) \| ([\d.]+) % \|$", text, re.MULTILINE)
+    row = r"^\| `(\w+)` \|.*\| ([\d.]+) M \| ([\d,]+) \| ([\d.]+) % \|$"
+    rows = re.findall(row, text, re.MULTILINE)
     config = OmegaConf.load(CONFIGS / "mistral_splade.yaml")
     assert [name for name, *_ in rows] == list(config.files)
-    sources = {name: Numbers(name, int(size.replace(",", ""))) for name, size, _ in rows}
+    sources = {name: Numbers(name, int(taken.replace(",", ""))) for name, _, taken, _ in rows}
+    whole = {name: Numbers(name, round(1e6 * float(records))) for name, records, *_ in rows}
     for entry, source in zip(config.files.values(), sources.values()):
-        assert "limit" not in entry or source.size == entry.limit
+        limit = entry.limit if "limit" in entry else whole[source.name].size
+        assert source.size == min(limit, whole[source.name].size)
     shares = Mixture(sources, config.weights, alpha=config.alpha).describe()
     assert max(share.weight for share in shares) <= 0.25
-    assert max(share.weight for share in Mixture(sources).describe()) > 0.25, "which sizes exceed"
+    for other in (Mixture(whole), Mixture(whole, alpha=config.alpha)):
+        assert max(share.weight for share in other.describe()) > 0.25
+    by_size = {share.source: share.weight for share in Mixture(whole).describe()}
+    largest = round(100 * (by_size["wikianswers"] + by_size["s2orc"]))
+    assert f"WikiAnswers and S2ORC would be {largest} %" in text
     assert [f"{100 * share.weight:.1f}" for share in shares] == [said for *_, said in rows]
 
 

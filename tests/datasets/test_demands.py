@@ -1,6 +1,5 @@
 """What a loss asks of the data is refused before the first step, or said."""
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -36,8 +35,7 @@ def test_queries_without_negatives_are_said(
     assert without_negatives(data, 0) == {}
     assert without_negatives(data, 3) == {"some": 2, "none": 4, "user": 5}
     check(data, 3)
-    said = re.findall(r"(\w+): (\d) of (\d) examples have no negatives of their own", caplog.text)
-    assert said == [("some", "2", "3"), ("none", "4", "4"), ("user", "5", "5")]
+    assert "batch alone: 2 of 3 of some, 4 of 4 of none, 5 of 5 of user" in caplog.text
 
 
 def test_a_loss_that_compares_with_negatives_needs_them_in_every_record(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sparton.datasets.mixture import Mixture, Share, text_mixture
+from sparton.datasets.mixture import Mixture, Share, build_mixture, text_mixture
 from sparton.datasets.permutation import ORDER, derive_key, permute
 from sparton.datasets.proportions import HOMOGENEOUS_BLOCK, WEIGHTED_BLOCK
 from sparton.types import TextForm
@@ -197,8 +197,20 @@ def test_alpha_goes_from_equal_shares_to_sizes() -> None:
         assert homogeneous.describe()[0].weight == pytest.approx(share, abs=1e-3)
     with pytest.raises(ValueError, match=r"alpha=1\.5 must be from 0, equal shares, to 1, sizes"):
         Mixture(sources, alpha=1.5)
-    with pytest.raises(ValueError, match=r"alpha=0\.5 makes weights .* but weights are given"):
+    with pytest.raises(ValueError, match=r"weights are given, and sizes .* others: set alpha=None"):
         Mixture(sources, {"a": 1, "b": 1}, alpha=0.5)
+
+
+def test_wrong_settings_are_refused_before_files_are_read(tmp_path: object) -> None:
+    for settings, message in (
+        ({"weights": {"b": 1}}, "weights are given for"),
+        ({"alpha": 2}, "alpha=2 must be"),
+        ({"forms": {"b": {}}}, "forms are given for 'b'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            text_mixture({"a": "missing.jsonl"}, root=str(tmp_path), **settings)
+        with pytest.raises(ValueError, match=message):
+            build_mixture({"a": lambda on_error: pytest.fail("was prepared")}, **settings)
 
 
 def test_forms_of_sources() -> None:
