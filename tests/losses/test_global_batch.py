@@ -14,7 +14,8 @@ from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import TrainBatch
-from tests.training.bag_encoder import BagEncoder, part_of, random_batch
+from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.batches import part_of
 
 BATCH, DOCUMENTS, THRESHOLD = 8, 3, 20
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from torch import nn
 from sparton import packing
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
-from sparton.types import DocumentCounts, Side, TokenBatch, TrainBatch
+from sparton.types import Side, TokenBatch, TrainBatch
 
 VOCABULARY, WIDTH = 40, 16
 
@@ -42,35 +42,12 @@ class BagEncoder(Encoder):
 
 
 def random_batch(queries: int, negatives: int, seed: int) -> TrainBatch:
-    sequences = _random_sequences(queries, queries * (1 + negatives), seed=seed)
-    return TrainBatch(*sequences)
-
-
-def uneven_batch(counts: list[int], seed: int) -> TrainBatch:
-    """Queries with so many documents each, of two sources in turn."""
-    sides = _random_sequences(len(counts), sum(counts), seed=seed)
-    sources = torch.arange(len(counts)) % 2
-    return TrainBatch(*sides, None, DocumentCounts(torch.tensor(counts), max(counts)), sources)
-
-
-def part_of(batch: TrainBatch, start: int, stop: int) -> TrainBatch:
-    """Some of a batch's queries, with their documents and all that belongs to them."""
-    bounds = batch.bounds()
-    counts, sources, teacher = batch.counts, batch.sources, batch.teacher_scores
-    return TrainBatch(
-        batch.queries.select(start, stop),
-        batch.documents.select(bounds[start], bounds[stop]),
-        None if teacher is None else teacher[start:stop],
-        counts and counts._replace(each=counts.each[start:stop]),
-        None if sources is None else sources[start:stop],
-    )
-
-
-def _random_sequences(*counts: int, seed: int) -> list[TokenBatch]:
     generator = torch.Generator().manual_seed(seed)
-    made = []
-    for count in counts:
+
+    def sequences(count: int) -> TokenBatch:
         lengths = torch.randint(1, 9, (count,), generator=generator).tolist()
-        ids = [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
-        made.append(TokenBatch.from_lists(ids))
-    return made
+        return TokenBatch.from_lists(
+            [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+        )
+
+    return TrainBatch(sequences(queries), sequences(queries * (1 + negatives)))

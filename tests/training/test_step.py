@@ -14,7 +14,8 @@ from sparton.training.distributed import World, join_world
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import TrainBatch
-from tests.training.bag_encoder import BagEncoder, part_of, random_batch
+from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.batches import part_of
 
 BATCH = 8
 SPARSE, TOKENS = ("sparse",), ("tokens",)

@@ -15,7 +15,8 @@ from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep, StepOutput
 from sparton.types import TrainBatch
-from tests.training.bag_encoder import BagEncoder, part_of, random_batch, uneven_batch
+from tests.training.bag_encoder import BagEncoder, random_batch
+from tests.training.batches import part_of, uneven_batch
 
 CPU = torch.device("cpu")
 COUNTS = [1, 4, 4, 1, 1, 1, 1, 4]  # of the first half of the queries more than of the second
