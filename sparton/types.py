@@ -260,6 +260,17 @@ class TrainBatch(NamedTuple):
             return [0, *self.counts.each.cumsum(0).tolist()]
         return [row * self.most_documents for row in range(self.queries.num_sequences + 1)]
 
+    def select(self, start: int, stop: int) -> "TrainBatch":
+        """Queries ``start : stop`` with all that belongs to them; of a batch on the CPU."""
+        bounds, rows = self.bounds(), slice(start, stop)
+        return TrainBatch(
+            self.queries.select(start, stop),
+            self.documents.select(bounds[start], bounds[stop]),
+            None if self.teacher_scores is None else self.teacher_scores[rows],
+            self.counts and self.counts._replace(each=self.counts.each[rows]),
+            None if self.sources is None else self.sources[rows],
+        )
+
 
 class TextCollection(NamedTuple):
     """Identifiers and texts of equal length, in a fixed order."""

@@ -97,12 +97,8 @@ class Joint:
             parts.append(part if part is None else self.weights[name] * part)
         for pupil, teacher, weight in self._lessons():
             lesson = partial(self._divergence, pupil, teacher, reduction="none")
-            of_rows = by_rows(
-                lambda *scores, lesson=lesson: lesson(*scores).sum(1),
-                batch.scores[pupil],
-                batch.scores[teacher],
-            )
-            parts.append(weight * of_rows)
+            scores = batch.scores[pupil], batch.scores[teacher]
+            parts.append(weight * by_rows(lesson, *scores))
         return added(parts)
 
     def _lessons(self) -> Iterator[tuple[str, str, float]]:
@@ -114,9 +110,11 @@ class Joint:
     def _divergence(
         self, pupil: str, teacher: str, scores: Tensor, teacher_scores: Tensor, reduction: str
     ) -> Tensor:
-        return F.kl_div(
+        """The scalar of ``batchmean``, or with ``none`` the sum of each query, ``[Q]``."""
+        divergence = F.kl_div(
             F.log_softmax(scores / self.temperatures[pupil], dim=1),
             F.log_softmax(teacher_scores / self.temperatures[teacher], dim=1).detach(),
             reduction=reduction,
             log_target=True,
         )
+        return divergence.sum(1) if reduction == "none" else divergence

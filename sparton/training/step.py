@@ -145,18 +145,14 @@ class ExactStep:
 
     def _split(self, batch: TrainBatch, step: int) -> Iterator[_MicroBatch]:
         """Micro-batches on the device, each with the seed of its dropout."""
-        total, bounds = batch.queries.num_sequences, batch.bounds()
+        total = batch.queries.num_sequences
         size = min(self.micro_batch or total, total)
         seed = (self.seed * _SEED_STRIDE + step) * _SEED_STRIDE + self.world.rank
         for start in range(0, total, size):
-            queries, documents = batch.queries, batch.documents
-            if size < total:
-                stop = min(start + size, total)
-                queries = queries.select(start, stop)
-                documents = documents.select(bounds[start], bounds[stop])
+            part = batch.select(start, min(start + size, total)) if size < total else batch
             yield _MicroBatch(
-                queries.to(self.world.device, non_blocking=True),
-                documents.to(self.world.device, non_blocking=True),
+                part.queries.to(self.world.device, non_blocking=True),
+                part.documents.to(self.world.device, non_blocking=True),
                 (seed * _SEED_STRIDE + start) % 2**63,
             )
 

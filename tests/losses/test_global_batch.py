@@ -15,7 +15,6 @@ from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
-from tests.training.batches import part_of
 
 BATCH, DOCUMENTS, THRESHOLD = 8, 3, 20
 CPU = torch.device("cpu")
@@ -32,7 +31,7 @@ def objective() -> Objective:
 def part(start: int, stop: int) -> TrainBatch:
     batch = random_batch(BATCH, DOCUMENTS - 1, seed=1)
     teacher = torch.randn(BATCH, DOCUMENTS, generator=torch.Generator().manual_seed(2))
-    return part_of(batch._replace(teacher_scores=teacher), start, stop)
+    return batch._replace(teacher_scores=teacher).select(start, stop)
 
 
 def plain_loss(encoder: BagEncoder, batch: TrainBatch) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Batches of which queries have different numbers of documents, and parts of batches."""
+"""Batches of which queries have different numbers of documents."""
 
 import torch
 
@@ -16,17 +16,4 @@ def uneven_batch(counts: list[int], seed: int) -> TrainBatch:
     sources = torch.arange(len(counts)) % 2
     return TrainBatch(
         whole.queries, documents, None, DocumentCounts(torch.tensor(counts), most), sources
-    )
-
-
-def part_of(batch: TrainBatch, start: int, stop: int) -> TrainBatch:
-    """Some of a batch's queries, with their documents and all that belongs to them."""
-    bounds = batch.bounds()
-    counts, sources, teacher = batch.counts, batch.sources, batch.teacher_scores
-    return TrainBatch(
-        batch.queries.select(start, stop),
-        batch.documents.select(bounds[start], bounds[stop]),
-        None if teacher is None else teacher[start:stop],
-        counts and counts._replace(each=counts.each[start:stop]),
-        None if sources is None else sources[start:stop],
     )

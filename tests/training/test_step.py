@@ -15,7 +15,6 @@ from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
-from tests.training.batches import part_of
 
 BATCH = 8
 SPARSE, TOKENS = ("sparse",), ("tokens",)
@@ -28,7 +27,7 @@ def global_batch(negatives: int) -> TrainBatch:
 
 def share(batch: TrainBatch, rank: int, size: int) -> TrainBatch:
     rows = BATCH // size
-    return part_of(batch, rank * rows, (rank + 1) * rows)
+    return batch.select(rank * rows, (rank + 1) * rows)
 
 
 def objective(kinds: tuple[str, ...] = SPARSE) -> Objective:

@@ -16,7 +16,7 @@ from sparton.training.precision import Precision
 from sparton.training.step import ExactStep, StepOutput
 from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
-from tests.training.batches import part_of, uneven_batch
+from tests.training.batches import uneven_batch
 
 CPU = torch.device("cpu")
 COUNTS = [1, 4, 4, 1, 1, 1, 1, 4]  # of the first half of the queries more than of the second
@@ -83,7 +83,7 @@ def stepped(
 ) -> tuple[StepOutput, torch.Tensor]:
     encoder, rows = BagEncoder(kinds=kinds), len(COUNTS) // world.size
     step = ExactStep(encoder, objective(kinds), world, Precision("fp32", CPU), micro_batch)
-    own = part_of(given or batch(), world.rank * rows, (world.rank + 1) * rows)
+    own = (given or batch()).select(world.rank * rows, (world.rank + 1) * rows)
     return step(own, step=0), gradients(encoder)
 
 
@@ -139,7 +139,7 @@ def test_ranks_with_different_numbers_of_documents_decide_alike(monkeypatch):
     for limit, kept in ((2 * 4 * most * width, True), (2 * 4 * most * width - 1, False)):
         monkeypatch.setattr("sparton.training.step.DENSE_ENTRIES", limit)
         for rank in (0, 1):
-            own = part_of(batch(), 4 * rank, 4 * rank + 4)
+            own = batch().select(4 * rank, 4 * rank + 4)
             sides = step.encoder.encode_both(own.queries, own.documents, None)
             assert sides[1].num_texts == (10, 7)[rank] and own.most_documents == most
             assert step._keep_all(sides, own.most_documents) == kept
