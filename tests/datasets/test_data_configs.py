@@ -17,10 +17,12 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerFast
 
 from sparton.cli.errors import explain
+from sparton.cli.schema import identity
 from sparton.datasets.demands import check
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.tokenization import PackedTokenizer
+from tests.composing import composed
 from tests.datasets.numbered import Numbers
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "data"
@@ -62,6 +64,16 @@ def test_mistral_splade_from_a_local_folder(tmp_path: Path) -> None:
     assert sizes == dict.fromkeys(files, 5) | {"squad": 1}
     examples = mixture.examples(range(len(mixture)), seed=0)
     assert all(example.query and example.positive for example in examples)
+
+
+def test_the_part_that_is_drawn_makes_a_run_the_run_it_is() -> None:
+    """A checkpoint of another part is refused."""
+    whole, other = (
+        identity(composed("data=mistral_splade", *overrides))
+        for overrides in ((), ("data.files.s2orc.limit=5", "data.limit=7"))
+    )
+    changed = {key for key in whole if whole[key] != other[key]}
+    assert changed == {"data.files.s2orc.limit", "data.limit"}
 
 
 def numbered(source: str, row: int) -> Any:
