@@ -256,27 +256,64 @@ class Example(NamedTuple):
     teacher_scores: tuple[float, ...] = ()
 
 
+class DocumentCounts(NamedTuple):
+    """How many documents each of Q queries has, where they may have different numbers.
+
+    Attributes:
+        each: int64 ``[Q]``, at least 1.
+        most: upper bound, the same on all ranks.
+    """
+
+    each: Tensor
+    most: int
+
+
 class TrainBatch(NamedTuple):
-    """One rank's share of a training batch: Q queries with 1 + K documents each.
+    """One rank's share of a training batch: Q queries with 1 + K documents each, or some of them
+    with their positive alone.
 
     Attributes:
         queries: Q sequences.
-        documents: ``Q * (1 + K)`` sequences grouped by query; the positive of query i is
-            document ``i * (1 + K)``, its K explicit negatives follow.
+        documents: sequences grouped by query, the positive of each first, then its explicit
+            negatives; ``Q * (1 + K)`` of them unless there are ``counts``.
         teacher_scores: fp32 ``[Q, 1 + K]``, or None.
+        counts: documents of each query; None where all have 1 + K. All ranks have them or none.
+        sources: int64 ``[Q]``, number of each query's source; None where there is one.
     """
 
     queries: TokenBatch
     documents: TokenBatch
     teacher_scores: Tensor | None = None
+    counts: DocumentCounts | None = None
+    sources: Tensor | None = None
 
     @property
     def sides(self) -> dict[Side, TokenBatch]:
         return {"query": self.queries, "document": self.documents}
 
     @property
-    def documents_per_query(self) -> int:
+    def most_documents(self) -> int:
+        """1 + K, the most documents that a query has on any rank."""
+        if self.counts is not None:
+            return self.counts.most
         return self.documents.num_sequences // self.queries.num_sequences
+
+    def bounds(self) -> list[int]:
+        """Query i has the documents ``bounds[i] : bounds[i + 1]``; of a batch on the CPU."""
+        if self.counts is not None:
+            return [0, *self.counts.each.cumsum(0).tolist()]
+        return [row * self.most_documents for row in range(self.queries.num_sequences + 1)]
+
+    def select(self, start: int, stop: int) -> "TrainBatch":
+        """Queries ``start : stop`` with all that belongs to them; of a batch on the CPU."""
+        bounds, rows = self.bounds(), slice(start, stop)
+        return TrainBatch(
+            self.queries.select(start, stop),
+            self.documents.select(bounds[start], bounds[stop]),
+            None if self.teacher_scores is None else self.teacher_scores[rows],
+            self.counts and self.counts._replace(each=self.counts.each[rows]),
+            None if self.sources is None else self.sources[rows],
+        )
 
 
 class TextCollection(NamedTuple):

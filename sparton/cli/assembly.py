@@ -31,6 +31,7 @@ from sparton.evaluation import (
     training_tokenizer,
 )
 from sparton.hub import add_results
+from sparton.losses.contract import Loss
 from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.encoder import Encoder
@@ -94,8 +95,9 @@ def build_run(cfg: DictConfig, world: World, folder: Path, inputs: Inputs) -> Ru
     refuse_unknown_settings(cfg, _PARTS)
     trainer, tokenizer = build_trainer(cfg, world, folder, inputs.data, inputs.dev)
     start = trainer.resume()
-    needs_teacher = trainer.step.objective.ranking.needs_teacher
-    batches = build_loader(cfg, world, inputs.data, tokenizer, start, needs_teacher)
+    batches = build_loader(
+        cfg, world, inputs.data, tokenizer, start, trainer.step.objective.ranking
+    )
     loggers: list[Logger] = []
     if world.is_main:
         steps = trainer.settings.steps
@@ -149,6 +151,7 @@ def build_trainer(
         identity=identity(cfg) | data.identity(),
         watch=LearningWatch(objective.ranking),
         fit=MicroBatchSearch(step, optimizer, **lengths) if fits else None,
+        sources=list(data.sources),
     )
     return trainer, tokenizer
 
@@ -189,16 +192,17 @@ def build_loader(
     data: Mixture,
     tokenizer: Tokenizer,
     start_step: int,
-    needs_teacher: bool,
+    loss: Loss,
 ) -> Iterable[TrainBatch]:
-    """This process's batches from ``start_step`` on; ``needs_teacher``: with teacher scores."""
+    """This process's batches from ``start_step`` on, with what a loss needs of them."""
     return train_loader(
         data,
         tokenizer,
         batch=cfg.batch,
         steps=total_steps(cfg),
         num_negatives=cfg.num_negatives,
-        needs_teacher=needs_teacher,
+        needs_negatives=loss.needs_negatives,
+        needs_teacher=loss.needs_teacher,
         seed=cfg.seed,
         start_step=start_step,
         rank=world.rank,

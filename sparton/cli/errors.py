@@ -37,7 +37,9 @@ EXPECTED_ERRORS = (
 
 # The settings that give the arguments of these names.
 _SETTINGS = {
+    "alpha": "data.alpha",
     "config_args": "backbone.config_args",
+    "homogeneous": "data.homogeneous",
     "mode": "logger.wandb.mode",
     "model_args": "backbone.model_args",
     "on_error": "data.on_error",
@@ -45,6 +47,7 @@ _SETTINGS = {
     "query_expansion": "head.query_expansion",
     "tokenizer_args": "backbone.tokenizer_args",
     "warmup": "scheduler.warmup",
+    "weights": "data.weights",
 }
 # What overrides can do about an error, where its own words leave that open.
 _REMEDIES = {

@@ -55,9 +55,16 @@ def hold_out_dev(cfg: DictConfig, data: Mixture) -> tuple[Mixture, TaskBuilders]
 
 
 def say_how_often(data: Mixture, steps: int, batch: int) -> None:
-    """How often a training sees each example, and a warning where that is hardly meant."""
+    """How often a training sees each example, or those of each of several sources, and a warning
+    where that is hardly meant."""
     times = steps * batch / len(data)
     log.info("%d steps of %d see each of %d examples %.3g times", steps, batch, len(data), times)
+    if len(data.sources) > 1:
+        shares = [
+            f"{name} {share:.1%} (each {steps * batch * share / examples:.3g} times)"
+            for name, examples, share in data.describe()
+        ]
+        log.info("shares of the sources: %s", ", ".join(shares))
     if times > _OFTEN:
         log.warning(
             "each example is seen %.0f times: steps=%d sees each three times",

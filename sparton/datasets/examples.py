@@ -34,8 +34,8 @@ def example_table(
 ) -> StoredTable:
     """The table of a source with the columns query, positives, negatives, scores, built once.
 
-    Its facts tell whether the records have teacher scores and which is the first without
-    negatives.
+    Its facts tell whether the records have teacher scores, how many have no negatives, and which
+    is the first of these.
 
     Args:
         name: of the source, for messages.
@@ -51,8 +51,9 @@ def example_table(
 
     def build(folder: Path) -> Facts:
         tally = Tally(on_error)
-        facts: Facts = {"scored": None, "teachers": None, "first_without_negatives": None}
-        batches = _batches(_watched(read(tally), tally, facts), texts, tally)
+        facts: Facts = {"scored": None, "teachers": None}
+        facts |= {"without_negatives": 0, "first_without_negatives": None}
+        batches = _batches(_watched(read(tally), tally, facts), texts, tally, facts)
         write_table(folder / TABLE, _schema(texts is not None), batches)
         if facts["scored"] is None:
             faults = "".join(f"; {fault}" for fault in tally.first_skipped)
@@ -100,7 +101,7 @@ def _schema(ids: bool) -> "pa.Schema":
 
 
 def _batches(
-    records: Iterator[Placed], texts: Texts | None, tally: Tally
+    records: Iterator[Placed], texts: Texts | None, tally: Tally, facts: Facts
 ) -> "Iterator[pa.RecordBatch]":
     import pyarrow as pa
 
@@ -111,6 +112,7 @@ def _batches(
         if texts is not None:
             rows = _resolve(chunk, texts, tally)
         if rows:
+            facts["without_negatives"] += sum(not negatives for _, _, negatives, *_ in rows)
             columns = [pa.array(cells, entry.type) for cells, entry in zip(zip(*rows), schema)]
             yield pa.record_batch(columns, schema=schema)
 

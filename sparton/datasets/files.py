@@ -222,9 +222,28 @@ def read_parquet(
                 if advance:
                     advance(file.path.stat().st_size * number // total)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{file.name}: not readable as Parquet after row {number} ({error}): get the file again"
-        ) from error
+        raise _not_parquet(file, number, error) from error
+
+
+def count_rows(file: DataFile) -> int:
+    """How many rows a Parquet file says it has.
+
+    Raises:
+        ValueError: a damaged file.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_metadata(file.path).num_rows
+    except (pa.ArrowException, OSError) as error:
+        raise _not_parquet(file, 0, error) from error
+
+
+def _not_parquet(file: DataFile, number: int, error: Exception) -> ValueError:
+    return ValueError(
+        f"{file.name}: not readable as Parquet after row {number} ({error}): get the file again"
+    )
 
 
 def decode_text(line: bytes) -> str:

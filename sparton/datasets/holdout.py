@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparton.datasets.mixture import Mixture, Rest, Source
+from sparton.datasets.lookup import Records, Rest, Source
+from sparton.datasets.mixture import Mixture
 from sparton.datasets.permutation import derive_key
-from sparton.datasets.sources import Records
 from sparton.types import RetrievalTask, TextCollection
 
 _AT_ONCE = 10_000  # examples
@@ -67,8 +67,7 @@ def hold_out(data: Mixture, *, share: float = 0.02, most: int = 1000, seed: int 
         raise ValueError(
             f"all of the {len(data)} examples have the same query, so none can be held out"
         )
-    weights = data.weights and {name: data.weights[name] for name in rest}
-    return HeldOut(Mixture(rest, weights), data, rows, seed)
+    return HeldOut(data.of(rest), data, rows, seed)
 
 
 def held_out_task(held: HeldOut, *, documents: int = 5000, name: str = "holdout") -> RetrievalTask:

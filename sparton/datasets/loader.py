@@ -1,6 +1,6 @@
 """Training batches by step number, tokenized in worker processes ahead of the step.
 
-Q queries of one rank, K explicit negatives of each.
+Q queries of one rank, K explicit negatives of each, or of those that have some.
 """
 
 import os
@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from sparton.arguments import ArgumentError
+from sparton.datasets.demands import check, without_negatives, without_scores
 from sparton.datasets.mixture import Mixture
 from sparton.datasets.parcels import pack
 from sparton.datasets.workers import Batches, prepare_worker
-from sparton.types import Example, Tokenizer, TrainBatch
+from sparton.types import DocumentCounts, Example, TextForm, Tokenizer, TrainBatch
 
 SUBSTITUTION_ATTEMPTS = 100
 
@@ -34,6 +35,7 @@ class BatchStream(Dataset[TrainBatch]):
         *,
         batch: int,
         num_negatives: int = 0,
+        needs_negatives: bool = False,
         needs_teacher: bool = False,
         seed: int = 0,
         rank: int = 0,
@@ -41,7 +43,9 @@ class BatchStream(Dataset[TrainBatch]):
         unique_positives: bool = False,
     ) -> None:
         _check_sizes(batch, num_negatives, rank, world_size)
-        data.check(num_negatives, needs_teacher)
+        check(data, num_negatives, needs_negatives=needs_negatives, needs_teacher=needs_teacher)
+        if data.homogeneous and unique_positives:
+            _check_sources(data, batch)
         self.data = data
         self.tokenizer = tokenizer
         self.batch = batch
@@ -50,25 +54,52 @@ class BatchStream(Dataset[TrainBatch]):
         self.rank = rank
         self.share = batch // world_size
         self.unique_positives = unique_positives
+        # What every batch has is settled here, so that all ranks agree about it.
+        self._uneven = bool(without_negatives(data, num_negatives))
+        self._scored = not self._uneven and not without_scores(data)
+        self._forms = [data.forms.get(name, TextForm()) for name in data.sources]
+        _check_forms(data, tokenizer)
 
     def __getitem__(self, step: int) -> TrainBatch:
         examples = self.examples(step)
-        texts = [text for each in examples for text in (each.positive, *each.negatives)]
+        queries = [each.query for each in examples]
+        documents = [text for each in examples for text in (each.positive, *each.negatives)]
+        counts = torch.tensor([1 + len(each.negatives) for each in examples])
+        if not self._uneven and (counts != 1 + self.num_negatives).any():
+            raise ValueError(
+                f"an example of step {step} has {int(counts.min()) - 1} negatives and not "
+                f"num_negatives={self.num_negatives}, though the first of its source has"
+            )
+        numbers = torch.from_numpy(self.data.numbers(self._own(step), self.seed, self.batch))
+        per_query, per_document = None, None
+        if self.data.forms:
+            per_query = [self._forms[number] for number in numbers.tolist()]
+            owners = torch.repeat_interleave(numbers, counts)
+            per_document = [self._forms[number] for number in owners.tolist()]
         return TrainBatch(
-            self.tokenizer.queries([each.query for each in examples]),
-            self.tokenizer.documents(texts),
-            _stack_scores(examples),
+            self.tokenizer.queries(queries, per_query),
+            self.tokenizer.documents(documents, per_document),
+            _stack_scores(examples) if self._scored else None,
+            DocumentCounts(counts, 1 + self.num_negatives) if self._uneven else None,
+            numbers if len(self.data.sources) > 1 else None,
         )
+
+    def _own(self, step: int) -> range:
+        """This rank's positions of the stream in the batch of ``step``."""
+        start = step * self.batch + self.rank * self.share
+        return range(start, start + self.share)
 
     def examples(self, step: int) -> list[Example]:
         """This rank's Q examples of the batch of ``step``, as texts."""
-        start, own = step * self.batch, self.rank * self.share
         if self.unique_positives:
-            return self._unique_batch(start)[own : own + self.share]
-        return self._read(range(start + own, start + own + self.share))
+            own = self.rank * self.share
+            return self._unique_batch(step * self.batch)[own : own + self.share]
+        return self._read(self._own(step))
 
     def _read(self, positions: Sequence[int]) -> list[Example]:
-        return self.data.examples(positions, seed=self.seed, num_negatives=self.num_negatives)
+        return self.data.examples(
+            positions, seed=self.seed, num_negatives=self.num_negatives, batch=self.batch
+        )
 
     def _unique_batch(self, start: int) -> list[Example]:
         """The global batch from position ``start`` on, where an example whose query or positive
@@ -88,7 +119,11 @@ class BatchStream(Dataset[TrainBatch]):
     def _substitute(self, position: int, taken: set[tuple[str, str]]) -> Example:
         for attempt in range(1, SUBSTITUTION_ATTEMPTS + 1):
             example = self.data.substitute(
-                position, attempt, seed=self.seed, num_negatives=self.num_negatives
+                position,
+                attempt,
+                seed=self.seed,
+                num_negatives=self.num_negatives,
+                batch=self.batch,
             )
             if taken.isdisjoint(_once(example)):
                 return example
@@ -114,6 +149,7 @@ def train_loader(
     batch: int,
     steps: int,
     num_negatives: int = 0,
+    needs_negatives: bool = False,
     needs_teacher: bool = False,
     seed: int = 0,
     start_step: int = 0,
@@ -133,8 +169,10 @@ def train_loader(
         tokenizer: cuts and packs the texts.
         batch: queries per step over all ranks.
         steps: total of the run; the loader ends there.
-        num_negatives: K, explicit negatives per query.
-        needs_teacher: refuse data without teacher scores.
+        num_negatives: K, explicit negatives per query that has some.
+        needs_negatives: refuse data of which some queries have no negatives.
+        needs_teacher: refuse data without teacher scores, or of which some queries have no
+            negatives.
         seed: of the order and of every draw.
         start_step: first step, above 0 when resuming.
         rank: number of this process.
@@ -145,15 +183,17 @@ def train_loader(
             by another of the same source. The example replaced is not seen in that epoch.
 
     Raises:
-        ValueError: ``batch`` is smaller than ``world_size`` or no multiple of it; a source has no
-            negatives though some are asked for, or no teacher scores though they are needed; or
-            the first batch cannot be made, for lack of distinct positives or of teacher scores.
+        ValueError: ``batch`` is smaller than ``world_size`` or no multiple of it; no source has
+            negatives though some are asked for, or one has none, or no teacher scores, though they
+            are needed; a form of texts leaves no room for them; or the first batch cannot be made,
+            for lack of distinct positives or of teacher scores.
     """
     stream = BatchStream(
         data,
         tokenizer,
         batch=batch,
         num_negatives=num_negatives,
+        needs_negatives=needs_negatives,
         needs_teacher=needs_teacher,
         seed=seed,
         rank=rank,
@@ -194,15 +234,37 @@ def _check_sizes(batch: int, num_negatives: int, rank: int, world_size: int) -> 
         )
 
 
-def _stack_scores(examples: Sequence[Example]) -> Tensor | None:
-    """fp32 ``[Q, 1 + K]``, or None where no example has teacher scores."""
-    scored = [example for example in examples if example.teacher_scores]
-    if not scored:
-        return None
-    if len(scored) < len(examples):
-        bare = next(example for example in examples if not example.teacher_scores)
+def _check_sources(data: Mixture, batch: int) -> None:
+    """Refuse sources that cannot fill a batch of their own with distinct positives."""
+    for name, source in data.sources.items():
+        if len(source) < batch:
+            raise ArgumentError(
+                "source {} has {} examples, too few for a batch of {} distinct positives of its "
+                "own: make the batch smaller, leave the source out, or set {homogeneous} or "
+                "{unique_positives}",
+                name,
+                len(source),
+                batch,
+                homogeneous=False,
+                unique_positives=False,
+            )
+
+
+def _check_forms(data: Mixture, tokenizer: Tokenizer) -> None:
+    """Refuse forms that the tokenizer cannot read texts in, before the first step."""
+    for name, form in data.forms.items():
+        try:
+            tokenizer.queries([], form)
+            tokenizer.documents([], form)
+        except ValueError as error:
+            raise ValueError(f"forms of source {name}: {error}") from error
+
+
+def _stack_scores(examples: Sequence[Example]) -> Tensor:
+    """fp32 ``[Q, 1 + K]``."""
+    if bare := [example.query for example in examples if not example.teacher_scores]:
         raise ValueError(
             "a batch mixes examples with and without teacher scores "
-            f"(none for the query {bare.query[:80]!r}): mix only sources that all have scores"
+            f"(none for the query {bare[0][:80]!r}): mix only sources that all have scores"
         )
     return torch.tensor([example.teacher_scores for example in examples], dtype=torch.float32)

@@ -5,58 +5,32 @@ costs nothing and every rank and worker process sees the same stream without tal
 """
 
 import re
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparton.arguments import ArgumentError, Instance
 from sparton.datasets.files import locate
-from sparton.datasets.permutation import derive_key, permute
+from sparton.datasets.lookup import Negatives, Records, Source
+from sparton.datasets.permutation import DRAW, ORDER, SHUFFLE, SUBSTITUTE, derive_key, permute
 from sparton.datasets.preparation import Columns, OnError
-from sparton.datasets.sources import Records, text_records
-from sparton.types import Example
+from sparton.datasets.proportions import (
+    HOMOGENEOUS_BLOCK,
+    WEIGHTED_BLOCK,
+    check_proportions,
+    counts_in_block,
+)
+from sparton.datasets.sources import text_records
+from sparton.types import Example, TextForm
 
-WEIGHTED_BLOCK = 1 << 16
+HOMOGENEOUS_ALPHA = 0.5
+_OF_A_SOURCE = (
+    "files", "root", "hub", "format", "columns", "on_error", "limit", "limit_seed", "negatives",
+)  # fmt: skip
 
-# What a key is derived for; different purposes must never share one.
-ORDER, SHUFFLE, DRAW, SUBSTITUTE = range(4)
-
-
-class Source(Protocol):
-    """Training examples that can be looked up by number."""
-
-    def __len__(self) -> int: ...
-
-    def example(self, index: int, draw: int, num_negatives: int) -> Example:
-        """Example ``index`` with ``num_negatives`` negatives; ``draw``, a random integer of 63
-        bits, chooses among several positives and negatives. A pure function of its arguments."""
-        ...
-
-
-class Rest:
-    """A source without some of its examples.
-
-    Args:
-        source: the whole.
-        without: numbers of the examples that are left out, ascending.
-    """
-
-    def __init__(self, source: Source, without: Sequence[int]) -> None:
-        self.source = source
-        # Of the examples before it that stay, how many there are.
-        self._before = [row - place for place, row in enumerate(without)]
-
-    def __len__(self) -> int:
-        return len(self.source) - len(self._before)
-
-    def example(self, index: int, draw: int, num_negatives: int) -> Example:
-        """The ``index``-th of those that stay."""
-        row = index + bisect_right(self._before, index)
-        return self.source.example(row, draw, num_negatives)
+Ints = NDArray[np.int64]
 
 
 class Share(NamedTuple):
@@ -71,39 +45,66 @@ class Mixture:
     """Several sources interleaved in fixed proportions.
 
     The stream is cut into blocks; every block holds each source's exact share, in an order shuffled
-    anew. Without ``weights`` a block is one epoch of everything: each example occurs once in it.
-    With ``weights`` it has 65,536 positions, shares rounded by largest remainder; each source is
-    then walked in its own shuffled epochs, a short one more often than a long one.
+    anew. By size, a block is one epoch of everything: each example occurs once in it. With
+    ``weights`` or ``alpha`` it has 65,536 positions, shares rounded by largest remainder; each
+    source is then walked in its own shuffled epochs, a short one more often than a long one.
+
+    In a homogeneous mixture a block has 1,024 positions, and a position is a batch: all examples of
+    a batch are of one source.
 
     Args:
         sources: by name; their order is part of the stream's definition.
-        weights: relative weights by name, or None for sizes.
+        weights: relative weights by name, or None for those that sizes make.
+        alpha: a source's weight is its size to this power: 1 for sizes, 0 for equal shares. None
+            for epochs of everything, or 0.5 if ``homogeneous``.
+        homogeneous: whether batches are of one source each.
+        forms: by name, how the texts of a source are read where it is not the model's own way: a
+            :class:`~sparton.types.TextForm` or its fields.
 
     Raises:
         ValueError: no source, an empty source, names that do not match, a weight that is not
-            positive or too small to get a single position of a block.
+            positive or too small to get a single position of a block, or ``alpha`` beside
+            ``weights``.
     """
 
     def __init__(
-        self, sources: Mapping[str, Source], weights: Mapping[str, float] | None = None
+        self,
+        sources: Mapping[str, Source],
+        weights: Mapping[str, float] | None = None,
+        *,
+        alpha: float | None = None,
+        homogeneous: bool = False,
+        forms: Mapping[str, TextForm | Mapping[str, Any]] | None = None,
     ) -> None:
         self.sources = dict(sources)
         self.weights = weights
+        self.alpha = alpha
+        self.homogeneous = homogeneous
         if not self.sources:
             raise ValueError("a mixture needs at least one source")
         self.sizes = np.array([len(source) for source in self.sources.values()], np.int64)
         for name, size in zip(self.sources, self.sizes):
             if size == 0:
                 raise ValueError(f"source {name!r} of the mixture has no examples: leave it out")
-        if weights is None:
-            self.counts = self.sizes
-        else:
-            self.counts = _block_counts(self.sources, weights)
+        self.forms = _checked_forms(self.sources, forms or {})
+        if alpha is None and homogeneous and weights is None:
+            alpha = HOMOGENEOUS_ALPHA
+        sizes = dict(zip(self.sources, self.sizes.tolist()))
+        block = HOMOGENEOUS_BLOCK if homogeneous else WEIGHTED_BLOCK
+        self.counts = counts_in_block(sizes, weights, alpha, block)
         self.boundaries = np.concatenate([[0], np.cumsum(self.counts)])
 
     def __len__(self) -> int:
         """Number of examples of all sources."""
         return int(self.sizes.sum())
+
+    def of(self, sources: Mapping[str, Source]) -> "Mixture":
+        """The mixture of other sources, some or all of these names, under the same settings."""
+        weights = self.weights and {name: self.weights[name] for name in sources}
+        forms = {name: form for name, form in self.forms.items() if name in sources}
+        return Mixture(
+            sources, weights, alpha=self.alpha, homogeneous=self.homogeneous, forms=forms
+        )
 
     def describe(self) -> list[Share]:
         """Name, size and share of the stream of every source."""
@@ -118,47 +119,18 @@ class Mixture:
         sizes = zip(self.sources, self.sizes, strict=True)
         return {f"data.{name}.examples": str(size) for name, size in sizes}
 
-    def check(self, num_negatives: int, needs_teacher: bool = False) -> None:
-        """Refuse what would fail in the middle of training.
-
-        Raises:
-            ValueError: a source cannot give so many negatives (names the record without any), only
-                some sources have teacher scores, or none though ``needs_teacher``.
-        """
-        for name, source in self.sources.items():
-            whole = source.source if isinstance(source, Rest) else source
-            if isinstance(whole, Records):
-                whole.check(num_negatives)
-            elif len(source.example(0, 0, num_negatives).negatives) != num_negatives:
-                raise ValueError(f"source {name!r} does not give num_negatives={num_negatives}")
-        scored = {
-            name: bool(source.example(0, 0, num_negatives).teacher_scores)
-            for name, source in self.sources.items()
-        }
-        if len(set(scored.values())) > 1:
-            bare = ", ".join(name for name, has_scores in scored.items() if not has_scores)
-            raise ValueError(
-                f"some sources have teacher scores, but {bare} has none: mix only sources that "
-                "agree in this"
-            )
-        if needs_teacher and not any(scored.values()):
-            raise ArgumentError(
-                "the loss follows a teacher, but {} gives no teacher scores: use data that has "
-                "some, as for distillation, or {loss}",
-                ", ".join(scored),
-                loss=Instance("InfoNCE"),
-            )
-
     def locate(
-        self, positions: Sequence[int] | NDArray[np.int64], seed: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Source number, example number and draw of every position; int64 ``[P]`` each."""
+        self, positions: Sequence[int] | Ints, seed: int, batch: int = 1
+    ) -> tuple[Ints, Ints, Ints]:
+        """Source number, example number and draw of every position; int64 ``[P]`` each.
+
+        Args:
+            positions: of the stream.
+            seed: of its order and draws.
+            batch: positions of a batch, which counts if the mixture is homogeneous.
+        """
         places = np.asarray(positions, np.int64)
-        block_size = int(self.boundaries[-1])
-        blocks, offsets = places // block_size, places % block_size
-        slots = permute(offsets, block_size, derive_key(seed, ORDER, blocks))
-        chosen = np.searchsorted(self.boundaries, slots, side="right") - 1
-        turns = blocks * self.counts[chosen] + slots - self.boundaries[chosen]
+        chosen, turns = self._turns(places, seed, batch)
         indices = np.empty_like(turns)
         for number in np.unique(chosen):
             own = chosen == number
@@ -168,21 +140,39 @@ class Mixture:
         draws = (derive_key(seed, DRAW, places) >> np.uint64(1)).astype(np.int64)
         return chosen, indices, draws
 
+    def numbers(self, positions: Sequence[int] | Ints, seed: int, batch: int = 1) -> Ints:
+        """Source number of every position, int64 ``[P]``; the arguments are those of
+        :meth:`locate`."""
+        return self._turns(np.asarray(positions, np.int64), seed, batch)[0]
+
+    def _turns(self, places: Ints, seed: int, batch: int) -> tuple[Ints, Ints]:
+        """The source of every position, and how many positions before it are of this source."""
+        together = batch if self.homogeneous else 1
+        groups, within = places // together, places % together
+        block_size = int(self.boundaries[-1])
+        blocks, offsets = groups // block_size, groups % block_size
+        slots = permute(offsets, block_size, derive_key(seed, ORDER, blocks))
+        chosen = np.searchsorted(self.boundaries, slots, side="right") - 1
+        turns = blocks * self.counts[chosen] + slots - self.boundaries[chosen]
+        return chosen, turns * together + within
+
     def examples(
-        self, positions: Sequence[int], *, seed: int, num_negatives: int = 0
+        self, positions: Sequence[int], *, seed: int, num_negatives: int = 0, batch: int = 1
     ) -> list[Example]:
-        """The examples at ``positions`` of the stream that ``seed`` selects."""
+        """The examples at ``positions`` of the stream that ``seed`` selects; ``batch`` as in
+        :meth:`locate`."""
         sources = list(self.sources.values())
+        located = self.locate(positions, seed, batch)
         return [
             sources[number].example(index, draw, num_negatives)
-            for number, index, draw in zip(*(x.tolist() for x in self.locate(positions, seed)))
+            for number, index, draw in zip(*(each.tolist() for each in located))
         ]
 
     def substitute(
-        self, position: int, attempt: int, *, seed: int, num_negatives: int = 0
+        self, position: int, attempt: int, *, seed: int, num_negatives: int = 0, batch: int = 1
     ) -> Example:
         """Another example of the source that owns ``position``; ``attempt`` = 1, 2 ... differ."""
-        number = int(self.locate([position], seed)[0][0])
+        number = int(self.numbers([position], seed, batch)[0])
         index, draw = (
             int(derive_key(seed, SUBSTITUTE, position, attempt, part)[0]) >> 1 for part in (0, 1)
         )
@@ -190,46 +180,86 @@ class Mixture:
         return source.example(index % int(self.sizes[number]), draw, num_negatives)
 
 
+def _checked_forms(
+    sources: Collection[str], forms: Mapping[str, TextForm | Mapping[str, Any]]
+) -> dict[str, TextForm]:
+    checked = {}
+    for name, form in forms.items():
+        if name not in sources:
+            raise ValueError(
+                f"forms are given for {name!r} but the sources are {', '.join(sources)}"
+            )
+        fields = form._asdict() if isinstance(form, TextForm) else dict(form)
+        if unknown := [key for key in fields if key not in TextForm._fields]:
+            raise ValueError(
+                f"forms of source {name!r}: there is no {unknown[0]}, but "
+                f"{', '.join(TextForm._fields)}"
+            )
+        checked[name] = TextForm(**fields)
+    return checked
+
+
 def text_mixture(
-    files: str | Sequence[str] | Mapping[str, str | Sequence[str]],
+    files: str | Sequence[str] | Mapping[str, str | Sequence[str] | Mapping[str, Any]],
     *,
     root: str | None = None,
     hub: str | None = None,
     columns: Columns | None = None,
     weights: Mapping[str, float] | None = None,
+    alpha: float | None = None,
+    homogeneous: bool = False,
+    forms: Mapping[str, Mapping[str, Any]] | None = None,
     on_error: OnError = "stop",
     limit: int | None = None,
-    require_negatives: bool = False,
+    limit_seed: int = 0,
+    negatives: Negatives = "sample",
     cache_dir: str | None = None,
 ) -> Mixture:
     """A mixture of text files from one place, one source per entry of ``files``.
 
     Args:
-        files: source name to file name, pattern, or list of them; or such a name or list alone,
-            which makes one source.
-        weights: as in :class:`Mixture`.
-        root, hub, columns, on_error, limit, require_negatives, cache_dir: as in
+        files: source name to file name, pattern, or list of them; or to a mapping of ``files`` and
+            other arguments of :func:`sparton.datasets.sources.text_records`, which hold for this
+            source. Or a name or list alone, which makes one source.
+        weights, alpha, homogeneous, forms: as in :class:`Mixture`.
+        root, hub, columns, on_error, limit, limit_seed, negatives, cache_dir: as in
             :func:`sparton.datasets.sources.text_records`; ``limit`` is per source.
+
+    Raises:
+        FileNotFoundError, ValueError: what is wrong, with file and line, or the source.
     """
     if not isinstance(files, Mapping):
         files = {_source_name(files): files}
-    for entry in files.values():  # a missing file stops the run before the others are prepared
-        locate(entry, root=root, hub=hub)
-    sources = {
-        name: text_records(
-            entry,
-            root=root,
-            hub=hub,
-            columns=columns,
-            on_error=on_error,
-            limit=limit,
-            require_negatives=require_negatives,
-            name=name,
-            cache_dir=cache_dir,
-        )
-        for name, entry in files.items()
+    shared: dict[str, Any] = {
+        "root": root,
+        "hub": hub,
+        "columns": columns,
+        "on_error": on_error,
+        "limit": limit,
+        "limit_seed": limit_seed,
+        "negatives": negatives,
+        "cache_dir": cache_dir,
     }
-    return Mixture(sources, weights)
+    settings = {name: shared | _own_settings(name, entry) for name, entry in files.items()}
+    check_proportions(files, weights, alpha)  # all that can be refused before files are read
+    _checked_forms(files, forms or {})
+    for each in settings.values():  # a missing file stops the run before the others are prepared
+        locate(each["files"], root=each["root"], hub=each["hub"])
+    sources = {name: text_records(name=name, **each) for name, each in settings.items()}
+    return Mixture(sources, weights, alpha=alpha, homogeneous=homogeneous, forms=forms)
+
+
+def _own_settings(source: str, entry: str | Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
+    """What an entry of ``files`` says, by argument of ``text_records``."""
+    if not isinstance(entry, Mapping):
+        return {"files": entry}
+    if unknown := [key for key in entry if key not in _OF_A_SOURCE]:
+        raise ValueError(
+            f"source {source!r}: there is no setting {unknown[0]}, but {', '.join(_OF_A_SOURCE)}"
+        )
+    if not entry.get("files"):
+        raise ValueError(f"source {source!r}: its settings name no files: add files")
+    return dict(entry)
 
 
 def _source_name(files: str | Sequence[str]) -> str:
@@ -245,35 +275,19 @@ def build_mixture(
     sources: Mapping[str, Callable[..., Records]],
     *,
     weights: Mapping[str, float] | None = None,
+    alpha: float | None = None,
+    homogeneous: bool = False,
+    forms: Mapping[str, Mapping[str, Any]] | None = None,
     on_error: OnError = "stop",
 ) -> Mixture:
     """A mixture of prepared sources that all treat a malformed record alike.
 
     Args:
         sources: by name, what prepares the source when called with ``on_error``.
-        weights: as in :class:`Mixture`.
+        weights, alpha, homogeneous, forms: as in :class:`Mixture`.
         on_error: stop at a malformed record, or skip and count it.
     """
-    return Mixture({name: make(on_error=on_error) for name, make in sources.items()}, weights)
-
-
-def _block_counts(sources: Mapping[str, Source], weights: Mapping[str, float]) -> NDArray[np.int64]:
-    if set(weights) != set(sources):
-        raise ValueError(
-            f"weights are given for {sorted(weights)} but the sources are {sorted(sources)}"
-        )
-    values = np.array([float(weights[name]) for name in sources])
-    for name, value in zip(sources, values):
-        if not (np.isfinite(value) and value > 0):
-            raise ValueError(f"the weight of source {name!r} is {value}, it must be positive")
-    exact = values / values.sum() * WEIGHTED_BLOCK
-    counts = np.floor(exact).astype(np.int64)
-    largest_remainders = np.argsort(counts - exact, kind="stable")
-    counts[largest_remainders[: WEIGHTED_BLOCK - counts.sum()]] += 1
-    for name, count in zip(sources, counts):
-        if count == 0:
-            raise ValueError(
-                f"the weight of source {name!r} is below 1 in {WEIGHTED_BLOCK}: "
-                "raise it or leave the source out"
-            )
-    return counts
+    check_proportions(sources, weights, alpha)
+    _checked_forms(sources, forms or {})
+    made = {name: make(on_error=on_error) for name, make in sources.items()}
+    return Mixture(made, weights, alpha=alpha, homogeneous=homogeneous, forms=forms)

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 UInt64Array = NDArray[np.uint64]
 
+# What a key is derived for; different purposes must never share one.
+ORDER, SHUFFLE, DRAW, SUBSTITUTE, PART = range(5)
+
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 ROUNDS = 6
 

@@ -5,14 +5,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
 
 from sparton.arguments import ArgumentError
 from sparton.datasets.columns import Schema
 from sparton.datasets.files import FORMATS, DataFile, RecordError, detect_format
-from sparton.datasets.tables import Columns, open_table
+from sparton.datasets.permutation import PART, derive_key, permute
+from sparton.datasets.tables import Columns, count_records, open_table
+from sparton.packing import ranges_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,6 +25,7 @@ OnError = Literal["stop", "skip"]
 Item = TypeVar("Item")
 
 NAMED_REJECTIONS = 5
+_STRETCH = 1 << 16  # records
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +38,15 @@ class Reading(NamedTuple):
         columns: a mapping from names in the files, in the header of TSV and CSV, to the names that
             records use; for TSV and CSV without a header, the names of the columns in order.
         on_error: stop at a malformed record, or skip and count it.
-        limit: records taken from the start of the source; None for all.
+        limit: size of the random part of the source that is taken; None for all.
+        limit_seed: which part.
     """
 
     format: str = "auto"
     columns: Columns | None = None
     on_error: OnError = "stop"
     limit: int | None = None
+    limit_seed: int = 0
 
     def check(self) -> None:
         """Raise ValueError for a setting that does not exist."""
@@ -56,7 +63,6 @@ class Tally:
     """Counts of one preparation, and what happens to a malformed record."""
 
     on_error: OnError
-    kept: int = 0
     skipped: int = 0
     first_skipped: list[str] = field(default_factory=list)
     columns: list[str] = field(default_factory=list)
@@ -108,6 +114,9 @@ def read_records(
 ) -> Iterator[Placed]:
     """Every well-formed record of ``files`` after ``parse``, with a progress bar.
 
+    With a limit the files are read twice: first to count their records. Those outside of the random
+    part are neither decoded nor parsed.
+
     Args:
         files: read in this order.
         reading: format and policy.
@@ -116,21 +125,40 @@ def read_records(
         tally: counts.
         schema: what columns may hold.
     """
-    with _progress(files) as advance:
-        for file in files:
-            form = detect_format(file) if reading.format == "auto" else reading.format
+    given = None if reading.format == "auto" else reading.format
+    typed = [(file, given or detect_format(file)) for file in files]
+    taken: Iterator[bool] = repeat(True)
+    if reading.limit is not None:
+        with _progress(files, "counting") as advance:
+            total = sum(
+                count_records(file, form, reading.columns, schema, partial(advance, file))
+                for file, form in typed
+            )
+        taken = random_part(total, reading.limit, reading.limit_seed)
+    with _progress(files, "preparing") as advance:
+        for file, form in typed:
             table = open_table(file, form, reading.columns, schema, partial(advance, file))
             tally.describe(table.description)
-            for number, raw in table.records:
+            for (number, raw), take in zip(table.records, taken):
+                if not take:
+                    continue
                 try:
                     value = parse(table.decode(raw))
                 except RecordError as fault:
                     tally.reject(file.place(number), fault)
                     continue
-                tally.kept += 1
                 yield Placed(file, number, value)
-                if tally.kept == reading.limit:
-                    return
+
+
+def random_part(total: int, size: int, seed: int) -> Iterator[bool]:
+    """For each of ``total`` records, whether it is one of ``size`` drawn without replacement.
+
+    Nothing is held but a stretch of it: the records are those to which a permutation that ``seed``
+    selects gives the lowest numbers.
+    """
+    for stretch in ranges_of(total, _STRETCH):
+        numbers = permute(np.arange(stretch.start, stretch.stop), total, derive_key(seed, PART))
+        yield from (numbers < size).tolist()
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -165,7 +193,7 @@ def report(name: str, rows: int, facts: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _progress(files: Sequence[DataFile]) -> Iterator[Callable[[DataFile, int], None]]:
+def _progress(files: Sequence[DataFile], doing: str) -> Iterator[Callable[[DataFile, int], None]]:
     """A progress bar over the bytes of all files; told how far into one the reader is."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
@@ -175,11 +203,9 @@ def _progress(files: Sequence[DataFile]) -> Iterator[Callable[[DataFile, int], N
     columns = ("[progress.description]{task.description}", BarColumn(), DownloadColumn())
     console = Console(stderr=True)
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(f"preparing {files[0].path.name}", total=sum(sizes.values()))
+        task = bar.add_task(f"{doing} {files[0].path.name}", total=sum(sizes.values()))
 
         def advance(file: DataFile, position: int) -> None:
-            bar.update(
-                task, completed=before[file] + position, description=f"preparing {file.name}"
-            )
+            bar.update(task, completed=before[file] + position, description=f"{doing} {file.name}")
 
         yield advance

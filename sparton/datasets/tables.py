@@ -17,6 +17,7 @@ from sparton.datasets.files import (
     Advance,
     DataFile,
     RecordError,
+    count_rows,
     decode_json,
     decode_text,
     read_all_lines,
@@ -41,11 +42,13 @@ class Table(NamedTuple):
         records: the number of each and its raw form.
         decode: raw form to record; raises RecordError for what cannot be read.
         description: what the columns were taken as.
+        notice: what a user may want to correct; empty for nothing.
     """
 
     records: Numbered
     decode: Callable[[Any], Any]
     description: str
+    notice: str = ""
 
 
 def open_table(
@@ -64,6 +67,25 @@ def open_table(
     Raises:
         ValueError: a damaged file, or ``columns`` that it does not have.
     """
+    table = _open(file, form, columns, schema, advance)
+    if table.notice:
+        logger.info("%s: %s", file.name, table.notice)
+    return table
+
+
+def count_records(
+    file: DataFile, form: str, columns: Columns | None, schema: Schema, advance: Advance
+) -> int:
+    """How many records :func:`open_table` would give, well-formed or not. The file is read for it,
+    but for Parquet, which says it."""
+    if form == "parquet":
+        return count_rows(file)
+    return sum(1 for _ in _open(file, form, columns, schema, advance).records)
+
+
+def _open(
+    file: DataFile, form: str, columns: Columns | None, schema: Schema, advance: Advance
+) -> Table:
     if form in ("tsv", "csv"):
         return _delimited(file, form, columns, schema, advance)
     given = dict(columns) if isinstance(columns, Mapping) else {}
@@ -131,15 +153,17 @@ def _delimited(
         csv_has_one = form == "csv"
         if given or is_header(rows[0], rows[1:], schema, assumed=csv_has_one):
             names = rows[0]
+    notice = ""
     if rows and rows[0] == names:
         next(records)
         rows = rows[1:]
     elif rows:
         shown = shorten(" | ".join(rows[0]), _LONGEST_SHOWN)
-        logger.info("%s: no header, its first record is: %s", file.name, shown)
+        notice = f"no header, its first record is: {shown}"
     if names is None:
-        return Table(records, fields_of, _in_order(schema, rows))
-    return _named(records, fields_of, rows, [given.get(name, name) for name in names], schema)
+        return Table(records, fields_of, _in_order(schema, rows), notice)
+    names = [given.get(name, name) for name in names]
+    return _named(records, fields_of, rows, names, schema)._replace(notice=notice)
 
 
 def _in_order(schema: Schema, rows: Sequence[Sequence[str]]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sparton.losses.contract import Scored, Term, total
-from sparton.losses.ranking import RankingLoss
+from sparton.losses.ranking import RankingLoss, added
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,18 @@ class WeightedSum(RankingLoss):
             return super().terms(batch)
         (scores,) = batch.scores.values()
         return self._of(scores, batch.positives, batch.teacher_scores)
+
+    def of_queries(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None
+    ) -> Tensor | None:
+        """The weighted sums; None where a loss of these cannot tell queries apart."""
+        parts = {
+            name: loss.of_queries(scores, positives, teacher_scores)
+            for name, loss in self.losses.items()
+        }
+        return added(
+            [part if part is None else self.weights[name] * part for name, part in parts.items()]
+        )
 
     def _of(
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None

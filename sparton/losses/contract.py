@@ -1,6 +1,7 @@
 """What the objective asks of a loss, and what it shows to it.
 
-Q queries, N = Q * (1 + K) documents of the global batch, grouped by query, the positive first.
+Q queries, N documents of the global batch, grouped by query, the positive first. N = Q * (1 + K)
+unless some queries have no negatives of their own, which no loss is shown that ``needs_negatives``.
 """
 
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ class Loss(Protocol):
 
     @property
     def needs_negatives(self) -> bool:
-        """Compares a query's positive with its own K >= 1 explicit negatives."""
+        """Compares a query's positive with its own K >= 1 explicit negatives, which all have."""
         ...
 
     @property
@@ -57,6 +58,11 @@ class Loss(Protocol):
 
     def terms(self, batch: Scored) -> dict[str, Term]:
         """The summands by name, for the log."""
+        ...
+
+    def by_query(self, batch: Scored) -> Tensor | None:
+        """What each query adds, for the log of sources: fp32 ``[Q]``, whose mean is the weighted
+        sum of the terms; None where queries cannot be told apart."""
         ...
 
 

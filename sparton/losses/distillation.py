@@ -41,6 +41,14 @@ class MarginMSE(RankingLoss):
         margins = own[:, :1] - own[:, 1:]
         return F.mse_loss(margins, self.scale * (teacher[:, :1] - teacher[:, 1:]))
 
+    def of_queries(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None
+    ) -> Tensor:
+        """The means over each query's negatives."""
+        own, teacher = _own_scores(scores, positives, teacher_scores)
+        errors = own[:, :1] - own[:, 1:] - self.scale * (teacher[:, :1] - teacher[:, 1:])
+        return errors.square().mean(1)
+
 
 @dataclass(frozen=True)
 class KLDivergence(RankingLoss):
@@ -72,11 +80,22 @@ class KLDivergence(RankingLoss):
     def __call__(self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None) -> Tensor:
         """Arguments and errors are those of :class:`MarginMSE`. The result is an fp32 scalar in
         nats, the mean over queries."""
+        return self._divergence(scores, positives, teacher_scores, "batchmean")
+
+    def of_queries(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None
+    ) -> Tensor:
+        """In nats."""
+        return self._divergence(scores, positives, teacher_scores, "none").sum(1)
+
+    def _divergence(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None, reduction: str
+    ) -> Tensor:
         own, teacher = _own_scores(scores, positives, teacher_scores)
         return F.kl_div(
             F.log_softmax(own / self.temperature, dim=1),
             F.log_softmax(teacher / self.teacher_temperature, dim=1),
-            reduction="batchmean",
+            reduction=reduction,
             log_target=True,
         )
 

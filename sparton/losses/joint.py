@@ -2,8 +2,9 @@
 :mod:`sparton.losses.ranking`."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.nn import functional as F
 
 from sparton.arguments import ArgumentError, Instance
 from sparton.losses.contract import Scored, Term
-from sparton.losses.ranking import RankingLoss
+from sparton.losses.ranking import RankingLoss, added, by_rows
 
 KINDS = ("sparse", "tokens")
 
@@ -80,16 +81,40 @@ class Joint:
             )
             for name, loss in (("sparse", self.sparse), ("tokens", self.tokens))
         }
-        for pupil, teacher in (KINDS, KINDS[::-1]):
-            if weight := self.lessons.get(pupil):
-                lesson = F.kl_div(
-                    self._log_softmax(batch.scores, pupil),
-                    self._log_softmax(batch.scores, teacher).detach(),
-                    reduction="batchmean",
-                    log_target=True,
-                )
-                terms[f"{pupil}_lesson"] = Term(lesson, weight)
+        for pupil, teacher, weight in self._lessons():
+            lesson = self._divergence(
+                pupil, teacher, batch.scores[pupil], batch.scores[teacher], "batchmean"
+            )
+            terms[f"{pupil}_lesson"] = Term(lesson, weight)
         return terms
 
-    def _log_softmax(self, scores: Mapping[str, Tensor], name: str) -> Tensor:
-        return F.log_softmax(scores[name] / self.temperatures[name], dim=1)
+    def by_query(self, batch: Scored) -> Tensor | None:
+        """The weighted sums of losses and lessons, ``[Q]``; None where a loss of these cannot tell
+        queries apart."""
+        parts: list[Tensor | None] = []
+        for name, loss in (("sparse", self.sparse), ("tokens", self.tokens)):
+            part = loss.of_queries(batch.scores[name], batch.positives, batch.teacher_scores)
+            parts.append(part if part is None else self.weights[name] * part)
+        for pupil, teacher, weight in self._lessons():
+            lesson = partial(self._divergence, pupil, teacher, reduction="none")
+            scores = batch.scores[pupil], batch.scores[teacher]
+            parts.append(weight * by_rows(lesson, *scores))
+        return added(parts)
+
+    def _lessons(self) -> Iterator[tuple[str, str, float]]:
+        """Pupil, teacher and weight."""
+        for pupil, teacher in (KINDS, KINDS[::-1]):
+            if weight := self.lessons.get(pupil):
+                yield pupil, teacher, weight
+
+    def _divergence(
+        self, pupil: str, teacher: str, scores: Tensor, teacher_scores: Tensor, reduction: str
+    ) -> Tensor:
+        """The scalar of ``batchmean``, or with ``none`` the sum of each query, ``[Q]``."""
+        divergence = F.kl_div(
+            F.log_softmax(scores / self.temperatures[pupil], dim=1),
+            F.log_softmax(teacher_scores / self.temperatures[teacher], dim=1).detach(),
+            reduction=reduction,
+            log_target=True,
+        )
+        return divergence.sum(1) if reduction == "none" else divergence

@@ -1,6 +1,7 @@
 """The objective of a training step, evaluated once on the representations of the global batch.
 
-Q queries, N = Q * (1 + K) documents, V vocabulary terms, T packed tokens.
+Q queries, N documents, V vocabulary terms, T packed tokens. N = Q * (1 + K) unless queries have
+different numbers of documents.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,10 +19,20 @@ from sparton.representations import Representations, TokenVectors
 
 
 class ObjectiveValue(NamedTuple):
-    """The scalar to minimise and its named parts (detached, unweighted), still on the device."""
+    """What the objective says of a global batch, still on the device.
+
+    Attributes:
+        loss: the scalar to minimise.
+        parts: of it, by name, detached and without their weights.
+        positives: int64 ``[Q]``, the number of each query's positive among the documents.
+        by_query: the ranking loss of each query, fp32 ``[Q]``, if it was asked for and there is
+            such a thing.
+    """
 
     loss: Tensor
     parts: dict[str, Tensor]
+    positives: Tensor
+    by_query: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,9 @@ class Objective:
         documents: Representations,
         step: int,
         teacher_scores: Tensor | None = None,
+        *,
+        counts: Tensor | None = None,
+        by_query: bool = False,
     ) -> ObjectiveValue:
         """
         Args:
@@ -54,21 +68,22 @@ class Objective:
             documents: the representations of N texts, grouped by query, the positive first.
             step: decides the regularizers' weights.
             teacher_scores: fp32 ``[Q, 1 + K]``, for ranking losses that follow a teacher.
+            counts: int64 ``[Q]``, how many documents each query has; None for as many as another.
+            by_query: also say the ranking loss of each query.
 
         Raises:
-            ValueError: N is not a multiple of Q.
+            ValueError: N is not a multiple of Q and there are no ``counts``, or there are with a
+                loss that compares every query with negatives of its own.
         """
-        counts = queries.num_texts, documents.num_texts
-        if counts[1] % counts[0]:
-            raise ValueError(f"{counts[1]} documents cannot be grouped by {counts[0]} queries")
-        device = queries.leaves()[0].device
+        positives = self._positives(queries, documents, counts)
+        device = positives.device
         # Dot products over 30,000 terms overflow fp16 and lose their order in bf16.
         with torch.autocast(device.type, enabled=False):
             scores = all_scores(queries, documents)
-            positives = torch.arange(counts[0], device=device) * (counts[1] // counts[0])
-            terms = self.ranking.terms(
-                Scored(queries, documents, scores, positives, teacher_scores)
-            )
+            scored = Scored(queries, documents, scores, positives, teacher_scores)
+            terms = self.ranking.terms(scored)
+            with torch.no_grad():
+                of_queries = self.ranking.by_query(scored) if by_query else None
             loss = total(terms)
             parts = {"ranking": loss.detach()}
             if len(terms) > 1:
@@ -76,7 +91,24 @@ class Objective:
             for penalty, weight, name in self._penalties(queries, documents, step):
                 loss = loss + weight * penalty
                 parts[name] = penalty.detach()
-        return ObjectiveValue(loss, parts)
+        return ObjectiveValue(loss, parts, positives, of_queries)
+
+    def _positives(
+        self, queries: Representations, documents: Representations, counts: Tensor | None
+    ) -> Tensor:
+        device = queries.leaves()[0].device
+        if counts is not None:
+            if self.ranking.needs_negatives:
+                raise ValueError(
+                    f"{type(self.ranking).__name__} compares every query with negatives of its "
+                    "own, but here some have none: leave them out, or take another loss, such as "
+                    "InfoNCE"
+                )
+            return counts.cumsum(0) - counts
+        texts = queries.num_texts, documents.num_texts
+        if texts[1] % texts[0]:
+            raise ValueError(f"{texts[1]} documents cannot be grouped by {texts[0]} queries")
+        return torch.arange(texts[0], device=device) * (texts[1] // texts[0])
 
     def _penalties(
         self, queries: Representations, documents: Representations, step: int

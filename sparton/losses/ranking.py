@@ -1,10 +1,12 @@
 """Ranking losses: functions of scores alone, whatever model made them.
 
-Q queries, N = Q * (1 + K) documents of the global batch, grouped by query, the positive first.
+Q queries, N documents of the global batch, grouped by query, the positive first. N = Q * (1 + K)
+unless some queries have no negatives of their own, see :mod:`sparton.losses.contract`.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparton.losses.contract import Scored, Term
+
+_ENTRIES = 2**24  # of a matrix of scores that is looked at for the log
 
 
 class RankingLoss(ABC):
@@ -45,6 +49,36 @@ class RankingLoss(ABC):
             for half, scores in batch.scores.items()
         }
 
+    def of_queries(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None
+    ) -> Tensor | None:
+        """What each query adds to the mean that the loss is, fp32 ``[Q]``, for the log of sources;
+        None of a loss that is no such mean. The arguments are those of a call."""
+        return None
+
+    def by_query(self, batch: Scored) -> Tensor | None:
+        """The sum of :meth:`of_queries` over the halves, ``[Q]``, or None."""
+        return added(
+            [
+                self.of_queries(scores, batch.positives, batch.teacher_scores)
+                for scores in batch.scores.values()
+            ]
+        )
+
+
+def added(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of tensors of one shape; None if one of them is None."""
+    known = [part for part in parts if part is not None]
+    return torch.stack(known).sum(0) if len(known) == len(parts) else None
+
+
+def by_rows(compute: Callable[..., Tensor], *operands: Tensor) -> Tensor:
+    """What ``compute`` makes of Q rows, ``[Q]``, some of them at a time, so that no matrix of the
+    size of all scores is made. The first operand is ``[Q, N]``."""
+    rows = max(_ENTRIES // max(operands[0].shape[1], 1), 1)
+    parts = zip(*(operand.split(rows) for operand in operands), strict=True)
+    return torch.cat([compute(*part) for part in parts])
+
 
 @dataclass(frozen=True)
 class InfoNCE(RankingLoss):
@@ -75,6 +109,19 @@ class InfoNCE(RankingLoss):
         queries = torch.arange(len(positives), device=positives.device)
         return (loss + F.cross_entropy(by_positive, queries)) / 2
 
+    def of_queries(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
+    ) -> Tensor:
+        """In nats. If ``symmetric``, a query and its positive add the mean of both directions."""
+        loss = by_rows(self._nats, scores, positives)
+        if not self.symmetric:
+            return loss
+        queries = torch.arange(len(positives), device=positives.device)
+        return (loss + by_rows(self._nats, scores[:, positives].T, queries)) / 2
+
+    def _nats(self, scores: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(scores / self.temperature, targets, reduction="none")
+
 
 @dataclass(frozen=True)
 class Triplet(RankingLoss):
@@ -103,6 +150,13 @@ class Triplet(RankingLoss):
         """
         own = own_scores(scores, positives)
         return F.relu(self.margin - own[:, :1] + own[:, 1:]).mean()
+
+    def of_queries(
+        self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None = None
+    ) -> Tensor:
+        """The means over each query's negatives."""
+        own = own_scores(scores, positives)
+        return F.relu(self.margin - own[:, :1] + own[:, 1:]).mean(1)
 
 
 def own_scores(scores: Tensor, positives: Tensor) -> Tensor:

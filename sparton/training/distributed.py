@@ -34,17 +34,20 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def gather(self, sides: Sequence[Representations]) -> list[Representations]:
+    def gather(
+        self, sides: Sequence[Representations], *, uneven: bool = False
+    ) -> list[Representations]:
         """The representations of every rank, in rank order. The own ones keep their graph, the
         others' are constants: the gradient that comes back is that of this rank's texts alone.
 
-        All ranks have as many texts, held alike; they may differ in their numbers of tokens and of
-        active entries. Of sparse vectors without zeros only active entries travel, 8 bytes each:
-        fewer bytes than all entries where less than half of these are active.
+        All ranks hold theirs alike, and as many of each side unless they are ``uneven``, on which
+        all agree; they may differ in their numbers of tokens and of active entries. Of sparse
+        vectors without zeros only active entries travel, 8 bytes each: fewer bytes than all entries
+        where less than half of these are active.
         """
         if self.size == 1:
             return list(sides)
-        if any(side.varies for side in sides):
+        if uneven or any(side.varies for side in sides):
             extents = self._gather_extents([side.extent for side in sides])
         else:
             extents = [(side.extent,) * self.size for side in sides]
@@ -72,20 +75,20 @@ class World:
 
     def _gather(self, reps: Representations, extents: Sequence[Extent]) -> Representations:
         """``extents``: of every rank."""
-        sparse = reps.sparse
+        sparse, texts = reps.sparse, [extent.texts for extent in extents]
         if isinstance(sparse, SparseVectors):
-            sparse = self._gather_vectors(sparse, [extent.entries for extent in extents])
+            sparse = self._gather_vectors(sparse, extents)
         elif sparse is not None:
-            sparse = self.gather_rows(sparse)
+            sparse = self._concatenate(sparse, texts)
         tokens = reps.tokens
         if tokens is not None:
             tokens = self._gather_tokens(tokens, extents)
-        losses = {name: self.gather_rows(loss) for name, loss in reps.losses.items()}
+        losses = {name: self._concatenate(loss, texts) for name, loss in reps.losses.items()}
         return Representations(sparse, tokens, losses)
 
     def _gather_tokens(self, tokens: TokenVectors, extents: Sequence[Extent]) -> TokenVectors:
         sizes = [extent.tokens for extent in extents]
-        lengths = self.gather_rows(tokens.cu_seqlens.diff())
+        lengths = self._concatenate(tokens.cu_seqlens.diff(), [each.texts for each in extents])
         mask = tokens.mask
         if mask is not None:
             mask = self._concatenate(mask.byte(), sizes).bool()
@@ -94,11 +97,12 @@ class World:
         longest = [extent.max_seqlen for extent in extents]
         return TokenVectors(values, cu_seqlens, mask, max(longest) if all(longest) else None)
 
-    def _gather_vectors(self, vectors: SparseVectors, sizes: Sequence[int]) -> SparseVectors:
-        lengths = self.gather_rows(vectors.lengths)
+    def _gather_vectors(self, vectors: SparseVectors, extents: Sequence[Extent]) -> SparseVectors:
+        texts, sizes = ([getattr(each, name) for each in extents] for name in ("texts", "entries"))
+        lengths = self._concatenate(vectors.lengths, texts)
         terms = self._concatenate(vectors.terms, sizes)
         values = self._concatenate(vectors.values.detach(), sizes)
-        own = OwnVectors(vectors, self.rank * vectors.num_vectors)
+        own = OwnVectors(vectors, sum(texts[: self.rank]))
         return SparseVectors(values, terms, cu_seqlens_of(lengths), vectors.width, own)
 
     def _gather_extents(self, own: Sequence[Extent]) -> list[tuple[Extent, ...]]:

@@ -46,6 +46,7 @@ class LearningWatch:
         record: Mapping[str, Any],
         queries: Representations,
         documents: Representations,
+        positives: Tensor,
         teacher_scores: Tensor | None = None,
     ) -> str | None:
         """A sentence for the user, or None; call it at every logging step.
@@ -55,17 +56,19 @@ class LearningWatch:
                 one that was resumed, is not judged.
             record: with the ``gradient_norm``.
             queries, documents: representations of the global batch, without a graph.
+            positives: int64, the number of each query's positive among the documents.
             teacher_scores: of the global batch, where the loss follows a teacher.
         """
         if self._over or (self._first is None and step > 1):
             self._over = True
             return None
         faults = {"gradient": _no_gradient(record["gradient_norm"])}
-        for place, loss, scores in _scored(self._ranking, queries, documents):
+        for place, loss, scores in _scored(self._ranking, queries, documents, positives):
+            own = positives[: len(scores)]
             if isinstance(loss, MarginMSE) and teacher_scores is not None:
-                faults[place] = _far_from_teacher(loss, scores, teacher_scores[: len(scores)])
+                faults[place] = _far_from_teacher(loss, scores, own, teacher_scores[: len(scores)])
             elif isinstance(loss, InfoNCE | Triplet):
-                faults[place] = _nothing_to_teach(loss, scores)
+                faults[place] = _nothing_to_teach(loss, scores, own)
         found = {place: fault for place, fault in faults.items() if fault}
         if self._first is None:
             self._first = frozenset(found)
@@ -76,12 +79,13 @@ class LearningWatch:
 
 
 def _scored(
-    ranking: Loss, queries: Representations, documents: Representations
+    ranking: Loss, queries: Representations, documents: Representations, positives: Tensor
 ) -> Iterator[tuple[str, RankingLoss, Tensor]]:
     """Every loss that is no sum, with a name and the scores ``[S, N]`` that it is a function of."""
-    per_query = documents.num_texts // queries.num_texts
-    count = min(_SAMPLE, queries.num_texts)
-    scores = all_scores(_first(queries, count), _first(documents, count * per_query))
+    count, last = min(_SAMPLE, queries.num_texts), documents.num_texts
+    if count < queries.num_texts:
+        last = int(positives[count])
+    scores = all_scores(_first(queries, count), _first(documents, last))
     for kind, each in scores.items():
         loss = getattr(ranking, kind) if isinstance(ranking, Joint) else ranking
         for name, leaf in _leaves(kind, loss):
@@ -104,12 +108,6 @@ def _first(reps: Representations, count: int) -> Representations:
     return Representations(reps.sparse and reps.sparse.slice(0, count), tokens)
 
 
-def _positives(scores: Tensor) -> Tensor:
-    """The column of each query's positive; int64 ``[S]``."""
-    queries, documents = scores.shape
-    return torch.arange(queries, device=scores.device) * (documents // queries)
-
-
 def _no_gradient(norm: float) -> str | None:
     if norm > _NO_GRADIENT:
         return None
@@ -119,8 +117,10 @@ def _no_gradient(norm: float) -> str | None:
     )
 
 
-def _far_from_teacher(loss: MarginMSE, scores: Tensor, teacher_scores: Tensor) -> str | None:
-    own = own_scores(scores, _positives(scores))
+def _far_from_teacher(
+    loss: MarginMSE, scores: Tensor, positives: Tensor, teacher_scores: Tensor
+) -> str | None:
+    own = own_scores(scores, positives)
     ours = own[:, :1] - own[:, 1:]
     theirs = (teacher_scores[:, :1] - teacher_scores[:, 1:]).to(ours.dtype) * loss.scale
     size, wanted = (margins.square().mean().sqrt().item() for margins in (ours, theirs))
@@ -133,13 +133,12 @@ def _far_from_teacher(loss: MarginMSE, scores: Tensor, teacher_scores: Tensor) -
     )
 
 
-def _nothing_to_teach(loss: InfoNCE | Triplet, scores: Tensor) -> str | None:
+def _nothing_to_teach(loss: InfoNCE | Triplet, scores: Tensor, positives: Tensor) -> str | None:
     if scores.shape[1] == 1:
         return (
             "a query is compared with its positive alone, so that nothing is learned: give it "
             "negatives, or a batch of more queries"
         )
-    positives = _positives(scores)
     value = loss(scores, positives, None).item()
     if isinstance(loss, Triplet):
         if value > _NOTHING:

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 from rich.console import Console
 
 from sparton.arguments import ArgumentError
+from sparton.training.sources import LOSS_OF
 
 Record = dict[str, Any]
 WandbMode = Literal["online", "offline", "disabled"]
@@ -90,6 +91,11 @@ class ScreenLogger:
         shown = [f"[bold]{step:>{len(str(self._steps))}}[/]/{self._steps}"]
         shown += [
             f"[dim]{label}[/] {record[key]:{form}}" for key, label, form in _SHOWN if key in record
+        ]
+        shown += [
+            f"[dim]{key.removeprefix(LOSS_OF)}[/] {value:.3f}"
+            for key, value in record.items()
+            if key.startswith(LOSS_OF)
         ]
         # The first step holds compilation and warm-up, and says nothing of those to come.
         if "step_ms" in record and step < self._steps and self._started:

@@ -17,6 +17,7 @@ from sparton.training.loggers import Logger, Record
 from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.optimization import Optimizer, learning_rates, update
 from sparton.training.settings import SELECT_BY
+from sparton.training.sources import SourceLosses
 from sparton.training.state import changes, load_checkpoint, save_checkpoint
 from sparton.training.step import Step, StepOutput
 from sparton.training.throughput import Batch, ThroughputMeter
@@ -65,6 +66,8 @@ class Trainer(Generic[OwnStep]):
         watch: warns of a run that learns nothing.
         fit: sets the step's micro-batch before the first step, given that step's batch, by what
             fits; ``choice`` is what a checkpoint keeps of it. None where the step has its own.
+        sources: names of the sources of the data, by number; their losses are logged if there are
+            several.
     """
 
     step: OwnStep
@@ -80,12 +83,14 @@ class Trainer(Generic[OwnStep]):
     start_step: int = 0
     watch: LearningWatch | None = None
     fit: MicroBatchSearch | None = None
+    sources: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
         self.world = self.step.world
         self.scaler = self.step.precision.grad_scaler()
         self._figures: dict[str, dict[str, float]] = {}
+        self._by_source = SourceLosses(self.sources, self.world.device)
         self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
 
     def resume(self) -> int:
@@ -130,6 +135,8 @@ class Trainer(Generic[OwnStep]):
             if not self.scaler.is_enabled():  # which expects overflows and skips their updates
                 self._finite &= norm.isfinite()
             self.meter.count(batch, waited)
+            if output.sources is not None and output.by_query is not None:
+                self._by_source.count(output.sources, output.by_query)
             self._finish_step(step + 1, output, norm, loggers)
             del output  # the representations of a global batch, while the next is encoded
         if self.settings.evaluate_every is None and self.world.is_main:
@@ -156,6 +163,7 @@ class Trainer(Generic[OwnStep]):
     def _describe(self, completed: int, output: StepOutput, norm: Tensor) -> Record:
         record: Record = {"loss": output.loss.item()}
         record |= {f"loss_{name}": part.item() for name, part in output.parts.items()}
+        record |= self._by_source.read()
         record |= output.weights
         for side, reps in output.sides.items():
             figures = describe_representations(reps)
@@ -167,9 +175,9 @@ class Trainer(Generic[OwnStep]):
         record |= {name: figure.item() for name, figure in self.encoder.figures().items()}
         record["gradient_norm"] = norm.item()
         record |= learning_rates(self.optimizer)
-        if self.watch and self.world.is_main:
-            sides = output.sides["query"], output.sides["document"], output.teacher_scores
-            if warning := self.watch.look(completed, record, *sides):
+        if self.watch and self.world.is_main and output.positives is not None:
+            seen = output.sides["query"], output.sides["document"], output.positives
+            if warning := self.watch.look(completed, record, *seen, output.teacher_scores):
                 log.warning("step %d: %s", completed, warning)
         return record | self.meter.read()
 

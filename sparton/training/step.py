@@ -52,14 +52,21 @@ class StepOutput(NamedTuple):
         parts: of the loss, by name.
         weights: of the parts that change with the step.
         sides: the detached representations of the global batch, where there are any.
+        positives: int64 ``[Q]``, the number of each query's positive among its documents.
         teacher_scores: of the global batch, where the loss follows a teacher.
+        sources: int64 ``[Q]``, number of each query's source; None where there is one.
+        by_query: fp32 ``[Q]``, the ranking loss of each query, where there are several sources and
+            the loss can tell.
     """
 
     loss: Tensor
     parts: Mapping[str, Tensor] = {}
     weights: Mapping[str, float] = {}
     sides: Mapping[Side, Representations] = {}
+    positives: Tensor | None = None
     teacher_scores: Tensor | None = None
+    sources: Tensor | None = None
+    by_query: Tensor | None = None
 
 
 class Step(Protocol):
@@ -122,15 +129,15 @@ class ExactStep:
         if len(micro_batches) == 1:
             encoded = self._encode(micro_batches[0])
             encoded = self._finish(encoded, self._observe([encoded]))
-            keep_all = self._keep_all(encoded)
+            keep_all = self._keep_all(encoded, batch.most_documents)
             held = [side if keep_all else self._hold(side) for side in encoded]
-            output, gradients = self._differentiate(held, batch.teacher_scores, step, scale)
+            output, gradients = self._differentiate(held, batch, step, scale)
             with self._gradient_sum.of_last_backward():
                 _backward(encoded, gradients)
         else:
             memory = HeadMemory()
             held, extents, seen = self._encode_all(micro_batches, memory)
-            output, gradients = self._differentiate(held, batch.teacher_scores, step, scale)
+            output, gradients = self._differentiate(held, batch, step, scale)
             del held
             memory.rewind()
             self._replay(micro_batches, memory, extents, seen, gradients)
@@ -180,18 +187,14 @@ class ExactStep:
 
     def _split(self, batch: TrainBatch, step: int) -> Iterator[_MicroBatch]:
         """Micro-batches on the device, each with the seed of its dropout."""
-        total, per_query = batch.queries.num_sequences, batch.documents_per_query
+        total = batch.queries.num_sequences
         size = min(self.micro_batch or total, total)
         seed = (self.seed * _SEED_STRIDE + step) * _SEED_STRIDE + self.world.rank
         for start in range(0, total, size):
-            queries, documents = batch.queries, batch.documents
-            if size < total:
-                stop = min(start + size, total)
-                queries = queries.select(start, stop)
-                documents = documents.select(start * per_query, stop * per_query)
+            part = batch.select(start, min(start + size, total)) if size < total else batch
             yield _MicroBatch(
-                queries.to(self.world.device, non_blocking=True),
-                documents.to(self.world.device, non_blocking=True),
+                part.queries.to(self.world.device, non_blocking=True),
+                part.documents.to(self.world.device, non_blocking=True),
                 (seed * _SEED_STRIDE + start) % 2**63,
             )
 
@@ -234,10 +237,12 @@ class ExactStep:
         queries, documents = map(self.encoder.finish, sides, seen)
         return queries, documents
 
-    def _keep_all(self, sides: Sequence[Representations]) -> bool:
-        """Whether the only micro-batch keeps its zeros; all ranks decide alike."""
+    def _keep_all(self, sides: Sides, most_documents: int) -> bool:
+        """Whether the only micro-batch keeps its zeros; all ranks decide alike, also where they
+        have different numbers of documents."""
         world = self.world
-        entries = world.size * max(side.num_texts * side.width for side in sides)
+        widest = max(sides[0].width, most_documents * sides[1].width)
+        entries = world.size * sides[0].num_texts * widest
         return world.size == 1 or (world.one_machine and entries <= DENSE_ENTRIES)
 
     def _hold(self, reps: Representations) -> Representations:
@@ -246,27 +251,46 @@ class ExactStep:
     def _differentiate(
         self,
         sides: Sequence[Representations],
-        teacher_scores: Tensor | None,
+        batch: TrainBatch,
         step: int,
         scale: Scale,
     ) -> tuple[StepOutput, list[Representations]]:
         """The objective on the global batch, and for both sides of this rank its gradient, in the
         form of the representations themselves."""
         world = self.world
-        if teacher_scores is not None:
-            teacher_scores = world.gather_rows(teacher_scores.to(world.device, non_blocking=True))
+        teacher_scores, sources = map(self._of_all, (batch.teacher_scores, batch.sources))
+        counts = self._of_all(batch.counts and batch.counts.each)
         own = [side.with_leaves(_fresh(side)) for side in sides]
-        queries, documents = map(self.encoder.complete, world.gather(own))
-        value = self.objective(queries, documents, step, teacher_scores)
+        gathered = world.gather(own, uneven=counts is not None)
+        queries, documents = map(self.encoder.complete, gathered)
+        value = self.objective(
+            *(queries, documents, step, teacher_scores),
+            counts=counts,
+            by_query=sources is not None,
+        )
         leaves = [leaf for side in own for leaf in side.leaves()]
         gradients = iter(torch.autograd.grad(scale(value.loss), leaves, materialize_grads=True))
         reps: dict[Side, Representations] = {
             "query": queries.detach(),
             "document": documents.detach(),
         }
-        weights = self.objective.weights_at(step)
-        output = StepOutput(value.loss.detach(), value.parts, weights, reps, teacher_scores)
+        output = StepOutput(
+            value.loss.detach(),
+            value.parts,
+            self.objective.weights_at(step),
+            reps,
+            value.positives,
+            teacher_scores,
+            sources,
+            value.by_query,
+        )
         return output, [side.with_leaves([next(gradients) for _ in side.leaves()]) for side in own]
+
+    def _of_all(self, rows: Tensor | None) -> Tensor | None:
+        """What each query of this rank has, of the queries of all ranks, on the device."""
+        if rows is None:
+            return None
+        return self.world.gather_rows(rows.to(self.world.device, non_blocking=True))
 
     def _replay(
         self,

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from sparton.datasets.holdout import HeldOut, held_out_task, hold_out
-from sparton.datasets.mixture import Mixture, Rest, text_mixture
+from sparton.datasets.lookup import Rest
+from sparton.datasets.mixture import Mixture, text_mixture
 from sparton.datasets.quickstart import pairs
 from sparton.datasets.sources import beir_pairs
-from sparton.types import Example
+from sparton.types import Example, TextForm
 
 Write = Callable[..., str]
 QUERIES = 400
@@ -142,7 +143,8 @@ def test_a_rest_gives_every_other_example() -> None:
         assert rest.example(index, 7, 2) == generated.example(int(kept[index]), 7, 2)
 
 
-def test_missing_negatives_of_a_rest_are_found(write_jsonl: Write) -> None:
-    held = hold_out(text_mixture(write_jsonl([[f"q{n}", "p"] for n in range(9)])))
-    with pytest.raises(ValueError, match="line 1 has no negatives"):
-        held.rest.check(1)
+def test_what_is_held_out_changes_no_setting_of_the_mixture(mixture: Mixture) -> None:
+    settings = {"alpha": 0.3, "homogeneous": True, "forms": {"second": {"query_length": 8}}}
+    held = hold_out(Mixture(mixture.sources, **settings))
+    assert (held.rest.alpha, held.rest.homogeneous) == (0.3, True)
+    assert held.rest.forms == {"second": TextForm(query_length=8)}

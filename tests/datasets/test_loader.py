@@ -17,8 +17,9 @@ from sparton.types import Example, TokenBatch, TrainBatch
 
 
 def tensors(batch: TrainBatch) -> list[Tensor]:
-    scores = [] if batch.teacher_scores is None else [batch.teacher_scores]
-    return [*batch.queries[:3], *batch.documents[:3], *scores]
+    counts = batch.counts and batch.counts.each
+    others = [each for each in (batch.teacher_scores, counts, batch.sources) if each is not None]
+    return [*batch.queries[:3], *batch.documents[:3], *others]
 
 
 def equal(left: TrainBatch, right: TrainBatch) -> bool:
@@ -60,7 +61,8 @@ def test_a_batch_holds_what_the_stream_says(mixture: Mixture, tokenizer: PackedT
         mixture, tokenizer, batch=6, num_negatives=2, seed=4, start_step=3, steps=4
     )
     examples = mixture.examples(range(18, 24), seed=4, num_negatives=2)
-    assert batch.documents_per_query == 3
+    assert batch.most_documents == 3 and batch.counts is None
+    assert batch.sources.tolist() == mixture.numbers(range(18, 24), 4).tolist()
     assert sequences(batch.queries) == sequences(tokenizer.queries([e.query for e in examples]))
     for row, example in enumerate(examples):
         texts = [example.positive, *example.negatives]
@@ -232,6 +234,9 @@ def test_impossible_sizes(
 def test_missing_negatives_stop_before_the_first_batch(
     write_jsonl: Callable[..., str], tokenizer: PackedTokenizer
 ) -> None:
-    source = text_records(write_jsonl([["q", "p", "n"], ["q", "p"]]))
-    with pytest.raises(ValueError, match=r"data\.jsonl, line 2 has no negatives"):
-        train_loader(Mixture({"a": source}), tokenizer, batch=2, steps=1, num_negatives=1)
+    data = Mixture({"a": text_records(write_jsonl([["q", "p", "n"], ["q", "p"]]))})
+    settings = {"batch": 2, "steps": 1, "num_negatives": 1}
+    assert train_loader(data, tokenizer, **settings)
+    for demand in ("needs_negatives", "needs_teacher"):
+        with pytest.raises(ValueError, match=r"have none, the first of them .*data\.jsonl, line 2"):
+            train_loader(data, tokenizer, **settings, **{demand: True})

@@ -6,24 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sparton.datasets.mixture import ORDER, WEIGHTED_BLOCK, Mixture, Share, text_mixture
-from sparton.datasets.permutation import derive_key, permute
-from sparton.types import Example
-
-
-class Numbers:
-    """A source whose examples say what they are."""
-
-    def __init__(self, name: str, size: int, negatives: int = 0, scored: bool = False) -> None:
-        self.name, self.size, self.negatives, self.scored = name, size, negatives, scored
-
-    def __len__(self) -> int:
-        return self.size
-
-    def example(self, index: int, draw: int, num_negatives: int) -> Example:
-        negatives = tuple(f"n{number}" for number in range(min(self.negatives, num_negatives)))
-        scores = tuple(1.0 for _ in range(1 + len(negatives))) if self.scored else ()
-        return Example(f"{self.name} {index}", str(draw), negatives, scores)
+from sparton.datasets.mixture import Mixture, Share, build_mixture, text_mixture
+from sparton.datasets.permutation import ORDER, derive_key, permute
+from sparton.datasets.proportions import HOMOGENEOUS_BLOCK, WEIGHTED_BLOCK
+from sparton.types import TextForm
+from tests.datasets.numbered import Numbers
 
 
 def queries(mixture: Mixture, positions: range, seed: int = 0) -> list[str]:
@@ -132,23 +119,6 @@ def test_impossible_mixtures() -> None:
         Mixture(sources, {"a": 1, "b": 1e-6})
 
 
-def test_sources_that_cannot_train_together() -> None:
-    with pytest.raises(ValueError, match="'b' does not give num_negatives=2"):
-        Mixture({"a": Numbers("a", 5, 2), "b": Numbers("b", 5, 1)}).check(2)
-    mixed = Mixture({"a": Numbers("a", 5, scored=True), "b": Numbers("b", 5)})
-    with pytest.raises(ValueError, match="some sources have teacher scores, but b has none"):
-        mixed.check(0)
-    Mixture({"a": Numbers("a", 5, 2), "b": Numbers("b", 5, 2)}).check(2)
-
-
-def test_a_loss_that_follows_a_teacher_needs_scores() -> None:
-    bare = Mixture({"a": Numbers("a", 5), "b": Numbers("b", 5)})
-    bare.check(0)
-    with pytest.raises(ValueError, match="loss follows a teacher, but a, b gives no teacher"):
-        bare.check(0, needs_teacher=True)
-    Mixture({"a": Numbers("a", 5, scored=True)}).check(0, needs_teacher=True)
-
-
 def test_text_mixture(write_jsonl: Callable[..., str], tmp_path: object) -> None:
     write_jsonl([["q", "p"]] * 3, "in/one.jsonl")
     write_jsonl([["q", "p"]] * 5, "in/two.jsonl")
@@ -157,3 +127,98 @@ def test_text_mixture(write_jsonl: Callable[..., str], tmp_path: object) -> None
     assert mixture.describe() == [Share("first", 3, 3 / 7), Share("second", 4, 4 / 7)]
     with pytest.raises(FileNotFoundError, match=r"three\.jsonl"):
         text_mixture({**files, "third": "three.jsonl"}, root=f"{tmp_path}/in")
+
+
+def test_a_source_of_a_text_mixture_may_have_settings_of_its_own(
+    write_jsonl: Callable[..., str], tmp_path: object
+) -> None:
+    write_jsonl([["q", "p", "n"]] * 3, "in/one.jsonl")
+    write_jsonl([["q", "p", "n"]] * 5, "in/two.jsonl")
+    files = {"first": "one.jsonl", "second": {"files": "two.jsonl", "limit": 2}}
+    files["second"] |= {"negatives": "none"}
+    mixture = text_mixture(files, root=f"{tmp_path}/in", limit=4, weights={"first": 1, "second": 1})
+    assert [share.examples for share in mixture.describe()] == [3, 2]
+    given = [source.example(0, 0, 1).negatives for source in mixture.sources.values()]
+    assert given == [("n",), ()]
+    for entry, message in (
+        ({"files": "two.jsonl", "limits": 2}, "source 'second': there is no setting limits, but f"),
+        ({"limit": 2}, "source 'second': its settings name no files"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            text_mixture({"second": entry}, root=f"{tmp_path}/in")
+
+
+def numbers_of(mixture: Mixture, batch: int, steps: int, seed: int = 0) -> np.ndarray:
+    """The source of every position, ``[steps, batch]``."""
+    return mixture.numbers(np.arange(batch * steps), seed, batch).reshape(steps, batch)
+
+
+def test_batches_of_a_homogeneous_mixture_have_one_source_each() -> None:
+    sources = {"a": Numbers("a", 1000), "b": Numbers("b", 90), "c": Numbers("c", 30)}
+    batch, steps = 8, 3000
+    mixed = numbers_of(Mixture(sources, alpha=0.5), batch, steps)
+    assert (mixed != mixed[:, :1]).any(), "which batches of another mixture have not"
+    mixture = Mixture(sources, homogeneous=True)
+    own = numbers_of(mixture, batch, steps)
+    assert (own == own[:, :1]).all()
+    shares = np.sqrt([1000, 90, 30]) / np.sqrt([1000, 90, 30]).sum()
+    times = np.bincount(own[:, 0])
+    assert (abs(times - steps * shares) < 5 * (steps * shares * (1 - shares)) ** 0.5).all()
+    assert [share.weight for share in mixture.describe()] == pytest.approx(shares, abs=1e-3)
+    assert (numbers_of(mixture, batch, 50, seed=1) != own[:50]).any()
+
+
+def test_homogeneous_batches_walk_each_source_in_epochs() -> None:
+    sources = {"a": Numbers("a", 40), "b": Numbers("b", 100), "c": Numbers("c", 20_000)}
+    mixture = Mixture(sources, {"a": 1, "b": 2, "c": 5}, homogeneous=True)
+    batch, blocks = 8, 3
+    positions = np.arange(batch * blocks * HOMOGENEOUS_BLOCK)
+    chosen, indices, _ = mixture.locate(positions, 0, batch)
+    for number, share in enumerate((1 / 8, 2 / 8, 5 / 8)):
+        times = np.bincount(indices[chosen == number])
+        assert times.sum() == len(positions) * share
+        assert times.max() - times[times > 0].min() <= 1
+    assert times.max() == 1, "none again before all of an epoch came"
+
+
+def test_any_batch_of_a_homogeneous_mixture_can_be_entered_directly() -> None:
+    mixture = Mixture({"a": Numbers("a", 40), "b": Numbers("b", 9)}, homogeneous=True)
+    stream = mixture.examples(range(400), seed=3, batch=8)
+    assert mixture.examples(range(203, 230), seed=3, batch=8) == stream[203:230]
+    owner = mixture.substitute(205, 1, seed=3, batch=8).query.split()[0]
+    assert owner == stream[205].query.split()[0]
+
+
+def test_alpha_goes_from_equal_shares_to_sizes() -> None:
+    sources = {"a": Numbers("a", 900), "b": Numbers("b", 100)}
+    for alpha, share in ((0.0, 0.5), (0.5, 0.75), (1.0, 0.9)):
+        assert Mixture(sources, alpha=alpha).describe()[0].weight == pytest.approx(share, abs=2e-5)
+        homogeneous = Mixture(sources, alpha=alpha, homogeneous=True)
+        assert homogeneous.describe()[0].weight == pytest.approx(share, abs=1e-3)
+    with pytest.raises(ValueError, match=r"alpha=1\.5 must be from 0, equal shares, to 1, sizes"):
+        Mixture(sources, alpha=1.5)
+    with pytest.raises(ValueError, match=r"weights are given, and sizes .* others: set alpha=None"):
+        Mixture(sources, {"a": 1, "b": 1}, alpha=0.5)
+
+
+def test_wrong_settings_are_refused_before_files_are_read(tmp_path: object) -> None:
+    for settings, message in (
+        ({"weights": {"b": 1}}, "weights are given for"),
+        ({"alpha": 2}, "alpha=2 must be"),
+        ({"forms": {"b": {}}}, "forms are given for 'b'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            text_mixture({"a": "missing.jsonl"}, root=str(tmp_path), **settings)
+        with pytest.raises(ValueError, match=message):
+            build_mixture({"a": lambda on_error: pytest.fail("was prepared")}, **settings)
+
+
+def test_forms_of_sources() -> None:
+    sources = {"a": Numbers("a", 5), "b": Numbers("b", 5)}
+    forms = {"a": {"query_prompt": "x: "}, "b": TextForm(document_length=9)}
+    mixture = Mixture(sources, forms=forms)
+    assert mixture.forms == {"a": TextForm(query_prompt="x: "), "b": TextForm(document_length=9)}
+    with pytest.raises(ValueError, match="forms are given for 'c' but the sources are a, b"):
+        Mixture(sources, forms={"c": {}})
+    with pytest.raises(ValueError, match="source 'a': there is no prompt, but query_length, docu"):
+        Mixture(sources, forms={"a": {"prompt": "x: "}})

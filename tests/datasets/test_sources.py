@@ -10,12 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from sparton.datasets import store
-from sparton.datasets.sources import Records, beir_pairs, id_records, text_records
+from sparton.datasets.lookup import Records
+from sparton.datasets.preparation import random_part
+from sparton.datasets.sources import beir_pairs, id_records, text_records
 from sparton.types import Example
 
 DATA = Path(os.environ.get("SPARTON_DATA", Path(__file__).resolve().parents[2] / "../shared/data"))
@@ -95,8 +99,8 @@ def test_parquet_with_other_names(tmp_path: Path) -> None:
     pq.write_table(pa.table(table), path)
     source = text_records(str(path), columns={"question": "query"})
     assert all_examples(source) == [Example("q", "p"), Example("r", "s")]
-    with pytest.raises(ValueError, match=rf"num_negatives=1, but {path}, row 2 has no negatives"):
-        source.check(1)
+    assert source.without_negatives == 1
+    assert source.table.facts["first_without_negatives"] == f"{path}, row 2"
 
 
 def test_draws_choose_every_positive_and_negatives_without_replacement(write_jsonl: Write) -> None:
@@ -155,7 +159,7 @@ def test_ids_are_resolved(write_ids: Callable[..., Records]) -> None:
         Example("query two", "doc eleven", ("doc ten",)),
         Example("query one", "doc twelve", ("doc eleven",)),
     ]
-    source.check(1)
+    assert source.without_negatives == 0
 
 
 def test_margin_mse_columns(write_ids: Callable[..., Records]) -> None:
@@ -233,15 +237,38 @@ def test_faults_stop_or_are_counted(
         assert f"mine: skipped 1 malformed records of 3; the first: {path}, line 2" in caplog.text
 
 
-def test_missing_negatives_are_found_before_training(write_jsonl: Write) -> None:
-    path = write_jsonl([["q", "p", "n"], ["q", "p"]])
-    source = text_records(path)
-    source.check(0)
-    with pytest.raises(ValueError, match=rf"num_negatives=2, but {path}, line 2 has no negatives"):
-        source.check(2)
+def test_each_policy_of_negatives(write_jsonl: Write) -> None:
+    path = write_jsonl([["q", "p", "n"], ["q", "p"], {"set": ["a", "b"]}])
+    sampled = text_records(path)
+    assert [len(each.negatives) for each in all_examples(sampled, 2)] == [2, 0, 0]
+    assert sampled.without_negatives == 2
+    unused = text_records(path, negatives="none")
+    assert [each.negatives for each in all_examples(unused, 2)] == [()] * 3
+    assert unused.without_negatives == 3
     with pytest.raises(ValueError, match="line 2: no negatives"):
-        text_records(path, require_negatives=True)
-    assert len(text_records(path, require_negatives=True, on_error="skip")) == 1
+        text_records(path, negatives="required")
+    required = text_records(path, negatives="required", on_error="skip")
+    assert [each.negatives for each in all_examples(required, 2)] == [("n", "n")]
+    assert required.without_negatives == 0
+    with pytest.raises(ValueError, match="negatives='some' must be required, sample, none"):
+        text_records(path, negatives="some")  # type: ignore[arg-type]
+
+
+def test_scores_are_those_of_the_documents_that_a_policy_leaves(write_jsonl: Write) -> None:
+    record = {"query": "q", "pos": ["p"], "pos_scores": [9], "neg": ["1", "2"]}
+    path = write_jsonl([{**record, "neg_scores": [1, 2]}])
+    assert text_records(path, negatives="none").example(0, 0, 2).teacher_scores == (9.0,)
+    for draw in range(9):
+        example = text_records(path).example(0, draw, 1)
+        assert example.teacher_scores == (9.0, float(example.negatives[0]))
+
+
+def test_records_that_are_left_out_do_not_count_as_without_negatives(
+    write_ids: Callable[..., Records],
+) -> None:
+    lines = ["1\t10\t11", "1\t99", "2\t12"]
+    source = write_ids(lines, on_error="skip")
+    assert len(source) == 2 and source.without_negatives == 1
 
 
 def test_nothing_usable_and_wrong_settings(write_lines: Write) -> None:
@@ -258,11 +285,70 @@ def test_nothing_usable_and_wrong_settings(write_lines: Write) -> None:
         text_records(path, limit=0)
 
 
-def test_limit_and_several_files(write_jsonl: Write, tmp_path: Path) -> None:
-    for name in ("b", "a"):
-        write_jsonl([[f"{name}{number}", "p"] for number in range(3)], f"in/{name}.jsonl")
-    source = text_records("*.jsonl", root=str(tmp_path / "in"), limit=4)
-    assert [example.query for example in all_examples(source)] == ["a0", "a1", "a2", "b0"]
+def test_limit_takes_a_random_part_of_all_files(write_jsonl: Write, tmp_path: Path) -> None:
+    names = [f"{file}{number:02}" for file in "ab" for number in range(50)]
+    write_jsonl([[name, "p"] for name in names[:50]], "in/a.jsonl")
+    write_jsonl([[name, "p"] for name in names[50:]], "in/b.jsonl.gz")
+
+    def taken(limit: int, seed: int = 0) -> list[str]:
+        root = str(tmp_path / "in")
+        source = text_records("*.jsonl*", root=root, limit=limit, limit_seed=seed)
+        return [example.query for example in all_examples(source)]
+
+    first = taken(40)
+    assert len(first) == 40 and first == sorted(first), "in the order of the files"
+    assert set(first) <= set(names)
+    assert 8 < sum(name < "b" for name in first) < 32, "5 standard deviations around 20"
+    assert first != names[:40]
+    other = taken(40, seed=1)
+    assert len(other) == 40 and other != first
+    assert taken(100) == taken(1000) == names
+    assert [*random_part(100, 40, 0)] == [name in first for name in names]
+
+
+def test_every_record_is_in_a_random_part_as_often_as_another() -> None:
+    size, seeds = 70_000, 60  # of two stretches
+    times = np.array([[*random_part(size, size // 4, seed)] for seed in range(seeds)])
+    assert (times.sum(1) == size // 4).all()
+    counts = times.sum(0)
+    assert abs(counts.var() / (seeds / 4 * 3 / 4) - 1) < 0.05
+    halves = counts[: size // 2].mean(), counts[size // 2 :].mean()
+    assert abs(halves[0] - halves[1]) < 5 * (seeds * 3 / 16 * 4 / size) ** 0.5
+
+
+def test_what_is_not_in_the_random_part_is_not_parsed(
+    write_lines: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of 20 lines, those outside of the part are not JSON: they are counted, and no fault."""
+    part = [*random_part(20, 5, 0)]
+    lines = [f'["q{row}", "p"]' if taken else "broken" for row, taken in enumerate(part)]
+    path = write_lines(lines, "data.jsonl")
+    assert len(text_records(path, limit=5)) == 5
+    with pytest.raises(ValueError, match=r"data\.jsonl, line \d+: not JSON"):
+        text_records(path, limit=6)
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "json", "parquet"])
+def test_headers_and_arrays_are_counted_as_they_are_read(tmp_path: Path, ending: str) -> None:
+    rows = [{"question": f"what is {row}?", "passage": "it is this or that"} for row in range(30)]
+    table, path = pd.DataFrame(rows), tmp_path / f"data.{ending}"
+    if ending == "parquet":
+        table.to_parquet(path)
+    elif ending == "json":
+        table.to_json(path, orient="records")
+    else:
+        table.to_csv(path, sep="\t" if ending == "tsv" else ",", index=False)
+    source = text_records(str(path), limit=7)
+    expected = [row["question"] for row, taken in zip(rows, random_part(30, 7, 0)) if taken]
+    assert [example.query for example in all_examples(source)] == expected
+
+
+def test_a_header_that_is_not_found_is_said_once(
+    write_lines: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    text_records(write_lines(["frage\tantwort", "q\tp"], "unknown.tsv"), limit=1)
+    assert caplog.text.count("no header") == 1
 
 
 def test_truncated_gzip_stops_even_when_skipping_and_leaves_no_table(
@@ -309,8 +395,7 @@ def test_beir_pairs(write_beir: Write) -> None:
     folder = write_beir(documents, queries, ["x\ta\t1", "x\tb\t0", "y\tc\t2"], split="train")
     source = beir_pairs(folder)
     assert all_examples(source) == [Example("query x", "T a"), Example("query y", "T c")]
-    with pytest.raises(ValueError, match="num_negatives=1"):
-        source.check(1)
+    assert source.without_negatives == len(source)
     folder = write_beir(documents, queries, ["x\ta\t1", "z\tc\t2"], split="train")
     with pytest.raises(ValueError, match=r"train\.tsv, line 3: the query id 'z' is not in"):
         beir_pairs(folder)

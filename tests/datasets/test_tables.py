@@ -11,9 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparton.datasets.files import DataFile
+from sparton.datasets.lookup import Records
 from sparton.datasets.mixture import text_mixture
 from sparton.datasets.preparation import Reading
-from sparton.datasets.sources import Records, text_records
+from sparton.datasets.sources import text_records
 from sparton.datasets.texts import text_table
 from sparton.types import Example
 
@@ -78,8 +79,8 @@ def test_empty_cells_of_negatives_are_none(tmp_path: Path) -> None:
     source = text_records(str(path))
     assert all_examples(source, 0) == [Example("q", "p"), Example("r", "s")]
     assert source.example(0, 0, 1).negatives == ("n",)
-    with pytest.raises(ValueError, match=r"mine\.csv, line 3 has no negatives"):
-        source.check(1)
+    assert source.without_negatives == 1 and source.example(1, 0, 1).negatives == ()
+    assert source.table.facts["first_without_negatives"] == f"{path}, line 3"
 
 
 @pytest.mark.parametrize(

@@ -49,12 +49,8 @@ def objective() -> Objective:
 def stepped(world: World, micro_batch: int | None) -> tuple[float, list[Tensor], list[Tensor]]:
     """The loss, the gradients and what was observed on this rank."""
     encoder, batch = CountingBag(), global_batch()
-    own, per_query = QUERIES // world.size, batch.documents_per_query
-    start, stop = world.rank * own, (world.rank + 1) * own
-    part = TrainBatch(
-        batch.queries.select(start, stop),
-        batch.documents.select(start * per_query, stop * per_query),
-    )
+    own = QUERIES // world.size
+    part = batch.select(world.rank * own, (world.rank + 1) * own)
     step = ExactStep(encoder, objective(), world, Precision("fp32", CPU), micro_batch)
     loss = step(part, 0).loss.item()
     return loss, [p.grad for p in encoder.parameters()], list(encoder.observed)
@@ -65,9 +61,9 @@ def truth(parts: int = 1) -> tuple[float, list[Tensor], list[Tensor]]:
     encoder, batch = CountingBag(), global_batch()
     sides: list[list[Representations]] = [[], []]
     for start in range(0, QUERIES, QUERIES // parts):
-        stop, n = start + QUERIES // parts, batch.documents_per_query
-        queries = encoder.encode(batch.queries.select(start, stop), "query")
-        documents = encoder.encode(batch.documents.select(start * n, stop * n), "document")
+        part = batch.select(start, start + QUERIES // parts)
+        queries = encoder.encode(part.queries, "query")
+        documents = encoder.encode(part.documents, "document")
         seen = encoder.observe(queries.used, documents.used)
         sides[0].append(encoder.finish(queries, seen[0]))
         sides[1].append(encoder.finish(documents, seen[1]))

@@ -38,8 +38,12 @@ def sides(lead: float, negatives: int = 0, spread: float = 1.0, tokens: bool = F
 def said(loss, *lines, record=RECORD, first_step: int = 1) -> list[str | None]:
     watch = LearningWatch(loss)
     return [
-        watch.look(first_step if number == 0 else 50 * number, record, *line)
-        for number, line in enumerate(lines)
+        watch.look(
+            *(first_step if number == 0 else 50 * number, record, queries, documents),
+            torch.arange(queries.num_texts) * (documents.num_texts // queries.num_texts),
+            *teacher,
+        )
+        for number, (queries, documents, *teacher) in enumerate(lines)
     ]
 
 
@@ -139,3 +143,19 @@ def test_a_training_warns_once_in_its_log(tmp_path: Path, caplog):
     caplog.clear()
     run_here(tmp_path / "stuck", "evaluation=none", "steps=3", "loss.temperature=1e-6", "batch=2")
     assert caplog.text.count("InfoNCE with temperature=1e-06 nothing to teach") == 1
+
+
+def test_queries_with_different_numbers_of_documents_are_judged_by_their_positives():
+    queries, documents = sides(lead=55.0, negatives=2)
+    kept = torch.arange(3 * QUERIES).view(QUERIES, 3)
+    kept = torch.cat([row if number % 2 else row[:1] for number, row in enumerate(kept)])
+    fewer = documents._replace(sparse=documents.sparse[kept])
+    counts = 1 + 2 * (torch.arange(QUERIES) % 2)
+
+    def told(positives: torch.Tensor) -> str | None:
+        watch = LearningWatch(InfoNCE())
+        return [watch.look(step, RECORD, queries, fewer, positives) for step in (1, 50)][1]
+
+    positives = counts.cumsum(0) - counts
+    assert "half of the positives score 5" in told(positives)
+    assert told((positives + 1).clamp(max=len(kept) - 1)) is None, "other documents teach"

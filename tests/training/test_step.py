@@ -26,12 +26,8 @@ def global_batch(negatives: int) -> TrainBatch:
 
 
 def share(batch: TrainBatch, rank: int, size: int) -> TrainBatch:
-    rows, per_query = BATCH // size, batch.documents_per_query
-    start, stop = rank * rows, (rank + 1) * rows
-    return TrainBatch(
-        batch.queries.select(start, stop),
-        batch.documents.select(start * per_query, stop * per_query),
-    )
+    rows = BATCH // size
+    return batch.select(rank * rows, (rank + 1) * rows)
 
 
 def objective(kinds: tuple[str, ...] = SPARSE) -> Objective:
@@ -160,7 +156,7 @@ def test_zeros_are_kept_of_batches_that_are_small_beside_memory(monkeypatch):
     entries = 2 * sides[1].sparse.numel()
     for most, kept in ((entries, True), (entries - 1, False)):
         monkeypatch.setattr("sparton.training.step.DENSE_ENTRIES", most)
-        assert step._keep_all(sides) == kept
+        assert step._keep_all(sides, 2) == kept
 
 
 @pytest.mark.parametrize(("local_size", "one_machine"), [("2", True), ("1", False), (None, False)])

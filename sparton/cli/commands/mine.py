@@ -22,8 +22,8 @@ from sparton.arguments import refuse_below, refuse_ignored
 from sparton.cli.commands.flags import command_parser, flag, flags_named, given
 
 if TYPE_CHECKING:
+    from sparton.datasets.lookup import Records
     from sparton.datasets.preparation import Columns
-    from sparton.datasets.sources import Records
     from sparton.datasets.texts import TextTable
     from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel
 
@@ -175,8 +175,8 @@ def _show(parsed: argparse.Namespace, counts: Mapping[str, int]) -> None:
     console.print(table)
     if parsed.short == "keep" and counts.get("none"):
         console.print(
-            "Examples without negatives train with num_negatives=0 only; to leave them out: "
-            "data.require_negatives=true data.on_error=skip"
+            "Examples without negatives are ranked among the documents of their batch, which "
+            "loss=infonce alone does; to leave them out: data.negatives=required data.on_error=skip"
         )
 
 
@@ -232,7 +232,7 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
         help="question=query renames; for TSV: the names in order",
     )  # fmt: skip
     group.add_argument("--on-error", choices=("stop", "skip"), default="stop")
-    group.add_argument("--limit", type=int, help="read this many examples")
+    group.add_argument("--limit", type=int, help="read this many examples, drawn at random")
     group.add_argument(
         "--exclude-self", action="store_true",
         help="a document with the query's own id is no negative (ArguAna, Quora)",

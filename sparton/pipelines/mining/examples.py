@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sparton.datasets.sources import Records
+from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow
 from sparton.packing import ranges_of
 from sparton.types import TextCollection

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from sparton.datasets.sources import Records
+from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow
 from sparton.pipelines.mining.examples import Hashes, Item, Positives, hash_text, read_items
 from sparton.pipelines.mining.miners import Pairs, Ranker, Score

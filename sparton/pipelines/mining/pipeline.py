@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 
 from sparton.arguments import ArgumentError, refuse_ignored
-from sparton.datasets.sources import Records
+from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow, TextTable
 from sparton.evaluation import choose_device
 from sparton.pipelines.identity import settings_identity, texts_digest

@@ -54,7 +54,7 @@ def test_flags_become_arguments(pairs, tmp_path, monkeypatch, capsys):
     assert asked["miner"] == TrainedModel("a/model", query_length=8)
     assert asked["teacher"] == CrossEncoder("b/model", True, 8, 9)
     assert asked["rule"] == Rule() and asked["device"] == "cpu"
-    assert "data.require_negatives=true data.on_error=skip" in capsys.readouterr().out
+    assert "data.negatives=required data.on_error=skip" in capsys.readouterr().out
 
 
 def test_ids_and_collections_come_from_files(tmp_path):

@@ -1,0 +1,119 @@
+"""What a training asks of its data: negatives of each query's own, and a teacher's scores."""
+
+import logging
+
+from sparton.arguments import ArgumentError, Instance
+from sparton.datasets.lookup import Records, Rest, Source
+from sparton.datasets.mixture import Mixture
+
+logger = logging.getLogger(__name__)
+
+
+def without_negatives(data: Mixture, num_negatives: int) -> dict[str, int]:
+    """By source, how many examples have no negatives of their own where some are asked for.
+
+    Sources whose examples all have some are left out. Of sources other than
+    :class:`~sparton.datasets.lookup.Records` the first example speaks for all; of those of which
+    a share is held out, the whole is counted.
+
+    Raises:
+        ValueError: a source gives some negatives, but not ``num_negatives``.
+    """
+    lacking: dict[str, int] = {}
+    for name, source in data.sources.items() if num_negatives else ():
+        whole = _whole(source)
+        if isinstance(whole, Records):
+            lacking[name] = whole.without_negatives
+            continue
+        given = len(whole.example(0, 0, num_negatives).negatives)
+        if given not in (0, num_negatives):
+            raise ValueError(
+                f"source {name!r} does not give num_negatives={num_negatives}, but {given}"
+            )
+        lacking[name] = 0 if given else len(whole)
+    return {name: count for name, count in lacking.items() if count}
+
+
+def without_scores(data: Mixture) -> list[str]:
+    """The sources that have no teacher scores."""
+    return [
+        name for name, source in data.sources.items() if not source.example(0, 0, 0).teacher_scores
+    ]
+
+
+def check(
+    data: Mixture,
+    num_negatives: int,
+    *,
+    needs_negatives: bool = False,
+    needs_teacher: bool = False,
+) -> None:
+    """Refuse what would fail in the middle of training, and say which queries have no negatives of
+    their own.
+
+    Args:
+        data: the sources.
+        num_negatives: asked for.
+        needs_negatives, needs_teacher: of the loss: every query has ``num_negatives`` of its own,
+            and a teacher has scored all of its documents.
+
+    Raises:
+        ValueError: no source has negatives, or some example has none though the loss compares with
+            them; or a source has no teacher scores though they are needed.
+    """
+    lacking = without_negatives(data, num_negatives)
+    wholes = {name: _whole(source) for name, source in data.sources.items()}
+    if lacking and (needs_negatives or needs_teacher):
+        _refuse(next(iter(lacking)), wholes)
+    if lacking == {name: len(whole) for name, whole in wholes.items()}:
+        raise ArgumentError(
+            "{num_negatives}, but no source has negatives of its own: set {num_negatives:name} to "
+            "0, or mine some",
+            num_negatives=num_negatives,
+        )
+    if lacking:
+        logger.info(
+            "queries without negatives of their own, compared with the other documents of their "
+            "batch alone: %s",
+            ", ".join(
+                f"{count} of {len(wholes[name])} of {name}" for name, count in lacking.items()
+            ),
+        )
+    if needs_teacher and (bare := without_scores(data)):
+        raise ArgumentError(
+            "the loss follows a teacher, but {} gives no teacher scores: use data that has some, "
+            "as for distillation, or {loss}",
+            ", ".join(bare),
+            loss=Instance("InfoNCE"),
+        )
+
+
+def _whole(source: Source) -> Source:
+    return source.source if isinstance(source, Rest) else source
+
+
+def _refuse(name: str, sources: dict[str, Source]) -> None:
+    """Say which examples of a source have no negatives, and what can be done."""
+    source = sources[name]
+    why = f"none of the {len(source)} examples of source {name} has any"
+    if isinstance(source, Records) and source.without_negatives < len(source):
+        raise ArgumentError(
+            "the loss compares every query with negatives of its own, but {} of the {} records of "
+            "source {} have none, the first of them {}: leave them out with {negatives} of the "
+            "source and {on_error}, or take a loss that ranks the documents of the batch, {loss}",
+            source.without_negatives,
+            len(source),
+            name,
+            source.table.facts["first_without_negatives"],
+            negatives="required",
+            on_error="skip",
+            loss=Instance("InfoNCE"),
+        )
+    if isinstance(source, Records) and source.negatives == "none":
+        why = f"source {name} leaves its own unused (negatives='none')"
+    raise ArgumentError(
+        "the loss compares every query with negatives of its own, but {}: leave this source out, "
+        "mine some, or take a loss that ranks the documents of the batch, {loss}",
+        why,
+        loss=Instance("InfoNCE"),
+    )

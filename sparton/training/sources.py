@@ -1,0 +1,39 @@
+"""What the ranking loss is of each source of the data. Q queries of a global batch."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+LOSS_OF = "loss_of_"  # in a record, before the name of a source
+
+
+class SourceLosses:
+    """Means over the queries of each source since the last log line; the device is waited for only
+    there.
+
+    Args:
+        names: of the sources, by number.
+        device: of the losses.
+    """
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self._names = names
+        self._sums, self._counts = torch.zeros(2, len(names), device=device).unbind()
+
+    def count(self, sources: Tensor, losses: Tensor) -> None:
+        """A step's queries: int64 ``[Q]``, the number of each one's source, and fp32 ``[Q]``."""
+        self._sums.index_add_(0, sources, losses)
+        self._counts.index_add_(0, sources, torch.ones_like(losses))
+
+    def read(self) -> dict[str, float]:
+        """``loss_of_<source>`` for the sources that had queries; forgets what was counted."""
+        means = (self._sums / self._counts).tolist()
+        counts = self._counts.tolist()
+        self._sums.zero_()
+        self._counts.zero_()
+        return {
+            f"{LOSS_OF}{name}": mean
+            for name, mean, count in zip(self._names, means, counts, strict=True)
+            if count
+        }
