@@ -19,7 +19,7 @@ from sparton.packing import cu_seqlens_of
 from sparton.training.optimization import Optimizer
 from sparton.training.status import is_out_of_memory
 from sparton.training.step import ExactStep
-from sparton.types import KeyTokens, TokenBatch, TrainBatch
+from sparton.types import TokenBatch, TokenRows, TrainBatch
 
 log = logging.getLogger(__name__)
 
@@ -87,15 +87,8 @@ class MicroBatchSearch:
     def _fits(self, batch: TrainBatch, parts: int) -> bool:
         """Whether a step in so many parts does; a part of one query must."""
         size = _size(batch.queries.num_sequences, parts)
-        per_query = batch.documents_per_query
-        scores = batch.teacher_scores
-        micro_batch = TrainBatch(
-            batch.queries.select(0, size),
-            batch.documents.select(0, size * per_query),
-            None if scores is None else scores[:size],
-        )
         try:
-            self.step.rehearse(micro_batch, parts)
+            self.step.rehearse(batch.select(0, size), parts)
             return True
         except Exception as error:
             if size == 1 or not is_out_of_memory(error):
@@ -107,12 +100,14 @@ class MicroBatchSearch:
         return False
 
     def _longest(self, batch: TrainBatch) -> TrainBatch:
-        """The texts of a batch, each over and over until it has full length."""
+        """The texts of a batch, each over and over until it has full length, and as many documents
+        of every query as one may have."""
         if self.step.encoder.text_rows is not None:  # of which each is one token
             return batch
+        share = batch.queries.num_sequences
         return TrainBatch(
-            _stretched(batch.queries, self.query_length),
-            _stretched(batch.documents, self.document_length),
+            _stretched(batch.queries, share, self.query_length),
+            _stretched(batch.documents, share * batch.most_documents, self.document_length),
             batch.teacher_scores,
         )
 
@@ -145,17 +140,19 @@ def _size(share: int, parts: int) -> int:
     return -(-share // parts)
 
 
-def _stretched(tokens: TokenBatch, length: int) -> TokenBatch:
-    """N sequences of ``length`` tokens, or as many as the longest has if these are more."""
+def _stretched(tokens: TokenBatch, number: int, length: int) -> TokenBatch:
+    """``number`` sequences, those of ``tokens`` in turn, of ``length`` tokens each, or as many as
+    the longest has if these are more."""
     length = max(length, tokens.max_seqlen)
-    number, last = tokens.num_sequences, max(tokens.num_tokens - 1, 0)
+    turns, last = torch.arange(number) % tokens.num_sequences, max(tokens.num_tokens - 1, 0)
     positions = torch.arange(length).repeat(number)
-    starts, lengths = tokens.cu_seqlens[:-1].long(), tokens.cu_seqlens.diff().long()
+    starts, lengths = tokens.cu_seqlens[turns].long(), tokens.cu_seqlens.diff()[turns].long()
     places = positions % lengths.clamp_min(1).repeat_interleave(length)
     places = (places + starts.repeat_interleave(length)).clamp_max(last)
     bounds = cu_seqlens_of(torch.full((number,), length), torch.int32)
-    keys = tokens.keys and KeyTokens(torch.arange(number * length), bounds, length)
-    return TokenBatch(tokens.input_ids[places], positions, bounds, length, keys)
+    all_rows = TokenRows(torch.arange(number * length), bounds, length)
+    keys, pooled = (rows and all_rows for rows in (tokens.keys, tokens.pooled))
+    return TokenBatch(tokens.input_ids[places], positions, bounds, length, keys, pooled)
 
 
 @contextmanager

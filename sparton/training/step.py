@@ -149,7 +149,8 @@ class ExactStep:
         No rank waits for another. What is left in ``.grad`` means nothing.
 
         Args:
-            batch: a micro-batch, on the CPU.
+            batch: a micro-batch, on the CPU, whose queries have equally many documents and one
+                source.
             parts: micro-batches of a rank's step.
         """
         alone = replace(self, world=World(0, 1, self.world.device), micro_batch=None)
@@ -159,7 +160,7 @@ class ExactStep:
             encoded = alone._encode(micro_batch)
             seen = alone._observe([encoded])
             encoded = alone._finish(encoded, seen)
-            keep_all = self._keep_all(encoded)
+            keep_all = self._keep_all(encoded, batch.most_documents)
             held = [side.detach() if keep_all else self._hold(side) for side in encoded]
             extents = [side.extent for side in held]
         else:
@@ -168,11 +169,11 @@ class ExactStep:
             memory.repeat(parts)
             memory.rewind()
         copies = parts * self.world.size
-        teacher = batch.teacher_scores
-        teacher = None if teacher is None else teacher.repeat(copies, 1)
+        scores = batch.teacher_scores
+        whole = batch._replace(teacher_scores=None if scores is None else scores.repeat(copies, 1))
         of_all = [Representations.concatenate([side] * copies) for side in held]
         del held
-        _output, gradients = alone._differentiate(of_all, teacher, 0, unscaled)
+        _output, gradients = alone._differentiate(of_all, whole, 0, unscaled)
         del of_all
         own = [
             side.split([extent] * copies)[0]

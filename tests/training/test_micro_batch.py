@@ -14,7 +14,7 @@ from sparton.training.distributed import World
 from sparton.training.micro_batch import MicroBatchSearch, fewest_parts
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
-from sparton.types import KeyTokens, TokenBatch
+from sparton.types import DocumentCounts, TokenBatch, TokenRows
 from tests.training.bag_encoder import BagEncoder, random_batch
 
 CPU = torch.device("cpu")
@@ -90,13 +90,24 @@ def test_texts_longer_than_the_lengths_stay_as_long():
 
 
 def test_sequences_are_repeated_to_full_length():
-    keys = KeyTokens(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1, 3], dtype=torch.int32), 2)
-    tokens = TokenBatch.from_lists([[5, 6], [], [7, 8, 9]])._replace(keys=keys)
-    long = micro_batch._stretched(tokens, 4)
-    assert long.input_ids.view(3, 4)[[0, 2]].tolist() == [[5, 6, 5, 6], [7, 8, 9, 7]]
-    assert long.position_ids.tolist() == [0, 1, 2, 3] * 3
-    assert long.cu_seqlens.tolist() == long.keys.cu_seqlens.tolist() == [0, 4, 8, 12]
-    assert (long.max_seqlen, long.keys.max_seqlen) == (4, 4)
+    rows = TokenRows(torch.tensor([0, 1, 2]), torch.tensor([0, 1, 1, 3], dtype=torch.int32), 2)
+    tokens = TokenBatch.from_lists([[5, 6], [], [7, 8, 9]])._replace(keys=rows)
+    long = micro_batch._stretched(tokens, 4, 4)
+    ids = long.input_ids.view(4, 4).tolist()
+    assert [ids[0], ids[2], ids[3]] == [[5, 6, 5, 6], [7, 8, 9, 7], ids[0]]
+    assert long.position_ids.tolist() == [0, 1, 2, 3] * 4
+    assert long.cu_seqlens.tolist() == long.keys.cu_seqlens.tolist() == [0, 4, 8, 12, 16]
+    assert (long.max_seqlen, long.keys.max_seqlen, long.pooled) == (4, 4, None)
+
+
+def test_every_query_has_as_many_documents_as_one_may_have():
+    """Whatever the batch that is at hand: others have negatives where this one has none."""
+    whole = batch()
+    each = torch.tensor([1 + NEGATIVES, *[1] * (SHARE - 1)])
+    few = whole.documents.select(0, int(each.sum()))
+    search = searching()
+    search.search(whole._replace(documents=few, counts=DocumentCounts(each, 1 + NEGATIVES)))
+    assert search.step.encoder.seen == [(SHARE, SHARE * PER_QUERY, True)]
 
 
 @pytest.mark.parametrize("limit", [1e9, 3 * PER_QUERY])
@@ -143,9 +154,9 @@ def test_the_objective_is_rehearsed_on_the_global_batch(ranks, parts):
     seen = []
     objective = Objective(MarginMSE(), own_losses={"square": 0.1})
 
-    def spy(queries: Representations, documents: Representations, *rest):
+    def spy(queries: Representations, documents: Representations, *rest, **options):
         seen.append((queries.num_texts, documents.num_texts, len(rest[1])))
-        return objective(queries, documents, *rest)
+        return objective(queries, documents, *rest, **options)
 
     spy.weights_at = objective.weights_at
     step = ExactStep(encoder, spy, World(0, ranks, CPU), Precision("fp32", CPU))
