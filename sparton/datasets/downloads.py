@@ -12,6 +12,7 @@ from sparton.datasets.records import parse_text
 from sparton.types import RetrievalTask
 
 T = TypeVar("T")
+EXCLUDED = -100
 Texts = Iterator[tuple[str, str, str]]
 
 
@@ -82,12 +83,15 @@ def hub_task(
     exclude_self: bool = False,
     on_unknown: OnUnknown = "error",
 ) -> RetrievalTask:
-    """Read a data set of the Hugging Face hub in the layout of mteb and of NanoBEIR, which is
-    downloaded once.
+    """Read a data set of the Hugging Face hub in the layout of mteb and of NanoBEIR, or in that of
+    BRIGHT; it is downloaded once.
 
-    Its configurations are ``corpus`` (``_id`` or ``id``, ``text``, perhaps ``title``), ``queries``
-    (``_id`` or ``id``, ``text``), and ``qrels`` or ``default`` (``query-id``, ``corpus-id``, and
-    ``score`` unless all are 1). The configuration of a subset begins with its name and a hyphen.
+    In the former its configurations are ``corpus`` (``_id`` or ``id``, ``text``, perhaps
+    ``title``), ``queries`` (``_id`` or ``id``, ``text``), and ``qrels`` or ``default``
+    (``query-id``, ``corpus-id``, and ``score`` unless all are 1). The configuration of a subset
+    begins with its name and a hyphen. In the latter they are ``documents`` (``id``, ``content``)
+    and ``examples`` (``id``, ``query``, ``gold_ids``, ``excluded_ids``), whose splits are
+    collections; what is excluded is judged -100, as in ir_datasets.
 
     Args:
         repository: "owner/name", or a folder with the same files.
@@ -104,6 +108,16 @@ def hub_task(
     from datasets import get_dataset_config_names
 
     names = _fetched(repository, partial(get_dataset_config_names, repository))
+    if {"documents", "examples"} <= {*names}:
+        return build_task(
+            name or f"{repository.rsplit('/', 1)[-1]}/{split}",
+            collect_texts(_bright_texts(repository, "documents", split, "content")),
+            collect_texts(_bright_texts(repository, "examples", split, "query")),
+            _bright_judgments(repository, split),
+            place=lambda number: f"{repository}, examples {split}, row {number}",
+            on_unknown=on_unknown,
+            exclude_self=exclude_self,
+        )
     before = f"{subset}-" if subset else ""
     judgments = (f"{before}qrels",) if subset else ("qrels", "default")
     judged = next((each for each in judgments if each in names), None)
@@ -165,3 +179,17 @@ def _hub_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgm
                 f"{place}, row {number}: query-id, corpus-id and an integer score are expected, "
                 f"not {row}"
             ) from error
+
+
+def _bright_texts(repository: str, configuration: str, split: str, column: str) -> Texts:
+    for number, row in enumerate(_rows(repository, configuration, split), start=1):
+        place = f"{repository}, {configuration} {split}, row {number}"
+        yield place, str(row["id"]), row[column].strip()
+
+
+def _bright_judgments(repository: str, split: str) -> Iterator[Judgment]:
+    for number, row in enumerate(_rows(repository, "examples", split), start=1):
+        for grade, key in ((1, "gold_ids"), (EXCLUDED, "excluded_ids")):
+            for document in row.get(key) or ():
+                if document != "N/A":
+                    yield Judgment(str(row["id"]), str(document), grade, number)

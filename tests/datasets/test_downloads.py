@@ -165,6 +165,24 @@ def test_faults_of_a_data_set_of_the_hub(
         hub_task(path)
 
 
+def test_reads_bright(tmp_path: Path) -> None:
+    documents = [{"id": f"d{row}", "content": f"text {row} "} for row in range(4)]
+    gold = {"gold_ids": ["d1", "d2"], "excluded_ids": ["d3"]}
+    none = {"gold_ids": ["d0"], "excluded_ids": ["N/A"]}
+    examples = [{"id": "0", "query": "a post"} | gold, {"id": "1", "query": "b"} | none]
+    splits = {
+        "documents": {"aops": documents, "pony": documents[:1]},
+        "examples": {"aops": examples, "pony": examples[1:]},
+    }
+    task = hub_task(write_hub(tmp_path / "BRIGHT", splits), "aops")
+    assert task.name == "BRIGHT/aops"
+    assert list(zip(*task.documents))[1] == ("d1", "text 1")
+    assert list(zip(*task.queries)) == [("0", "a post"), ("1", "b")]
+    assert task.qrels == {"0": {"d1": 1, "d2": 1, "d3": -100}, "1": {"d0": 1}}
+    with pytest.raises(ValueError, match="has no biology of documents: it has aops, pony"):
+        hub_task(str(tmp_path / "BRIGHT"), "biology")
+
+
 def test_a_data_set_that_the_hub_does_not_give(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     message = r"empty could not be read from the Hugging Face hub .*beir_folder reads files"
