@@ -60,7 +60,6 @@ def both(records: list[Record]) -> str:
 
 
 @table("maxsim_backwards", "maxsim_backward")
-@table("maxsim_backwards_long", "maxsim_backward_long", command="maxsim_backward")
 def backwards(records: list[Record]) -> str:
     """Both of ours, forward and backward, and what "unified" takes of the device's time."""
     rows = []

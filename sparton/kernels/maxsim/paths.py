@@ -32,7 +32,8 @@ from sparton.kernels.maxsim.streaming_backward import (
 from sparton.kernels.maxsim.streaming_rows import LARGEST_E
 
 FEW, MANY_DOCUMENTS = 192, 1000
-# From so many tokens of a query and similarities on (measured on an H100, see docs/benchmarks.md).
+# From so many tokens of a query on it was the faster one on an H100 (docs/benchmarks.md); from so
+# many similarities on it should be by the clock, too.
 LONG_QUERY, MANY_SIMILARITIES = 512, 2**27
 
 
