@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import BertTokenizer
 
 import sparton
 from sparton.arguments import ArgumentError
@@ -103,6 +104,22 @@ def test_texts_become_lower_case_where_a_folder_says_so(kind, tmp_path):
     saved = save(again, tmp_path / "again")  # in whose tokenizer it stands
     torch.testing.assert_close(scores_elsewhere(kind, saved), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scores(load_encoder(saved)), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_they_do_with_tokenizers_whose_files_cannot_say_it(kind, tmp_path):
+    """transformers makes a BertTokenizer's normaliser of its settings, not of its files."""
+    encoder = make(kind)
+    vocabulary = encoder.tokenizer.get_vocab()
+    path = save(encoder, tmp_path / "model")
+    BertTokenizer(vocab=vocabulary, do_lower_case=False).save_pretrained(path)
+    edit(path / SETTINGS, do_lower_case=True)
+    expected = scores_elsewhere(kind, path)
+    saved = save(load_encoder(path), tmp_path / "again")
+    torch.testing.assert_close(scores_elsewhere(kind, saved), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scores(load_encoder(saved)), expected, rtol=1e-4, atol=1e-4)
+    edit(saved / SETTINGS, do_lower_case=False)
+    assert not torch.allclose(scores(load_encoder(saved)), expected, atol=1e-2)
 
 
 def test_the_size_of_chunks_changes_nothing(tmp_path):

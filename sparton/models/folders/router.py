@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.checkpoint import load_tokenizer
+from sparton.models.checkpoint import TRANSFORMER_FILE, load_tokenizer
 from sparton.models.folders.files import (
     DESCRIPTION,
     WEIGHTS,
@@ -25,6 +25,7 @@ from sparton.models.folders.files import (
     check_active_dims,
     describe_model,
     describe_own,
+    describe_transformer,
     join,
     length_of,
     own_lengths,
@@ -70,7 +71,7 @@ def save_router(
     save_checkpoint(encoder.document, path)
     routes = {"document": {"": TRANSFORMER, f"document_1_{POOLING}": POOLING}}
     files = {
-        "sentence_bert_config.json": _describe_transformer(document_length),
+        TRANSFORMER_FILE: describe_transformer(encoder.tokenizer, document_length),
         f"document_1_{POOLING}/config.json": describe_pooling(encoder.document),
     }
     if isinstance(encoder.query, StaticEncoder):
@@ -80,7 +81,8 @@ def save_router(
     else:
         folders = f"query_0_{TRANSFORMER}", f"query_1_{POOLING}"
         routes["query"] = dict(zip(folders, (TRANSFORMER, POOLING), strict=True))
-        files[f"{folders[0]}/sentence_bert_config.json"] = _describe_transformer(query_length)
+        transformer = describe_transformer(encoder.query.tokenizer, query_length)
+        files[f"{folders[0]}/{TRANSFORMER_FILE}"] = transformer
         files[f"{folders[1]}/config.json"] = describe_pooling(encoder.query)
         save_checkpoint(encoder.query, path / folders[0])
     own = describe_own(Lengths(query_length, document_length), encoder.markup)
@@ -150,10 +152,6 @@ def router_lengths(name: str | Path | Source) -> Lengths | None:
         tokenizer = load_tokenizer(source, subfolder=routes.query[0][1])
         query += tokenizer.num_special_tokens_to_add(pair=False)
     return Lengths(min(query, document) if routes.is_static else query, document)
-
-
-def _describe_transformer(length: int) -> dict[str, Any]:
-    return {"max_seq_length": length, "do_lower_case": False}
 
 
 def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Unpack
 
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
-from sparton.models.checkpoint import load_mlm, load_tokenizer
+from sparton.models.checkpoint import TRANSFORMER_FILE, load_mlm, load_tokenizer
 from sparton.models.folders.files import (
     DESCRIPTION,
     Lengths,
@@ -19,6 +19,8 @@ from sparton.models.folders.files import (
     check_active_dims,
     describe_model,
     describe_own,
+    describe_transformer,
+    join,
     read_module,
     read_similarity,
     write_json,
@@ -148,10 +150,9 @@ def describe_splade(
             for row, (folder, kind) in enumerate(parts)
         ],
         DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
-        "sentence_bert_config.json": {
-            "max_seq_length": max(query_length, document_length),
-            "do_lower_case": False,
-        },
+        TRANSFORMER_FILE: describe_transformer(
+            encoder.tokenizer, max(query_length, document_length)
+        ),
         f"{POOLING_FOLDER}/config.json": describe_pooling(encoder),
         "sparton.json": describe_own(Lengths(query_length, document_length), encoder.markup),
     }
@@ -172,7 +173,7 @@ def splade_layout(source: Source, parts: Sequence[tuple[str, str]], *, described
         )
     transformer, pooling = (folder for _, folder in parts)
     if kinds[0] == "Transformer":
-        file = f"{transformer}/sentence_bert_config.json".lstrip("/")
+        file = join(transformer, TRANSFORMER_FILE)
         task = read_module(source, file).get("transformer_task")
         if task != "fill-mask":
             raise ValueError(
