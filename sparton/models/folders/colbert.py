@@ -60,7 +60,7 @@ def write_vectors(
     """
     skipped = head.skipped(tokenizer)  # PyLate would take words that are no tokens for [UNK]
     files = _descriptions(head, projection, skipped, lengths)
-    files[TRANSFORMER_FILE] = describe_transformer(tokenizer, max(lengths))
+    files[TRANSFORMER_FILE] = describe_transformer(tokenizer, *lengths)
     write_json(path, files)
     state = projection.state_dict().items()
     weights = {f"linear.{key}": value.cpu().contiguous() for key, value in state}

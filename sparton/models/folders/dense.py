@@ -101,7 +101,7 @@ def write_dense(
     encoder.body.tokenizer.save_pretrained(path)
     files: dict[str, Any] = {
         TRANSFORMER_FILE: describe_transformer(
-            encoder.body.tokenizer, max(query_length, document_length)
+            encoder.body.tokenizer, query_length, document_length
         ),
         "sparton.json": {"query_length": query_length, "document_length": document_length},
     }

@@ -150,9 +150,7 @@ def describe_splade(
             for row, (folder, kind) in enumerate(parts)
         ],
         DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
-        TRANSFORMER_FILE: describe_transformer(
-            encoder.tokenizer, max(query_length, document_length)
-        ),
+        TRANSFORMER_FILE: describe_transformer(encoder.tokenizer, query_length, document_length),
         f"{POOLING_FOLDER}/config.json": describe_pooling(encoder),
         "sparton.json": describe_own(Lengths(query_length, document_length), encoder.markup),
     }
