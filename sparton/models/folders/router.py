@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.checkpoint import TRANSFORMER_FILE, load_tokenizer
+from sparton.models.checkpoint import TRANSFORMER_FILE, load_tokenizer, lowers_case
 from sparton.models.folders.files import (
     DESCRIPTION,
     WEIGHTS,
@@ -193,6 +194,13 @@ def _save_static(encoder: StaticEncoder, folder: Path, query_length: int) -> Non
     rows = range(len(tokenizer), encoder.vocabulary_size)
     tokenizer.add_tokens([f"[padding row {row}]" for row in rows])
     tokenizer.model_max_length = query_length - tokenizer.num_special_tokens_to_add(pair=False)
+    if lowers_case(tokenizer):
+        # This module has no do_lower_case, and not all classes of tokenizers can say it; this can.
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer.backend_tokenizer,
+            model_max_length=tokenizer.model_max_length,
+            **tokenizer.special_tokens_map,
+        )
     tokenizer.save_pretrained(folder)
     weights = encoder.weights.detach().float().relu().cpu()
     save_file({"weight": weights}, folder / "model.safetensors", metadata={"format": "pt"})
