@@ -31,7 +31,7 @@ VOCABULARY_FILES = (
     "spiece.model",
     "tokenizer.model",
 )
-SETTINGS = "sentence_bert_config.json"
+TRANSFORMER_FILE = "sentence_bert_config.json"  # of a Transformer module of sentence-transformers
 # The older and the newer names of sentence-transformers; ours are the older.
 _NEWER = {
     "model_args": "model_kwargs",
@@ -212,7 +212,7 @@ def _arguments(source: Source, settings: Mapping[str, Any], name: str) -> dict[s
 
 def _settings(source: Source, subfolder: str) -> dict[str, Any]:
     """What a Transformer module of sentence-transformers says of itself, beside its checkpoint."""
-    return source.json(SETTINGS, subfolder) or {}
+    return source.json(TRANSFORMER_FILE, subfolder) or {}
 
 
 def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -223,6 +223,15 @@ def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
     own = backend.normalizer
     if own is None or own.normalize_str("A") != "a":
         backend.normalizer = Sequence([Lowercase()] if own is None else [Lowercase(), own])
+
+
+def lowers_case(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether a tokenizer makes texts lower-case before all else, which the files of some classes
+    of tokenizers cannot say."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    first = tokenizer.backend_tokenizer.normalizer
+    return isinstance(first[0] if isinstance(first, Sequence) else first, Lowercase)
 
 
 def _check_weights(folder: Path) -> None:

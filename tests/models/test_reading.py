@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import BertTokenizer
 
 import sparton
 from sparton.arguments import ArgumentError
-from sparton.datasets.tokenization import PackedTokenizer
+from sparton.evaluation.models import packed_tokenizer
 from sparton.kernels.maxsim import maxsim_reference
+from sparton.models.asymmetric import static_queries
 from sparton.models.autoencoder import SparseAutoencoder
 from sparton.models.backbones import bare, pretrained, tiny
+from sparton.models.checkpoint import TRANSFORMER_FILE
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
@@ -29,7 +32,6 @@ from sparton.models.static import StaticEncoder
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")
 
 TEXTS = ["the quick brown FOX jumps over the Lazy dog", "a lazy CAT", "foxes Hunt quick hens"]
-SETTINGS = "sentence_bert_config.json"
 
 
 def make(kind: str, seed: int = 0) -> Encoder:
@@ -59,7 +61,7 @@ def save(encoder: Encoder, path: Path) -> Path:
 def scores(encoder: Encoder) -> Tensor:
     """Of the texts as queries and as documents, ``[3, 3]``."""
     encoder.eval()
-    tokenizer = PackedTokenizer(encoder.tokenizer, 16, 16, markup=encoder.markup)
+    tokenizer = packed_tokenizer(encoder, 16, 16)
     queries = encoder.encode(tokenizer.queries(TEXTS), "query")
     documents = encoder.encode(tokenizer.documents(TEXTS), "document")
     if queries.sparse is not None:
@@ -95,7 +97,7 @@ def edit(file: Path, **changes: object) -> None:
 def test_texts_become_lower_case_where_a_folder_says_so(kind, tmp_path):
     path = save(make(kind), tmp_path / "model")
     as_they_are = scores(load_encoder(path))
-    edit(path / SETTINGS, do_lower_case=True)
+    edit(path / TRANSFORMER_FILE, do_lower_case=True)
     expected = scores_elsewhere(kind, path)
     again = load_encoder(path)
     torch.testing.assert_close(scores(again), expected, rtol=1e-4, atol=1e-4)
@@ -103,6 +105,36 @@ def test_texts_become_lower_case_where_a_folder_says_so(kind, tmp_path):
     saved = save(again, tmp_path / "again")  # in whose tokenizer it stands
     torch.testing.assert_close(scores_elsewhere(kind, saved), expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(scores(load_encoder(saved)), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_they_do_with_tokenizers_whose_files_cannot_say_it(kind, tmp_path):
+    """transformers makes a BertTokenizer's normaliser of its settings, not of its files."""
+    encoder = make(kind)
+    vocabulary = encoder.tokenizer.get_vocab()
+    path = save(encoder, tmp_path / "model")
+    BertTokenizer(vocab=vocabulary, do_lower_case=False).save_pretrained(path)
+    edit(path / TRANSFORMER_FILE, do_lower_case=True)
+    expected = scores_elsewhere(kind, path)
+    saved = save(load_encoder(path), tmp_path / "again")
+    torch.testing.assert_close(scores_elsewhere(kind, saved), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scores(load_encoder(saved)), expected, rtol=1e-4, atol=1e-4)
+    edit(saved / TRANSFORMER_FILE, do_lower_case=False)
+    assert not torch.allclose(scores(load_encoder(saved)), expected, atol=1e-2)
+
+
+def test_static_queries_stay_lower_case(tmp_path):
+    path = save(make("splade"), tmp_path / "model")
+    vocabulary = load_encoder(path).tokenizer.get_vocab()
+    BertTokenizer(vocab=vocabulary, do_lower_case=False).save_pretrained(path)
+    edit(path / TRANSFORMER_FILE, do_lower_case=True)
+    encoder = static_queries(load_encoder(path, EagerHead()))
+    saved = save(encoder, tmp_path / "static")
+    expected = scores(encoder)
+    torch.testing.assert_close(scores(load_encoder(saved)), expected)
+    torch.testing.assert_close(scores_elsewhere("splade", saved), expected)
+    encoder.query.tokenizer.backend_tokenizer.normalizer = None
+    assert not torch.allclose(scores(encoder), expected, atol=1e-2)
 
 
 def test_the_size_of_chunks_changes_nothing(tmp_path):
@@ -121,7 +153,7 @@ def test_a_configuration_may_be_changed(stored, tmp_path):
     path = save(make("splade"), tmp_path / "model")
     before, change = scores(load_encoder(path)), {"hidden_act": "relu"}
     if stored:
-        edit(path / SETTINGS, config_args=change, model_args={"dtype": "float64"})
+        edit(path / TRANSFORMER_FILE, config_args=change, model_args={"dtype": "float64"})
         expected, given = scores_elsewhere("splade", path).float(), {}
     else:
         expected = scores_elsewhere("splade", path, config_kwargs=change)

@@ -10,11 +10,19 @@ from typing import Any, Unpack
 
 from safetensors.torch import save_file
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from sparton.models.body import EncoderBody
-from sparton.models.checkpoint import load_body, load_tokenizer
+from sparton.models.checkpoint import TRANSFORMER_FILE, load_body, load_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
-from sparton.models.folders.files import DESCRIPTION, Lengths, join, own_lengths, write_json
+from sparton.models.folders.files import (
+    DESCRIPTION,
+    Lengths,
+    describe_transformer,
+    join,
+    own_lengths,
+    write_json,
+)
 from sparton.models.folders.vectors import check_head, read_lengths, read_modules, read_vectors
 from sparton.models.repository import Source
 from sparton.types import BodyOptions
@@ -35,20 +43,25 @@ def save_colbert(
     encoder.backbone.model.save_pretrained(path)
     encoder.tokenizer.save_pretrained(path)
     lengths = Lengths(query_length, document_length)
-    skipped = encoder.head.skipped(encoder.tokenizer)
-    write_vectors(path, encoder.head, encoder.projection, skipped, lengths)
+    write_vectors(path, encoder.head, encoder.projection, encoder.tokenizer, lengths)
 
 
 def write_vectors(
-    path: Path, head: ColbertHead, projection: nn.Linear, skipped: list[str], lengths: Lengths
+    path: Path,
+    head: ColbertHead,
+    projection: nn.Linear,
+    tokenizer: PreTrainedTokenizerFast,
+    lengths: Lengths,
 ) -> None:
     """The projection and the descriptions, all but the checkpoint and its tokenizer.
 
     Args:
         projection: from D to E.
-        skipped: the words of the skiplist that are tokens; PyLate would take others for [UNK].
     """
-    write_json(path, _descriptions(head, projection, skipped, lengths))
+    skipped = head.skipped(tokenizer)  # PyLate would take words that are no tokens for [UNK]
+    files = _descriptions(head, projection, skipped, lengths)
+    files[TRANSFORMER_FILE] = describe_transformer(tokenizer, *lengths)
+    write_json(path, files)
     state = projection.state_dict().items()
     weights = {f"linear.{key}": value.cpu().contiguous() for key, value in state}
     save_file(weights, path / PROJECTION_FOLDER / "model.safetensors", metadata={"format": "pt"})
@@ -122,10 +135,6 @@ def _descriptions(
         "do_query_expansion": head.query_expansion,
         "attend_to_expansion_tokens": head.attend_to_expansion,
         "skiplist_words": skipped,
-    }
-    files["sentence_bert_config.json"] = {
-        "max_seq_length": max(lengths),
-        "do_lower_case": False,
     }
     files[join(PROJECTION_FOLDER, "config.json")] = {
         "in_features": projection.in_features,

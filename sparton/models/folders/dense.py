@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
 from sparton.models.body import EncoderBody
-from sparton.models.checkpoint import load_body, load_tokenizer
+from sparton.models.checkpoint import TRANSFORMER_FILE, load_body, load_tokenizer
 from sparton.models.dense import DenseEncoder, check_truncate_dim
 from sparton.models.folders.files import (
     DESCRIPTION,
     check_settings,
     class_name,
     describe_model,
+    describe_transformer,
+    join,
     read_description,
     read_module,
     read_prompts,
@@ -99,10 +101,9 @@ def write_dense(
     encoder.body.model.save_pretrained(path)
     encoder.body.tokenizer.save_pretrained(path)
     files: dict[str, Any] = {
-        "sentence_bert_config.json": {
-            "max_seq_length": max(query_length, document_length),
-            "do_lower_case": False,
-        },
+        TRANSFORMER_FILE: describe_transformer(
+            encoder.body.tokenizer, query_length, document_length
+        ),
         "sparton.json": {"query_length": query_length, "document_length": document_length},
     }
     for part in dense_parts(encoder.pooling)[1:]:
@@ -181,7 +182,7 @@ def _truncate_dim(source: Source) -> int | None:
 
 
 def _check_transformer(source: Source, path: str) -> None:
-    file = f"{path}/sentence_bert_config.json".lstrip("/")
+    file = join(path, TRANSFORMER_FILE)
     task = (source.json(file) or {}).get("transformer_task", "feature-extraction")
     if task != "feature-extraction":
         raise ValueError(

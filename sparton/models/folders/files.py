@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
+from sparton.models.checkpoint import TRANSFORMER_FILE, lowers_case
 from sparton.models.repository import Source
 from sparton.types import SIDES, Markup, Side, Similarity
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from sparton.models.heads import SpladeHead
 
 LENGTH_KEYS = (
-    ("sentence_bert_config.json", "max_seq_length"),
+    (TRANSFORMER_FILE, "max_seq_length"),
     ("tokenizer_config.json", "max_seq_length"),
     ("tokenizer_config.json", "model_max_length"),
 )
@@ -123,6 +125,12 @@ def check_active_dims(source: Source, own: int | None) -> None:
             f"and this model keeps {'all' if own is None else own}: take it out, and bound them "
             "where texts are encoded (max_terms)"
         )
+
+
+def describe_transformer(tokenizer: PreTrainedTokenizerFast, *lengths: int) -> dict[str, Any]:
+    """The ``sentence_bert_config.json`` of a Transformer of texts of these lengths, of which
+    sentence-transformers knows one."""
+    return {"max_seq_length": max(lengths), "do_lower_case": lowers_case(tokenizer)}
 
 
 def describe_own(lengths: Lengths, markup: Markup) -> dict[str, Any]:

@@ -45,8 +45,7 @@ def save_joint(
     files["sparton.json"][VECTORS_KEY] = VECTORS_FOLDER
     write_json(path, files)
     lengths = Lengths(query_length, document_length)
-    skipped = head.skipped(encoder.tokenizer)
-    write_vectors(path / VECTORS_FOLDER, head, encoder.projection, skipped, lengths)
+    write_vectors(path / VECTORS_FOLDER, head, encoder.projection, encoder.tokenizer, lengths)
 
 
 def is_joint(name: str | Path | Source) -> bool:

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
 from sparton.models.asymmetric import AsymmetricEncoder
-from sparton.models.checkpoint import load_tokenizer
+from sparton.models.checkpoint import TRANSFORMER_FILE, load_tokenizer, lowers_case
 from sparton.models.folders.files import (
     DESCRIPTION,
     WEIGHTS,
@@ -37,8 +38,8 @@ from sparton.models.folders.files import (
 from sparton.models.folders.splade import (
     MODULES,
     POOLING,
+    describe_lm,
     describe_pooling,
-    describe_transformer,
     load_layout,
     save_checkpoint,
     splade_layout,
@@ -75,7 +76,7 @@ def save_router(
     pooling = f"document_1_{class_name(POOLING)}"
     routes = {"document": {"": transformer_type(encoder.document), pooling: POOLING}}
     files = {
-        "sentence_bert_config.json": describe_transformer(encoder.document, document_length),
+        TRANSFORMER_FILE: describe_lm(encoder.document, document_length),
         f"{pooling}/config.json": describe_pooling(encoder.document),
     }
     if isinstance(encoder.query, StaticEncoder):
@@ -87,9 +88,7 @@ def save_router(
         transformer = transformer_type(encoder.query)
         folder, pooling = f"query_0_{class_name(transformer)}", f"query_1_{class_name(POOLING)}"
         routes["query"] = {folder: transformer, pooling: POOLING}
-        files[f"{folder}/sentence_bert_config.json"] = describe_transformer(
-            encoder.query, query_length
-        )
+        files[f"{folder}/{TRANSFORMER_FILE}"] = describe_lm(encoder.query, query_length)
         files[f"{pooling}/config.json"] = describe_pooling(encoder.query)
         save_checkpoint(encoder.query, path / folder)
     own = describe_own(Lengths(query_length, document_length), encoder.markup)
@@ -200,6 +199,13 @@ def _save_static(encoder: StaticEncoder, folder: Path, query_length: int) -> Non
     rows = range(len(tokenizer), encoder.vocabulary_size)
     tokenizer.add_tokens([f"[padding row {row}]" for row in rows])
     tokenizer.model_max_length = query_length - tokenizer.num_special_tokens_to_add(pair=False)
+    if lowers_case(tokenizer):
+        # This module has no do_lower_case, and not all classes of tokenizers can say it; this can.
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer.backend_tokenizer,
+            model_max_length=tokenizer.model_max_length,
+            **tokenizer.special_tokens_map,
+        )
     tokenizer.save_pretrained(folder)
     weights = encoder.weights.detach().float().relu().cpu()
     save_file({"weight": weights}, folder / "model.safetensors", metadata={"format": "pt"})

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Unpack
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
 from sparton.models.causal_lm import is_causal_lm
-from sparton.models.checkpoint import load_lm, load_tokenizer
+from sparton.models.checkpoint import TRANSFORMER_FILE, load_lm, load_tokenizer
 from sparton.models.folders.files import (
     DESCRIPTION,
     Lengths,
@@ -21,6 +21,8 @@ from sparton.models.folders.files import (
     class_name,
     describe_model,
     describe_own,
+    describe_transformer,
+    join,
     read_module,
     read_similarity,
     write_json,
@@ -67,9 +69,9 @@ def transformer_type(encoder: SpladeEncoder) -> str:
     return CAUSAL if is_causal_lm(encoder.backbone.model.config) else MASKED
 
 
-def describe_transformer(encoder: SpladeEncoder, length: int) -> dict[str, Any]:
-    """The ``sentence_bert_config.json`` of :func:`transformer_type`, for texts of that length."""
-    content: dict[str, Any] = {"max_seq_length": length, "do_lower_case": False}
+def describe_lm(encoder: SpladeEncoder, *lengths: int) -> dict[str, Any]:
+    """The settings of :func:`transformer_type`, for texts of these lengths at most."""
+    content = describe_transformer(encoder.tokenizer, *lengths)
     if transformer_type(encoder) == MASKED:
         return content
     return content | {
@@ -173,9 +175,7 @@ def describe_splade(
             for row, (folder, kind) in enumerate(parts)
         ],
         DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
-        "sentence_bert_config.json": describe_transformer(
-            encoder, max(query_length, document_length)
-        ),
+        TRANSFORMER_FILE: describe_lm(encoder, query_length, document_length),
         f"{POOLING_FOLDER}/config.json": describe_pooling(encoder),
         "sparton.json": describe_own(Lengths(query_length, document_length), encoder.markup),
     }
@@ -196,7 +196,7 @@ def splade_layout(source: Source, parts: Sequence[tuple[str, str]], *, described
         )
     transformer, pooling = (folder for _, folder in parts)
     if kinds[0] == "Transformer":
-        file = f"{transformer}/sentence_bert_config.json".lstrip("/")
+        file = join(transformer, TRANSFORMER_FILE)
         task = read_module(source, file).get("transformer_task")
         if task not in TASKS:
             raise ValueError(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
+from sparton.models.checkpoint import TRANSFORMER_FILE
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders.files import (
     DESCRIPTION,
@@ -107,7 +108,7 @@ def read_modules(source: Source, folder: str) -> Modules:
         mask=places[kinds.index("MultiVectorMask")] if "MultiVectorMask" in kinds else None,
         normalize="Normalize" in kinds or config.get("model_type") == PYLATE,
         config=config,
-        settings=source.json(join(places[0], "sentence_bert_config.json")) or {},
+        settings=source.json(join(places[0], TRANSFORMER_FILE)) or {},
     )
 
 
