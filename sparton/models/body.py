@@ -62,7 +62,7 @@ class EncoderBody(nn.Module):
         first_position, self.max_length = _positions(model)
         self._check_vocabulary()
         _check_dropout(model.config)
-        self.layout = choose_layout(model, len(tokenizer), first_position)
+        self.layout = choose_layout(model, len(tokenizer), self.max_length, first_position)
         if self.layout.packed:
             fuse_layers(model, checkpointed=gradient_checkpointing)
         if gradient_checkpointing:

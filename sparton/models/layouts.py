@@ -115,7 +115,9 @@ class UniformLayout:
 
 
 @torch.no_grad()
-def choose_layout(model: PreTrainedModel, words: int, first_position: int) -> Layout:
+def choose_layout(
+    model: PreTrainedModel, words: int, positions: int, first_position: int = 0
+) -> Layout:
     """The best layout in which the body gives every sequence the states that it has alone.
 
     A body whose code ignores the attention interface or the position ids would silently mix
@@ -125,6 +127,7 @@ def choose_layout(model: PreTrainedModel, words: int, first_position: int) -> La
     Args:
         model: a body, or a model with one, as transformers builds it or as this function left it.
         words: token ids below this are in the vocabulary.
+        positions: tokens that a sequence may have.
         first_position: id of a sequence's first position, for the packed layout.
 
     Raises:
@@ -136,7 +139,7 @@ def choose_layout(model: PreTrainedModel, words: int, first_position: int) -> La
     kind = type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(f"{kind} is an encoder with a decoder; choose an encoder without one")
-    sequences = [[token % words for token in tokens] for tokens in (_SHORT, _LONG)]
+    sequences = [[token % words for token in tokens[:positions]] for tokens in (_SHORT, _LONG)]
     device = next(model.parameters()).device
     tokens = TokenBatch.from_lists(sequences).to(device)
     padding = model.config.pad_token_id

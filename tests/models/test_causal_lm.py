@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from sparton.datasets.tokenization import PackedTokenizer
@@ -24,9 +24,9 @@ from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
 from sparton.representations import Representations
-from sparton.types import TokenBatch, TokenRows
+from sparton.types import TokenRows
+from tests.models.alone import alone, assert_same_logits_and_gradients, batch, close
 
-TOLERANCE = 1e-5
 WINDOW = {"sliding_window": 4}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gemma": {},
@@ -75,30 +75,6 @@ def build(architecture: str, attention: str | None, **others: Any) -> PreTrained
     return model.eval()
 
 
-def batch(lengths: tuple[int, ...] = LENGTHS) -> TokenBatch:
-    generator = torch.Generator().manual_seed(0)
-    return TokenBatch.from_lists(
-        [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
-    )
-
-
-def alone(model: PreTrainedModel, tokens: TokenBatch) -> Tensor:
-    texts = tokens.input_ids.split(tokens.cu_seqlens.diff().tolist())
-    return torch.cat([model(input_ids=text[None]).logits[0] for text in texts])
-
-
-def gradients(model: PreTrainedModel, logits: Tensor) -> dict[str, Tensor]:
-    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
-    model.zero_grad()
-    logits.backward(upstream)
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def close(left: Tensor, right: Tensor, scale: float = 0.0) -> bool:
-    scale = max(scale, float(right.detach().abs().max()))
-    return torch.allclose(left, right, rtol=0, atol=TOLERANCE * scale)
-
-
 @torch.no_grad()
 def saved(model: PreTrainedModel, head: nn.Module, path: Path) -> tuple[Encoder, Representations]:
     """An encoder that was saved there, and what it makes of :data:`TEXTS`."""
@@ -116,22 +92,12 @@ def encode(encoder: Encoder) -> Representations:
 @pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_logits_and_gradients_are_those_of_texts_alone(architecture, attention, tokenizer):
-    stock, tokens = build(architecture, attention), batch()
+    stock, tokens = build(architecture, attention), batch(LENGTHS)
     backbone = Backbone(build(architecture, attention), tokenizer).eval()
     assert backbone.layout.packed
-    expected, actual = alone(stock, tokens), backbone.decoder(backbone(tokens))
-    # transformers divides Granite's logits, here what makes them.
-    assert close(actual, expected)
-    other = ATTENTIONS[attention == ATTENTIONS[0]]
-    assert not close(actual, alone(build(architecture, other), tokens))
-    wanted = gradients(stock, expected)
-    with backbone.decoder_in_place() as whole:
-        found = gradients(whole, actual)
-    assert found.keys() == wanted.keys()
-    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
-    for name, gradient in wanted.items():
-        assert close(found[name], gradient, 1e-2 * largest), name
-    assert not close(found[name] * 1.01, wanted[name])
+    assert_same_logits_and_gradients(backbone, stock, tokens)
+    other = build(architecture, ATTENTIONS[attention == ATTENTIONS[0]])
+    assert not close(backbone.decoder(backbone(tokens)), alone(other, tokens))
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -152,7 +118,7 @@ def test_tokens_that_are_not_attended_to(attention, tokenizer):
 def test_a_saved_model_keeps_its_attention(attention, tokenizer, tmp_path):
     build("llama", None).save_pretrained(tmp_path / "stock")
     tokenizer.save_pretrained(tmp_path / "stock")
-    tokens = batch()
+    tokens = batch(LENGTHS)
     backbone = pretrained(str(tmp_path / "stock"), attention=attention).eval()
     expected = alone(build("llama", attention), tokens)
     assert close(backbone.decoder(backbone(tokens)), expected)
@@ -167,7 +133,7 @@ def test_a_saved_model_keeps_its_attention(attention, tokenizer, tmp_path):
 
 
 def test_the_fused_head_behind_a_causal_language_model(tokenizer):
-    tokens = batch()
+    tokens = batch(LENGTHS)
     backbone = Backbone(build("mistral", "bidirectional"), tokenizer, gradient_checkpointing=True)
     sparse = SpladeEncoder(backbone, SpartonHead())(tokens)
     texts = alone(build("mistral", "bidirectional"), tokens).split(LENGTHS)
@@ -230,7 +196,7 @@ def test_late_interaction_folders_load_in_sentence_transformers(attention, tmp_p
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen3", "gemma2"])
 def test_attention_on_a_gpu_is_that_of_texts_alone(architecture, attention, tokenizer):
     """FlashAttention of grouped heads, causal or not, with windows; Gemma 2's bounded scores."""
-    tokens = batch()
+    tokens = batch(LENGTHS)
     expected = alone(build(architecture, attention), tokens).detach()
     other = alone(build(architecture, ATTENTIONS[attention == ATTENTIONS[0]]), tokens).detach()
     backbone = Backbone(build(architecture, attention), tokenizer).eval().cuda()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -26,9 +25,9 @@ from sparton.models.folders.splade import load_splade
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.layouts import choose_layout
 from sparton.models.splade import SpladeEncoder
-from sparton.types import TokenBatch, TokenRows
+from sparton.types import TokenRows
+from tests.models.alone import alone, assert_same_logits_and_gradients, batch, close, gradients
 
-TOLERANCE = 1e-5
 ROBERTA = {"max_position_embeddings": 98, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
 DEBERTA = {
@@ -95,31 +94,6 @@ def build(architecture: str, **others: Any) -> PreTrainedModel:
     return mlm.eval()
 
 
-def batch(lengths: tuple[int, ...] = LENGTHS) -> TokenBatch:
-    generator = torch.Generator().manual_seed(0)
-    return TokenBatch.from_lists(
-        [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
-    )
-
-
-def alone(mlm: PreTrainedModel, tokens: TokenBatch) -> Tensor:
-    """Logits ``[T, V]`` of every text by itself."""
-    texts = tokens.input_ids.split(tokens.cu_seqlens.diff().tolist())
-    return torch.cat([mlm(input_ids=text[None]).logits[0] for text in texts])
-
-
-def gradients(model: PreTrainedModel, logits: Tensor) -> dict[str, Tensor]:
-    upstream = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
-    model.zero_grad()
-    logits.backward(upstream)
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def close(left: Tensor, right: Tensor, scale: float | None = None) -> bool:
-    scale = float(right.detach().abs().max()) if scale is None else scale
-    return torch.allclose(left, right, rtol=0, atol=TOLERANCE * scale)
-
-
 @pytest.fixture(params=ARCHITECTURES)
 def architecture(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -128,30 +102,19 @@ def architecture(request: pytest.FixtureRequest) -> str:
 def test_logits_and_gradients_are_those_of_texts_alone(architecture, tokenizer, caplog):
     caplog.set_level(logging.INFO, logger="sparton")
     layout = ARCHITECTURES[architecture][0]
-    stock, tokens = build(architecture), batch()
+    stock, tokens = build(architecture), batch(LENGTHS)
     backbone = Backbone(build(architecture), tokenizer).eval()
     assert backbone.layout.name == layout
     runs = f"runs on {PACKED} tokens" if layout == PACKED else f"it runs {layout}"
     assert runs in caplog.text
-    expected, actual = alone(stock, tokens), backbone.decoder(backbone(tokens))
-    assert close(actual, expected)
-    assert not close(actual.roll(1, 0), expected)
-    wanted = gradients(stock, expected)
-    with backbone.decoder_in_place() as mlm:
-        found = gradients(mlm, actual)
-    assert found.keys() == wanted.keys()
-    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
-    for name, gradient in wanted.items():
-        # Those that cancel out, of keys' biases and of embeddings that move all alike, are noise.
-        assert close(found[name], gradient, max(float(gradient.abs().max()), 1e-2 * largest)), name
-    assert not close(found[name] * 1.01, wanted[name])
+    assert_same_logits_and_gradients(backbone, stock, tokens)
 
 
 def test_representations_behind_the_fused_head(architecture, tokenizer):
     tokens = batch((0, *LENGTHS))
     backbone = Backbone(build(architecture), tokenizer).eval()
     sparse = SpladeEncoder(backbone, SpartonHead())(tokens)
-    texts = alone(build(architecture), batch()).split(LENGTHS)
+    texts = alone(build(architecture), batch(LENGTHS)).split(LENGTHS)
     expected = torch.stack([logits.amax(0).relu().log1p() for logits in texts])
     assert not sparse[0].any()
     assert close(sparse[1:], expected)
@@ -178,7 +141,7 @@ def test_tokens_that_are_not_attended_to(architecture, tokenizer):
 
 @pytest.mark.parametrize("architecture", ["deberta-v2", "convbert"], indirect=True)
 def test_recomputed_layers_change_nothing(architecture, tokenizer):
-    tokens, found = batch(), []
+    tokens, found = batch(LENGTHS), []
     for checkpointing in (False, True):
         mlm = build(architecture)
         backbone = Backbone(mlm, tokenizer, gradient_checkpointing=checkpointing).train()
@@ -193,7 +156,7 @@ def test_recomputed_layers_change_nothing(architecture, tokenizer):
     [("mobilebert", {}), ("deberta-v2", {"legacy": False}), ("mpnet", {})],
 )
 def test_folders_of_heads_with_forms_of_their_own(architecture, options, tokenizer, tmp_path):
-    stock, tokens = build(architecture, **options), batch()
+    stock, tokens = build(architecture, **options), batch(LENGTHS)
     backbone = Backbone(build(architecture, **options), tokenizer).eval()
     expected = alone(stock, tokens)
     assert close(backbone.decoder(backbone(tokens)), expected)
@@ -218,28 +181,28 @@ def test_vocabularies_grow_where_the_head_allows_it(architecture, options, token
         with pytest.raises(ValueError, match=r"MobileBertForMaskedLM cannot grow.* 60 tokens"):
             backbone.add_tokens(["[Q] "])
         return
-    before = backbone.decoder(backbone(batch()))
+    before = backbone.decoder(backbone(batch(LENGTHS)))
     backbone.add_tokens(["[Q] "])
-    torch.testing.assert_close(backbone.decoder(backbone(batch()))[:, :60], before)
+    torch.testing.assert_close(backbone.decoder(backbone(batch(LENGTHS)))[:, :60], before)
 
 
 def test_an_encoder_with_a_decoder_is_refused(tokenizer):
     config = BartConfig(vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1)
     with pytest.raises(ValueError, match="BartForConditionalGeneration is an encoder with a dec"):
-        choose_layout(BartForConditionalGeneration(config), 60, 0)
+        choose_layout(BartForConditionalGeneration(config), 60, 96)
 
 
 def test_a_body_that_draws_random_numbers_is_refused():
     model = build("bert")
     model.bert.embeddings.register_forward_hook(lambda _, __, out: out + torch.randn_like(out))
     with pytest.raises(ValueError, match="other states among others than alone"):
-        choose_layout(model, 60, 0)
+        choose_layout(model, 60, 96)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_every_layout_on_a_gpu(architecture, tokenizer):
-    tokens = batch()
+    tokens = batch(LENGTHS)
     expected = alone(build(architecture), tokens).detach()
     backbone = Backbone(build(architecture).cuda(), tokenizer).eval()
     assert backbone.layout.name == ARCHITECTURES[architecture][0]

@@ -1,0 +1,55 @@
+"""What transformers' own models make of texts, each by itself: logits and gradients."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sparton.models.backbone import Backbone
+from sparton.types import TokenBatch
+
+TOLERANCE = 1e-5  # of the largest value
+
+
+def batch(lengths: tuple[int, ...]) -> TokenBatch:
+    """Random texts of these lengths over 60 terms."""
+    generator = torch.Generator().manual_seed(0)
+    return TokenBatch.from_lists(
+        [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
+    )
+
+
+def alone(model: PreTrainedModel, tokens: TokenBatch) -> Tensor:
+    """Logits ``[T, V]`` of every text by itself."""
+    texts = tokens.input_ids.split(tokens.cu_seqlens.diff().tolist())
+    return torch.cat([model(input_ids=text[None]).logits[0] for text in texts])
+
+
+def gradients(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
+    """Of all parameters, for an upstream gradient that depends on the shape alone."""
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
+    model.zero_grad()
+    output.backward(upstream)
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def close(left: Tensor, right: Tensor, scale: float = 0.0) -> bool:
+    scale = max(scale, float(right.detach().abs().max()))
+    return torch.allclose(left, right, rtol=0, atol=TOLERANCE * scale)
+
+
+def assert_same_logits_and_gradients(
+    backbone: Backbone, stock: PreTrainedModel, tokens: TokenBatch
+) -> None:
+    """Those of ``backbone`` on packed tokens are those of ``stock`` on every text by itself."""
+    expected, actual = alone(stock, tokens), backbone.decoder(backbone(tokens))
+    assert close(actual, expected)
+    assert not close(actual.roll(1, 0), expected)
+    wanted = gradients(stock, expected)
+    with backbone.decoder_in_place() as whole:
+        found = gradients(whole, actual)
+    assert found.keys() == wanted.keys()
+    largest = max(float(gradient.abs().max()) for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        # Those that cancel out, of keys' biases and of embeddings that move all alike, are noise.
+        assert close(found[name], gradient, 1e-2 * largest), name
+    assert not close(found[name] * 1.01, wanted[name])
