@@ -2,21 +2,9 @@
 
 from collections.abc import Sequence
 
+from benchmarks.head.profile import STALLS
 from tables.records import Record, markdown, table
 
-WAITS = {
-    "barrier": "other warps",
-    "branch_resolve": "branches",
-    "gmma": "the tensor cores",
-    "lg_throttle": "the queue of loads",
-    "long_scoreboard": "loads",
-    "math_pipe_throttle": "arithmetic",
-    "mio_throttle": "the queue of shared memory",
-    "no_instruction": "instructions",
-    "not_selected": "their turn",
-    "short_scoreboard": "shared memory",
-    "wait": "a fixed latency",
-}
 KERNELS = {
     "_segment_max_hopper_kernel": "forward: product and maxima",
     "_count_kernel": "count entries by token",
@@ -54,4 +42,4 @@ def _figures(launches: Sequence[Record]) -> list[str]:
     traffic = f"{sum(launch['dram_mib'] for launch in launches):,.0f}"
     stall = max(launches[0]["stalls"], key=launches[0]["stalls"].get)
     clock = f"{mean('sm_ghz'):.2f}"
-    return [str(len(launches)), f"{time:,.0f}", clock, *shares, traffic, WAITS.get(stall, stall)]
+    return [str(len(launches)), f"{time:,.0f}", clock, *shares, traffic, STALLS.get(stall, stall)]

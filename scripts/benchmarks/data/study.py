@@ -20,6 +20,7 @@ from benchmarks.screen import Columns, Record
 from benchmarks.study import Measured, Settings, Study
 from sparton.datasets.loader import train_loader
 from sparton.datasets.tokenization import PackedTokenizer
+from sparton.models.checkpoint import load_tokenizer
 from sparton.types import TrainBatch
 
 Result = TypeVar("Result")
@@ -43,12 +44,6 @@ def cpu_model() -> str:
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
 
 
-def default_workers() -> list[int]:
-    """Powers of two up to the cores, one of which the main process needs."""
-    cores = os.cpu_count() or 1
-    return [2**power for power in range(8) if 2**power < cores] or [1]
-
-
 class DataStudy(Study[Cell]):
     """Speed and memory of preparing training files and of loading batches from them.
 
@@ -66,7 +61,7 @@ class DataStudy(Study[Cell]):
     needs_gpu = False
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "examples": {"type": int, "nargs": "+", "default": [1_000_000]},
-        "workers": {"type": int, "nargs": "+", "default": default_workers()},
+        "workers": {"type": int, "nargs": "+", "default": [1, 2, 4]},
         "batch": {"type": int, "default": 384},
         "tokenizer": {"help": "folder or hub name; default: a generated one"},
     }
@@ -126,7 +121,9 @@ def measure_preparation(folder: Path) -> Record:
 
 def measure_loading(folder: Path, cell: Cell, settings: Settings) -> Record:
     """Batches taken as fast as they come, for a while after every worker has given some."""
-    tokenizer = packed_tokenizer(settings.options["tokenizer"])
+    name = settings.options["tokenizer"]
+    words = load_tokenizer(name) if name else build_tokenizer()
+    tokenizer = PackedTokenizer(words, QUERY_LENGTH, DOCUMENT_LENGTH)
     open_s, data = timed(lambda: open_files(folder))
 
     load: Callable[..., Iterable[TrainBatch]] = partial(
@@ -151,14 +148,6 @@ def measure_loading(folder: Path, cell: Cell, settings: Settings) -> Record:
     found = take(loader, settings.seconds)
     del loader
     return {"open_s": open_s, "resume_s": resume_s, "first_batch_s": first_s, **found}
-
-
-def packed_tokenizer(name: str | None) -> PackedTokenizer:
-    """The tokenizer of a folder or a name on the hub; None for that of the texts."""
-    from sparton.models.checkpoint import load_tokenizer
-
-    tokenizer = load_tokenizer(name) if name else build_tokenizer()
-    return PackedTokenizer(tokenizer, QUERY_LENGTH, DOCUMENT_LENGTH)
 
 
 @contextmanager

@@ -31,11 +31,20 @@ METRICS = {
     "registers": ("launch__registers_per_thread", 1),
     "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active", 1),
 }  # fmt: skip
-STALLS = (
-    "barrier", "branch_resolve", "dispatch_stall", "gmma", "lg_throttle", "long_scoreboard",
-    "math_pipe_throttle", "membar", "mio_throttle", "no_instruction", "not_selected",
-    "short_scoreboard", "sleeping", "wait",
-)  # fmt: skip
+# What warps wait for, by the names of Nsight Compute.
+STALLS = {
+    "barrier": "other warps",
+    "branch_resolve": "branches",
+    "gmma": "the tensor cores",
+    "lg_throttle": "the queue of loads",
+    "long_scoreboard": "loads",
+    "math_pipe_throttle": "arithmetic",
+    "mio_throttle": "the queue of shared memory",
+    "no_instruction": "instructions",
+    "not_selected": "their turn",
+    "short_scoreboard": "shared memory",
+    "wait": "a fixed latency",
+}
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 WARM_UPS = 3
 
@@ -100,10 +109,8 @@ def launch_record(row: dict[str, str]) -> Record:
 
 
 def number(text: str | None) -> float | None:
-    try:
-        return float((text or "").replace(",", ""))
-    except ValueError:
-        return None
+    digits = (text or "").replace(",", "")
+    return float(digits) if digits[:1].isdigit() else None
 
 
 if __name__ == "__main__":

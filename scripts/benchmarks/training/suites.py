@@ -12,6 +12,7 @@ OWN_WORDS, ALL_TERMS = "words", "all"  # active in the untrained representation 
 WARM_UP_WINDOWS = 2
 FEWEST_WINDOWS, MOST_WINDOWS = 3, 20
 WINDOW_PAIRS = 4096  # of one GPU
+ROUGH_RATE = 2000  # pairs per second of one GPU, to choose the number of windows by
 
 
 class Lengths(NamedTuple):
@@ -63,7 +64,8 @@ class Cell(NamedTuple):
         parts += ["half residual"] if self.half_residual else []
         parts += [f"{self.gpus} GPUs"] if self.gpus > 1 else []
         parts += [f"{self.vocabulary} terms"] if self.vocabulary != BERT else []
-        parts += [f"{self.lengths} lengths"] if self.lengths != _usual_lengths(self.model) else []
+        usual = SPLADE if self.model == SPLADE else COLBERT
+        parts += [f"{self.lengths} lengths"] if self.lengths != usual else []
         parts += ["all terms active"] if self.activity == ALL_TERMS else []
         return " ".join(part for part in parts if part)
 
@@ -76,10 +78,6 @@ class Cell(NamedTuple):
     def local_batch(self) -> int:
         """Pairs of a step on one GPU."""
         return self.batch // self.gpus
-
-
-def _usual_lengths(model: str) -> str:
-    return SPLADE if model == SPLADE else COLBERT
 
 
 class Plan(NamedTuple):
@@ -104,36 +102,17 @@ class Plan(NamedTuple):
 
 
 def plan(cell: Cell, seconds: float, miniature: bool = False) -> Plan:
-    """The steps that take about ``seconds`` after the warm-up."""
+    """The steps that take about ``seconds`` after the warm-up, at a rough rate."""
     if miniature:
         batch = min(max(cell.local_batch // 48, 4), 12) * cell.gpus
         micro_batch = min(max(cell.micro_batch // 48, 3), 5) if cell.micro_batch else 0
         lengths, windows = MINIATURE_LENGTHS[cell.lengths], WARM_UP_WINDOWS + FEWEST_WINDOWS
         return Plan(batch, micro_batch, MINIATURE_VOCABULARY, lengths, 2, windows)
     log_every = max(WINDOW_PAIRS // cell.local_batch, 1)
-    wanted = round(seconds * expected_rate(cell) / (log_every * cell.batch))
+    wanted = round(seconds * ROUGH_RATE / (log_every * cell.local_batch))
     windows = WARM_UP_WINDOWS + min(max(wanted, FEWEST_WINDOWS), MOST_WINDOWS)
     lengths = LENGTHS[cell.lengths]
     return Plan(cell.batch, cell.micro_batch, cell.vocabulary, lengths, log_every, windows)
-
-
-# Pairs per second on one H200, to choose the number of windows by; rough.
-_RATES = {
-    (THEIRS, SPLADE): 780,
-    (THEIRS, COLBERT): 1400,
-    (OURS, SPLADE): 2400,
-    (OURS, COLBERT): 3800,
-    (OURS, JOINT): 2800,
-}
-_SLOW_HEADS = {"eager": 1000, "compiled": 1500, "tiled": 1000, "sparton_hybrid": 1800}
-
-
-def expected_rate(cell: Cell) -> float:
-    rate = float(_SLOW_HEADS.get(cell.head, _RATES[cell.trainer, cell.model]))
-    rate *= 1.3 if cell.compiled else 1.0
-    rate *= 0.62 if cell.micro_batch else 1.0
-    rate *= 0.3 if cell.vocabulary == XLM_ROBERTA else 1.0
-    return rate * cell.gpus
 
 
 def _splade(head: str, batch: int, **others: Any) -> Cell:
