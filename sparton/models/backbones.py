@@ -25,7 +25,7 @@ from transformers import (
 
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
-from sparton.models.causal_lm import Attention
+from sparton.models.causal_lm import Attention, SpecialTokens, set_special_tokens
 from sparton.models.checkpoint import load_body, load_lm, load_tokenizer
 from sparton.models.folders.files import module_kinds
 from sparton.models.origin import Origin, origin_of_trained
@@ -44,6 +44,7 @@ def pretrained(
     name: str,
     *,
     attention: Attention | None = None,
+    special_tokens: SpecialTokens | None = None,
     logit_scale: float = 1.0,
     logit_shift: float = 0.0,
     compile: bool = False,
@@ -56,6 +57,8 @@ def pretrained(
     Args:
         name: hub name or path.
         attention: of a causal language model; see :func:`~sparton.models.causal_lm.set_attention`.
+        special_tokens: around every text; see
+            :func:`~sparton.models.causal_lm.set_special_tokens`.
         logit_scale, logit_shift: see :func:`rescale_logits`. For models whose untrained
             representations are dense or collapsed.
         compile, half_residual, gradient_checkpointing: see :class:`Backbone`.
@@ -67,9 +70,11 @@ def pretrained(
         OSError: nothing of that name, or no connection to the hub.
     """
     source = Source(name, **reading)
+    tokenizer = load_tokenizer(source)
+    set_special_tokens(tokenizer, special_tokens)
     backbone = Backbone(
         load_lm(source, attention=attention),
-        load_tokenizer(source),
+        tokenizer,
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,

@@ -2,13 +2,14 @@
 
 from typing import Literal
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
 )
 
 Attention = Literal["bidirectional", "causal"]
+SpecialTokens = Literal["none", "eos"]
 
 
 def is_causal_lm(config: PreTrainedConfig) -> bool:
@@ -50,3 +51,33 @@ def set_attention(
     if getattr(config, "final_logit_softcapping", None) is not None:
         config.final_logit_softcapping = None
     return config
+
+
+def set_special_tokens(
+    tokenizer: PreTrainedTokenizerFast, special_tokens: SpecialTokens | None
+) -> None:
+    """Choose the tokens that a tokenizer puts around every text, in place; its files keep them.
+
+    Args:
+        tokenizer: of a language model.
+        special_tokens: "none", or "eos" for the token that ends a text, behind it; None leaves what
+            the tokenizer does. What causal language models put before a text, such as Llama's
+            ``<|begin_of_text|>``, makes the same terms win in all texts if its logits are pooled.
+
+    Raises:
+        ValueError: a choice that does not exist, or "eos" of a tokenizer without such a token.
+    """
+    from tokenizers.processors import TemplateProcessing
+
+    if special_tokens is None:
+        return
+    if special_tokens not in ("none", "eos"):
+        raise ValueError(f"special_tokens={special_tokens!r}: must be none or eos")
+    end, number = tokenizer.eos_token, tokenizer.eos_token_id
+    if special_tokens == "none":
+        processor = TemplateProcessing(single="$A", special_tokens=[])
+    elif end is None:
+        raise ValueError("special_tokens='eos': the tokenizer has no token that ends a text")
+    else:
+        processor = TemplateProcessing(single=["$A", end], special_tokens=[(end, number)])
+    tokenizer.backend_tokenizer.post_processor = processor

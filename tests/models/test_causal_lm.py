@@ -16,7 +16,7 @@ from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import bare, pretrained, word_tokenizer
 from sparton.models.body import without_attention_dropout
-from sparton.models.causal_lm import set_attention
+from sparton.models.causal_lm import set_attention, set_special_tokens
 from sparton.models.checkpoint import load_lm
 from sparton.models.colbert import ColbertHead
 from sparton.models.encoder import Encoder
@@ -206,3 +206,24 @@ def test_attention_on_a_gpu_is_that_of_texts_alone(architecture, attention, toke
     logits.float().sum().backward()
     assert error < 0.03 < (other - expected).norm() / expected.norm()
     assert all(p.grad.isfinite().all() for p in backbone.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize(("special_tokens", "around"), [(None, 2), ("none", 0), ("eos", 1)])
+def test_tokens_around_texts_are_chosen_and_kept(special_tokens, around, tmp_path):
+    """Word-level tokenizers here put two around a text; what a tokenizer has stays its own."""
+    tokenizer = word_tokenizer(WORDS, 96)
+    tokenizer.eos_token = "[SEP]"
+    build("llama", None).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    backbone = pretrained(str(tmp_path), special_tokens=special_tokens)
+    ids = PackedTokenizer(backbone.tokenizer, 16, 32).documents(["w7 w9"]).input_ids.tolist()
+    assert len(ids) == 2 + around
+    assert ids[-1] == (tokenizer.eos_token_id if around else tokenizer.convert_tokens_to_ids("w9"))
+    backbone.tokenizer.save_pretrained(tmp_path)
+    again = pretrained(str(tmp_path)).tokenizer
+    assert again("w7 w9")["input_ids"] == ids
+    with pytest.raises(ValueError, match="special_tokens='bos': must be none or eos"):
+        pretrained(str(tmp_path), special_tokens="bos")
+    again.eos_token = None
+    with pytest.raises(ValueError, match="has no token that ends a text"):
+        set_special_tokens(again, "eos")
