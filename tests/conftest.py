@@ -1,5 +1,5 @@
-"""Without a GPU, Triton kernels run in its interpreter. It must be chosen before Triton is
-imported, hence here and not in the folder of the kernel tests."""
+"""Without a GPU, Triton kernels run in its interpreter; and no test asks the hub. Both must be
+chosen before Triton and the hub's library are imported, hence here and not in folders of tests."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ import torch
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_configure() -> None:

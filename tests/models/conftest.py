@@ -5,7 +5,6 @@ DistilBERT another head, XLM-R an offset of the positions, ModernBERT rotary pos
 attention (here 4 tokens to each side).
 """
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -25,8 +24,6 @@ from transformers import (
 
 from sparton.models.backbones import word_tokenizer
 from sparton.models.body import without_attention_dropout
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 VOCABULARY_SIZE = 60
 MAX_LENGTH = 96
