@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn, TypeVar, cast, overload
 
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 2
+shown = _SHORT.repr  # a value in a sentence, cut where it is long or deep
 T = TypeVar("T", str, bool, int, float, list[Any])
 
 LONGEST = 10**9  # of what counts tokens, or anything else that is held in memory one by one
@@ -65,9 +68,7 @@ class Fields:
             ValueError: it is not.
         """
         if not isinstance(content, dict):
-            raise ValueError(
-                f"{place} must hold a JSON object, not {reprlib.repr(content)}: {_REMEDY}"
-            )
+            raise ValueError(f"{place} must hold a JSON object, not {shown(content)}: {_REMEDY}")
         return cls(content, place)
 
     def __len__(self) -> int:
@@ -154,7 +155,7 @@ class Fields:
         Raises:
             ValueError: always.
         """
-        found = reprlib.repr(self._content[key]) if key in self._content else "not there"
+        found = shown(self._content[key]) if key in self._content else "not there"
         raise ValueError(f"{self.place}: {key} is {found}, and must be {wanted}: {_REMEDY}")
 
 
@@ -180,7 +181,7 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{reprlib.repr(twice)} occurs twice in one object")
+        raise ValueError(f"{shown(twice)} occurs twice in one object")
     return content
 
 

@@ -203,8 +203,8 @@ def _config(source: Source, attention: Attention | None, subfolder: str) -> PreT
             **source.place,
             **arguments,
         )
-        # A name of a repository there would be a kernel to fetch and run.
-        config._attn_implementation = None
+        # Names of repositories there would be kernels to fetch and run.
+        config._attn_implementation = config._experts_implementation = None
         layers = getattr(config, "num_hidden_layers", 0)
         if not 0 <= layers <= MOST_LAYERS:
             raise ValueError(f"num_hidden_layers={layers} in config.json")

@@ -4,13 +4,12 @@ The file is ``{token: weight}``, as OpenSearch's inference-free models and sente
 ``SparseStaticEmbedding.from_json`` have it.
 """
 
-import reprlib
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from sparton.reading import read_json
+from sparton.reading import read_json, shown
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -33,7 +32,7 @@ def read_idf(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, 
     if wrong:
         raise ValueError(
             f"{path}: {len(wrong)} of {len(idf)} values are no weights, which are numbers from 0 "
-            f"on that fp32 holds; the first is that of {wrong[0]!r}: {reprlib.repr(idf[wrong[0]])}"
+            f"on that fp32 holds; the first is that of {wrong[0]!r}: {shown(idf[wrong[0]])}"
         )
     vocabulary = tokenizer.get_vocab()
     unknown = [token for token in idf if token not in vocabulary]

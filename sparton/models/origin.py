@@ -1,13 +1,13 @@
 """Where a model's weights come from, and under which terms they may be used."""
 
 import re
-import reprlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from sparton.models.repository import Source
+from sparton.reading import shown
 
 CARD = "README.md"
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
@@ -88,7 +88,7 @@ def _strings(front: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, tuple | list) or not all(isinstance(each, str) for each in values):
         raise ValueError(
-            f"{path}: {key} is {reprlib.repr(value)}, and must be a string or a list of strings: "
+            f"{path}: {key} is {shown(value)}, and must be a string or a list of strings: "
             "correct it, or take it out"
         )
     return tuple(values)

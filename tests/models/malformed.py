@@ -33,6 +33,12 @@ POOLING = {"splade": "1_SpladePooling", "joint": "1_SpladePooling", "csr": "1_Po
 STATIC = "query_0_SparseStaticEmbedding"
 
 
+# Whose text would have 2^30 parts.
+_ALIASES = "a0: &a0 [x]\n" + "".join(
+    f"a{row}: &a{row} [*a{row - 1}, *a{row - 1}]\n" for row in range(1, 31)
+)
+
+
 class Damage(NamedTuple):
     kind: str
     file: str
@@ -184,6 +190,16 @@ def _values() -> list[Damage]:
         ("splade", CONFIG, "more layers", having(num_hidden_layers=3)),
         ("splade", CONFIG, "own code", having(
             model_type="own", auto_map={"AutoConfig": "own.Config", "AutoModel": "own.Model"})),
+        ("splade", CONFIG, "a million layers", having(num_hidden_layers=10**6)),
+        ("splade", CONFIG, "a wide layer", having(intermediate_size=10**12)),
+        ("splade", CONFIG, "padding outside", having(pad_token_id=10**9)),
+        ("splade", CONFIG, "strange dtype", having(dtype="no")),
+        ("splade", "special_tokens_map.json", "list", '["a"]'),
+        ("splade", "added_tokens.json", "list", "[1]"),
+        ("splade", "tokenizer_config.json", "a text as length", having(model_max_length="x")),
+        ("splade", "tokenizer_config.json", "strange tokens", having(extra_special_tokens=3)),
+        ("splade", TOKENIZER, "strange pattern", having(pre_tokenizer={
+            "type": "Split", "pattern": {"Regex": "(("}, "behavior": "Isolated", "invert": False})),
         ("splade", TOKENIZER, "no model", lacking("model")),
         ("splade", TOKENIZER, "strange model", having(model={"type": "none-such"})),
         ("splade", TOKENIZER, "no vocabulary", lambda held: held | {
@@ -212,6 +228,7 @@ def _values() -> list[Damage]:
         ("splade", "README.md", "a number as dataset", "---\ndatasets: 3\n---\n"),
         ("splade", "README.md", "a mapping as base", "---\nbase_model: {a: b}\n---\n"),
         ("splade", "README.md", "a mapping as licence", "---\nlicense: {a: b}\n---\n"),
+        ("splade", "README.md", "aliases", f"---\n{_ALIASES}datasets: *a30\n---\n"),
         ("splade", "README.md", "nested", "---\na: " + "[" * 20_000 + "\n---\n"),
         ("colbert", DESCRIPTION, "a number as marker", having(query_prefix=3)),
         ("colbert", DESCRIPTION, "a number as skiplist", having(skiplist_words=3)),

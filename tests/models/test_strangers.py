@@ -114,7 +114,8 @@ def test_nor_is_it_on_request(good, name):
 def test_kernels_that_a_configuration_names_are_not_fetched(copied):
     path = copied("splade")
     expected = vectors(path)
-    apply(Damage("splade", CONFIG, "", having(attn_implementation="someone/kernel")), path)
+    named = having(attn_implementation="someone/kernel", experts_implementation="sonicmoe")
+    apply(Damage("splade", CONFIG, "", named), path)
     assert torch.equal(vectors(path), expected)
 
 
