@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar, cast, overload
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel = 2
 shown = _SHORT.repr  # a value in a sentence, cut where it is long or deep
-T = TypeVar("T", str, bool, int, float, list[Any])
+Item = TypeVar("Item", str, bool, int, float, list[Any])
 
 LONGEST = 10**9  # of what counts tokens, or anything else that is held in memory one by one
 _REMEDY = "correct it, or copy or download the file again"
@@ -81,10 +81,10 @@ class Fields:
         return iter(self._content)
 
     @overload
-    def get(self, key: str, kind: type[T]) -> T | None: ...
+    def get(self, key: str, kind: type[Item]) -> Item | None: ...
     @overload
-    def get(self, key: str, kind: type[T], default: T) -> T: ...
-    def get(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+    def get(self, key: str, kind: type[Item], default: Item) -> Item: ...
+    def get(self, key: str, kind: type[Item], default: Item | None = None) -> Item | None:
         """The value of a key, ``default`` where it is not there. Numbers are no booleans, and a
         whole number is a ``float``, too."""
         value: Any = self._content.get(key)
@@ -95,9 +95,9 @@ class Fields:
             self.refuse(key, _NAMES[kind])
         if isinstance(value, str) and not _is_text(value):
             self.refuse(key, "a string of whole characters")
-        return cast(T, value)
+        return cast(Item, value)
 
-    def need(self, key: str, kind: type[T]) -> T:
+    def need(self, key: str, kind: type[Item]) -> Item:
         """As :meth:`get`, of a key that must be there."""
         value = self.get(key, kind)
         if value is None:
