@@ -220,5 +220,5 @@ def test_the_command_takes_the_results_of_the_training(tmp_path, capsys):
     card_command.main([str(model)])
     assert "0.1250" in (model / "README.md").read_text()
     (tmp_path / "other.json").write_text("[]")
-    with pytest.raises(ValueError, match="no results of an evaluation"):
+    with pytest.raises(ValueError, match=r"other\.json must hold a JSON object, not"):
         card_command.main([str(model), "--results", str(tmp_path / "other.json")])

@@ -12,12 +12,14 @@ from rich.console import Group
 from rich.table import Table
 
 from sparton.evaluation.speed import Speed
+from sparton.reading import Fields, read_json
 from sparton.retrieval.run import Run
 from sparton.retrieval.trec import write_run
 from sparton.writing import replacing
 
 Figures = tuple[float | None, ...]
 Columns = dict[str, tuple[str, list[Figures]]]
+_SPEEDS = ("documents_per_second", "queries_per_second", "index_bytes")
 
 
 class TaskResult(NamedTuple):
@@ -199,24 +201,49 @@ def read_queries(folder: Path | str) -> dict[str, dict[str, dict[str, float]]]:
         raise FileNotFoundError(
             f"{path}: no such file; trainings and evaluations that measured something leave one"
         )
-    tasks: dict[str, dict[str, dict[str, float]]] = {}
-    try:
-        for task in json.loads(path.read_text(encoding="utf-8"))["tasks"]:
-            own = Path(folder) / task.get("by_query", "nothing")
-            if not own.is_file():
-                raise FileNotFoundError(
-                    f"{folder} has no figures of the queries of {task['name']}: evaluate the model "
-                    "again, which writes them"
-                )
-            path = own
-            held = json.loads(own.read_text(encoding="utf-8"))
-            tasks[task["name"]] = {
-                metric: dict(zip(held["queries"], values, strict=True))
-                for metric, values in held["metrics"].items()
-            }
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no results of an evaluation ({error!r})") from error
+    return {task["name"]: _read_task_queries(Path(folder), task) for task in read_tasks(path)}
+
+
+def read_tasks(path: Path) -> list[dict[str, Any]]:
+    """What a ``results.json`` says of each task, which has its ``name``, its ``metrics``, and
+    perhaps its ``speed``; see :func:`task_figures`.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is damaged.
+    """
+    content = Fields.of(read_json(path), str(path))
+    tasks = content.need("tasks", list)
+    for row, each in enumerate(tasks):
+        task = Fields.of(each, f"{path}: task {row}")
+        task.need("name", str)
+        task.get("by_query", str)
+        metrics, speed = task.need_object("metrics"), task.object("speed")
+        for metric in metrics:
+            metrics.need(metric, float)
+        if speed is not None:
+            latency = speed.need_object("latency")
+            for fields, keys in ((speed, _SPEEDS), (latency, ("p50", "p95"))):
+                for key in keys:
+                    fields.need(key, float)
     return tasks
+
+
+def _read_task_queries(folder: Path, task: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Metric to query id to value."""
+    path = folder / (task.get("by_query") or "nothing")
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{folder} has no figures of the queries of {task['name']}: evaluate the model "
+            "again, which writes them"
+        )
+    held = Fields.of(read_json(path), str(path))
+    metrics, queries = held.need_object("metrics"), held.strings("queries") or []
+    values = {metric: metrics.numbers(metric) for metric in metrics}
+    for metric, each in values.items():
+        if len(each) != len(queries):
+            metrics.refuse(metric, f"a list of {len(queries)} numbers, one for each query")
+    return {metric: dict(zip(queries, each, strict=True)) for metric, each in values.items()}
 
 
 def _label(metric: str) -> str:

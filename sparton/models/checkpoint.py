@@ -20,8 +20,10 @@ from transformers import (
 from sparton.arguments import ArgumentError
 from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
 from sparton.models.causal_lm import Attention, is_causal_lm, set_attention
+from sparton.models.damage import check_finite, check_weights, readable
 from sparton.models.layouts import without_warnings
 from sparton.models.repository import Source
+from sparton.reading import Fields
 
 VOCABULARY_FILES = (
     "tokenizer.json",
@@ -40,14 +42,21 @@ _NEWER = {
 }
 # What is not to be chosen: where files lie, and what this project needs to be as it sets it.
 _PLACE = ("revision", "cache_dir", "subfolder")
+# What would run code of others: classes, pickles, and kernels that are fetched from the hub.
+_CODE = (
+    "trust_remote_code", "code_revision", "auto_map", "weights_only", "attn_implementation",
+    "_attn_implementation", "experts_implementation", "_experts_implementation", "use_kernels",
+    "kernel_config", "adapter_kwargs",
+)  # fmt: skip
 _SET_HERE = {
     "model_args": (
-        *_PLACE, "config", "dtype", "torch_dtype", "attn_implementation", "device_map",
+        *_PLACE, *_CODE, "config", "dtype", "torch_dtype", "device_map",
         "quantization_config", "output_loading_info", "ignore_mismatched_sizes",
     ),
-    "tokenizer_args": (*_PLACE, "config", "use_fast", "padding_side", "truncation_side"),
-    "config_args": (*_PLACE, "return_unused_kwargs", "attn_implementation", *ATTENTION_DROPOUTS),
+    "tokenizer_args": (*_PLACE, *_CODE, "config", "use_fast", "padding_side", "truncation_side"),
+    "config_args": (*_PLACE, *_CODE, "return_unused_kwargs", *ATTENTION_DROPOUTS),
 }  # fmt: skip
+MOST_LAYERS = 1000  # more would be built for hours before their weights are missed
 
 
 def load_lm(
@@ -129,15 +138,19 @@ def load_tokenizer(source: str | Path | Source, *, subfolder: str = "") -> PreTr
             "model's tokenizer into the same folder (tokenizer.save_pretrained)"
         )
     settings = _settings(source, subfolder)
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        source.name,
-        subfolder=subfolder,
-        **source.place,
-        **_arguments(source, settings, "tokenizer_args"),
-    )
+    arguments = _arguments(source, settings, "tokenizer_args")
+    with readable(source, subfolder, "tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source.name,
+            subfolder=subfolder,
+            trust_remote_code=False,
+            **source.place,
+            **arguments,
+        )
+        tokenizer("a")  # some are found to be damaged at the first text
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise ValueError(f"{source} has a slow tokenizer ({type(tokenizer).__name__}); convert it")
-    if settings.get("do_lower_case"):
+    if settings.get("do_lower_case", bool):
         _lower_case(tokenizer)
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token  # for libraries that pad, as Llama's has none
@@ -148,23 +161,27 @@ def _load(
     kind: Any, source: Source, config: PreTrainedConfig, subfolder: str
 ) -> tuple[Any, list[str]]:
     """A model of ``kind``, and what its checkpoint lacks."""
-    arguments = _arguments(source, _settings(source, subfolder), "model_args")
-    try:
-        model, report = kind.from_pretrained(
-            source.name,
-            config=config,
-            subfolder=subfolder,
-            dtype=torch.float32,
-            output_loading_info=True,
-            **source.place,
-            **arguments,
-        )
-    except TypeError as error:
-        if not arguments:
-            raise
-        raise ArgumentError(
-            "{model_args} are not all arguments of this model: {}", error, model_args=arguments
-        ) from error
+    arguments = _arguments(source, Fields({}, ""), "model_args")  # those of a folder load elsewhere
+    with readable(source, subfolder, "checkpoint"):
+        try:
+            model, report = kind.from_pretrained(
+                source.name,
+                config=config,
+                subfolder=subfolder,
+                dtype=torch.float32,
+                output_loading_info=True,
+                trust_remote_code=False,
+                weights_only=True,
+                **source.place,
+                **arguments,
+            )
+        except TypeError as error:
+            if not arguments:
+                raise
+            raise ArgumentError(
+                "{model_args} are not all arguments of this model: {}", error, model_args=arguments
+            ) from error
+    check_finite(model.named_parameters(), "/".join(filter(None, (source.name, subfolder))))
     return model, sorted(report["missing_keys"])
 
 
@@ -175,15 +192,22 @@ def _config(source: Source, attention: Attention | None, subfolder: str) -> PreT
             f"no config.json in {source}: no Hugging Face model is in a folder of this name, nor "
             "on the hub, or the hub cannot be reached"
         )
-    _check_weights(Path(source.name) / subfolder)
+    check_weights(Path(source.name) / subfolder)
     arguments = _arguments(source, _settings(source, subfolder), "config_args")
-    config, unknown = AutoConfig.from_pretrained(
-        source.name,
-        subfolder=subfolder,
-        return_unused_kwargs=True,
-        **source.place,
-        **arguments,
-    )
+    with readable(source, subfolder, "configuration"):
+        config, unknown = AutoConfig.from_pretrained(
+            source.name,
+            subfolder=subfolder,
+            return_unused_kwargs=True,
+            trust_remote_code=False,
+            **source.place,
+            **arguments,
+        )
+        # Names of repositories there would be kernels to fetch and run.
+        config._attn_implementation = config._experts_implementation = None
+        layers = getattr(config, "num_hidden_layers", 0)
+        if not 0 <= layers <= MOST_LAYERS:
+            raise ValueError(f"num_hidden_layers={layers} in config.json")
     if strange := unknown.keys() & (source.config_args or {}).keys():
         raise ArgumentError(
             "{config_args} has {}, which the configuration of {} does not have: leave that out",
@@ -194,12 +218,11 @@ def _config(source: Source, attention: Attention | None, subfolder: str) -> PreT
     return set_attention(without_attention_dropout(config), attention, str(source))
 
 
-def _arguments(source: Source, settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _arguments(source: Source, settings: Fields, name: str) -> dict[str, Any]:
     """What a Transformer module of sentence-transformers says it is loaded with, and what a caller
     gives, who must not set what is set here."""
-    stored = settings.get(name) or settings.get(_NEWER[name]) or {}
-    kept = {key: value for key, value in stored.items() if key not in _SET_HERE[name]}
-    kept.pop("trust_remote_code", None)  # not a folder's to say
+    stored = settings.object(name) or settings.object(_NEWER[name]) or Fields({}, "")
+    kept = {key: value for key, value in stored.as_dict().items() if key not in _SET_HERE[name]}
     given: Mapping[str, Any] = getattr(source, name) or {}
     if chosen := [key for key in given if key in _SET_HERE[name]]:
         raise ArgumentError(
@@ -210,9 +233,9 @@ def _arguments(source: Source, settings: Mapping[str, Any], name: str) -> dict[s
     return kept | dict(given)
 
 
-def _settings(source: Source, subfolder: str) -> dict[str, Any]:
+def _settings(source: Source, subfolder: str) -> Fields:
     """What a Transformer module of sentence-transformers says of itself, beside its checkpoint."""
-    return source.json(TRANSFORMER_FILE, subfolder) or {}
+    return source.fields(TRANSFORMER_FILE, subfolder)
 
 
 def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -232,18 +255,3 @@ def lowers_case(tokenizer: PreTrainedTokenizerFast) -> bool:
 
     first = tokenizer.backend_tokenizer.normalizer
     return isinstance(first[0] if isinstance(first, Sequence) else first, Lowercase)
-
-
-def _check_weights(folder: Path) -> None:
-    """Open every safetensors file of a local folder; the library's own error names no file."""
-    from safetensors import SafetensorError, safe_open
-
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except SafetensorError as error:
-            raise ValueError(
-                f"{path} is damaged ({error}; {path.stat().st_size} bytes): "
-                "copy or download it again"
-            ) from error

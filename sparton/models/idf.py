@@ -4,11 +4,14 @@ The file is ``{token: weight}``, as OpenSearch's inference-free models and sente
 ``SparseStaticEmbedding.from_json`` have it.
 """
 
-import json
-import math
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedTokenizerFast
+
+from sparton.reading import read_json, shown
+
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def read_idf(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, float]:
@@ -16,23 +19,20 @@ def read_idf(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, 
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: no JSON object, a value that is no weight (a finite number from 0 on), or tokens
-            that the tokenizer does not know; says how many and which first.
+        ValueError: no JSON object, a value that is no weight (a number from 0 on that fp32 holds),
+            or tokens that the tokenizer does not know; says how many and which first.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; sparton.pipelines.compute_idf writes one")
-    try:
-        idf = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    idf = read_json(path)
     if not isinstance(idf, dict) or not idf:
         raise ValueError(f'{path} must hold a JSON object of weights by token, {{"token": 1.5}}')
     wrong = [token for token, value in idf.items() if not _is_weight(value)]
     if wrong:
         raise ValueError(
-            f"{path}: {len(wrong)} of {len(idf)} values are no weights, which are finite numbers "
-            f"from 0 on; the first is that of {wrong[0]!r}: {idf[wrong[0]]!r}"
+            f"{path}: {len(wrong)} of {len(idf)} values are no weights, which are numbers from 0 "
+            f"on that fp32 holds; the first is that of {wrong[0]!r}: {shown(idf[wrong[0]])}"
         )
     vocabulary = tokenizer.get_vocab()
     unknown = [token for token in idf if token not in vocabulary]
@@ -48,4 +48,4 @@ def read_idf(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, 
 def _is_weight(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return math.isfinite(value) and value >= 0
+    return 0 <= value <= _LARGEST

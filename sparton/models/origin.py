@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from sparton.models.repository import Source
+from sparton.reading import shown
 
 CARD = "README.md"
 _FRONT = re.compile(r"\A---\s*\n(.*?)\n---\s*(?:\n|\Z)", re.DOTALL)
@@ -42,12 +43,10 @@ def read_origin(source: str | Path | Source) -> Origin:
     if path is None:
         return Origin()
     front = front_matter(path)
-    base, datasets = front.get("base_model"), front.get("datasets") or ()
-    licence = front.get("license")
     return Origin(
-        base[0] if isinstance(base, list) and base else base or None,
-        str(licence) if licence else None,
-        (datasets,) if isinstance(datasets, str) else tuple(map(str, datasets)),
+        next(iter(_strings(front, "base_model", path)), None),
+        ", ".join(_strings(front, "license", path)) or None,
+        _strings(front, "datasets", path),
     )
 
 
@@ -68,13 +67,28 @@ def front_matter(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it is no mapping.
     """
-    found = _FRONT.match(path.read_text(encoding="utf-8"))
-    if found is None:
-        return {}
     try:
+        found = _FRONT.match(path.read_text(encoding="utf-8"))
+        if found is None:
+            return {}
         content = yaml.safe_load(found[1])
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} begins with front matter that is no YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} begins with front matter that is no YAML in UTF-8 "
+            f"({' '.join(str(error).split())}): correct or delete it"
+        ) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} begins with front matter that is no mapping of names to values")
     return content
+
+
+def _strings(front: dict[str, Any], key: str, path: Path) -> tuple[str, ...]:
+    """The value of a key that is a string, or a list of strings, or not there."""
+    value = front.get(key) or ()
+    values = (value,) if isinstance(value, str) else value
+    if not isinstance(values, tuple | list) or not all(isinstance(each, str) for each in values):
+        raise ValueError(
+            f"{path}: {key} is {shown(value)}, and must be a string or a list of strings: "
+            "correct it, or take it out"
+        )
+    return tuple(values)

@@ -1,12 +1,13 @@
 """Files of models, in a local folder or a repository of the Hugging Face hub."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from transformers.utils import cached_file
 from transformers.utils.hub import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+from sparton.reading import Fields, read_json
 
 Arguments = Mapping[str, Any]
 
@@ -76,16 +77,27 @@ class Source(NamedTuple):
         """Content of a JSON file, None where it is not there.
 
         Raises:
-            ValueError: it is no JSON.
+            ValueError: it is no JSON, or null.
             OSError: as :meth:`file`.
         """
         path = self.file(file, subfolder)
         if path is None:
             return None
-        try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path} is not valid JSON: {error}") from error
+        content = read_json(path)
+        if content is None:
+            raise ValueError(f"{path} holds nothing: copy or download it again")
+        return content
+
+    def fields(self, file: str, subfolder: str = "") -> Fields:
+        """The object in a JSON file, without any key where there is no file.
+
+        Raises:
+            ValueError: it is no JSON, or no object.
+            OSError: as :meth:`file`.
+        """
+        content = self.json(file, subfolder)
+        place = "/".join(part for part in (self.name, subfolder, file) if part)
+        return Fields.of({} if content is None else content, place)
 
     def _answer(self, error: OSError) -> str:
         """In one sentence what transformers tells in paragraphs."""

@@ -45,7 +45,7 @@ class StaticEncoder(Encoder):
                 f"id {last}: one weight per row of the documents' vocabulary is needed"
             )
         if not weights.isfinite().all():
-            raise ValueError("weights of tokens must be finite")
+            raise ValueError("weights of tokens must be finite numbers in fp32")
         weights = weights.detach().float().clone()
         weights[tokenizer("")["input_ids"]] = 0
         self.weights = nn.Parameter(weights, requires_grad=not frozen)

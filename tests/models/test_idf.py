@@ -22,7 +22,13 @@ def tokenizer() -> PreTrainedTokenizerFast:
         ("{}", "must hold a JSON object"),
         ('{"red": 1, "fox": "2", "hen": null}', r"2 of 3 values .* of 'fox': '2'"),
         ('{"red": -0.5}', r"1 of 1 values .* of 'red': -0.5"),
-        ('{"red": NaN}', "of 'red': nan"),
+        ('{"red": NaN}', "is not valid JSON .NaN is no finite number"),
+        ('{"red": 1e999}', "1e999 is no finite number"),
+        ('{"red": 1, "fox": 1e39}', "of 'fox': 1e.39"),  # which is infinite in fp32
+        (f'{{"red": 1{"0" * 400}}}', "of 'red': 1000000"),
+        (f'{{"red": 1{"0" * 5000}}}', "is not valid JSON .*4300 digits"),
+        ("[" * 100_000, "it is nested too deeply"),
+        ('{"red": 1, "red": 2}', "'red' occurs twice in one object"),
         ('{"red": true}', "of 'red': True"),
         (
             json.dumps({"red": 1.0, "##ox": 2.0, "cow": 3.0}),

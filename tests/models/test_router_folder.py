@@ -239,7 +239,7 @@ def test_equal_routes_are_a_symmetric_encoder(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"structure": {"query": []}}, "has the routes query and the mappings None"),
+        ({"structure": {"query": []}}, "has the routes query, types and the mappings none"),
         ({"parameters": {"route_mappings": {"('query', None)": "document"}}}, "mappings {"),
         (
             {"structure": {"query": [STATIC], "document": [STATIC]}},

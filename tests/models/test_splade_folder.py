@@ -228,7 +228,9 @@ def test_broken_json_is_named(saved):
 def test_a_module_that_is_no_object_is_named(saved):
     path, _ = saved
     (path / "1_SpladePooling/config.json").write_text('["max"]')
-    with pytest.raises(ValueError, match=r"1_SpladePooling/config\.json describes no module"):
+    with pytest.raises(
+        ValueError, match=r"1_SpladePooling/config\.json must hold a JSON object, not"
+    ):
         load_encoder(path)
 
 

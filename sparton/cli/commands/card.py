@@ -1,7 +1,6 @@
 """``sparton card``: what an evaluation found, into a model's card."""
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,12 +23,10 @@ def main(arguments: Sequence[str]) -> None:
             f"{file}: no such file; sparton evaluate model={options.model} writes one, for "
             "--results"
         )
-    try:
-        tasks = json.loads(file.read_text(encoding="utf-8"))["tasks"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} holds no results of an evaluation ({error!r})") from error
 
+    from sparton.evaluation.results import read_tasks
     from sparton.hub import add_results
 
+    tasks = read_tasks(file)
     add_results(options.model, tasks)
     print(f"{options.model / 'README.md'}: results of {len(tasks)} tasks")

@@ -5,11 +5,12 @@ the descriptions by which PyLate composes a ``ColBERT`` and sentence-transformer
 a ``MultiVectorEncoder``. D hidden width, E width of a token's vector.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from sparton.models.body import EncoderBody
@@ -97,8 +98,23 @@ def load_colbert(
         **options,
     )
     encoder = ColbertEncoder(body, head or found)
-    encoder.projection.load_state_dict(projection)
+    fill_projection(encoder.projection, projection, join(source.name, modules.projections[0]))
     return encoder
+
+
+def fill_projection(projection: nn.Linear, weights: Mapping[str, Tensor], place: str) -> None:
+    """Copy what :func:`~sparton.models.folders.vectors.read_vectors` found in a folder.
+
+    Raises:
+        ValueError: it is a projection of states of another width than D.
+    """
+    width = weights["weight"].shape[1]
+    if width != projection.in_features:
+        raise ValueError(
+            f"{place} projects states of the width {width}, and those of the transformer beside it "
+            f"have {projection.in_features}: copy or download the folder again"
+        )
+    projection.load_state_dict(weights)
 
 
 def colbert_lengths(name: str | Path | Source) -> Lengths | None:

@@ -5,7 +5,7 @@ A dense encoder's folder (:mod:`sparton.models.folders.dense`) with one module m
 """
 
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from safetensors.torch import save_file
@@ -16,30 +16,33 @@ from sparton.models.cached import CachedBackbone
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import (
-    Part,
     dense_parts,
     load_dense,
     read_dense,
-    read_parts,
     write_dense,
     write_modules,
 )
 from sparton.models.folders.files import (
     DESCRIPTION,
     WEIGHTS,
+    Part,
     check_active_dims,
     check_settings,
+    composition,
     describe_model,
     read_module,
+    read_parts,
     read_similarity,
     read_weights,
     write_json,
 )
 from sparton.models.repository import Source
+from sparton.reading import Fields
 from sparton.types import BodyOptions
 
 KIND = "SparseAutoEncoder"
-SIZES = ("hidden_dim", "k", "k_aux", "normalize", "dead_threshold")  # by their names there
+# By their names there.
+SIZES = {"hidden_dim": int, "k": int, "k_aux": int, "normalize": bool, "dead_threshold": int}
 # Of a head; what the others say matters in training alone.
 SETTINGS = (
     "hidden_dim", "k", "normalize",
@@ -99,31 +102,42 @@ def load_csr(
     source = Source.of(name)
     parts = read_parts(source) or []
     if not parts or parts[-1].kind != KIND:
-        kinds = " + ".join(part.kind for part in parts) or "nothing"
+        kinds = composition(parts) or "nothing"
         raise ValueError(f"{source}/modules.json composes {kinds}; {KIND} must come last")
     similarity = read_similarity(source, "dot")
     dense = read_dense(source, parts[:-1], **options)
     folder = parts[-1].path
     sizes = read_module(source, f"{folder}/config.json")
-    found = AutoencoderHead(
-        **{key: sizes[key] for key in SIZES if key in sizes},
-        pooling=dense.pooling.mode,
-        normalize_pooled=dense.pooling.normalize,
-        query_prompt=dense.markup.query_prompt,
-        document_prompt=dense.markup.document_prompt,
-        include_prompt=dense.markup.include_prompt,
-        freeze_backbone=False,
-    )
+    found = _read_head(sizes, dense)
     check_active_dims(source, found.k)
     if head is not None:
         given, stored = ({key: getattr(each, key) for key in SETTINGS} for each in (head, found))
         check_settings(source, given, stored)
+    missing = f"with the autoencoder's weights; copy {folder}/{WEIGHTS} from the complete model"
+    weights, place = read_weights(source, folder, missing), f"{source}/{folder}/{WEIGHTS}"
+    # Before anything of that size is made.
+    _stored(weights, "latent_bias", torch.Size([found.hidden_dim]), place)
     encoder = AutoencoderEncoder(dense.body, head or found)
     encoder.similarity = similarity
-    missing = f"with the autoencoder's weights; copy {folder}/{WEIGHTS} from the complete model"
-    weights = read_weights(source, folder, missing)
-    _fill(encoder.autoencoder, weights, f"{source}/{folder}/{WEIGHTS}")
+    _fill(encoder.autoencoder, weights, place)
     return encoder
+
+
+def _read_head(sizes: Fields, dense: DenseEncoder) -> AutoencoderHead:
+    """The settings of an autoencoder behind a dense encoder."""
+    given: dict[str, Any] = {key: sizes.get(key, kind) for key, kind in SIZES.items()}
+    try:
+        return AutoencoderHead(
+            **{key: value for key, value in given.items() if value is not None},
+            pooling=dense.pooling.mode,
+            normalize_pooled=dense.pooling.normalize,
+            query_prompt=dense.markup.query_prompt,
+            document_prompt=dense.markup.document_prompt,
+            include_prompt=dense.markup.include_prompt,
+            freeze_backbone=False,
+        )
+    except ValueError as error:
+        raise ValueError(f"{sizes.place}: {error}") from None
 
 
 @torch.no_grad()
@@ -132,11 +146,15 @@ def _fill(autoencoder: SparseAutoencoder, tensors: dict[str, Tensor], place: str
     if "encoder.weight" in tensors:
         tensors.setdefault(NAMES["encoder.weight"], tensors["encoder.weight"])
     for own, value in autoencoder.state_dict().items():
-        stored = tensors.get(NAMES[own])
-        if stored is None or stored.shape != value.shape:
-            found = "nothing" if stored is None else f"the shape {tuple(stored.shape)}"
-            raise ValueError(
-                f"{place} has {found} as {NAMES[own]}, where the settings beside it need "
-                f"{tuple(value.shape)}"
-            )
-        value.copy_(stored)
+        value.copy_(_stored(tensors, NAMES[own], value.shape, place))
+
+
+def _stored(tensors: dict[str, Tensor], name: str, shape: torch.Size, place: str) -> Tensor:
+    """One of the weights, which must have the shape that the settings ask for."""
+    stored = tensors.get(name)
+    if stored is None or stored.shape != shape:
+        found = "nothing" if stored is None else f"the shape {tuple(stored.shape)}"
+        raise ValueError(
+            f"{place} has {found} as {name}, where the settings beside it need {tuple(shape)}"
+        )
+    return stored

@@ -4,26 +4,29 @@ D hidden width.
 """
 
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import TRANSFORMER_FILE, load_body, load_tokenizer
 from sparton.models.dense import DenseEncoder, check_truncate_dim
 from sparton.models.folders.files import (
     DESCRIPTION,
+    Part,
     check_settings,
-    class_name,
+    composition,
     describe_model,
     describe_transformer,
     join,
     read_description,
     read_module,
+    read_parts,
     read_prompts,
     read_similarity,
     write_json,
 )
 from sparton.models.pooling import Pooling, pooling_mode
 from sparton.models.repository import Source
+from sparton.reading import Fields
 from sparton.types import BodyOptions, Markup
 
 MODULES = "sentence_transformers.models"
@@ -37,13 +40,6 @@ POOLING_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-
-
-class Part(NamedTuple):
-    """One entry of ``modules.json``."""
-
-    kind: str
-    path: str
 
 
 def save_dense(
@@ -136,14 +132,6 @@ def dense_parts(pooling: Pooling) -> list[Part]:
     return parts
 
 
-def read_parts(source: Source) -> list[Part] | None:
-    """What ``modules.json`` composes, kinds without the paths of their classes; None without it."""
-    modules = source.json("modules.json")
-    if modules is None:
-        return None
-    return [Part(class_name(module["type"]), module["path"]) for module in modules]
-
-
 def read_dense(
     source: Source,
     parts: list[Part],
@@ -154,8 +142,8 @@ def read_dense(
     kinds = [part.kind for part in parts]
     if kinds not in (KINDS[:2], KINDS):
         raise ValueError(
-            f"{source}/modules.json composes {' + '.join(kinds)}; a dense encoder is Transformer + "
-            "Pooling, with or without Normalize"
+            f"{source}/modules.json composes {composition(parts)}; a dense encoder is "
+            "Transformer + Pooling, with or without Normalize"
         )
     transformer, pooling = parts[0].path, parts[1].path
     _check_transformer(source, transformer)
@@ -165,15 +153,14 @@ def read_dense(
         **options,
     )
     content = read_module(source, f"{pooling}/config.json")
-    place = f"{source}/{pooling}/config.json"
     markup = (read_prompts(source) or Markup())._replace(
-        include_prompt=content.get("include_prompt", True)
+        include_prompt=content.get("include_prompt", bool, True)
     )
-    return DenseEncoder(body, _pooling(content, len(parts) == 3, place), markup)
+    return DenseEncoder(body, _pooling(content, len(parts) == 3), markup)
 
 
 def _truncate_dim(source: Source) -> int | None:
-    found = read_description(source).get("truncate_dim")
+    found = read_description(source).get("truncate_dim", int)
     try:
         check_truncate_dim(found)
     except ValueError as error:
@@ -183,7 +170,7 @@ def _truncate_dim(source: Source) -> int | None:
 
 def _check_transformer(source: Source, path: str) -> None:
     file = join(path, TRANSFORMER_FILE)
-    task = (source.json(file) or {}).get("transformer_task", "feature-extraction")
+    task = source.fields(file).get("transformer_task", str, "feature-extraction")
     if task != "feature-extraction":
         raise ValueError(
             f"{source}/{file}: transformer_task is {task!r}; an embedding needs "
@@ -191,13 +178,14 @@ def _check_transformer(source: Source, path: str) -> None:
         )
 
 
-def _pooling(content: dict[str, Any], normalize: bool, place: str) -> Pooling:
-    modes = content.get("pooling_mode")
-    if modes is None:
-        modes = [mode for key, mode in POOLING_KEYS.items() if content.get(key)] or ["mean"]
-    if not isinstance(modes, str):
-        modes = "+".join(modes)
+def _pooling(content: Fields, normalize: bool) -> Pooling:
+    if content.is_list("pooling_mode"):
+        modes = content.strings("pooling_mode")
+    elif one := content.get("pooling_mode", str):
+        modes = [one]
+    else:
+        modes = [mode for key, mode in POOLING_KEYS.items() if content.get(key, bool)]
     try:
-        return Pooling(pooling_mode(modes), normalize)
+        return Pooling(pooling_mode("+".join(modes or ["mean"])), normalize)
     except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
+        raise ValueError(f"{content.place}: {error}") from None

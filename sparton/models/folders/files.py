@@ -1,7 +1,7 @@
 """What all kinds of model folders share: JSON beside weights, lengths."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
@@ -11,7 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sparton.models.checkpoint import TRANSFORMER_FILE, lowers_case
+from sparton.models.damage import check_finite
 from sparton.models.repository import Source
+from sparton.reading import Fields
 from sparton.types import SIDES, Markup, Side, Similarity
 
 if TYPE_CHECKING:
@@ -25,6 +27,18 @@ LENGTH_KEYS = (
 DESCRIPTION = "config_sentence_transformers.json"
 WEIGHTS = "model.safetensors"
 UNLIMITED = 10**9  # transformers writes 1e30 for a tokenizer without a limit
+
+
+class Part(NamedTuple):
+    """A module of sentence-transformers.
+
+    Attributes:
+        kind: its class, without the modules that it lies in; no class is imported by it.
+        path: its folder, within that of the model.
+    """
+
+    kind: str
+    path: str
 
 
 class Lengths(NamedTuple):
@@ -60,23 +74,57 @@ def encoder_lengths(name: str | Path | Source) -> Lengths | None:
 
 def own_lengths(source: Source) -> Lengths | None:
     """Those that this project wrote, if it did."""
-    own = source.json("sparton.json")
-    return Lengths(own["query_length"], own["document_length"]) if own else None
+    own = source.fields("sparton.json")
+    if not own:
+        return None
+    query, document = own.count("query_length"), own.count("document_length")
+    if query is None or document is None:
+        own.refuse("document_length" if query else "query_length", "a whole number from 1 on")
+    return Lengths(query, document)
 
 
 def length_of(source: Source, subfolder: str) -> int | None:
     """The length of a module of sentence-transformers, None where there is no limit."""
     for file, key in LENGTH_KEYS:
-        length = (source.json(join(subfolder, file)) or {}).get(key)
+        fields = source.fields(file, subfolder)
+        length = fields.get(key, float)
         if length and length < UNLIMITED:
-            return length
+            return fields.count(key)
     return None
 
 
 def module_kinds(source: Source) -> list[str] | None:
     """The names of the classes that ``modules.json`` composes; None where there is none."""
-    modules = source.json("modules.json")
-    return modules and [class_name(module["type"]) for module in modules]
+    parts = read_parts(source)
+    return None if parts is None else [part.kind for part in parts]
+
+
+def read_parts(source: Source, folder: str = "") -> list[Part] | None:
+    """What the ``modules.json`` in a folder composes; None where there is none.
+
+    Raises:
+        ValueError: it lists no modules.
+    """
+    file = join(folder, "modules.json")
+    listed = source.json(file)
+    if listed is None:
+        return None
+    place = join(source.name, file)
+    if not isinstance(listed, list) or not listed:
+        raise ValueError(
+            f"{place} must hold a JSON list of modules, each with its type and path: copy or "
+            "download it again"
+        )
+    modules = [Fields.of(each, f"{place}, module {row}") for row, each in enumerate(listed)]
+    return [
+        Part(class_name(module.need("type", str)), join(folder, module.path("path")))
+        for module in modules
+    ]
+
+
+def composition(parts: Sequence[Part]) -> str:
+    """Parts in a sentence."""
+    return " + ".join(part.kind for part in parts)
 
 
 def describe_model(kind: str, similarity: str, markup: Markup) -> dict[str, Any]:
@@ -89,9 +137,9 @@ def describe_model(kind: str, similarity: str, markup: Markup) -> dict[str, Any]
     }
 
 
-def read_description(source: Source, folder: str = "") -> dict[str, Any]:
+def read_description(source: Source, folder: str = "") -> Fields:
     """What sentence-transformers says of the model as a whole; empty where it says nothing."""
-    return source.json(join(folder, DESCRIPTION)) or {}
+    return source.fields(DESCRIPTION, folder)
 
 
 def read_similarity(source: Source, default: Similarity) -> Similarity:
@@ -101,7 +149,7 @@ def read_similarity(source: Source, default: Similarity) -> Similarity:
     Raises:
         ValueError: in another way than by dot product or cosine.
     """
-    found = read_description(source).get("similarity_fn_name")
+    found = read_description(source).get("similarity_fn_name", str)
     for known in get_args(Similarity):
         if found in (known, None):
             return default if found is None else known
@@ -118,7 +166,7 @@ def check_active_dims(source: Source, own: int | None) -> None:
     Raises:
         ValueError: names the number and the remedy.
     """
-    found = read_description(source).get("max_active_dims")
+    found = read_description(source).count("max_active_dims")
     if found not in (None, own):
         raise ValueError(
             f"{source}/{DESCRIPTION}: max_active_dims={found} keeps that many weights of a text, "
@@ -146,13 +194,13 @@ def describe_own(lengths: Lengths, markup: Markup) -> dict[str, Any]:
 def read_prompts(source: Source) -> Markup | None:
     """What ``encode_query`` and ``encode_document`` of sentence-transformers put before texts, and
     whether this project pools it; None where the folder does not say."""
-    prompts = read_description(source).get("prompts")
+    prompts = read_description(source).object("prompts")
     if prompts is None:
         return None
     return Markup(
-        query_prompt=prompts.get("query") or "",
-        document_prompt=prompts.get("document") or "",
-        include_prompt=(source.json("sparton.json") or {}).get("include_prompt", True),
+        query_prompt=prompts.get("query", str, ""),
+        document_prompt=prompts.get("document", str, ""),
+        include_prompt=source.fields("sparton.json").get("include_prompt", bool, True),
     )
 
 
@@ -196,14 +244,11 @@ def join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
 
 
-def read_module(source: Source, file: str) -> dict[str, Any]:
+def read_module(source: Source, file: str) -> Fields:
     """The description of one of the modules that ``modules.json`` lists."""
-    content = source.json(file)
-    if content is None:
+    if source.file(file) is None:
         raise FileNotFoundError(f"{source}/{file} is missing, though modules.json refers to it")
-    if not isinstance(content, dict):
-        raise ValueError(f"{source}/{file} describes no module: it must hold a JSON object")
-    return content
+    return source.fields(file)
 
 
 def read_weights(source: Source, folder: str, missing: str) -> dict[str, Tensor]:
@@ -211,12 +256,14 @@ def read_weights(source: Source, folder: str, missing: str) -> dict[str, Tensor]
 
     Raises:
         FileNotFoundError: there are none; ``missing`` ends the sentence, with the remedy.
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or a value is not finite in fp32.
     """
     path = source.file(WEIGHTS, folder)
     if path is None:
         raise FileNotFoundError(f"{source}/{folder} has no {WEIGHTS} {missing}")
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged ({error}): copy or download it again") from error
+    check_finite(tensors.items(), str(path))
+    return tensors

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 from typing import Unpack
 
-from sparton.models.folders.colbert import write_vectors
-from sparton.models.folders.files import Lengths, agreed_prompts, write_json
+from sparton.models.folders.colbert import fill_projection, write_vectors
+from sparton.models.folders.files import Lengths, agreed_prompts, join, write_json
 from sparton.models.folders.splade import describe_splade, load_sparse, save_checkpoint
 from sparton.models.folders.vectors import check_head, read_modules, read_vectors
 from sparton.models.joint import JointEncoder, JointHead
@@ -50,7 +50,7 @@ def save_joint(
 
 def is_joint(name: str | Path | Source) -> bool:
     """Whether the folder is one of :func:`save_joint`."""
-    return VECTORS_KEY in (Source.of(name).json("sparton.json") or {})
+    return Source.of(name).fields("sparton.json").get(VECTORS_KEY, str) is not None
 
 
 def load_joint(
@@ -79,7 +79,7 @@ def load_joint(
     encoder = JointEncoder(sparse.backbone, head or JointHead(sparse.head, found))
     encoder.markup = encoder.markup._replace(include_prompt=sparse_markup.include_prompt)
     encoder.similarity = sparse.similarity
-    encoder.projection.load_state_dict(projection)
+    fill_projection(encoder.projection, projection, join(source.name, modules.projections[0]))
     return encoder
 
 

@@ -7,7 +7,6 @@ documents. This is the layout of OpenSearch's inference-free models. V vocabular
 
 import copy
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Unpack
 
@@ -22,15 +21,18 @@ from sparton.models.folders.files import (
     DESCRIPTION,
     WEIGHTS,
     Lengths,
+    Part,
     agreed_prompts,
     check_active_dims,
     class_name,
+    composition,
     describe_model,
     describe_own,
     join,
     length_of,
     own_lengths,
     read_module,
+    read_parts,
     read_similarity,
     read_weights,
     write_json,
@@ -50,22 +52,22 @@ from sparton.models.idf import read_idf
 from sparton.models.repository import Source
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
-from sparton.types import SIDES, BodyOptions
+from sparton.reading import is_within
+from sparton.types import SIDES, BodyOptions, Side
 
 CONFIG = "router_config.json"
 STATIC = f"{MODULES}.SparseStaticEmbedding"
-Parts = Sequence[tuple[str, str]]  # type and folder of each module of a route
 
 logger = logging.getLogger(__name__)
 
 
 class Routes(NamedTuple):
-    query: Parts
-    document: Parts
+    query: list[Part]
+    document: list[Part]
 
     @property
     def is_static(self) -> bool:
-        return [class_name(kind) for kind, _ in self.query] == [class_name(STATIC)]
+        return [part.kind for part in self.query] == [class_name(STATIC)]
 
 
 def save_router(
@@ -121,14 +123,14 @@ def load_router(
     check_active_dims(source, None)
     routes = _read_routes(source)
 
-    def load_route(side: str, parts: Parts, head: SpladeHead | None) -> SpladeEncoder:
+    def load_route(side: str, parts: list[Part], head: SpladeHead | None) -> SpladeEncoder:
         layout = splade_layout(source, parts, described_in=f"{CONFIG}, route {side},")
         return load_layout(source, layout, head, **options)
 
     document = load_route("document", routes.document, head)
     encoder: AsymmetricEncoder | SpladeEncoder = document
     if routes.is_static:
-        query = _load_static(source, routes.query[0][1], document.vocabulary_size)
+        query = _load_static(source, routes.query[0].path, document.vocabulary_size)
         encoder = AsymmetricEncoder(query, document)
     elif routes.query != routes.document:
         encoder = AsymmetricEncoder(load_route("query", routes.query, None), document)
@@ -149,13 +151,13 @@ def router_lengths(name: str | Path | Source) -> Lengths | None:
     if own is not None:
         return own
     routes = _read_routes(source)
-    query, document = (length_of(source, parts[0][1]) for parts in routes)
+    query, document = (length_of(source, parts[0].path) for parts in routes)
     if document is None:
         return None
     if query is None:
         return Lengths(document, document)
     if routes.is_static:
-        tokenizer = load_tokenizer(source, subfolder=routes.query[0][1])
+        tokenizer = load_tokenizer(source, subfolder=routes.query[0].path)
         query += tokenizer.num_special_tokens_to_add(pair=False)
     return Lengths(min(query, document) if routes.is_static else query, document)
 
@@ -175,21 +177,30 @@ def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
 
 
 def _read_routes(source: Source) -> Routes:
-    [router] = source.json("modules.json")
-    folder = router["path"]
+    parts = read_parts(source) or []
+    if [part.kind for part in parts] != ["Router"]:
+        raise ValueError(f"{source}/modules.json composes {composition(parts)}, not one Router")
+    folder = parts[0].path
     config = read_module(source, join(folder, CONFIG))
-    structure, parameters = config["structure"], config.get("parameters", {})
-    if set(structure) != {"query", "document"} or parameters.get("route_mappings"):
+    structure, types = config.object("structure"), config.object("types")
+    parameters = config.object("parameters")
+    mappings = parameters and parameters.object("route_mappings")
+    routes = [*(structure or ())]
+    if structure is None or types is None or {*routes} != {*SIDES} or mappings:
         raise ValueError(
-            f"{source}/{join(folder, CONFIG)} has the routes {', '.join(structure)} and the "
-            f"mappings {parameters.get('route_mappings')}: only a route 'query' and a route "
-            "'document' without mappings can be read"
+            f"{config.place} has the routes {', '.join(routes) or 'none'}, "
+            f"{'no ' if types is None else ''}types and the mappings "
+            f"{mappings.as_dict() if mappings else 'none'}: only a route 'query' and a route "
+            "'document' of modules with types, without mappings, can be read"
         )
-    query, document = (
-        [(config["types"][each], join(folder, each)) for each in structure[side]]
-        for side in ("query", "document")
-    )
-    return Routes(query, document)
+
+    def read_route(side: Side) -> list[Part]:
+        modules = structure.strings(side)
+        if not modules or not all(is_within(each) for each in modules):
+            structure.refuse(side, "a list of folders of modules within the folder")
+        return [Part(class_name(types.need(each, str)), join(folder, each)) for each in modules]
+
+    return Routes(read_route("query"), read_route("document"))
 
 
 def _save_static(encoder: StaticEncoder, folder: Path, query_length: int) -> None:
@@ -214,11 +225,11 @@ def _save_static(encoder: StaticEncoder, folder: Path, query_length: int) -> Non
 def _load_static(source: Source, folder: str, rows: int) -> StaticEncoder:
     config = read_module(source, join(folder, "config.json"))
     tokenizer = load_tokenizer(source, subfolder=folder)
-    if config.get("path"):
-        weights = static_weights(tokenizer, rows, read_idf(config["path"], tokenizer), missing=0.0)
+    if path := config.get("path", str):
+        weights = static_weights(tokenizer, rows, read_idf(path, tokenizer), missing=0.0)
     else:
         weights = _static_rows(source, folder, rows)
-    return StaticEncoder(weights, tokenizer, frozen=config.get("frozen", False))
+    return StaticEncoder(weights, tokenizer, frozen=config.get("frozen", bool, False))
 
 
 def _static_rows(source: Source, folder: str, rows: int) -> Tensor:

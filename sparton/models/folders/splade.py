@@ -7,7 +7,7 @@ lengths of training. V vocabulary.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, cast
 
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
@@ -16,14 +16,16 @@ from sparton.models.checkpoint import TRANSFORMER_FILE, load_lm, load_tokenizer
 from sparton.models.folders.files import (
     DESCRIPTION,
     Lengths,
+    Part,
     agreed_prompts,
     check_active_dims,
-    class_name,
+    composition,
     describe_model,
     describe_own,
     describe_transformer,
     join,
     read_module,
+    read_parts,
     read_similarity,
     write_json,
 )
@@ -126,10 +128,9 @@ def load_sparse(
     """:func:`load_splade` without the prompts of texts."""
     similarity = read_similarity(source, "dot")
     check_active_dims(source, None)
-    modules = source.json("modules.json")
+    parts = read_parts(source)
     layout = Layout("", None)
-    if modules is not None:
-        parts = [(module["type"], module["path"]) for module in modules]
+    if parts is not None:
         layout = splade_layout(source, parts, described_in="modules.json")
     encoder = load_layout(
         source,
@@ -181,32 +182,33 @@ def describe_splade(
     }
 
 
-def splade_layout(source: Source, parts: Sequence[tuple[str, str]], *, described_in: str) -> Layout:
-    """The layout of modules in a row, given as types and folders.
+def splade_layout(source: Source, parts: Sequence[Part], *, described_in: str) -> Layout:
+    """The layout of modules in a row.
 
     Raises:
         ValueError: they are no SPLADE model.
         FileNotFoundError: a module's description is missing.
     """
-    kinds = [class_name(kind) for kind, _ in parts]
+    kinds = [part.kind for part in parts]
     if kinds not in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
         raise ValueError(
-            f"{source}/{described_in} composes {' + '.join(kinds)}; a SPLADE model is a language "
+            f"{source}/{described_in} composes {composition(parts)}; a SPLADE model is a language "
             "model's transformer followed by SpladePooling"
         )
-    transformer, pooling = (folder for _, folder in parts)
+    transformer, pooling = (part.path for part in parts)
     if kinds[0] == "Transformer":
         file = join(transformer, TRANSFORMER_FILE)
-        task = read_module(source, file).get("transformer_task")
+        task = read_module(source, file).get("transformer_task", str)
         if task not in TASKS:
             raise ValueError(
                 f"{source}/{file}: transformer_task is {task!r}; only {' and '.join(TASKS)} give "
                 "every token its logits"
             )
     content = read_module(source, f"{pooling}/config.json")
-    variant = (content.get("pooling_strategy", "max"), content.get("activation_function", "relu"))
+    strategy = content.get("pooling_strategy", str, "max")
+    activation = content.get("activation_function", str, "relu")
     try:
-        check_variant(*variant)
+        check_variant(strategy, activation)
     except ValueError as error:
-        raise ValueError(f"{source}/{pooling}/config.json: {error}") from None
-    return Layout(transformer, variant)
+        raise ValueError(f"{content.place}: {error}") from None
+    return Layout(transformer, (cast(Pooling, strategy), cast(Activation, activation)))

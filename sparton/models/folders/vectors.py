@@ -7,8 +7,7 @@ D hidden width, E width of a token's vector.
 """
 
 import string
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,18 +16,20 @@ from transformers import PreTrainedTokenizerFast
 from sparton.models.checkpoint import TRANSFORMER_FILE
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders.files import (
-    DESCRIPTION,
     WEIGHTS,
     Lengths,
     check_settings,
     class_name,
+    composition,
     join,
     length_of,
     read_description,
     read_module,
+    read_parts,
     read_weights,
 )
 from sparton.models.repository import Source
+from sparton.reading import Fields
 
 PYLATE = "ColBERT"  # the model type
 PYLATE_LENGTHS = Lengths(32, 180)
@@ -52,28 +53,29 @@ class Modules(NamedTuple):
     projections: list[str]
     mask: str | None
     normalize: bool
-    config: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    config: Fields
+    settings: Fields
 
     @property
     def is_pylate(self) -> bool:
         """Whether the settings stand in ``config``."""
-        return "query_prefix" in self.config or self.config.get("model_type") == PYLATE
+        return "query_prefix" in self.config or self.config.get("model_type", str) == PYLATE
 
     @property
-    def expansion(self) -> Mapping[str, Any] | None:
+    def expansion(self) -> Fields | None:
         """In sentence-transformers' words; None where queries are not filled up."""
         if "query_expansion" in self.settings or not self.is_pylate:
-            return self.settings.get("query_expansion")
-        if not self.config.get("do_query_expansion", True):
+            return self.settings.object("query_expansion")
+        if not self.config.get("do_query_expansion", bool, True):
             return None
-        return {"attend": self.config.get("attend_to_expansion_tokens") or False}
+        attend = self.config.get("attend_to_expansion_tokens", bool, False)
+        return Fields({"attend": attend}, self.config.place)
 
     def length(self, side: str, default: int) -> int | None:
         """The longest text of a side; ``default`` is PyLate's."""
         key = f"{side}_length"
-        own = self.settings.get(key)
-        return self.config.get(key) or default if own is None and self.is_pylate else own
+        own = self.settings.count(key)
+        return self.config.count(key) or default if own is None and self.is_pylate else own
 
 
 def is_late_interaction(kinds: list[str] | None) -> bool:
@@ -89,26 +91,25 @@ def read_modules(source: Source, folder: str) -> Modules:
         FileNotFoundError: there is no ``modules.json``.
     """
     place = join(folder, "modules.json")
-    listed = source.json(place)
-    if listed is None:
+    parts = read_parts(source, folder)
+    if parts is None:
         raise FileNotFoundError(f"{source} has no {place}: it is no late-interaction model")
-    kinds = [class_name(module["type"]) for module in listed]
-    places = [join(folder, module["path"]) for module in listed]
+    kinds, places = [part.kind for part in parts], [part.path for part in parts]
     number = kinds.count("Dense")
     if not is_late_interaction(kinds) or not {*kinds[1 + number :]} <= TAIL:
         raise ValueError(
-            f"{source}/{place} composes {' + '.join(kinds)}; a late-interaction model is a "
+            f"{source}/{place} composes {composition(parts)}; a late-interaction model is a "
             "Transformer followed by Dense, and perhaps by MultiVectorMask and Normalize"
         )
     config = read_description(source, folder)
-    _check_similarity(join(source.name, folder, DESCRIPTION), config.get("similarity_fn_name"))
+    _check_similarity(config)
     return Modules(
         transformer=places[0],
         projections=places[1 : 1 + number],
         mask=places[kinds.index("MultiVectorMask")] if "MultiVectorMask" in kinds else None,
-        normalize="Normalize" in kinds or config.get("model_type") == PYLATE,
+        normalize="Normalize" in kinds or config.get("model_type", str) == PYLATE,
         config=config,
-        settings=source.json(join(places[0], TRANSFORMER_FILE)) or {},
+        settings=source.fields(TRANSFORMER_FILE, places[0]),
     )
 
 
@@ -134,7 +135,7 @@ def read_vectors(
         query_marker=query_marker,
         document_marker=document_marker,
         query_expansion=expansion is not None,
-        attend_to_expansion=expansion is not None and expansion.get("attend", False),
+        attend_to_expansion=expansion is not None and expansion.get("attend", bool, False),
         skiplist=_skiplist(source, modules, tokenizer),
         normalize=modules.normalize,
         query_prompt=query_prompt,
@@ -145,8 +146,9 @@ def read_vectors(
 
 def read_lengths(source: Source, modules: Modules) -> Lengths | None:
     """Longest query and document, where the model says both."""
-    expansion = modules.expansion or {}
-    query = expansion.get("length") or modules.length("query", PYLATE_LENGTHS.query)
+    expansion = modules.expansion
+    query = expansion and expansion.count("length")
+    query = query or modules.length("query", PYLATE_LENGTHS.query)
     document = modules.length("document", PYLATE_LENGTHS.document)
     if query is None or document is None:
         general = length_of(source, modules.transformer)
@@ -170,16 +172,17 @@ def check_head(
     check_settings(source, ours, theirs)
 
 
-def _check_similarity(place: str, found: str | None) -> None:
+def _check_similarity(config: Fields) -> None:
     """Raise ValueError for a similarity that is not MaxSim.
 
     Names of similarities of single vectors are let pass: they may be left over from the model that
     was begun with, and PyLate and sentence-transformers pay no attention to them.
     """
+    found = config.get("similarity_fn_name", str)
     if found not in (None, "MaxSim", "maxsim", "cosine", "dot"):
         raise ValueError(
-            f"{place}: similarity_fn_name is {found!r}, and token vectors are scored by 'maxsim' "
-            "alone: write this if the model may be searched by it"
+            f"{config.place}: similarity_fn_name is {found!r}, and token vectors are scored by "
+            "'maxsim' alone: write this if the model may be searched by it"
         )
 
 
@@ -191,10 +194,10 @@ def _opening(
     PyLate inserts its prefix as a token. sentence-transformers tokenises a prompt with the text,
     which comes to the same where the prompt begins with an added token.
     """
-    prompt = (modules.config.get("prompts") or {}).get(side) or ""
+    prompts = modules.config.object("prompts")
+    prompt = prompts.get(side, str, "") if prompts else ""
     if modules.is_pylate:
-        marker = modules.config.get(f"{side}_prefix")
-        marker = default if marker is None else marker
+        marker = modules.config.get(f"{side}_prefix", str, default)
         return marker, prompt.removeprefix(marker)
     for marker in tokenizer.get_added_vocab():
         rest = prompt.removeprefix(marker)
@@ -204,10 +207,8 @@ def _opening(
     return "", prompt
 
 
-def _check_expansion(
-    source: Source, expansion: Mapping[str, Any], tokenizer: PreTrainedTokenizerFast
-) -> None:
-    strategy, token = expansion.get("strategy", "fixed"), expansion.get("token")
+def _check_expansion(source: Source, expansion: Fields, tokenizer: PreTrainedTokenizerFast) -> None:
+    strategy, token = expansion.get("strategy", str, "fixed"), expansion.get("token", str)
     if strategy != "fixed" or token not in (None, tokenizer.mask_token):
         raise ValueError(
             f"{source} fills queries up by the strategy {strategy!r} with the token {token!r}; "
@@ -220,18 +221,20 @@ def _skiplist(source: Source, modules: Modules, tokenizer: PreTrainedTokenizerFa
     if modules.mask is None:
         if not modules.is_pylate:
             return []
-        words = modules.config.get("skiplist_words")
+        words = modules.config.strings("skiplist_words")
         words = list(string.punctuation) if words is None else words
         known = tokenizer.get_vocab()
         unknown = tokenizer.unk_token
         strange = unknown is not None and any(word not in known for word in words)
         return [*words, unknown] if strange else words
     mask = read_module(source, join(modules.mask, "config.json"))
-    words, sides = mask.get("skiplist_words") or [], mask.get("skiplist_tasks") or ["document"]
-    if (words and sides != ["document"]) or mask.get("keep_only_token_ids"):
+    words = mask.strings("skiplist_words") or []
+    sides = mask.strings("skiplist_tasks") or ["document"]
+    kept = mask.get("keep_only_token_ids", list)
+    if (words and sides != ["document"]) or kept:
         raise ValueError(
-            f"{source}/{modules.mask}/config.json skips tokens of {' and '.join(sides)}, and keeps "
-            f"only the tokens {mask.get('keep_only_token_ids')}; only a skiplist of documents is "
+            f"{mask.place} skips tokens of {' and '.join(sides)}, and keeps "
+            f"only the tokens {kept}; only a skiplist of documents is "
             "supported"
         )
     return words
@@ -242,6 +245,11 @@ def _read_projection(source: Source, folders: list[str]) -> dict[str, Tensor]:
     weight, bias = _read_linear(source, folders[0])
     for folder in folders[1:]:
         matrix, shift = _read_linear(source, folder)
+        if matrix.shape[1] != len(weight):
+            raise ValueError(
+                f"{join(source.name, folder, WEIGHTS)} maps {matrix.shape[1]} numbers, and the "
+                f"Dense module before it gives {len(weight)}: copy or download the folder again"
+            )
         weight = matrix @ weight
         if bias is not None:
             shift = matrix @ bias + (0 if shift is None else shift)
@@ -255,7 +263,7 @@ def _read_linear(source: Source, folder: str) -> tuple[Tensor, Tensor | None]:
     residual connection is part of the matrix."""
     config = read_module(source, join(folder, "config.json"))
     # Where nothing is said, sentence-transformers has its default.
-    activation = class_name(str(config.get("activation_function", "Tanh")))
+    activation = class_name(config.get("activation_function", str, "Tanh"))
     if activation != "Identity":
         raise ValueError(
             f"{source}/{folder} has activation={activation}; only a projection without activation "
@@ -268,7 +276,12 @@ def _read_linear(source: Source, folder: str) -> tuple[Tensor, Tensor | None]:
     if "linear.weight" not in found:
         raise ValueError(f"{file} holds {', '.join(found)} instead of linear.weight")
     weight, bias = found["linear.weight"].double(), found.get("linear.bias")
-    described = config.get("bias", bias is not None)
+    if weight.ndim != 2 or weight.numel() == 0:
+        raise ValueError(
+            f"{file} holds a linear.weight of the shape {[*weight.shape]}, and a projection is a "
+            "matrix: copy or download the folder again"
+        )
+    described = config.get("bias", bool, bias is not None)
     expected, actual = [len(weight)] if described else None, None if bias is None else [*bias.shape]
     if actual != expected:
         raise ValueError(
@@ -276,7 +289,12 @@ def _read_linear(source: Source, folder: str) -> tuple[Tensor, Tensor | None]:
             f"{folder}/config.json and the {len(weight)} rows of linear.weight ask for {expected}: "
             "copy or download the folder again"
         )
-    if config.get("use_residual", False):
-        residual = found.get("residual.weight")
-        weight = weight + (torch.eye(len(weight)) if residual is None else residual)
+    if config.get("use_residual", bool, False):
+        residual = found.get("residual.weight", torch.eye(len(weight)))
+        if residual.shape != weight.shape:
+            raise ValueError(
+                f"{file} has a residual connection of the shape {[*residual.shape]} beside a "
+                f"linear.weight of the shape {[*weight.shape]}: copy or download the folder again"
+            )
+        weight = weight + residual
     return weight, None if bias is None else bias.double()

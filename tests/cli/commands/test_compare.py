@@ -21,7 +21,7 @@ def make_run(folder: Path, values: list[float], tasks: tuple[str, ...] = ("scifa
         (folder / file).write_text(
             json.dumps({"queries": QUERIES, "metrics": {"ndcg@10": values, "mrr@10": values}})
         )
-        entries.append({"name": name, "by_query": file})
+        entries.append({"name": name, "metrics": {}, "by_query": file})
     (folder / "results.json").write_text(json.dumps({"tasks": entries}))
     return folder
 
@@ -95,7 +95,7 @@ def test_runs_without_results_or_without_their_queries(runs, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no figures of the queries of scifact: evaluate"):
         main([str(run) for run in runs])
     (runs[1] / "results.json").write_text('{"tasks": 3}')
-    with pytest.raises(ValueError, match=r"results\.json holds no results of an evaluation"):
+    with pytest.raises(ValueError, match=r"results\.json: tasks is 3, and must be a list"):
         main([str(run) for run in runs])
 
 
