@@ -1,5 +1,5 @@
-"""How a run stands: ``status.json`` of its folder, which sweeps and their reports go by, and who may
-write there.
+"""How a run stands: ``status.json`` of its folder, which sweeps and their reports go by, and who
+may write there.
 
 A folder has one owner at a time, the process that holds its lock. The processes that the owner
 starts are members of its run: they know its name, by which they tell the end of this run and of no

@@ -71,7 +71,7 @@ def test_a_second_sweep_leaves_the_running_cells_of_the_first_alone(tmp_path):
     code = script(tmp_path, f"import time; time.sleep(1)\n{leaves(tmp_path, 'ok')}")
     sweep = "from pathlib import Path; from sparton.sweeps.cells import run_cell\n"
     sweep += f"run_cell({code!r}, Path({str(tmp_path)!r}), {SETTINGS!r})"
-    with subprocess.Popen([sys.executable, "-c", sweep]) as first:
+    with subprocess.Popen([sys.executable, "-c", sweep]):
         _wait_for(lambda: (tmp_path / "runs").exists())
         refused = run_cell(code, tmp_path, SETTINGS | {"seed": 1})
         assert refused == Status("failed", f"{tmp_path}: another process trains in this folder")
