@@ -48,7 +48,8 @@ def main() -> None:
         parser.add_argument(name, type=int, default=default)
     parser.add_argument("overrides", nargs="*", help="of every training")
     asked = parser.parse_args()
-    draw, counts, tries, wrong = random.Random(asked.seed), Counter(), 0, 0
+    draw, tries, wrong = random.Random(asked.seed), 0, 0
+    counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as root:
         began = time.monotonic()
         whole = finished(Path(root, "whole"), asked.overrides)

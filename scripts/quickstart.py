@@ -16,7 +16,7 @@ from rich.table import Table
 
 import sparton
 from sparton.cli import schema
-from sparton.evaluation import TaskResult, evaluate_bm25, evaluate_encoder
+from sparton.evaluation import TaskResult, evaluate_bm25, evaluate_encoder, explain
 from sparton.types import RetrievalTask
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,7 +68,7 @@ def show_terms(model: sparton.Retriever, task: RetrievalTask) -> None:
     console.print(f"[dim]query[/]     {query}\n[dim]document[/]  {text}", highlight=False)
     console.print("[dim]its terms[/] [green]+ learned, not in the text[/]   * in the query")
     said, asked = set(text.replace(".", "").split()), set(query.split())
-    for term, weight in model.explain(text, k=TERMS):
+    for term, weight in explain(model.encoder, model.tokenizer, text, k=TERMS):
         marks = ("+" if term not in said else " ") + ("*" if term in asked else " ")
         style = "dim" if term in said else "bold green"
         console.print(f"{marks} {term:<15} {weight:.2f} {'━' * round(8 * weight)}", style=style)
