@@ -65,6 +65,25 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def sweep_leftovers(folder: Path) -> None:
+    """Remove what writers that died have left in a folder, where nobody writes any more.
+
+    A folder that :func:`replacing_folder` had moved aside, and had not replaced, is put back.
+    """
+    newest_first = sorted(
+        folder.glob(".*.old"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
+    for path in newest_first:
+        before = folder / path.name[1 : -len(".01234567.old")]
+        if path.is_dir() and not before.exists():
+            path.rename(before)
+        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob("*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
+
+
 @contextmanager
 def writing(file: Path, *, compress: bool) -> Iterator[BufferedIOBase]:
     """Bytes to a file, gzipped if wanted; the same bytes make the same file at any time."""

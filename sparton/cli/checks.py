@@ -20,6 +20,8 @@ from sparton.models.places import check_place
 from sparton.retrieval.settings import check_metrics, check_search
 from sparton.training.settings import FITTING, PRECISIONS, SELECT_BY
 
+_LONGEST_NAME = 255  # bytes of a file's name
+
 
 def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     """Refuse combinations that could not train, or that would ignore what was asked for.
@@ -95,10 +97,14 @@ def _placed(setting: str) -> Iterator[None]:
 
 def _check_names(cfg: DictConfig) -> None:
     """Names that folders could not have."""
-    if cfg.name is not None and not re.fullmatch(r"\w[\w.+@-]*", cfg.name):
-        raise ValueError(
-            f"name={cfg.name}: a folder is called so, give it letters, digits and . _ - + @ alone"
-        )
+    names = [("study", part) for part in cfg.study.split("/")]
+    names += [] if cfg.name is None else [("name", cfg.name)]
+    for setting, name in names:
+        if not re.fullmatch(r"\w[\w.+@-]*", name) or len(name.encode()) > _LONGEST_NAME:
+            raise ValueError(
+                f"{setting}={cfg[setting]}: a folder is called so, give it letters, digits and "
+                f". _ - + @ alone, {_LONGEST_NAME} at most"
+            )
     if LATEST in cfg.study.split("/"):
         raise ValueError(f"study={cfg.study}: runs/{LATEST} is the run that began last; rename it")
 

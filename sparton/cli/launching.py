@@ -53,7 +53,7 @@ def run_training_here(
     is_rank = "RANK" in os.environ
     try:
         with (
-            nullcontext() if is_rank else only_writer(folder),
+            only_writer(folder),
             nullcontext() if is_rank else kept_if_begun(folder, found),
             logged(folder / "train.log") if log else nullcontext(),
         ):

@@ -57,7 +57,10 @@ def written(value: object) -> str:
         case PurePath():
             return written(str(value))
         case str():
-            plain = re.fullmatch(r"[A-Za-z_][\w./@-]*", value) and value.lower() not in _NOT_TEXT
+            plain = (
+                re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./@-]*", value)
+                and value.lower() not in _NOT_TEXT
+            )
             return value if plain else QuotedString(value, Quote.single).with_quotes()
         case Mapping():
             items = (f"{written(name)}:{written(each)}" for name, each in value.items())

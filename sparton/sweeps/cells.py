@@ -3,20 +3,26 @@
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from sparton.training.outcome import termination_noted
 from sparton.training.processes import run_alone
 from sparton.training.status import (
     FAILED,
     KILLED,
     RESULTS,
+    RUN,
     Status,
     begin_run,
     end_run,
     failure_watch,
+    only_writer,
     read_status,
+    run_name,
 )
+from sparton.writing import replacing
 
 CELL_FILE = "cell.json"
 Settings = dict[str, Any]
@@ -40,17 +46,31 @@ def run_cell(
     Returns:
         How the cell ended, None where that is for another rank to say.
     """
+    try:
+        with nullcontext() if rank else only_writer(folder):
+            return _run_cell(command, folder, settings, rank)
+    except BlockingIOError as error:  # whose cell it is will tell of it
+        log.warning("left out: %s", error)
+        return Status(FAILED, str(error))
+
+
+def _run_cell(
+    command: Sequence[str], folder: Path, settings: Settings, rank: int | None
+) -> Status | None:
     before = read_status(folder)
     if before and before.state in RESULTS and _read_settings(folder) == settings:
         log.info("done already (%s): %s", before.state, folder)
         return before
+    run = run_name()
     if not rank:
-        begin_run(folder)
-        (folder / CELL_FILE).write_text(json.dumps(settings) + "\n")
-    ended = run_alone(command, failure_watch(folder))
+        begin_run(folder, run)
+        with replacing(folder / CELL_FILE) as fresh:
+            fresh.write_text(json.dumps(settings) + "\n")
+    with nullcontext() if rank else termination_noted(folder, run):
+        ended = run_alone(command, failure_watch(folder, run), {RUN: run})
     if rank and ended.code == 0:
         return None
-    end_run(folder, Status(KILLED if ended.code < 0 else FAILED, f"the process {ended}"))
+    end_run(folder, run, Status(KILLED if ended.code < 0 else FAILED, f"the process {ended}"))
     status = read_status(folder) or Status(FAILED, f"{folder} has no status that can be read")
     log.info("%s: %s", status.state, folder)
     return status

@@ -1,11 +1,10 @@
 """What a run's ``metrics.jsonl`` says of its speed and memory."""
 
-import json
 import statistics
 from pathlib import Path
 from typing import Any
 
-from sparton.training.loggers import whole_lines
+from sparton.training.loggers import read_log
 
 _RATES = ("examples_per_second", "tokens_per_second", "step_ms", "data_wait_ms", "mfu")
 
@@ -16,7 +15,7 @@ def training_figures(path: Path) -> dict[str, Any]:
 
     ``hours`` is the time of all steps, evaluations left out.
     """
-    lines = [json.loads(line) for line in whole_lines(path)]
+    lines = read_log(path)
     timed = [line for line in lines if "step_ms" in line]
     if not timed:
         return {}

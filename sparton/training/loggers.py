@@ -1,6 +1,7 @@
 """Where the figures of a run go beside the screen."""
 
 import json
+import logging
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from rich.console import Console
 
 from sparton.arguments import ArgumentError
 from sparton.training.sources import LOSS_OF
+from sparton.writing import replacing
 
+log = logging.getLogger(__name__)
 Record = dict[str, Any]
 WandbMode = Literal["online", "offline", "disabled"]
 
@@ -45,17 +48,24 @@ class JsonlLogger:
     """
 
     def __init__(self, path: Path, start_step: int = 0):
-        kept = [line for line in whole_lines(path) if json.loads(line)["step"] <= start_step]
-        staged = path.with_suffix(".tmp")
-        staged.write_text("".join(kept))
-        staged.replace(path)
-        self._file = path.open("a", buffering=1)
+        kept = [record for record in read_log(path) if record["step"] <= start_step]
+        with replacing(path) as fresh:
+            fresh.write_text("".join(json.dumps(record) + "\n" for record in kept))
+        self._path = path
+        self._file = path.open("ab", buffering=0)
 
     def describe(self, manifest: Record) -> None:
         return None  # manifest.json lies beside the file
 
     def log(self, record: Record, step: int) -> None:
-        self._file.write(json.dumps({"step": step, **record}) + "\n")
+        line = json.dumps({"step": step, **record}) + "\n"
+        try:
+            whole = self._file.write(line.encode()) == len(line)
+        except OSError as error:  # training goes on: its checkpoints tell whether it can
+            log.warning("step %d is missing in %s: %s", step, self._path, error)
+        else:
+            if not whole:
+                log.warning("step %d is cut short in %s: is the disk full?", step, self._path)
 
     def conclude(self, record: Record, step: int) -> None:
         return None  # results.json lies beside the file
@@ -64,11 +74,27 @@ class JsonlLogger:
         self._file.close()
 
 
+def read_log(path: Path) -> list[Record]:
+    """The records of a ``metrics.jsonl``; a line that holds none, of a damaged disk or another
+    program, is passed over with a warning."""
+    records = []
+    for number, line in enumerate(whole_lines(path), 1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict) and type(record.get("step")) is int:
+            records.append(record)
+        else:
+            log.warning("%s, line %d: no record of a step, passed over", path, number)
+    return records
+
+
 def whole_lines(path: Path) -> list[str]:
     """Lines of a file that may end in half a line, where a run was killed while writing."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     return [line for line in lines if line.endswith("\n")]
 
 
@@ -250,7 +276,8 @@ def open_loggers(
     standard output where no other ``console`` is given."""
     if start < steps:
         name = f"manifest-from-step-{start}.json" if start else "manifest.json"
-        (folder / name).write_text(json.dumps(manifest, indent=2) + "\n")
+        with replacing(folder / name) as fresh:
+            fresh.write_text(json.dumps(manifest, indent=2) + "\n")
     console = console or Console()
     console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
     metrics = JsonlLogger(folder / "metrics.jsonl", start)

@@ -24,6 +24,7 @@ from sparton.training.throughput import Batch, ThroughputMeter
 
 log = logging.getLogger(__name__)
 
+_STATE = ("encoder", "optimizer", "scaler", "best", "micro_batch", "identity")  # of a checkpoint
 OwnStep = TypeVar("OwnStep", bound=Step)
 
 
@@ -100,7 +101,7 @@ class Trainer(Generic[OwnStep]):
             CheckpointError: the checkpoints are damaged.
             OtherRunError: they are of a run with other settings or data.
         """
-        state = load_checkpoint(self.folder / "checkpoints")
+        state = load_checkpoint(self.folder / "checkpoints", _STATE)
         if state is None:
             return 0
         self._check_identity(state["identity"])
@@ -123,6 +124,8 @@ class Trainer(Generic[OwnStep]):
             NonFiniteLossError: with the step, and where the last good checkpoint is.
         """
         self.encoder.train()
+        if self.world.is_main and self.best > float("-inf"):
+            self._replace_missing_model()
         self.meter.restart()
         for step, (batch, waited) in enumerate(_timed(batches), self.start_step):
             if self.fit is not None and step == self.start_step:
@@ -181,19 +184,36 @@ class Trainer(Generic[OwnStep]):
                 log.warning("step %d: %s", completed, warning)
         return record | self.meter.read()
 
+    def _replace_missing_model(self) -> None:
+        """The model at a checkpoint takes the place of the best one, where that was deleted."""
+        model, best = self.folder / "model", self.best
+        if model.exists():
+            return
+        self.best = float("-inf")
+        self._evaluate_here()
+        log.warning(
+            "%s is gone, and was the best model with %s=%.4f: that of the checkpoint after step %d "
+            "takes its place with %.4f",
+            *(model, self.settings.select_by, best, self.start_step, self.best),
+        )
+
     def _evaluate(self) -> Record:
         """Dev metrics on the main rank; the model is saved when it is the best so far."""
-        metrics: dict[str, float] = {}
-        if self.world.is_main and self.evaluate is not None:
-            self.encoder.eval()
-            metrics = self.evaluate(self.encoder)
-            self.encoder.train()
-            if metrics and metrics[self.settings.select_by] > self.best:
-                self.best = metrics[self.settings.select_by]
-                self.save_model(self.encoder, self.folder / "model")
+        metrics = self._evaluate_here() if self.world.is_main else {}
         self.world.barrier()
         self.meter.restart()
         return {f"dev_{name}": value for name, value in metrics.items()}
+
+    def _evaluate_here(self) -> dict[str, float]:
+        if self.evaluate is None:
+            return {}
+        self.encoder.eval()
+        metrics = self.evaluate(self.encoder)
+        self.encoder.train()
+        if metrics and metrics[self.settings.select_by] > self.best:
+            self.best = metrics[self.settings.select_by]
+            self.save_model(self.encoder, self.folder / "model")
+        return metrics
 
     def _checkpoint(self, completed: int) -> None:
         with self.meter.paused():

@@ -21,12 +21,14 @@ from sparton.training.status import (
     KILLED,
     OK,
     OOM,
+    RUN,
     Status,
     begin_run,
     end_run,
     failure_watch,
     is_out_of_memory,
     read_status,
+    run_name,
 )
 
 Result = TypeVar("Result")
@@ -56,10 +58,13 @@ def run_here(
         Exception: what ``work`` raises.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    run = run_name()
     if rank == 0:
-        begin_run(folder)
+        begin_run(folder, run)
+    # The ranks of torchrun have no owner of this program that could say why they ended.
+    alone = size == 1 or dist.is_torchelastic_launched()
     try:
-        with _termination_noted(folder) if size == 1 else nullcontext():
+        with termination_noted(folder, run) if alone else nullcontext():
             result = work()
     except Exception as error:
         lacks_memory = is_out_of_memory(error)
@@ -68,35 +73,45 @@ def run_here(
             time.sleep(_ECHO)
         if dist.is_torchelastic_launched():
             get_error_handler().record_exception(error)  # for torchrun's own report
-        if not end_run(folder, Status(OOM if lacks_memory else FAILED, explain(told))):
+        status = Status(OOM if lacks_memory else FAILED, explain(told))
+        if not end_run(folder, run, status) and size > 1:
             sys.exit(1)
         if told is error:
             raise
         raise told from error
     if rank == 0:
-        end_run(folder, Status(OK))
+        end_run(folder, run, Status(OK))
     return result
 
 
 @contextmanager
-def _termination_noted(folder: Path) -> Iterator[None]:
-    """A SIGTERM, as of a cluster or a container, is written down before it ends this process."""
+def termination_noted(folder: Path, run: str) -> Iterator[None]:
+    """A signal that ends this process, as of a user, a terminal that is closed, a cluster or a
+    container, is written down before it does; one that is ignored (nohup) stays ignored."""
     process = os.getpid()  # not one that it starts, which may inherit the handler
 
-    def end(number: int, _: FrameType | None) -> None:
+    def note(name: str) -> None:
         if os.getpid() == process:
-            end_run(folder, Status(KILLED, "ended by SIGTERM"))
+            end_run(folder, run, Status(KILLED, f"ended by {name}"))
+
+    def end(number: int, _: FrameType | None) -> None:
+        note(signal.Signals(number).name)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, end)
+    noted = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                noted[number] = signal.signal(number, end)
     try:
         yield
+    except KeyboardInterrupt:
+        note("SIGINT")
+        raise
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, before in noted.items():
+            signal.signal(number, before)
 
 
 def run_on_gpus(command: Sequence[str], gpus: int, folder: Path) -> None:
@@ -105,13 +120,14 @@ def run_on_gpus(command: Sequence[str], gpus: int, folder: Path) -> None:
     Raises:
         RunError: a process failed; the others ended with it.
     """
-    begin_run(folder)
-    with _termination_noted(folder):
-        ended = run_ranks(command, gpus, failure_watch(folder))
+    run = run_name()
+    begin_run(folder, run)
+    with termination_noted(folder, run):
+        ended = run_ranks(command, gpus, failure_watch(folder, run), {RUN: run})
     if ended.code == 0:
         return
     message = f"rank {ended.rank} {ended}"
-    if not end_run(folder, Status(KILLED if ended.code < 0 else FAILED, message)):
+    if not end_run(folder, run, Status(KILLED if ended.code < 0 else FAILED, message)):
         status = read_status(folder)
         raise RunError(status.message if status else message, told=True)
     raise RunError(

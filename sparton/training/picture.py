@@ -1,7 +1,6 @@
 """A run at a glance: loss, effectiveness on the dev set, active terms and throughput over its
 steps."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparton.training.loggers import Record, whole_lines
+from sparton.training.loggers import Record, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +61,7 @@ def draw_run(
         ValueError: the run has logged nothing yet.
     """
     path = Path(folder) / "metrics.jsonl"
-    records = [json.loads(line) for line in whole_lines(path)]
+    records = read_log(path)
     if not records:
         raise ValueError(f"{path} has no line: the run has logged nothing yet")
     output = Path(output or Path(folder) / "run.png")

@@ -31,15 +31,24 @@ class Ended(NamedTuple):
         return f"was ended by {name}{memory}"
 
 
-def run_alone(command: Sequence[str], stop: Callable[[], bool]) -> Ended:
-    """Start one process, and wait until it ends, or until ``stop`` says that it must."""
-    return _wait([_start(command, {})], stop)
+def run_alone(
+    command: Sequence[str], stop: Callable[[], bool], environment: Mapping[str, str]
+) -> Ended:
+    """Start one process, with some variables beside this one's own, and wait until it ends, or
+    until ``stop`` says that it must."""
+    return _wait([_start(command, environment)], stop)
 
 
-def run_ranks(command: Sequence[str], count: int, stop: Callable[[], bool]) -> Ended:
+def run_ranks(
+    command: Sequence[str],
+    count: int,
+    stop: Callable[[], bool],
+    environment: Mapping[str, str],
+) -> Ended:
     """Start ``count`` ranks of one process group on this machine, and wait for all of them. When
     one fails the others are ended, for they would wait for it; all are when ``stop`` says so."""
     shared = {
+        **environment,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
         "WORLD_SIZE": str(count),

@@ -3,9 +3,10 @@
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import torch
 
@@ -50,11 +51,14 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that can be read, on the CPU; None where there is none.
+def load_checkpoint(folder: Path, keys: Collection[str] = ()) -> dict[str, Any] | None:
+    """The newest checkpoint that is what was written, on the CPU; None where there is none.
 
-    A file that cannot be read (cut in half by a crash, say) is passed over with a warning for the
-    one before it.
+    A file that is damaged (cut in half by a crash, or with a bit that has turned on the disk) is
+    passed over with a warning for the one before it.
+
+    Args:
+        keys: of the state that must be there.
 
     Raises:
         CheckpointError: there are checkpoints and none can be read.
@@ -62,9 +66,10 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     candidates = _newest_first(folder)
     for path in candidates:
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return _read(path, keys)
         except Exception as error:  # torch reports damage by half a dozen exception types
-            log.warning("the checkpoint %s cannot be read (%s); trying an earlier one", path, error)
+            why = str(error).partition("\n")[0].rstrip(".")
+            log.warning("the checkpoint %s is damaged (%s); trying an earlier one", path, why)
     if candidates:
         names = ", ".join(path.name for path in candidates)
         raise CheckpointError(
@@ -82,6 +87,23 @@ def changes(stored: Mapping[str, object], fresh: Mapping[str, object]) -> list[s
         for name in sorted({*stored, *fresh})
         if stored.get(name) != fresh.get(name)
     ]
+
+
+def _read(path: Path, keys: Collection[str]) -> dict[str, Any]:
+    """A checkpoint whose checksums, which torch.load does not look at, are right.
+
+    Raises:
+        Exception: it is damaged, or is not that of the step in its name.
+    """
+    with ZipFile(path) as archive:
+        if changed := archive.testzip():
+            raise ValueError(f"its part {changed} is not as it was written")
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if missing := [key for key in ("step", *keys) if key not in state]:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    if state["step"] != int(path.stem.removeprefix("step-")):
+        raise ValueError(f"it is that of step {state['step']}")
+    return state
 
 
 def _newest_first(folder: Path) -> list[Path]:

@@ -1,21 +1,35 @@
-"""How a run stands: ``status.json`` of its folder, which sweeps and their reports go by."""
+"""How a run stands: ``status.json`` of its folder, which sweeps and their reports go by, and who
+may write there.
+
+A folder has one owner at a time, the process that holds its lock. The processes that the owner
+starts are members of its run: they know its name, by which they tell the end of this run and of no
+other.
+"""
 
 import fcntl
 import json
+import logging
 import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import torch
 
+from sparton.writing import replacing, sweep_leftovers
+
 RUNNING, OK, OOM, FAILED, KILLED = "running", "ok", "oom", "failed", "killed"
 RESULTS = (OK, OOM)  # with which a run is done; any other state is worth another try
-_FILE, _ENDED, _LOCK = "status.json", ".ended", ".lock"
+RUN = "SPARTON_RUN"  # the environment variable that names the run whose owner started a process
+_FILE, _LOCK = "status.json", ".lock"
+_OWNER, _MEMBERS = 0, 1  # bytes of the lock
 _GRACE = 15.0  # seconds
+_LONGEST = 3000  # characters of a message, so that a status stays within its block of the disk
 _CUDA_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+log = logging.getLogger(__name__)
 
 
 class Status(NamedTuple):
@@ -27,49 +41,91 @@ class Status(NamedTuple):
 
 def read_status(folder: Path) -> Status | None:
     """How the run in a folder stands; None where none has begun, or its file cannot be read."""
-    try:
-        return Status(**json.loads((folder / _FILE).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    return _read(folder)[1]
+
+
+def run_name() -> str:
+    """The name of the run that this process is part of: what its owner says, what ranks share that
+    others have started, or a new one."""
+    if given := os.environ.get(RUN):
+        return given
+    if "RANK" in os.environ and "MASTER_PORT" in os.environ:
+        return f"{os.environ.get('MASTER_ADDR')}:{os.environ['MASTER_PORT']}"
+    return uuid.uuid4().hex
 
 
 @contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """No other process writes a run into this folder meanwhile; where the file system has no locks,
-    nothing is known of others.
+    """This process owns a folder, or is a member of its owner's run; where the file system has no
+    locks, nothing is known of others. An owner sweeps what dead ones have left.
 
     Raises:
-        BlockingIOError: one does.
+        BlockingIOError: another run is there, or a process of one whose owner was killed.
     """
+    member = RUN in os.environ or os.environ.get("RANK", "0") != "0"
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as lock:
+    with (folder / _LOCK).open("a+") as lock:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if member:
+                fcntl.lockf(lock, fcntl.LOCK_SH, 1, _MEMBERS)
+            else:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _OWNER)
+                _wait_for_members(lock)
         except (BlockingIOError, PermissionError):
             raise BlockingIOError(f"{folder}: another process trains in this folder") from None
         except OSError:
             pass  # no locks here
+        if not member:
+            sweep_leftovers(folder)
+            sweep_leftovers(folder / "checkpoints")
         yield
 
 
-def begin_run(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _ENDED).unlink(missing_ok=True)
-    _write(folder, Status(RUNNING))
+def _wait_for_members(lock: IO[str]) -> None:
+    """Those of an owner that was killed end with it, as soon as they come to themselves."""
+    deadline = time.monotonic() + _GRACE
+    while True:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _MEMBERS)
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+        else:
+            fcntl.lockf(lock, fcntl.LOCK_UN, 1, _MEMBERS)
+            return
 
 
-def end_run(folder: Path, status: Status) -> bool:
+def begin_run(folder: Path, run: str) -> None:
+    """Say that a run of this name has begun.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    _write(folder, run, Status(RUNNING))
+
+
+def end_run(folder: Path, run: str, status: Status) -> bool:
     """Write how a run ended, unless that is written already: of the processes of one run the first
-    knows why, the others end because it did. Returns whether this was the first."""
-    try:
-        (folder / _ENDED).touch(exist_ok=False)
-    except FileExistsError:
-        return False
-    _write(folder, status)
+    knows why, the others end because it did. What another run has written stays.
+
+    That it cannot be written is no error: why the run ended is more than that.
+
+    Returns:
+        Whether this was the first.
+    """
+    with _one_at_a_time(folder):
+        name, before = _read(folder)
+        if before is not None and (name != run or before.state != RUNNING):
+            return False
+        try:
+            _write(folder, run, status)
+        except OSError as error:
+            log.warning("%s does not say how this run ended: %s", folder / _FILE, error)
     return True
 
 
-def failure_watch(folder: Path) -> Callable[[], bool]:
+def failure_watch(folder: Path, run: str) -> Callable[[], bool]:
     """Says whether a process of a run has failed from now on, once all have had the time to end
     themselves: one that has not by then waits for something that will not come."""
     before = _stamp(folder)
@@ -77,8 +133,9 @@ def failure_watch(folder: Path) -> Callable[[], bool]:
 
     def stop() -> bool:
         nonlocal since
-        status = read_status(folder)
-        if _stamp(folder) == before or status is None or status.state in (RUNNING, OK):
+        name, status = _read(folder)
+        over = status is not None and name == run and status.state not in (RUNNING, OK)
+        if _stamp(folder) == before or not over:
             since = None
             return False
         since = since or time.monotonic()
@@ -96,10 +153,52 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
     return stat.st_ino, stat.st_mtime_ns
 
 
-def _write(folder: Path, status: Status) -> None:
-    staged = folder / f".{_FILE}.{os.getpid()}"
-    staged.write_text(json.dumps(status._asdict()) + "\n")
-    staged.replace(folder / _FILE)
+def _read(folder: Path) -> tuple[str, Status | None]:
+    """The name of the run that is in a folder, and how it stands."""
+    try:
+        content = json.loads((folder / _FILE).read_text())
+        texts = [content[name] for name in ("run", "state", "message")]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return "", None
+    if not all(isinstance(text, str) for text in texts):
+        return "", None
+    return texts[0], Status(*texts[1:])
+
+
+def _write(folder: Path, run: str, status: Status) -> None:
+    """A disk that is full takes no new file, but a few bytes in the place of others."""
+    path = folder / _FILE
+    content = {"state": status.state, "message": status.message[:_LONGEST], "run": run}
+    text = json.dumps(content) + "\n"
+    try:
+        with replacing(path) as fresh:
+            fresh.write_text(text)
+    except OSError as error:
+        try:
+            with path.open("r+") as file:
+                file.write(text)
+                file.truncate()
+        except OSError:
+            raise error from None
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Processes of one run take turns, unless the file system has no locks or one does not let go:
+    a signal may have come to this very process in its turn."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    for _ in range(20):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(0.05)
+        except OSError:
+            break
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_out_of_memory(error: Exception) -> bool:

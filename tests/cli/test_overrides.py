@@ -1,8 +1,9 @@
 """Names of folders that overrides make."""
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from sparton.cli.overrides import folder_name
+from sparton.cli.overrides import folder_name, written
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,14 @@ from sparton.cli.overrides import folder_name
 )
 def test_folder_names_need_no_quotes_and_stay_one_folder(overrides, name):
     assert folder_name(overrides, left_out={"seed"}) == name
+
+
+@pytest.mark.parametrize(
+    "text", ["it's", 'a"b', "a\\", "\\'", "a b", "été", "${a}", "a=[b]", "TRUE"]
+)
+def test_any_text_is_read_as_it_was_written(text):
+    parser = OverridesParser.create()
+    assert parser.parse_override(f"hydra.run.dir={written(text)}").value() == text
 
 
 def test_long_folder_names_are_cut_and_stay_apart():

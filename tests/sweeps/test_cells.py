@@ -13,7 +13,7 @@ import pytest
 from sparton.sweeps.cells import find_cells, run_cell
 from sparton.sweeps.jobs import join_job
 from sparton.training import status
-from sparton.training.status import Status, begin_run, end_run, read_status
+from sparton.training.status import RUN, Status, begin_run, end_run, read_status
 
 SETTINGS = {"head": "eager", "batch": 8, "gpus": 1, "seed": 0, "overrides": ["batch=8"]}
 
@@ -30,7 +30,8 @@ def runs(folder: Path) -> int:
 
 def leaves(folder: Path, state: str) -> str:
     say = "from sparton.training.status import Status, end_run; from pathlib import Path\n"
-    return f"{say}end_run(Path({str(folder)!r}), Status({state!r}, 'as it said'))"
+    run = "os.environ['SPARTON_RUN']"
+    return f"{say}end_run(Path({str(folder)!r}), {run}, Status({state!r}, 'as it said'))"
 
 
 @pytest.mark.slow
@@ -59,10 +60,24 @@ def test_other_settings_in_the_same_folder_are_another_cell(tmp_path):
     ],
 )
 def test_a_process_that_ends_without_a_word_has_a_status_too(tmp_path, code, state, message):
-    end_run(tmp_path, Status("failed", "of an earlier try"))
+    end_run(tmp_path, "earlier", Status("failed", "of an earlier try"))
     ended = run_cell(script(tmp_path, code), tmp_path, SETTINGS)
     assert ended.state == state and ended.message.startswith(message)
     assert find_cells(tmp_path) == [(tmp_path, SETTINGS, ended)]
+
+
+def test_a_second_sweep_leaves_the_running_cells_of_the_first_alone(tmp_path):
+    """Which end well, and are not run twice."""
+    code = script(tmp_path, f"import time; time.sleep(1)\n{leaves(tmp_path, 'ok')}")
+    sweep = "from pathlib import Path; from sparton.sweeps.cells import run_cell\n"
+    sweep += f"run_cell({code!r}, Path({str(tmp_path)!r}), {SETTINGS!r})"
+    with subprocess.Popen([sys.executable, "-c", sweep]):
+        _wait_for(lambda: (tmp_path / "runs").exists())
+        refused = run_cell(code, tmp_path, SETTINGS | {"seed": 1})
+        assert refused == Status("failed", f"{tmp_path}: another process trains in this folder")
+        assert read_status(tmp_path) == Status("running")
+    assert find_cells(tmp_path) == [(tmp_path, SETTINGS, Status("ok", "as it said"))]
+    assert runs(tmp_path) == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -77,7 +92,11 @@ def test_a_cell_does_not_outlive_its_sweep(tmp_path, how):
         process.send_signal(how)
     cell = Path("/proc", (tmp_path / "pid").read_text())
     _wait_for(lambda: not cell.exists() or "(zombie)" in (cell / "status").read_text())
-    assert read_status(tmp_path) == Status("running")
+    ended = {
+        signal.SIGKILL: Status("running"),
+        signal.SIGTERM: Status("killed", "ended by SIGTERM"),
+    }
+    assert read_status(tmp_path) == ended.get(how, Status("killed", "ended by SIGINT"))
 
 
 def _wait_for(condition, seconds: float = 60.0) -> None:
@@ -96,8 +115,9 @@ def test_what_cannot_be_read_is_no_result(tmp_path):
     assert runs(tmp_path) == 2
 
 
-def test_a_rank_beside_the_first_leaves_the_telling_to_it(tmp_path):
-    begin_run(tmp_path)
+def test_a_rank_beside_the_first_leaves_the_telling_to_it(tmp_path, monkeypatch):
+    monkeypatch.setenv(RUN, "shared")
+    begin_run(tmp_path, "shared")
     assert run_cell(script(tmp_path, "pass"), tmp_path, SETTINGS, rank=1) is None
     assert read_status(tmp_path) == Status("running")
     ended = run_cell(script(tmp_path, "os._exit(3)"), tmp_path, SETTINGS, rank=1)
@@ -107,13 +127,14 @@ def test_a_rank_beside_the_first_leaves_the_telling_to_it(tmp_path):
 
 def test_a_rank_ends_when_another_has_failed_but_not_for_an_earlier_try(tmp_path, monkeypatch):
     monkeypatch.setattr(status, "_GRACE", 0.5)
-    end_run(tmp_path, Status("failed", "of an earlier try"))
+    end_run(tmp_path, "earlier", Status("failed", "of an earlier try"))
+    monkeypatch.setenv(RUN, "shared")
     wait = script(tmp_path, "import time; time.sleep(60)")
 
     def first_rank() -> None:
         time.sleep(2.0)
-        begin_run(tmp_path)
-        end_run(tmp_path, Status("oom", "on rank 0"))
+        begin_run(tmp_path, "shared")
+        end_run(tmp_path, "shared", Status("oom", "on rank 0"))
 
     with ThreadPoolExecutor() as pool:
         other = pool.submit(first_rank)

@@ -1,12 +1,20 @@
 """What the screen shows of a run, and what other loggers ask for."""
 
 import io
+import json
 import sys
 
 import pytest
 from rich.console import Console
 
-from sparton.training.loggers import ScreenLogger, tensorboard_logger, wandb_logger
+from sparton.training.loggers import (
+    JsonlLogger,
+    ScreenLogger,
+    read_log,
+    tensorboard_logger,
+    wandb_logger,
+)
+from tests.models.test_splade_folder import largest_file
 
 
 def shown(record: dict[str, float], step: int, first: bool = False) -> str:
@@ -24,6 +32,33 @@ def test_the_time_left_is_that_of_the_steps_left_but_for_the_first_line():
     assert line == "10/90  loss 0.5000  ms 1,500  left 0:02:00\n"
     assert "left" not in shown({"step_ms": 1500.0}, 90)
     assert "left" not in shown({"dev_ndcg@10": 0.5}, 10)
+
+
+def test_a_line_that_is_no_record_stops_no_run_and_does_not_stay(tmp_path, caplog):
+    file = tmp_path / "metrics.jsonl"
+    lines = ['{"step": 1, "loss": 1.0}', "\0\0", '["step"]', '{"step": "2"}', "[" * 9999]
+    file.write_bytes("\n".join([*lines, '{"step": 2}', '{"step": 3}', '{"ste']).encode() + b"\xff")
+    logger = JsonlLogger(file, start_step=2)
+    logger.log({"loss": 0.5}, 3)
+    logger.close()
+    records = [{"step": 1, "loss": 1.0}, {"step": 2}, {"step": 3, "loss": 0.5}]
+    assert [json.loads(line) for line in file.read_text().splitlines()] == records
+    assert [f"line {n}: no record" in caplog.text for n in range(1, 7)] == [
+        False,
+        *[True] * 4,
+        False,
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_full_disk_costs_lines_and_no_run(tmp_path, caplog):
+    logger = JsonlLogger(tmp_path / "metrics.jsonl")
+    with largest_file(40):
+        for step in (1, 2, 3):
+            logger.log({"loss": 0.5}, step)
+        logger.close()
+    assert [record["step"] for record in read_log(tmp_path / "metrics.jsonl")] == [1]
+    assert "step 2 is cut short" in caplog.text and "step 3 is missing" in caplog.text
 
 
 @pytest.fixture

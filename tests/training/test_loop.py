@@ -4,6 +4,8 @@ import errno
 import io
 import json
 import logging
+import shutil
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -191,6 +193,21 @@ def test_the_best_model_is_kept_not_the_last(tmp_path):
     assert list(weights) == [0.1, 0.9]
 
 
+def test_a_model_that_was_deleted_is_there_again_after_the_same_command(tmp_path, caplog):
+    """The best one, if it was that of the last checkpoint."""
+    whole = make_trainer(tmp_path, evaluate=lambda encoder: {"ndcg@10": 0.5})
+    run(whole)
+    shutil.rmtree(tmp_path / "model", ignore_errors=True)
+    again = make_trainer(tmp_path, evaluate=lambda encoder: {"ndcg@10": 0.25})
+    saved = []
+    again.save_model = lambda encoder, folder: saved.append(folder)
+    run(again)
+    assert saved == [tmp_path / "model"]
+    assert "step 12 takes its place with 0.2500" in caplog.text and "=0.5000" in caplog.text
+    (tmp_path / "model").mkdir()
+    run(make_trainer(tmp_path, evaluate=lambda encoder: pytest.fail("it is there")))
+
+
 def test_of_equally_good_models_the_first_is_kept(tmp_path):
     scores = iter([0.1, 0.9, 0.9, 0.9])
     trainer = make_trainer(tmp_path, evaluate=lambda encoder: {"ndcg@10": next(scores)})
@@ -277,6 +294,33 @@ def test_a_checkpoint_cut_in_half_is_passed_over(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert load_checkpoint(tmp_path / "checkpoints")["step"] == STEPS - 2
     assert newest.name in caplog.text
+
+
+def test_no_byte_of_a_checkpoint_turns_into_other_weights(tmp_path, caplog):
+    """torch.load would take them: it looks at no checksum."""
+    save_checkpoint(tmp_path, 1, {"weight": torch.zeros(300)})
+    newest = save_checkpoint(tmp_path, 2, {"weight": torch.arange(300.0)})
+    good, silent = newest.read_bytes(), 0
+    for place in range(0, len(good), 7):
+        newest.write_bytes(good[:place] + bytes([good[place] ^ 16]) + good[place + 1 :])
+        state = load_checkpoint(tmp_path)
+        assert state["step"] == 1 or torch.equal(state["weight"], torch.arange(300.0)), place
+        with suppress(Exception):
+            trusted = torch.load(newest, weights_only=True)["weight"]
+            silent += not torch.equal(trusted, torch.arange(300.0))
+    assert silent > 100, "so many would have gone unseen"
+    assert f"the checkpoint {newest} is damaged" in caplog.text and "trying an" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [({"step": 2}, r"it has no weight"), ({"step": 3, "weight": 1}, "it is that of step 3")],
+)
+def test_a_checkpoint_of_another_content_is_passed_over(tmp_path, caplog, state, why):
+    save_checkpoint(tmp_path, 1, {"weight": 7})
+    torch.save(state, tmp_path / "step-00000002.pt")
+    assert load_checkpoint(tmp_path, ["weight"]) == {"step": 1, "weight": 7}
+    assert f"step-00000002.pt is damaged ({why})" in caplog.text
 
 
 def test_only_damaged_checkpoints_are_an_error_that_says_what_to_do(tmp_path):

@@ -66,6 +66,50 @@ def test_a_run_that_is_asked_to_end_leaves_that_word(tmp_path):
     assert read_status(tmp_path) == Status("killed", "ended by SIGTERM")
 
 
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP])
+def test_a_user_who_ends_a_run_leaves_that_word_too(tmp_path, how):
+    """But a hangup that nohup has told it to ignore does not end it."""
+    code = f"""if True:
+        import os, signal, time
+        from pathlib import Path
+        from sparton.training.outcome import run_here
+
+        def work():
+            os.kill(os.getpid(), {int(how)})
+            time.sleep(0.2)
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        run_here(work, Path({str(tmp_path)!r}), ())
+    """
+    program = [sys.executable, "-c", code]
+    ended = subprocess.run(program, capture_output=True, text=True)
+    assert ended.returncode == -how
+    assert read_status(tmp_path) == Status("killed", f"ended by {how.name}")
+    if how == signal.SIGHUP:
+        subprocess.run(["nohup", *program], capture_output=True, check=True)
+        assert read_status(tmp_path) == Status("ok")
+
+
+def test_a_rank_of_torchrun_notes_its_end(tmp_path):
+    """torchrun ends the others of a rank that is gone, and that one could not say it."""
+    code = f"""if True:
+        import os, signal, time
+        from pathlib import Path
+        from sparton.training.outcome import run_here
+        from sparton.training.status import begin_run, run_name
+
+        begin_run(Path({str(tmp_path)!r}), run_name())
+        run_here(lambda: os.kill(os.getpid(), signal.SIGTERM), Path({str(tmp_path)!r}), ())
+    """
+    ranks = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    for launcher, state in (({}, "running"), ({"TORCHELASTIC_RUN_ID": "x"}, "killed")):
+        ended = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, env=os.environ | ranks | launcher
+        )
+        assert ended.returncode == -signal.SIGTERM
+        assert read_status(tmp_path).state == state
+
+
 def ranks(folder: Path, code: str) -> list[str]:
     """A command that leaves its environment in the folder, and then does something."""
     names = "('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'OMP_NUM_THREADS')"
@@ -93,7 +137,8 @@ def test_the_others_end_with_a_rank_that_is_killed(tmp_path):
 def test_a_rank_that_has_failed_and_cannot_leave_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(status, "_GRACE", 0.5)
     say = "from pathlib import Path; from sparton.training.status import Status, end_run\n"
-    say += f"if rank == '1': end_run(Path({str(tmp_path)!r}), Status('oom', 'on rank 1'))\n"
+    end = f"end_run(Path({str(tmp_path)!r}), os.environ['SPARTON_RUN'], Status('oom', 'on rank 1'))"
+    say += f"if rank == '1': {end}\n"
     with pytest.raises(RunError, match=r"^on rank 1$") as caught:
         run_on_gpus(ranks(tmp_path, f"{say}time.sleep(60)"), 2, tmp_path)
     assert caught.value.told

@@ -1,5 +1,6 @@
 """``sparton train head=sparton batch=512``: one training, or a sweep; configs/ has every choice."""
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str], script: Path | None = None) -> None:
         script: of a clone, which other processes of the same run start; None for ``-m sparton``.
     """
     set_environment()
+    logging.raiseExceptions = False  # a log that a full disk does not take hides no error
     from sparton.cli.command_line import read_request
 
     request = read_request(arguments, "train")

@@ -1,0 +1,94 @@
+"""Runs of every kind that are killed: the same command ends bit-identical to a run in one piece."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sparton.training.status import Status, read_status
+from tests.test_train import ROOT, read_records
+from tests.test_train_kinds import CSR, JOINT
+from tests.test_train_queries import LEARNED, SMALL
+
+MORTAL = ["optimizer._target_=tests.sweeps.broken.Mortal", "steps=4", "checkpoint_every=2"]
+QUICK = ["experiment=quickstart", "debug=tiny", "log_every=1"]
+RANDOM = ["backbone=random", "backbone.hidden_size=32", "backbone.layers=1", "backbone.heads=2"]
+KINDS = {
+    "compiled": [*QUICK, *RANDOM, "backbone.compile=true"],
+    "half-residual": [*QUICK, *RANDOM, "precision=bf16", "backbone.half_residual=true"],
+    "csr": [*QUICK, *CSR, "head.freeze_backbone=false"],
+    "joint": [*QUICK, *JOINT, "loss=joint"],
+    "static": [*QUICK, *LEARNED],
+    "separate": [*QUICK, *SMALL],
+}
+
+
+def train(folder: Path, settings: list[str], end: str = "- -") -> subprocess.CompletedProcess:
+    command = [
+        sys.executable,
+        str(ROOT / "train.py"),
+        *settings,
+        *MORTAL,
+        f"hydra.run.dir={folder}",
+    ]
+    environment = os.environ | {"END": end}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
+
+
+def left(folder: Path) -> dict[str, torch.Tensor]:
+    """Every weight of the model and every state of the optimizer."""
+    state = torch.load(max(folder.glob("checkpoints/*.pt")), weights_only=True)
+    tensors = {f"trained.{name}": value for name, value in state["encoder"].items()}
+    for number, moments in state["optimizer"]["state"].items():
+        tensors |= {f"{number}.{name}": value for name, value in moments.items()}
+    for file in (folder / "model").rglob("*.safetensors"):
+        tensors |= {f"{file.parent.name}.{name}": value for name, value in load_file(file).items()}
+    return tensors
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="bit-identical is promised on a CPU only")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_run_ends_bit_identical(tmp_path, kind):
+    whole = train(tmp_path / "whole", KINDS[kind])
+    assert whole.returncode == 0, whole.stderr
+    killed = tmp_path / "killed"
+    assert train(killed, KINDS[kind], end="0 killed").returncode == -signal.SIGKILL
+    assert read_status(killed) == Status("running")
+    again = train(killed, KINDS[kind])
+    assert again.returncode == 0, again.stderr
+    assert (killed / "manifest-from-step-2.json").exists(), "it began anew"
+    expected, found = left(tmp_path / "whole"), left(killed)
+    assert expected.keys() == found.keys()
+    assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == []
+    losses = [
+        [record["loss"] for record in read_records(tmp_path / name)] for name in ("whole", "killed")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) == 4
+    assert len(set(losses[0])) == 4, "a run that does not change says nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("size", "lacking"),
+    [(1, "status.json"), (2_000, "manifest.json"), (40_000, "model"), (200_000, "checkpoint")],
+)
+def test_a_full_disk_is_what_the_user_reads_and_nothing_half_written_stays(tmp_path, size, lacking):
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size},) * 2)\n"
+    code += "from sparton.cli.main import main; main()"
+    words = [*QUICK, "evaluation.every=2" if lacking == "model" else "evaluation=none"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code, "train", *words, f"hydra.run.dir={tmp_path}"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr and "Logging error" not in ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("sparton train: ") and lacking in last and "could not be written" in last
+    assert not [path for end in ("tmp", "old") for path in tmp_path.rglob(f"*.{end}")]
+    if tmp_path.joinpath("status.json").exists():
+        assert read_status(tmp_path).state == "failed"
