@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 TABLE, FACTS = "table.arrow", "facts.json"
 
 Facts = dict[str, Any]
