@@ -1,60 +1,20 @@
-"""Dense embeddings of known texts on disk, and how texts find theirs.
+"""How texts find their dense embeddings, which were made before.
 
 R rows: those of the queries first, then those of the documents; D width; N texts.
-
-A cache is a folder, written by ``sparton.pipelines.cache_embeddings``:
-
-- ``embeddings.npy`` ``[R, D]``, fp32 or fp16;
-- ``keys.npy`` uint64 ``[R]``, a hash of each row's text; a side has a text once;
-- ``cache.json``, the :class:`CacheFacts`;
-- ``progress.json``, the number of rows written;
-- ``model``, the folder of the dense encoder that made them.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparton.embedding_files import EMBEDDINGS, KEYS, check_cache
 from sparton.types import Forms, Side, TextForm, TokenBatch
-
-EMBEDDINGS, KEYS, FACTS, PROGRESS, MODEL = (
-    "embeddings.npy",
-    "keys.npy",
-    "cache.json",
-    "progress.json",
-    "model",
-)
-
-
-class CacheFacts(NamedTuple):
-    """What the embeddings of a cache are.
-
-    Attributes:
-        queries: how many of the rows are those of queries.
-        query_length, document_length: tokens at which texts were cut.
-        pooling, normalized: how hidden states became embeddings, see
-            :class:`~sparton.models.pooling.Pooling`.
-        query_prompt, document_prompt: put before the texts.
-        weights: digest of the encoder's weights.
-        include_prompt: whether prompts were pooled.
-    """
-
-    queries: int
-    query_length: int
-    document_length: int
-    pooling: Literal["mean", "cls"]
-    normalized: bool
-    query_prompt: str
-    document_prompt: str
-    weights: str
-    include_prompt: bool = True
 
 
 class TextRows:
@@ -64,13 +24,13 @@ class TextRows:
         folder: of a complete cache.
 
     Raises:
-        FileNotFoundError, ValueError: see :func:`check_cache`.
+        FileNotFoundError, ValueError: see :func:`~sparton.embedding_files.check_cache`.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.facts = check_cache(self.folder)
-        keys = np.load(self.folder / KEYS)
+        cache = check_cache(self.folder, KEYS)
+        self.facts, keys = cache.facts, np.array(cache.keys)
         self._sides: dict[Side, _Keys] = {
             "query": _Keys.of(keys[: self.facts.queries], 0),
             "document": _Keys.of(keys[self.facts.queries :], self.facts.queries),
@@ -145,12 +105,11 @@ class EmbeddingTable:
             row from the memory-mapped file.
 
     Raises:
-        FileNotFoundError, ValueError: see :func:`check_cache`.
+        FileNotFoundError, ValueError: see :func:`~sparton.embedding_files.check_cache`.
     """
 
     def __init__(self, folder: str | Path, *, on_device: bool = True) -> None:
-        check_cache(Path(folder))
-        self._stored: NDArray = np.load(Path(folder) / EMBEDDINGS, mmap_mode="r")
+        self._stored = check_cache(Path(folder), EMBEDDINGS).embeddings
         self._on_device = on_device
         self._copy: Tensor | None = None
 
@@ -193,26 +152,3 @@ def text_keys(texts: Sequence[str]) -> NDArray[np.uint64]:
     of three in a million."""
     digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(b"".join(digests), np.dtype("<u8")).astype(np.uint64)
-
-
-def check_cache(folder: Path) -> CacheFacts:
-    """The facts of a cache that can be used.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is not complete.
-    """
-    if not (folder / FACTS).is_file():
-        raise FileNotFoundError(
-            f"{folder} holds no cache of embeddings ({FACTS} is missing): write one with "
-            "sparton.pipelines.cache_embeddings"
-        )
-    facts = CacheFacts(**json.loads((folder / FACTS).read_text()))
-    written = json.loads((folder / PROGRESS).read_text())["rows"]
-    rows = len(np.load(folder / KEYS, mmap_mode="r"))
-    if written != rows:
-        raise ValueError(
-            f"{folder} holds {written} of {rows} embeddings: call sparton.pipelines."
-            "cache_embeddings again as before, it goes on where it stopped"
-        )
-    return facts

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparton.embeddings import CacheFacts, EmbeddingTable, TextRows, text_keys
+from sparton.embedding_files import CacheFacts, seal_cache
+from sparton.embeddings import EmbeddingTable, TextRows, text_keys
 from sparton.types import TextForm
 
 QUERIES = ["one", "two", "three"]
@@ -22,6 +23,7 @@ def folder(tmp_path) -> Path:
     np.save(tmp_path / "keys.npy", text_keys(QUERIES + DOCUMENTS))
     (tmp_path / "cache.json").write_text(json.dumps(FACTS._asdict()))
     (tmp_path / "progress.json").write_text('{"rows": 6}')
+    seal_cache(tmp_path)
     return tmp_path
 
 
@@ -50,7 +52,10 @@ def test_texts_that_were_not_embedded_are_named(folder):
     with pytest.raises(ValueError, match="no embedding of the document 'one'"):
         rows.documents(["one"])
     np.save(folder / "keys.npy", text_keys([]))
+    np.save(folder / "embeddings.npy", VALUES[:0])
+    (folder / "cache.json").write_text(json.dumps(FACTS._replace(queries=0)._asdict()))
     (folder / "progress.json").write_text('{"rows": 0}')
+    seal_cache(folder)
     with pytest.raises(ValueError, match="no embedding of the query 'one'"):
         TextRows(folder).queries(["one"])
 

@@ -16,6 +16,7 @@ from sparton.cli.training import run_training
 from sparton.errors import CheckpointError
 from sparton.training.distributed import World
 from tests.composing import composed
+from tests.evaluation.problems import write_beir
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE = World(0, 1, torch.device("cpu"))
@@ -198,10 +199,29 @@ def test_other_data_does_not_resume_a_run(tmp_path):
     file.write_text("".join(lines[:18]))
     run_here(tmp_path, *settings, "steps=2")
     file.write_text("".join(lines))
-    with pytest.raises(
-        CheckpointError, match=r"or data: data\.mine\.examples=20 \(was 18\)\. Give"
-    ):
+    with pytest.raises(CheckpointError, match=r"data\.mine\.examples=20 \(was 18\)\. Give"):
         run_here(tmp_path, *settings, "steps=2")
+    file.write_text("".join(lines[17::-1]))  # as many as before, in another order
+    with pytest.raises(CheckpointError, match=r"or data: data\.mine\.content=\w+ \(was \w+\)\. G"):
+        run_here(tmp_path, *settings, "steps=2")
+    other = tmp_path / "copy.jsonl"
+    other.write_text("".join(lines[:18]))
+    file.unlink()
+    other.rename(file)  # another file of the same content
+    run_here(tmp_path, *settings, "steps=2")
+
+
+def test_other_judgments_of_the_dev_set_do_not_resume_a_run(tmp_path):
+    folder = write_beir(tmp_path / "beir")
+    judged = (folder / "qrels/test.tsv").read_text().splitlines(keepends=True)
+    (folder / "qrels/dev.tsv").write_text("".join(judged))
+    settings = ["evaluation=beir_folder", f"evaluation.path={folder}", "steps=2"]
+    run_here(tmp_path / "run", *settings)
+    (folder / "qrels/dev.tsv").write_text("".join(judged[:-1]))
+    with pytest.raises(CheckpointError, match=r"data: evaluation\.dev\.content=\w+ \(was \w+\)\. "):
+        run_here(tmp_path / "run", *settings)
+    (folder / "qrels/dev.tsv").write_text("".join([judged[0], *judged[:0:-1]]))  # in another order
+    run_here(tmp_path / "run", *settings)
 
 
 def test_tensorboard_has_every_step_once_and_the_tests(tmp_path):

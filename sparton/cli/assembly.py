@@ -15,7 +15,7 @@ from sparton.cli.ending import say_the_end
 from sparton.cli.folders import mark_latest
 from sparton.cli.schema import identity, total_steps
 from sparton.cli.targets import refuse_unknown_settings
-from sparton.cli.tasks import TaskBuilders, has_dev_tasks
+from sparton.cli.tasks import TaskBuilders, dev_identity, has_dev_tasks
 from sparton.cli.training import Inputs
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
@@ -148,7 +148,7 @@ def build_trainer(
             [evaluate(model, task=task, timed_queries=0) for task in dev_tasks]
         ),
         save_model=partial(save_encoder, **lengths),
-        identity=identity(cfg) | data.identity(),
+        identity=identity(cfg) | data.identity() | dev_identity(dev_tasks, world),
         watch=LearningWatch(objective.ranking),
         fit=MicroBatchSearch(step, optimizer, **lengths) if fits else None,
         sources=list(data.sources),

@@ -1,8 +1,9 @@
 """The tasks that a configuration names, and those that are made of its training data."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig
@@ -10,7 +11,11 @@ from omegaconf import DictConfig
 from sparton.cli.evaluation_checks import refuse_missing
 from sparton.datasets.holdout import held_out_task, hold_out
 from sparton.datasets.mixture import Mixture
+from sparton.datasets.tasks import tasks_digest
 from sparton.types import RetrievalTask
+
+if TYPE_CHECKING:
+    from sparton.training.distributed import World
 
 TaskBuilders = dict[str, Callable[[], RetrievalTask]]
 
@@ -52,6 +57,13 @@ def hold_out_dev(cfg: DictConfig, data: Mixture) -> tuple[Mixture, TaskBuilders]
     documents = options.pop("documents")
     held = hold_out(data, **options)
     return held.rest, {"holdout": partial(held_out_task, held, documents=documents)}
+
+
+def dev_identity(tasks: Sequence[RetrievalTask], world: "World") -> dict[str, str]:
+    """``evaluation.dev.content``, a digest of the tasks that models are chosen by. All ranks have
+    that of the main process, which alone reads them; it has 60 bits, or is 0 for no tasks."""
+    own = int(tasks_digest(tasks)[:15], 16) if tasks else 0
+    return {"evaluation.dev.content": f"{world.largest(own):x}"}
 
 
 def say_how_often(data: Mixture, steps: int, batch: int) -> None:

@@ -12,9 +12,10 @@ from typing import Literal
 from zipfile import BadZipFile, ZipFile
 
 from sparton.arguments import ArgumentError
-from sparton.datasets.files import DataFile, RecordError, decode_json, read_lines
+from sparton.datasets.files import DataFile, RecordError, read_lines
 from sparton.datasets.judgments import Judgment, read_judgments
 from sparton.datasets.records import parse_text
+from sparton.datasets.values import decode_json
 from sparton.types import RetrievalTask, TextCollection
 
 OnUnknown = Literal["error", "ignore"]

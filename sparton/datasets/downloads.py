@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from sparton.datasets.collection import OnUnknown, build_task, collect_texts
 from sparton.datasets.files import RecordError
-from sparton.datasets.judgments import Judgment
+from sparton.datasets.judgments import Judgment, parse_grade
 from sparton.datasets.records import parse_text
 from sparton.types import RetrievalTask
 
@@ -50,7 +50,7 @@ def ir_datasets_task(
             raise ValueError(f"{dataset_id} of ir_datasets has no {part}: name a split, as /test")
     try:
         judgments = (
-            Judgment(each.query_id, each.doc_id, int(each.relevance), number)
+            Judgment(each.query_id, each.doc_id, parse_grade(each.relevance), number)
             for number, each in enumerate(dataset.qrels_iter(), start=1)
         )
         return build_task(
@@ -173,8 +173,8 @@ def _hub_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgm
     for number, row in enumerate(rows, start=1):
         try:
             query, document = str(row["query-id"]), str(row["corpus-id"])
-            yield Judgment(query, document, int(row.get("score", 1)), number)
-        except (KeyError, TypeError, ValueError) as error:
+            yield Judgment(query, document, parse_grade(row.get("score", 1)), number)
+        except (KeyError, RecordError) as error:
             raise ValueError(
                 f"{place}, row {number}: query-id, corpus-id and an integer score are expected, "
                 f"not {row}"
@@ -184,12 +184,22 @@ def _hub_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgm
 def _bright_texts(repository: str, configuration: str, split: str, column: str) -> Texts:
     for number, row in enumerate(_rows(repository, configuration, split), start=1):
         place = f"{repository}, {configuration} {split}, row {number}"
-        yield place, str(row["id"]), row[column].strip()
+        try:
+            yield (place, *parse_text({"id": row["id"], "text": row[column]}))
+        except (KeyError, RecordError) as error:
+            raise ValueError(
+                f"{place}: an id and the text {column} are expected: {error}"
+            ) from error
 
 
 def _bright_judgments(repository: str, split: str) -> Iterator[Judgment]:
     for number, row in enumerate(_rows(repository, "examples", split), start=1):
         for grade, key in ((1, "gold_ids"), (EXCLUDED, "excluded_ids")):
-            for document in row.get(key) or ():
+            documents = row.get(key)
+            if not isinstance(documents, list | None):
+                raise ValueError(
+                    f"{repository}, examples {split}, row {number}: {key} must be a list of ids"
+                )
+            for document in documents or ():
                 if document != "N/A":
                     yield Judgment(str(row["id"]), str(document), grade, number)

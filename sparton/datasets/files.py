@@ -1,9 +1,9 @@
 """Data files on disk or on the Hugging Face hub, read line by line with every fault located."""
 
-import json
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from lzma import LZMAError
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 from zipfile import BadZipFile, ZipFile
@@ -135,17 +135,17 @@ def read_lines(file: DataFile, advance: Advance | None = None) -> Iterator[tuple
 def read_all_lines(file: DataFile, advance: Advance | None = None) -> Iterator[tuple[int, bytes]]:
     """As :func:`read_lines`, blank lines as well."""
     number = 0
-    with _opened(file) as raw:
-        try:
+    try:
+        with _opened(file) as raw:
             for number, line in enumerate(_lines(_chunks(raw, advance)), start=1):
                 content = line.rstrip(b"\r")
                 yield number, content.removeprefix(b"\xef\xbb\xbf") if number == 1 else content
-        except (EOFError, zlib.error, BadZipFile) as error:
-            kind = "zip" if file.member else "gzip"
-            raise ValueError(
-                f"{file.name}: the {kind} data is damaged or cut short after line {number} "
-                f"({error}): get the file again"
-            ) from error
+    except (EOFError, zlib.error, BadZipFile, LZMAError, RuntimeError) as error:
+        kind = "zip" if file.member else "gzip"
+        raise ValueError(
+            f"{file.name}: the {kind} data is damaged or cut short after line {number} "
+            f"({error}): get the file again"
+        ) from error
 
 
 @contextmanager
@@ -214,6 +214,9 @@ def read_parquet(
     number = 0
     try:
         with pq.ParquetFile(file.path) as table:
+            names = table.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise ValueError(f"a column of {names} occurs twice")
             total = max(table.metadata.num_rows, 1)
             for batch in table.iter_batches(batch_size=ROWS_PER_BATCH):
                 for row in batch.to_pylist():
@@ -221,7 +224,8 @@ def read_parquet(
                     yield number, row
                 if advance:
                     advance(file.path.stat().st_size * number // total)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        # Dates that Python does not have, texts that are not UTF-8.
         raise _not_parquet(file, number, error) from error
 
 
@@ -255,22 +259,3 @@ def decode_text(line: bytes) -> str:
             f"not UTF-8 text: byte 0x{line[error.start]:02x} at column {error.start + 1} "
             "(if the file is Latin-1, convert it: iconv -f latin1 -t utf-8)"
         ) from error
-
-
-def decode_json(line: bytes) -> Any:
-    """The line's JSON value, all of whose texts can be written as UTF-8."""
-    text = decode_text(line)
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RecordError(
-            f"not JSON (one record per line is expected): {error.msg} at column {error.colno}"
-        ) from error
-    except RecursionError as error:
-        raise RecordError("JSON nested too deeply") from error
-    if "\\ud" in text or "\\uD" in text:
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            raise RecordError(f"half of a surrogate pair in a text: {error}") from error
-    return value

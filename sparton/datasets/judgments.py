@@ -1,10 +1,11 @@
 """The judgments of a task: files of BEIR and of TREC, line by line."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from sparton.datasets.files import DataFile, RecordError, decode_text, read_lines
+from sparton.datasets.values import shown
 
 # What the columns of a qrels file may be called in its first line, case, hyphens and so on aside.
 HEADER = (
@@ -12,6 +13,8 @@ HEADER = (
     {"corpusid", "documentid", "docid", "did", "docno", "passageid", "pid", "corpus", "document"},
     {"score", "grade", "relevance", "rel", "label", "judgment"},
 )
+_GRADE = re.compile(r"\s*[-+]?[0-9]{1,9}\s*")
+_LARGEST = 999_999_999
 
 
 class Judgment(NamedTuple):
@@ -23,28 +26,45 @@ class Judgment(NamedTuple):
     number: int
 
 
-def read_judgments(file: DataFile) -> Iterator[Judgment]:
-    """The lines of a qrels file."""
+def stop(place: str, fault: Exception | str) -> None:
+    """Raise ValueError for what is wrong with the line at ``place``."""
+    raise ValueError(f"{place}: {fault}")
+
+
+def read_judgments(
+    file: DataFile, reject: Callable[[str, Exception], None] = stop
+) -> Iterator[Judgment]:
+    """The lines of a qrels file; ``reject`` is given the place of each that is malformed, and what
+    is wrong with it."""
     for number, line in read_lines(file):
-        place = file.place(number)
         try:
             fields = decode_text(line).split("\t" if b"\t" in line else None)
-        except RecordError as error:
-            raise ValueError(f"{place}: {error}") from error
-        if len(fields) == 4:
-            del fields[1]
-        if len(fields) != 3:
-            raise ValueError(f"{place}: query id, document id and grade are expected, not {fields}")
-        query_id, document_id, grade = fields
-        try:
-            yield Judgment(query_id, document_id, int(grade), number)
-        except ValueError as error:
+            if len(fields) == 4:
+                del fields[1]
+            if len(fields) != 3:
+                raise RecordError(f"query id, document id and grade are expected, not {fields}")
             if number == 1 and _is_header(fields):
                 continue
-            raise ValueError(
-                f"{place}: the grade {grade!r} is not an integer: correct the line, or name the "
-                "columns query-id, corpus-id, score if it is a header"
-            ) from error
+            yield Judgment(fields[0], fields[1], parse_grade(fields[2]), number)
+        except RecordError as error:
+            reject(file.place(number), error)
+
+
+def parse_grade(value: object) -> int:
+    """A grade: an integer of at most nine digits, or a text that is one.
+
+    Raises:
+        RecordError: anything else, true and false among it.
+    """
+    number = int(value) if isinstance(value, str) and _GRADE.fullmatch(value) else value
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if not isinstance(number, int) or isinstance(number, bool) or abs(number) > _LARGEST:
+        raise RecordError(
+            f"the grade {shown(value)} is not an integer of at most nine digits: "
+            "correct the line, or name the columns query-id, corpus-id, score if it is a header"
+        )
+    return number
 
 
 def _is_header(fields: list[str]) -> bool:

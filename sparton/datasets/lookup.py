@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from sparton.datasets.store import StoredTable
 from sparton.datasets.texts import TextTable
+from sparton.digests import texts_digest
 from sparton.types import Example
 
 # How a source gives negatives of a query's own; see :func:`sparton.datasets.sources.text_records`.
@@ -14,7 +15,11 @@ Negatives = Literal["required", "sample", "none"]
 
 
 class Source(Protocol):
-    """Training examples that can be looked up by number."""
+    """Training examples that can be looked up by number.
+
+    A source may have a text ``content``, a digest of all its examples: a training whose data have
+    changed does not go on, then.
+    """
 
     def __len__(self) -> int: ...
 
@@ -40,6 +45,11 @@ class Rest:
 
     def __len__(self) -> int:
         return len(self.source) - len(self._before)
+
+    @property
+    def content(self) -> str | None:
+        """Of the whole; which part of it this is, settings say."""
+        return getattr(self.source, "content", None)
 
     def example(self, index: int, draw: int, num_negatives: int) -> Example:
         """The ``index``-th of those that stay."""
@@ -72,6 +82,12 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.table.rows)
+
+    @property
+    def content(self) -> str:
+        """A digest of all records and of their texts, whatever files they come from."""
+        tables = [self.table, *(each.table for each in self.texts or ())]
+        return texts_digest(table.content for table in tables)
 
     @property
     def without_negatives(self) -> int:

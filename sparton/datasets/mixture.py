@@ -115,9 +115,14 @@ class Mixture:
         ]
 
     def identity(self) -> dict[str, str]:
-        """What the order of the examples depends on, beside settings: ``data.NAME.examples``."""
-        sizes = zip(self.sources, self.sizes, strict=True)
-        return {f"data.{name}.examples": str(size) for name, size in sizes}
+        """What the stream depends on, beside settings: ``data.NAME.examples``, how many there are,
+        and ``data.NAME.content``, the digest of those sources that have one."""
+        found = {}
+        for (name, source), size in zip(self.sources.items(), self.sizes, strict=True):
+            found[f"data.{name}.examples"] = str(size)
+            if content := getattr(source, "content", None):
+                found[f"data.{name}.content"] = content
+        return found
 
     def locate(
         self, positions: Sequence[int] | Ints, seed: int, batch: int = 1

@@ -6,16 +6,15 @@ a pair ``[a, b]``, a list with negatives ``[a, p, n, ...]``, ``{"set": [...]}``,
 :data:`TEXTS`. Records of ids have the same shapes under the names in :data:`IDS`.
 """
 
-import json
-import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sparton.datasets.files import RecordError
+from sparton.datasets.values import parse_json, parse_number, shown
 
-NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
+NUMBERED_NEGATIVE = re.compile(r"negative_[0-9]{1,9}")
 POSITIVE_SCORES = ("pos_scores", "pos_score", "positive_scores", "positive_score")
 TEXT_IDS = ("_id", "id", "document_id", "query_id")
 NEGATIVE_SCORES = ("neg_scores", "neg_score", "negative_scores", "negative_score")
@@ -74,10 +73,10 @@ def parse_text(record: Any) -> tuple[str, str]:
             f"an object with an id ({' or '.join(TEXT_IDS)}) and a text is expected, "
             f"found {keys or repr(record)[:80]}"
         )
-    identifier, title, text = record[name], record.get("title") or "", record["text"] or ""
-    if not isinstance(title, str) or not isinstance(text, str):
-        raise RecordError("'title' and 'text' must hold text")
-    return _cell(identifier, IDS, name), f"{title} {text}".strip()
+    title, text = record.get("title"), record["text"]
+    if not isinstance(title, str | None) or not isinstance(text, str | None):
+        raise RecordError("'title' and 'text' must hold text, or null for none")
+    return _cell(record[name], IDS, name), f"{title or ''} {text or ''}".strip()
 
 
 def parse_text_or_fields(record: Any) -> tuple[str, str]:
@@ -132,12 +131,13 @@ def _check_label(label: Any) -> None:
     """Refuse a pair that is labelled as not relevant; labels that are no numbers say something
     else."""
     try:
-        irrelevant = float(label) <= 0
+        irrelevant = (label if isinstance(label, int) else float(label)) <= 0
     except (TypeError, ValueError):
         return
     if irrelevant:
+        said = label if isinstance(label, str) else shown(label)
         raise RecordError(
-            f"its label is {label}, which says that the two do not belong together: a record is a "
+            f"its label is {said}, which says that the two do not belong together: a record is a "
             "query and its positive, with others as negatives of the same record"
         )
 
@@ -214,25 +214,37 @@ def _rank(query: str, documents: list[str], scores: list[float], teachers: int) 
 
 @lru_cache(maxsize=4096)
 def _layout(keys: tuple[str, ...], kind: Kind) -> Layout:
-    def first(names: tuple[str, ...]) -> str | None:
-        return next((name for name in names if name in keys), None)
+    def only(names: tuple[str, ...]) -> str | None:
+        found = [name for name in names if name in keys]
+        if len(found) > 1:
+            raise RecordError(
+                f"{found[0]!r} and {found[1]!r} are names of the same part of a record: leave one "
+                "of them out, or rename it through columns"
+            )
+        return found[0] if found else None
 
     negatives = tuple(key for key in keys if key in kind.negatives)
     numbered = sorted(
         (key for key in keys if NUMBERED_NEGATIVE.fullmatch(key)),
         key=lambda key: int(key.removeprefix("negative_")),
     )
-    query, documents = first(kind.query), first(kind.documents)
+    query = only(kind.query)
+    relevant = only((*kind.positives, *kind.documents))
+    documents = relevant if relevant in kind.documents else None
+    if documents and (negatives or numbered):
+        raise RecordError(
+            f"{documents!r}, of which the highest scored is the positive, and "
+            f"{(*negatives, *numbered)[0]!r}: leave one of them out"
+        )
+    scores, positive_scores = only(("scores", *NEGATIVE_SCORES)), only(("scores", *POSITIVE_SCORES))
     layout = Layout(
         query or "",
-        first(kind.positives),
+        None if documents else relevant,
         (*negatives, *numbered),
         documents,
-        "scores" if "scores" in keys else None,
-        first(POSITIVE_SCORES),
-        first(NEGATIVE_SCORES),
+        *(("scores", None, None) if scores == "scores" else (None, positive_scores, scores)),
     )
-    if query is None or (documents is None and layout.positives is None):
+    if query is None or relevant is None:
         raise RecordError(
             f"the keys {list(keys)} lack a query ({' or '.join(kind.query)}) or its positive "
             f"({' or '.join(kind.positives)}, or {' or '.join(kind.documents)} with scores): "
@@ -270,22 +282,20 @@ def _scores(record: Mapping[str, Any], name: str | None, expected: int) -> list[
     values = value if isinstance(value, list) else [value]
     try:
         scores = [
-            [float(score) for score in (each if isinstance(each, list) else [each])]
+            [parse_number(score) for score in (each if isinstance(each, list) else [each])]
             for each in values
         ]
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"{name!r} holds something that is not a number: {error}") from error
+    except RecordError as error:
+        raise RecordError(f"{name!r} holds scores of which {error}") from error
     if len(scores) != expected:
         raise RecordError(f"{name!r} holds {len(scores)} scores for {expected} documents")
     if not all(scores):
         raise RecordError(f"{name!r} holds an empty list of teacher scores")
-    if not all(math.isfinite(score) for each in scores for score in each):
-        raise RecordError(f"{name!r} holds a score that is not finite")
     return scores
 
 
 def _json_list(text: str, part: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{part!r} starts like a list but is not JSON: {error}") from error
+        return parse_json(text)
+    except RecordError as error:
+        raise RecordError(f"{part!r} starts like a list: {error}") from error

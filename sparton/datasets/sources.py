@@ -139,7 +139,7 @@ def id_records(
     found = locate(files, root=root, hub=hub)
     name = name or found[0].name
     sides = [
-        text_table(f"{name} ({part})", located, Reading(columns=names), cache_dir)
+        text_table(f"{name} ({part})", located, Reading("auto", names, on_error), cache_dir)
         for part, located, names in (
             ("queries", locate(queries, root=root, hub=hub), query_columns),
             ("collection", locate(collection, root=root, hub=hub), collection_columns),
@@ -172,28 +172,28 @@ def beir_pairs(
     Args:
         path: folder as :func:`sparton.datasets.collection.beir_folder` reads it.
         split: name of the judgments file in ``qrels``.
-        on_error: stop at a judgment of an unknown id, or skip and count it.
+        on_error: stop at a malformed judgment or one of an unknown id, or skip and count it.
         name: for messages; by default the folder's name and the split.
         cache_dir: by default the cache of `datasets`.
 
     Raises:
         FileNotFoundError, ValueError: what is wrong, with file and line.
     """
+    reading = Reading(on_error=on_error)
+    reading.check()
     folder = Path(path)
     name = name or f"{folder.name}/{split}"
     judgments = beir_file(folder, f"qrels/{split}.tsv")
     queries, documents = (
-        text_table(f"{name} ({file})", [beir_file(folder, f"{file}.jsonl")], Reading(), cache_dir)
+        text_table(f"{name} ({file})", [beir_file(folder, f"{file}.jsonl")], reading, cache_dir)
         for file in ("queries", "corpus")
     )
-    reading = Reading(on_error=on_error)
-    reading.check()
     texts = (queries, documents)
     folders = [side.table.folder.name for side in texts]
     key = fingerprint([judgments], kind="beir", reading=reading, texts=folders)
 
     def read(tally: Tally) -> Iterator[Placed]:
-        for judgment in read_judgments(judgments):
+        for judgment in read_judgments(judgments, tally.reject):
             if judgment.grade >= 1:
                 row = Row(judgment.query_id, [judgment.document_id], [], [])
                 yield Placed(judgments, judgment.number, row)

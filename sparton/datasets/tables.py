@@ -18,12 +18,12 @@ from sparton.datasets.files import (
     DataFile,
     RecordError,
     count_rows,
-    decode_json,
     decode_text,
     read_all_lines,
     read_lines,
     read_parquet,
 )
+from sparton.datasets.values import decode_json
 
 Columns = Sequence[str] | Mapping[str, str]
 Numbered = Iterator[tuple[int, Any]]
@@ -125,7 +125,12 @@ def _objects(
         record = decode(raw)
         if not isinstance(record, dict):
             return record
-        return {renames.get(key, key): value for key, value in record.items()}
+        renamed = {renames.get(key, key): value for key, value in record.items()}
+        if len(renamed) < len(record):
+            parts = [renames.get(key, key) for key in record]
+            twice = [key for key, part in zip(record, parts) if parts.count(part) > 1]
+            raise RecordError(f"{twice} are taken as the same part: leave all but one out")
+        return renamed
 
     return Table(chain(sample, records), read if renames else decode, assigned.description)
 
@@ -163,6 +168,8 @@ def _delimited(
     if names is None:
         return Table(records, fields_of, _in_order(schema, rows), notice)
     names = [given.get(name, name) for name in names]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{file.name}: a column of {names} occurs twice: give each a name")
     return _named(records, fields_of, rows, names, schema)._replace(notice=notice)
 
 
@@ -263,7 +270,7 @@ def _begins_array(sample: Sequence[tuple[int, bytes]]) -> bool:
     first = sample[0][1].lstrip()
     try:
         value = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return first.startswith(b"[")
     return isinstance(value, list) and bool(value) and isinstance(value[0], list | dict)
 
@@ -274,24 +281,36 @@ def _array(file: DataFile, advance: Advance) -> Iterator[tuple[int, bytes]]:
     Raises:
         ValueError: what is not JSON, or not UTF-8, with its line.
     """
-    content = b"\n".join(line for _, line in read_all_lines(file, advance))
-    try:
-        text = decode_text(content)
-    except RecordError as error:
-        raise ValueError(f"{file.name}: {error}") from error
+    lines = []
+    for number, content in read_all_lines(file, advance):
+        try:
+            lines.append(decode_text(content))
+        except RecordError as error:
+            raise ValueError(f"{file.place(number)}: {error}") from error
+    text = "\n".join(lines)
     decoder = json.JSONDecoder()
     place, line = text.index("[") + 1, 1 + text.count("\n", 0, text.index("["))
+    expected = ""  # between elements, after the first
     while True:
-        start = _past(" \t\r\n,", text, place)
-        line += text.count("\n", place, start)
+        start = _past(" \t\r\n", text, place)
         if text[start : start + 1] == "]":
+            end = _past(" \t\r\n", text, start + 1)
+            if end < len(text):
+                line += text.count("\n", place, end)
+                raise ValueError(f"{file.place(line)}: something stands after the list: put it in")
             return
+        if not text.startswith(expected, start):
+            line += text.count("\n", place, start)
+            raise ValueError(f"{file.place(line)}: the list is not JSON: a comma or ] is expected")
+        start = _past(" \t\r\n", text, start + len(expected))
+        line += text.count("\n", place, start)
         try:
             _, place = decoder.raw_decode(text, start)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{file.place(line)}: the list is not JSON: {error}") from error
-        yield line, text[start:place].encode(errors="surrogatepass")
+        yield line, text[start:place].encode()
         line += text.count("\n", start, place)
+        expected = ","
 
 
 def _past(characters: str, text: str, place: int) -> int:

@@ -1,7 +1,8 @@
 """Several evaluation tasks from what a user names in one line: folders, ids or TREC files."""
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from sparton.datasets.downloads import ir_datasets_task
 from sparton.datasets.files import RecordError, detect_format, locate
 from sparton.datasets.records import parse_text_or_fields
 from sparton.datasets.tables import Columns, open_table
+from sparton.digests import texts_digest
 from sparton.types import RetrievalTask
 
 Builders = dict[str, Callable[[], RetrievalTask]]
@@ -24,6 +26,22 @@ Missing = Literal["error", "skip"]
 
 # Of ir_datasets, those whose queries are documents of their own collection.
 _EXCLUDE_SELF = ("beir/arguana", "beir/quora")
+
+
+def tasks_digest(tasks: Iterable[RetrievalTask]) -> str:
+    """A digest of all that tasks evaluate on, whatever files they come from."""
+
+    def texts() -> Iterator[str]:
+        for task in tasks:
+            for side in (task.documents, task.queries):
+                yield str(len(side.ids))
+                yield from side.ids
+                yield from side.texts
+            yield json.dumps(task.qrels, sort_keys=True)
+            yield json.dumps({key: sorted(ids) for key, ids in sorted(task.excluded.items())})
+            yield repr((task.exclude_self, task.form))
+
+    return texts_digest(texts())
 
 
 def beir_folders(

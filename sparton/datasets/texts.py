@@ -1,8 +1,9 @@
 """Texts by id on disk: a collection of any size, and an index of its ids of 16 bytes per text."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,19 +124,46 @@ def text_table(
         tally = Tally(reading.on_error)
         hashes: list[NDArray[np.uint64]] = []
         empty: list[NDArray[np.bool_]] = []
-        batches = _batches(
-            read_records(files, reading, parse_text_or_fields, tally, COLLECTION), hashes, empty
-        )
+        places = _Places([], [], [])
+        records = read_records(files, reading, parse_text_or_fields, tally, COLLECTION)
+        batches = _batches(records, hashes, empty, places)
         write_table(folder / TABLE, _schema(), batches)
         if not hashes:
             raise ValueError(f"{name}: the files hold no text")
-        _write_index(name, folder, np.concatenate(hashes))
+        _write_index(folder, np.concatenate(hashes), places)
         np.save(folder / EMPTY, np.concatenate(empty))
         return tally.facts()
 
     table = stored_table(name, key, build, cache_dir)
     report(name, len(table.rows), table.facts)
     return TextTable(name, table)
+
+
+class _Places(NamedTuple):
+    """Where the rows of a table were read.
+
+    Attributes:
+        files: in order, of which each holds rows.
+        starts: the first row of each.
+        numbers: of the line of every row; int64, in pieces.
+    """
+
+    files: list[DataFile]
+    starts: list[int]
+    numbers: list[NDArray[np.int64]]
+
+    def add(self, placed: Sequence[Placed]) -> None:
+        before = ROWS_PER_BATCH * len(self.numbers)
+        for row, record in enumerate(placed, start=before):
+            if not self.files or record.file is not self.files[-1]:
+                self.files.append(record.file)
+                self.starts.append(row)
+        self.numbers.append(np.array([record.number for record in placed], np.int64))
+
+    def of(self, row: int) -> str:
+        """The place of a row, for messages."""
+        file = self.files[bisect_right(self.starts, row) - 1]
+        return file.place(int(np.concatenate(self.numbers)[row]))
 
 
 def _schema() -> "pa.Schema":
@@ -148,6 +176,7 @@ def _batches(
     records: Iterator[Placed],
     hashes: list[NDArray[np.uint64]],
     empty: list[NDArray[np.bool_]],
+    places: _Places,
 ) -> "Iterator[pa.RecordBatch]":
     import pyarrow as pa
 
@@ -156,6 +185,7 @@ def _batches(
         texts = [record.value[1] for record in placed]
         hashes.append(_hash(ids))
         empty.append(np.array([not text for text in texts]))
+        places.add(placed)
         yield pa.record_batch([pa.array(ids), pa.array(texts)], schema=_schema())
 
 
@@ -165,7 +195,7 @@ def _hash(ids: Sequence[str]) -> NDArray[np.uint64]:
     return hash_array(np.array(ids, dtype=object), categorize=False)
 
 
-def _write_index(name: str, folder: Path, hashes: NDArray[np.uint64]) -> None:
+def _write_index(folder: Path, hashes: NDArray[np.uint64], places: _Places) -> None:
     from datasets import Dataset
 
     order = np.argsort(hashes, kind="stable")
@@ -174,10 +204,10 @@ def _write_index(name: str, folder: Path, hashes: NDArray[np.uint64]) -> None:
         rows = order[place : place + 2].tolist()
         first, second = Dataset.from_file(str(folder / TABLE))[rows]["id"]
         fault = (
-            f"the id {first!r} occurs twice, as records {rows[0] + 1} and {rows[1] + 1}"
+            f"the id {first!r} occurs a second time"
             if first == second
-            else f"the ids {first!r} and {second!r} have the same hash: rename one"
+            else f"the ids {second!r} and {first!r} have the same hash: rename one"
         )
-        raise ValueError(f"{name}: {fault}")
+        raise ValueError(f"{places.of(rows[1])}: {fault}, first at {places.of(rows[0])}")
     np.save(folder / HASHES, hashes)
     np.save(folder / ORDER, order)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from sparton.embeddings import MODEL, EmbeddingTable, TextRows
+from sparton.embedding_files import MODEL
+from sparton.embeddings import EmbeddingTable, TextRows
 from sparton.models.checkpoint import load_tokenizer
 from sparton.models.origin import read_origin
 from sparton.models.pooling import Pooling

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from sparton.arguments import refuse_ignored
 from sparton.datasets.permutation import derive_key, permute
 from sparton.datasets.tokenization import PackedTokenizer
+from sparton.digests import texts_digest
 from sparton.evaluation import choose_device
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import minilm, minilm_folder, pretrained
@@ -29,7 +30,7 @@ from sparton.models.folders import save_encoder
 from sparton.models.heads import SpartonHead
 from sparton.models.splade import SpladeEncoder
 from sparton.packing import ranges_of
-from sparton.pipelines.identity import model_identity, texts_digest
+from sparton.pipelines.identity import model_identity
 from sparton.pipelines.masked_language import (
     CHOSEN,
     MaskedLanguageStep,

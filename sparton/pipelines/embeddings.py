@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 
 from sparton.arguments import ArgumentError
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.embeddings import EMBEDDINGS, FACTS, KEYS, MODEL, PROGRESS, CacheFacts, text_keys
+from sparton.embedding_files import (
+    EMBEDDINGS,
+    FACTS,
+    KEYS,
+    MODEL,
+    CacheFacts,
+    check_cache,
+    note_progress,
+    open_cache,
+    seal_cache,
+)
+from sparton.embeddings import text_keys
 from sparton.evaluation import choose_device, packed_tokenizer
 from sparton.models.backbones import minilm_folder
 from sparton.models.dense import DenseEncoder
@@ -21,7 +32,7 @@ from sparton.models.folders.dense import load_dense, save_dense
 from sparton.pipelines.identity import weights_digest
 from sparton.retrieval.encoding import VectorDtype, encode_texts
 from sparton.types import Side
-from sparton.writing import replacing, replacing_folder
+from sparton.writing import replacing_folder
 
 PART = 4096  # texts between two notes of how far it is
 
@@ -73,8 +84,8 @@ def cache_embeddings(
         progress: show bars on standard error.
 
     Raises:
-        ValueError: the folder holds something else, lengths that the model does not have, or an
-            embedding that is not finite in ``dtype``.
+        ValueError: the folder holds something else or is damaged, lengths that the model does not
+            have, or an embedding that is not finite in ``dtype``.
         OSError: there is no such model, or the disk is full or not writable.
     """
     output, texts = Path(output), _different(queries, documents)
@@ -110,8 +121,11 @@ def cache_embeddings(
             assert encoded.tokens is not None
             table[first + start : first + start + len(part)] = encoded.tokens.values
             table.flush()
-            _note_progress(output, first + start + len(part))
+            note_progress(output, first + start + len(part))
         first += len(own)
+    if open_cache(output).seals is None:
+        seal_cache(output)
+    check_cache(output, EMBEDDINGS, KEYS)
     return CachedTexts(len(texts.sides["query"]), len(texts.sides["document"]), table.shape[1])
 
 
@@ -152,11 +166,11 @@ def _prepare(
     """
     shape = (len(keys), encoder.body.hidden_size)
     if (output / FACTS).is_file():
-        table = np.load(output / EMBEDDINGS, mmap_mode="r")
+        stored = open_cache(output)
         same = (
-            json.loads((output / FACTS).read_text()) == facts._asdict()
-            and np.array_equal(np.load(output / KEYS), keys)
-            and (table.shape, table.dtype) == (shape, np.dtype(dtype))
+            stored.facts == facts
+            and np.array_equal(stored.keys, keys)
+            and (stored.embeddings.shape, stored.embeddings.dtype) == (shape, np.dtype(dtype))
         )
         if not same:
             raise ArgumentError(
@@ -165,7 +179,7 @@ def _prepare(
                 output,
                 output=output,
             )
-        return json.loads((output / PROGRESS).read_text())["rows"]
+        return stored.written
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ArgumentError(
             "{} is there and no cache of embeddings: choose another {output:name}",
@@ -178,11 +192,6 @@ def _prepare(
         save_dense(encoder, fresh / MODEL, **lengths)
         np.save(fresh / KEYS, keys)
         np.lib.format.open_memmap(fresh / EMBEDDINGS, "w+", np.dtype(dtype), shape).flush()
-        _note_progress(fresh, 0)
+        note_progress(fresh, 0)
         (fresh / FACTS).write_text(json.dumps(facts._asdict(), indent=2) + "\n")
     return 0
-
-
-def _note_progress(folder: Path, rows: int) -> None:
-    with replacing(folder / PROGRESS) as fresh:
-        fresh.write_text(json.dumps({"rows": rows}) + "\n")

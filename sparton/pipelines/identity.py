@@ -1,13 +1,14 @@
 """What tells whether an interrupted pipeline goes on with the same model and the same texts."""
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from sparton.digests import texts_digest
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -16,15 +17,6 @@ def weights_digest(model: nn.Module) -> str:
     for name, value in model.state_dict().items():
         sha.update(name.encode())
         sha.update(value.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()[:32]
-
-
-def texts_digest(texts: Iterable[str]) -> str:
-    """A digest of texts in their order."""
-    sha = hashlib.sha256()
-    for text in texts:
-        content = text.encode()
-        sha.update(len(content).to_bytes(8, "little") + content)
     return sha.hexdigest()[:32]
 
 

@@ -2,13 +2,16 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hydra.utils import instantiate
 from omegaconf import MissingMandatoryValue
 
 from sparton.cli.errors import explain
-from sparton.cli.tasks import has_dev_tasks, hold_out_dev, task_builders
+from sparton.cli.tasks import dev_identity, has_dev_tasks, hold_out_dev, task_builders
+from sparton.datasets.collection import beir_folder
+from sparton.types import RetrievalTask, TextCollection, TextForm
 from tests.composing import composed
 from tests.datasets.test_downloads import registered  # noqa: F401, a fixture
 from tests.evaluation.problems import QRELS, write_beir
@@ -87,3 +90,28 @@ def test_a_training_holds_a_share_out_where_its_evaluation_has_no_dev_split(fold
         assert (len(rest) == pairs) == (dev == "a")
     cfg = composed(*data, "evaluation=none")
     assert hold_out_dev(cfg, instantiate(cfg.data))[1] == {} and not has_dev_tasks(cfg)
+
+
+def test_all_ranks_have_the_digest_of_the_tasks_that_one_of_them_reads(folders):
+    def on_both(tasks: list[RetrievalTask]) -> dict[str, str]:
+        """What two ranks find; a rank is told the larger of both numbers."""
+        numbers: list[int] = []
+        main = SimpleNamespace(largest=lambda number: numbers.append(number) or number)
+        of_main = dev_identity(tasks, main)
+        other = SimpleNamespace(largest=lambda number: max([number, *numbers]))
+        assert dev_identity([], other) == of_main
+        return of_main
+
+    task = beir_folder(str(folders[0]))
+    same, found = on_both([beir_folder(str(folders[1]))]), on_both([task])
+    assert found == same != {"evaluation.dev.content": "0"} == on_both([])
+    ids, texts = task.documents
+    others = [
+        task._replace(documents=TextCollection(ids, [*texts[:-1], "another text"])),
+        task._replace(queries=TextCollection(task.queries.ids[:-1], task.queries.texts[:-1])),
+        task._replace(qrels={key: dict.fromkeys(grades, 1) for key, grades in QRELS.items()}),
+        task._replace(excluded={task.queries.ids[0]: frozenset(ids[:1])}),
+        task._replace(exclude_self=True),
+        task._replace(form=TextForm(query_length=3)),
+    ]
+    assert len({str(on_both([each])) for each in [task, *others]}) == 1 + len(others)

@@ -12,13 +12,13 @@ import pytest
 from sparton.datasets.files import (
     DataFile,
     RecordError,
-    decode_json,
     decode_text,
     detect_format,
     locate,
     read_lines,
     read_parquet,
 )
+from sparton.datasets.values import decode_json
 
 
 def data_file(path: str | Path) -> DataFile:

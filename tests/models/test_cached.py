@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.embeddings import CacheFacts, text_keys
+from sparton.embedding_files import CacheFacts, seal_cache
+from sparton.embeddings import text_keys
 from sparton.evaluation import explain, load_retriever
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
@@ -55,6 +56,7 @@ def cache(tmp_path) -> Path:
     facts = CacheFacts(2, 8, 12, "mean", True, "the quick ", "", "digest", False)
     (folder / "cache.json").write_text(json.dumps(facts._asdict()))
     (folder / "progress.json").write_text('{"rows": 5}')
+    seal_cache(folder)
     return folder
 
 

@@ -119,3 +119,14 @@ def test_other_texts_models_and_folders_are_refused(model, tmp_path):
     (model / "modules.json").unlink()
     with pytest.raises(FileNotFoundError, match="it is no sentence-transformers model"):
         cache(tmp_path / "new", model)
+
+
+def test_a_damaged_cache_is_neither_used_nor_taken_for_whole(model, tmp_path):
+    path = tmp_path / "cache"
+    cache(path, model)
+    values = np.load(path / "embeddings.npy", mmap_mode="r+")
+    values[2, 3] += 1e-3
+    values.flush()
+    for use in (lambda: cache(path, model), lambda: EmbeddingTable(path)):
+        with pytest.raises(ValueError, match=r"damaged \(embeddings\.npy has another content"):
+            use()

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparton.embeddings import CacheFacts, text_keys
+from sparton.embedding_files import CacheFacts, seal_cache
+from sparton.embeddings import text_keys
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.models.backbones import tiny
@@ -104,6 +105,7 @@ def cache(tmp_path_factory) -> Path:
     facts = CacheFacts(total, 8, 8, "mean", False, "", "", "digest")
     (folder / "cache.json").write_text(json.dumps(facts._asdict()))
     (folder / "progress.json").write_text(json.dumps({"rows": 2 * total}))
+    seal_cache(folder)
     return folder
 
 

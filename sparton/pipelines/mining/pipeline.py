@@ -10,8 +10,9 @@ import numpy as np
 from sparton.arguments import ArgumentError, refuse_ignored
 from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow, TextTable
+from sparton.digests import texts_digest
 from sparton.evaluation import choose_device
-from sparton.pipelines.identity import settings_identity, texts_digest
+from sparton.pipelines.identity import settings_identity
 from sparton.pipelines.mining import parts
 from sparton.pipelines.mining.examples import (
     Hashes,
