@@ -58,6 +58,8 @@ def parse_number(value: Any) -> float:
     Raises:
         RecordError: anything else, true and false among it.
     """
+    if type(value) is float and abs(value) <= _LARGEST:  # nearly all are
+        return value
     number = value
     if isinstance(value, Decimal) or (isinstance(value, str) and _NUMBER.fullmatch(value)):
         number = float(value)
