@@ -21,7 +21,7 @@ class Seal(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> "Seal":
-        """That of a file as it is now."""
+        """The seal of a file as it is now."""
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, xxhash.xxh3_128).hexdigest()
         return cls(path.stat().st_size, digest)

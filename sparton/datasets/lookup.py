@@ -48,7 +48,7 @@ class Rest:
 
     @property
     def content(self) -> str | None:
-        """Of the whole; which part of it this is, settings say."""
+        """The digest of the whole source; which part of it this is, settings say."""
         return getattr(self.source, "content", None)
 
     def example(self, index: int, draw: int, num_negatives: int) -> Example:
