@@ -75,7 +75,7 @@ def parse_text(record: Any) -> tuple[str, str]:
         )
     title, text = record.get("title"), record["text"]
     if not isinstance(title, str | None) or not isinstance(text, str | None):
-        raise RecordError("'title' and 'text' must hold text, or null for none")
+        raise RecordError("'title' and 'text' must hold text, or nothing")
     return _cell(record[name], IDS, name), f"{title or ''} {text or ''}".strip()
 
 

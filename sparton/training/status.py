@@ -82,7 +82,7 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def _wait_for_members(lock: IO[str]) -> None:
-    """Those of an owner that was killed end with it, as soon as they come to themselves."""
+    """Wait until the processes of an owner that was killed have ended, as they do by themselves."""
     deadline = time.monotonic() + _GRACE
     while True:
         try:

@@ -34,7 +34,8 @@ def leave_cell(
     overrides = sorted(["experiment=x", f"head={head}", f"batch={batch}", f"seed={seed}", *more])
     settings = {"head": head, "batch": batch, "gpus": 1, "seed": seed, "overrides": overrides}
     (cell / "cell.json").write_text(json.dumps(settings))
-    (cell / "status.json").write_text(json.dumps({"state": state, "message": f"{state}, why"}))
+    status = {"run": cell.name, "state": state, "message": f"{state}, why"}
+    (cell / "status.json").write_text(json.dumps(status))
     lines = [
         {"step": step, "examples_per_second": seen, "step_ms": 1e3 * batch / seen, "loss": 1.0}
         | {"memory_allocated_mib": memory}
