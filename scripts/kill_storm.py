@@ -57,7 +57,7 @@ def main() -> None:
         while counts.total() < asked.kills:
             kind, run = KINDS[tries % len(KINDS)], Path(root, f"run-{tries}")
             tries += 1
-            limit = draw.uniform(0.2, 1) * length if kind == "random" else 4 * length
+            limit = draw.uniform(0.1, 0.6) * length if kind == "random" else 4 * length
             counts[kind] += killed(run, asked.overrides, kind, limit)
             same = finished(run, asked.overrides) == whole
             same &= not [*run.rglob("*.tmp"), *run.rglob("*.old")]

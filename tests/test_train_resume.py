@@ -15,7 +15,12 @@ from tests.test_train import ROOT, read_records
 from tests.test_train_kinds import CSR, JOINT
 from tests.test_train_queries import LEARNED, SMALL
 
-MORTAL = ["optimizer._target_=tests.sweeps.broken.Mortal", "steps=4", "checkpoint_every=2"]
+MORTAL = [
+    "optimizer._target_=tests.sweeps.broken.Mortal",
+    "steps=4",
+    "checkpoint_every=2",
+    "evaluation=none",
+]
 QUICK = ["experiment=quickstart", "debug=tiny", "log_every=1"]
 RANDOM = ["backbone=random", "backbone.hidden_size=32", "backbone.layers=1", "backbone.heads=2"]
 KINDS = {

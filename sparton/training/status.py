@@ -157,8 +157,8 @@ def _read(folder: Path) -> tuple[str, Status | None]:
     """The name of the run that is in a folder, and how it stands."""
     try:
         content = json.loads((folder / _FILE).read_text())
-        texts = [content[name] for name in ("run", "state", "message")]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        texts = [content.pop("run", ""), *Status(**content)]
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return "", None
     if not all(isinstance(text, str) for text in texts):
         return "", None
