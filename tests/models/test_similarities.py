@@ -244,7 +244,8 @@ def test_other_similarities_of_single_vectors_are_refused(build, name, tmp_path)
 @pytest.mark.parametrize("size", [0, -3, 2.5, True, "32"])
 def test_what_is_no_number_of_dimensions_is_refused(size, tmp_path):
     path = save(dense(), tmp_path / "model", truncate_dim=size)
-    with pytest.raises(ValueError, match=rf"model/{CONFIG}: truncate_dim(=| is ).* must be a whole"):
+    said = rf"model/{CONFIG}: truncate_dim(=| is ).* must be a whole"
+    with pytest.raises(ValueError, match=said):
         load_encoder(path)
     with pytest.raises(ValueError, match=f"truncate_dim={size!r} must be a whole"):
         DenseEncoder(backbone().bare(), Pooling(), truncate_dim=size)
