@@ -183,6 +183,6 @@ def _bytes(tensors: list[Tensor]) -> int:
 
 
 def _free(device: torch.device) -> None:
-    gc.collect()
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()

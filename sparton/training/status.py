@@ -66,9 +66,10 @@ def only_writer(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("a+") as lock:
         try:
-            if member:
+            # Ranks that torchrun has started come before their owner or after: they take no lock.
+            if RUN in os.environ:
                 fcntl.lockf(lock, fcntl.LOCK_SH, 1, _MEMBERS)
-            else:
+            elif not member:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _OWNER)
                 _wait_for_members(lock)
         except (BlockingIOError, PermissionError):
