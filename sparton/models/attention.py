@@ -219,9 +219,9 @@ def _attended(
 def _padded(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
     """``[T, H, d]``; padded to ``[N, H, S, d]`` for attention alone, then packed again."""
     cu_seqlens, max_seqlen = places.cu_seqlens, places.max_seqlen
-    q, k, v = (
-        packing.pad(each, cu_seqlens, max_seqlen).transpose(1, 2) for each in (query, key, value)
-    )
+    heads = [states.shape[1] for states in (query, key, value)]
+    together = packing.pad(torch.cat((query, key, value), dim=1), cu_seqlens, max_seqlen)
+    q, k, v = together.transpose(1, 2).split(heads, dim=1)
     seen = _visible(places, query.shape[0])
     # A row of softmax over nothing would be NaN and its gradient would reach the keys of others.
     blind = ~seen.any(dim=-1, keepdim=True)
@@ -257,6 +257,8 @@ def _visible(places: _Places, total: int) -> Tensor:
         flat = slots.new_zeros((cu_seqlens.numel() - 1) * max_seqlen, dtype=torch.bool)
         seen = flat.index_fill(0, slots, True).unflatten(0, (-1, max_seqlen))
     seen = seen[:, None, None, :]
+    if places.window < 0 and not places.causal:
+        return seen
     positions = torch.arange(max_seqlen, device=cu_seqlens.device)
     before = positions[:, None] - positions
     if places.window >= 0:
