@@ -25,6 +25,26 @@ _NAMES: dict[type, str] = {
 }
 
 
+class RepeatedKeyError(ValueError):
+    """A key that an object of JSON has twice, so that its first value would be lost."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"{shown(key)} occurs twice in one object")
+        self.key = key
+
+
+def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object that JSON describes so; the ``object_pairs_hook`` of whoever reads it.
+
+    Raises:
+        RepeatedKeyError: it has a key twice.
+    """
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        raise RepeatedKeyError(Counter(key for key, _ in pairs).most_common(1)[0][0])
+    return content
+
+
 def read_json(path: Path) -> Any:
     """The content of a JSON file whose numbers are finite and in which no key occurs twice.
 
@@ -35,7 +55,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(
             path.read_text(encoding="utf-8"),
-            object_pairs_hook=_without_repetition,
+            object_pairs_hook=without_repetition,
             parse_constant=_finite,
             parse_float=_finite,
         )
@@ -175,14 +195,6 @@ def _is_number(value: object) -> bool:
 def _is_text(value: str) -> bool:
     """Whether a string can be encoded; JSON can hold halves of characters."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
-        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-        raise ValueError(f"{shown(twice)} occurs twice in one object")
-    return content
 
 
 def _finite(number: str) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparton.datasets.files import RecordError, decode_text
+from sparton.reading import RepeatedKeyError, without_repetition
 
 _NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?\s*", re.IGNORECASE)
 _LARGEST = float(np.finfo(np.float32).max)
@@ -32,24 +33,15 @@ def parse_json(text: str, hint: str = "") -> Any:
     """The value of JSON. RecordError says why there is none, with a hint, and refuses a key that
     an object has twice, whose first value would be lost."""
     try:
-        return json.loads(text, object_pairs_hook=_without_repetition)
+        return json.loads(text, object_pairs_hook=without_repetition)
     except json.JSONDecodeError as error:
         raise RecordError(f"not JSON{hint}: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise RecordError("JSON nested too deeply") from error
-    except RecordError:
-        raise
+    except RepeatedKeyError as error:
+        raise RecordError(f"the key {error.key!r} occurs twice: leave one of them out") from error
     except ValueError as error:  # Python reads no integer of more than 4300 digits
         raise RecordError("JSON with an integer of thousands of digits") from error
-
-
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise RecordError(f"the key {twice!r} occurs twice: leave one of them out")
-    return value
 
 
 def parse_number(value: Any) -> float:
