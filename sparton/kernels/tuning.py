@@ -16,6 +16,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from sparton.kernels.tuned import Regime, write_winner
+from sparton.packing import cu_seqlens_of
 
 
 class Problem(NamedTuple):
@@ -103,9 +104,7 @@ def random_bounds(mean_length: int, tokens: int) -> Tensor:
     low, high = max(mean_length // 2, 1), mean_length + mean_length // 2
     lengths = torch.randint(low, high + 1, (max(tokens // mean_length, 2),), generator=generator)
     lengths[lengths.numel() // 2] = 0
-    cu_seqlens = torch.zeros(lengths.numel() + 1, dtype=torch.int32)
-    cu_seqlens[1:] = lengths.cumsum(0)
-    return cu_seqlens
+    return cu_seqlens_of(lengths, torch.int32)
 
 
 def wrong_gradients(truth: Sequence[Tensor], found: Sequence[Tensor | None]) -> str | None:

@@ -27,9 +27,8 @@ class Backbone(EncoderBody):
 
     Args:
         mlm: a model of ``AutoModelForMaskedLM`` or ``AutoModelForCausalLM``; its attention dropout
-            must be 0
-            (:func:`~sparton.models.body.without_attention_dropout` before it is built), hidden
-            dropout may stay.
+            must be 0 (:func:`~sparton.models.body.without_attention_dropout` before it is built),
+            hidden dropout may stay.
         tokenizer: its fast tokenizer.
         compile, half_residual, gradient_checkpointing: see :class:`EncoderBody`. Compiled,
             :meth:`transform` is one graph.

@@ -22,7 +22,7 @@ from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
 from sparton.models.causal_lm import Attention, is_causal_lm, set_attention
 from sparton.models.damage import check_finite, check_weights, readable
 from sparton.models.layouts import without_warnings
-from sparton.models.repository import Source
+from sparton.models.repository import Source, join
 from sparton.reading import Fields
 
 VOCABULARY_FILES = (
@@ -181,7 +181,7 @@ def _load(
             raise ArgumentError(
                 "{model_args} are not all arguments of this model: {}", error, model_args=arguments
             ) from error
-    check_finite(model.named_parameters(), "/".join(filter(None, (source.name, subfolder))))
+    check_finite(model.named_parameters(), join(source.name, subfolder))
     return model, sorted(report["missing_keys"])
 
 

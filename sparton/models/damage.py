@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sparton.arguments import ArgumentError
-from sparton.models.repository import Source
+from sparton.models.repository import Source, join
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def readable(source: Source, subfolder: str, part: str) -> Iterator[None]:
         OSError: for an OSError, such as that of a file that is missing.
         ValueError: for any other error but an ArgumentError, which is let pass.
     """
-    place = "/".join(filter(None, (source.name, subfolder)))
+    place = join(source.name, subfolder)
     try:
         yield
     except ArgumentError:

@@ -12,6 +12,11 @@ from sparton.reading import Fields, read_json
 Arguments = Mapping[str, Any]
 
 
+def join(*parts: str) -> str:
+    """A path within a folder or repository; empty parts are left out."""
+    return "/".join(part for part in parts if part)
+
+
 class ReadingOptions(TypedDict, total=False):
     """How a model is read; see :class:`Source`."""
 
@@ -96,7 +101,7 @@ class Source(NamedTuple):
             OSError: as :meth:`file`.
         """
         content = self.json(file, subfolder)
-        place = "/".join(part for part in (self.name, subfolder, file) if part)
+        place = join(self.name, subfolder, file)
         return Fields.of({} if content is None else content, place)
 
     def _answer(self, error: OSError) -> str:

@@ -20,12 +20,11 @@ from sparton.models.folders.files import (
     DESCRIPTION,
     Lengths,
     describe_transformer,
-    join,
     own_lengths,
     write_json,
 )
 from sparton.models.folders.vectors import check_head, read_lengths, read_modules, read_vectors
-from sparton.models.repository import Source
+from sparton.models.repository import Source, join
 from sparton.types import BodyOptions
 
 MASK = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"

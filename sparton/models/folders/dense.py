@@ -16,7 +16,6 @@ from sparton.models.folders.files import (
     composition,
     describe_model,
     describe_transformer,
-    join,
     read_description,
     read_module,
     read_parts,
@@ -25,7 +24,7 @@ from sparton.models.folders.files import (
     write_json,
 )
 from sparton.models.pooling import Pooling, pooling_mode
-from sparton.models.repository import Source
+from sparton.models.repository import Source, join
 from sparton.reading import Fields
 from sparton.types import BodyOptions, Markup
 

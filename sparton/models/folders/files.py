@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sparton.models.checkpoint import TRANSFORMER_FILE, lowers_case
 from sparton.models.damage import check_finite
-from sparton.models.repository import Source
+from sparton.models.repository import Source, join
 from sparton.reading import Fields
 from sparton.types import SIDES, Markup, Side, Similarity
 
@@ -237,11 +237,6 @@ def check_settings(source: Source, given: Mapping[str, Any], found: Mapping[str,
             f"the head has other settings than {source}: {', '.join(differing)}; set the head's to "
             "those of the folder"
         )
-
-
-def join(*parts: str) -> str:
-    """A path within a folder or repository; empty parts are left out."""
-    return "/".join(part for part in parts if part)
 
 
 def read_module(source: Source, file: str) -> Fields:

@@ -28,7 +28,6 @@ from sparton.models.folders.files import (
     composition,
     describe_model,
     describe_own,
-    join,
     length_of,
     own_lengths,
     read_module,
@@ -49,7 +48,7 @@ from sparton.models.folders.splade import (
 )
 from sparton.models.heads import SpladeHead
 from sparton.models.idf import read_idf
-from sparton.models.repository import Source
+from sparton.models.repository import Source, join
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
 from sparton.reading import is_within

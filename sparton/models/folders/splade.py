@@ -23,14 +23,13 @@ from sparton.models.folders.files import (
     describe_model,
     describe_own,
     describe_transformer,
-    join,
     read_module,
     read_parts,
     read_similarity,
     write_json,
 )
 from sparton.models.heads import SpartonHead, SpladeHead
-from sparton.models.repository import Source
+from sparton.models.repository import Source, join
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
 

@@ -21,14 +21,13 @@ from sparton.models.folders.files import (
     check_settings,
     class_name,
     composition,
-    join,
     length_of,
     read_description,
     read_module,
     read_parts,
     read_weights,
 )
-from sparton.models.repository import Source
+from sparton.models.repository import Source, join
 from sparton.reading import Fields
 
 PYLATE = "ColBERT"  # the model type
