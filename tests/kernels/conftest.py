@@ -3,6 +3,8 @@ import dataclasses
 import pytest
 import torch
 
+from sparton.kernels import tuned
+
 
 @pytest.fixture
 def device() -> torch.device:
@@ -26,6 +28,16 @@ def poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", poison(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poison(torch.empty_like))
     monkeypatch.setattr(torch.Tensor, "new_empty", poison(torch.Tensor.new_empty))
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """Winners of searches are those of the test alone."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("SPARTON_TUNED", raising=False)
+    tuned.tuned_configs.cache_clear()
+    yield
+    tuned.tuned_configs.cache_clear()
 
 
 @pytest.fixture

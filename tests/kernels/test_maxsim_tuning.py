@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 
-from sparton.kernels import tuned
 from sparton.kernels.maxsim import cross, maxsim_varlen, streaming, streaming_backward, tuning
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.maxsim.tuning import (
@@ -23,15 +22,10 @@ SMALL = PortableConfig(False, 16, 16, 16, num_warps=4, num_stages=2, segment=16,
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("SPARTON_TUNED", raising=False)
+def few_queries(own_cache, monkeypatch):
     monkeypatch.setattr(forward, "_capability", lambda device: (9, 0))
     monkeypatch.setattr(tuning, "BATCH", 5)
     monkeypatch.setattr(tuning, "OWN", 2)
-    tuned.tuned_configs.cache_clear()
-    yield
-    tuned.tuned_configs.cache_clear()
 
 
 @pytest.fixture

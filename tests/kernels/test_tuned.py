@@ -14,20 +14,11 @@ from sparton.kernels.tuned import (
     cache_file,
     read_winners,
     regime_of,
-    tuned_configs,
     write_winner,
 )
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 GOOD = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=64)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("SPARTON_TUNED", raising=False)
-    tuned_configs.cache_clear()
-    yield
-    tuned_configs.cache_clear()
 
 
 def regime_at(device):

@@ -31,19 +31,11 @@ from sparton.kernels.tuned import (
 )
 from sparton.kernels.tuning import cuda_milliseconds, neighbours, search, tune, wrong_gradients
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 GOOD = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=64)
 OTHER = GOOD._replace(block_v=32)
 THIRD = GOOD._replace(block_t=16)
 TIMES = {GOOD: 3.0, OTHER: 2.0, THIRD: 4.0}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("SPARTON_TUNED", raising=False)
-    tuned_configs.cache_clear()
-    yield
-    tuned_configs.cache_clear()
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
 """What transformers' own models make of texts, each by itself: logits and gradients."""
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sparton.models.backbone import Backbone
-from sparton.types import TokenBatch
+from sparton.packing import cu_seqlens_of
+from sparton.types import TokenBatch, TokenRows
 
 TOLERANCE = 1e-5  # of the largest value
 
@@ -22,6 +26,24 @@ def alone(model: PreTrainedModel, tokens: TokenBatch) -> Tensor:
     """Logits ``[T, V]`` of every text by itself."""
     texts = tokens.input_ids.split(tokens.cu_seqlens.diff().tolist())
     return torch.cat([model(input_ids=text[None]).logits[0] for text in texts])
+
+
+@torch.no_grad()
+def states_attending(
+    model: PreTrainedModel, tokens: TokenBatch, first: Sequence[int]
+) -> tuple[TokenRows, Tensor]:
+    """The first tokens of every text, and the last states ``[T, D]`` that ``model`` gives each text
+    by itself with an attention mask of these."""
+    bounds, texts = tokens.cu_seqlens.tolist(), []
+    for (start, stop), own in zip(pairwise(bounds), first, strict=True):
+        mask = (torch.arange(stop - start) < own).long()
+        states = model.base_model(
+            input_ids=tokens.input_ids[None, start:stop], attention_mask=mask[None]
+        )
+        texts.append(states[0][0])
+    rows = [torch.arange(start, start + own) for start, own in zip(bounds[:-1], first, strict=True)]
+    keys = TokenRows(torch.cat(rows), cu_seqlens_of(torch.tensor(first), torch.int32), max(first))
+    return keys, torch.cat(texts)
 
 
 def gradients(model: nn.Module, output: Tensor) -> dict[str, Tensor]:

@@ -24,8 +24,13 @@ from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
 from sparton.representations import Representations
-from sparton.types import TokenRows
-from tests.models.alone import alone, assert_same_logits_and_gradients, batch, close
+from tests.models.alone import (
+    alone,
+    assert_same_logits_and_gradients,
+    batch,
+    close,
+    states_attending,
+)
 
 WINDOW = {"sliding_window": 4}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -103,15 +108,10 @@ def test_logits_and_gradients_are_those_of_texts_alone(architecture, attention, 
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_tokens_that_are_not_attended_to(attention, tokenizer):
     tokens = batch((4, 9))
-    keys = TokenRows(torch.tensor([0, 1, 4, 5, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), 3)
+    keys, expected = states_attending(build("qwen3", attention), tokens, (2, 3))
     backbone = Backbone(build("qwen3", attention), tokenizer).eval()
-    stock, expected = build("qwen3", attention).base_model, []
-    for text, own in zip(tokens.input_ids.split((4, 9)), (2, 3), strict=True):
-        mask = (torch.arange(len(text)) < own).long()
-        expected.append(stock(input_ids=text[None], attention_mask=mask[None])[0][0])
-    actual = backbone.hidden_states(tokens._replace(keys=keys))
-    assert close(actual, torch.cat(expected))
-    assert not close(backbone.hidden_states(tokens), torch.cat(expected))
+    assert close(backbone.hidden_states(tokens._replace(keys=keys)), expected)
+    assert not close(backbone.hidden_states(tokens), expected)
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)

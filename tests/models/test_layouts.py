@@ -25,8 +25,14 @@ from sparton.models.folders.splade import load_splade
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.layouts import choose_layout
 from sparton.models.splade import SpladeEncoder
-from sparton.types import TokenRows
-from tests.models.alone import alone, assert_same_logits_and_gradients, batch, close, gradients
+from tests.models.alone import (
+    alone,
+    assert_same_logits_and_gradients,
+    batch,
+    close,
+    gradients,
+    states_attending,
+)
 
 ROBERTA = {"max_position_embeddings": 98, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
@@ -127,16 +133,10 @@ def test_representations_behind_the_fused_head(architecture, tokenizer):
 def test_tokens_that_are_not_attended_to(architecture, tokenizer):
     """Padded: as transformers' attention mask leaves them out."""
     tokens = batch((4, 9))
-    keys = TokenRows(torch.tensor([0, 1, 4, 5, 6]), torch.tensor([0, 2, 5], dtype=torch.int32), 3)
+    keys, expected = states_attending(build(architecture), tokens, (2, 3))
     backbone = Backbone(build(architecture), tokenizer).eval()
-    stock = build(architecture).base_model
-    expected = []
-    for text, own in zip(tokens.input_ids.split((4, 9)), (2, 3), strict=True):
-        mask = (torch.arange(len(text)) < own).long()
-        expected.append(stock(input_ids=text[None], attention_mask=mask[None])[0][0])
-    actual = backbone.hidden_states(tokens._replace(keys=keys))
-    assert close(actual, torch.cat(expected))
-    assert not close(backbone.hidden_states(tokens), torch.cat(expected))
+    assert close(backbone.hidden_states(tokens._replace(keys=keys)), expected)
+    assert not close(backbone.hidden_states(tokens), expected)
 
 
 @pytest.mark.parametrize("architecture", ["deberta-v2", "convbert"], indirect=True)
