@@ -17,8 +17,8 @@ from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, expla
 from sparton.evaluation.models import choose_device, load_retriever
 from sparton.representations import Representations
 from sparton.retrieval.encoding import VectorDtype, encode_texts
-from sparton.retrieval.index import RERANK_DEPTH, IndexBuilder, exact_index
-from sparton.retrieval.protocols import Index
+from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
+from sparton.retrieval.indexes.protocols import Index
 from sparton.types import Side
 
 if TYPE_CHECKING:

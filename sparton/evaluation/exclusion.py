@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from sparton.retrieval.protocols import Found
+from sparton.retrieval.indexes.protocols import Found
 from sparton.types import RetrievalTask
 
 Rows = NDArray[np.int64]

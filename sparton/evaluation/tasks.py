@@ -26,9 +26,10 @@ from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import VectorDtype, autocast_dtype, device_of, encode_texts
-from sparton.retrieval.index import IndexBuilder, exact_index
+from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
+from sparton.retrieval.indexes.protocols import Found
+from sparton.retrieval.indexes.sparse import mean_flops
 from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
-from sparton.retrieval.protocols import Found
 from sparton.retrieval.run import Run
 from sparton.retrieval.settings import (
     RERANK_DEPTH,
@@ -37,7 +38,6 @@ from sparton.retrieval.settings import (
     check_search,
     check_term_bounds,
 )
-from sparton.retrieval.sparse import mean_flops
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import SIDES, RetrievalTask, Side, TextForm, Tokenizer
 

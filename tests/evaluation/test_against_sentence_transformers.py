@@ -22,7 +22,7 @@ from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
 from sparton.representations import Representations
 from sparton.retrieval.encoding import encode_texts
-from sparton.retrieval.sparse import SparseIndex, mean_flops
+from sparton.retrieval.indexes.sparse import SparseIndex, mean_flops
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import SIDES, RetrievalTask, Side, TextCollection
 

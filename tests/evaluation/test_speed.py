@@ -8,7 +8,7 @@ import pytest
 from sparton.evaluation import evaluate_bm25, evaluate_encoder, speed
 from sparton.evaluation.exclusion import without
 from sparton.evaluation.speed import time_queries
-from sparton.retrieval.protocols import Found
+from sparton.retrieval.indexes.protocols import Found
 from sparton.types import TextForm
 from tests.evaluation.problems import (
     LexicalEncoder,

@@ -26,7 +26,7 @@ from sparton.pipelines.export import export_vectors, term_names
 from sparton.pipelines.vector_files import SparseFile, TokenFile, quantized
 from sparton.representations import Representations
 from sparton.retrieval.encoding import encode_texts
-from sparton.retrieval.index import exact_index
+from sparton.retrieval.indexes.exact import exact_index
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import SIDES, Side
 from tests.pipelines.mining_problems import generate, read_records

@@ -14,9 +14,9 @@ import pytest
 
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25, Analyzer
+from sparton.retrieval.indexes.sparse import SparseIndex
 from sparton.retrieval.metrics import evaluate_run
 from sparton.retrieval.run import Run
-from sparton.retrieval.sparse import SparseIndex
 
 DATA = Path(os.environ.get("SPARTON_DATA", Path(__file__).resolve().parents[3] / "shared/data"))
 

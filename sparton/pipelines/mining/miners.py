@@ -24,7 +24,7 @@ from sparton.pipelines.mining.examples import ROWS_AT_ONCE
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import encode_texts
-from sparton.retrieval.index import RERANK_DEPTH, exact_index, score_pairs
+from sparton.retrieval.indexes.exact import RERANK_DEPTH, exact_index, score_pairs
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import SIDES
 from sparton.writing import replacing
@@ -60,7 +60,7 @@ class Ranker:
         self, texts: Sequence[str], depth: int
     ) -> tuple[Representations, NDArray[np.float32], NDArray[np.int64]]:
         """The queries encoded, and scores and rows ``[Q, depth]`` as
-        :meth:`Index.search <sparton.retrieval.protocols.Index.search>` gives them."""
+        :meth:`Index.search <sparton.retrieval.indexes.protocols.Index.search>` gives them."""
         queries, depth = self._encode(texts), min(depth, self.size)
         return (queries, *self._index(max(RERANK_DEPTH, depth)).search(queries, depth))
 

@@ -6,7 +6,7 @@ import torch
 
 from sparton.representations import Representations
 from sparton.retrieval.encoding import store_sparse
-from sparton.retrieval.sparse import SparseIndex, mean_flops
+from sparton.retrieval.indexes.sparse import SparseIndex, mean_flops
 from sparton.sparse_vectors import SparseVectors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -7,9 +7,9 @@ import torch
 from sparton.packing import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.encoding import store_sparse, store_tokens
-from sparton.retrieval.index import exact_index, score_pairs
-from sparton.retrieval.multivector import MultiVectorIndex
-from sparton.retrieval.sparse import SparseIndex
+from sparton.retrieval.indexes.exact import exact_index, score_pairs
+from sparton.retrieval.indexes.maxsim import MultiVectorIndex
+from sparton.retrieval.indexes.sparse import SparseIndex
 
 
 def texts(count: int, seed: int) -> Representations:

@@ -10,8 +10,8 @@ from sparton.kernels.maxsim import maxsim_reference
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import multivector
 from sparton.retrieval.encoding import store_tokens
+from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.metrics import evaluate_run
-from sparton.retrieval.multivector import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.run import Run
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from sparton.representations import Representations
-from sparton.retrieval.multivector import MultiVectorIndex, maxsim_scores
-from sparton.retrieval.protocols import Found, Index, Reranker, check_request
+from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
+from sparton.retrieval.indexes.protocols import Found, Index, Reranker, check_request
+from sparton.retrieval.indexes.sparse import SparseIndex
 from sparton.retrieval.settings import RERANK_DEPTH
-from sparton.retrieval.sparse import SparseIndex
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
@@ -75,7 +75,7 @@ class TwoStageIndex:
         exclude: NDArray[np.int64] | None = None,
         progress: str | None = None,
     ) -> Found:
-        """See :meth:`Index.search <sparton.retrieval.protocols.Index.search>`."""
+        """See :meth:`Index.search <sparton.retrieval.indexes.protocols.Index.search>`."""
         check_request(k, exclude, queries.num_texts)
         candidates = self._first.search(queries, self._depth, exclude=exclude).rows
         scores, rows = self._second.rerank(queries, candidates, progress=progress)

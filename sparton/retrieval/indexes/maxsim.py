@@ -11,8 +11,8 @@ from torch import Tensor
 from sparton.kernels.maxsim import maxsim_topk, maxsim_varlen
 from sparton.packing import cu_seqlens_of, ranges_within
 from sparton.representations import Representations, TokenVectors
+from sparton.retrieval.indexes.protocols import Found, check_kinds, check_request
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.protocols import Found, check_kinds, check_request
 from sparton.types import Kind
 
 _DOCUMENTS_AT_ONCE = 65_536
@@ -21,8 +21,8 @@ _PAIRS_AT_ONCE = 65_536
 
 class MultiVectorIndex:
     """Exact search by MaxSim, ``sum over query tokens of max over document tokens of <q, d>``; an
-    :class:`~sparton.retrieval.protocols.Index` and a
-    :class:`~sparton.retrieval.protocols.Reranker`.
+    :class:`~sparton.retrieval.indexes.protocols.Index` and a
+    :class:`~sparton.retrieval.indexes.protocols.Reranker`.
 
     The documents stay in the host's memory; chunks of them pass through the device once in a
     search, so that its working memory is bounded (about 0.5 GB on a CPU and 4 GB on a GPU) whatever
@@ -65,7 +65,7 @@ class MultiVectorIndex:
         progress: str | None = None,
     ) -> Found:
         """The K best documents of each query; arguments, results and errors are those of
-        :meth:`Index.search <sparton.retrieval.protocols.Index.search>`.
+        :meth:`Index.search <sparton.retrieval.indexes.protocols.Index.search>`.
 
         Queries are stored in the dtype of the documents. Products are summed in fp32; a CPU and a
         GPU may differ in the last bits.
@@ -125,7 +125,7 @@ class MultiVectorIndex:
         progress: str | None = None,
     ) -> Found:
         """The candidates of each query in the order of their MaxSim; see
-        :meth:`Reranker.rerank <sparton.retrieval.protocols.Reranker.rerank>`."""
+        :meth:`Reranker.rerank <sparton.retrieval.indexes.protocols.Reranker.rerank>`."""
         asked = self._asked(queries)
         ascending = np.sort(candidates, axis=1)
         if ((np.diff(ascending, axis=1) == 0) & (ascending[:, 1:] >= 0)).any():

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.packing import ranges_within, sequence_ids
 from sparton.representations import Representations
-from sparton.retrieval.protocols import Found, check_kinds, check_request
+from sparton.retrieval.indexes.protocols import Found, check_kinds, check_request
 from sparton.sparse_vectors import SparseVectors, term_counts
 from sparton.types import Kind
 
@@ -33,7 +33,7 @@ def mean_flops(queries: SparseVectors, documents: SparseVectors) -> float:
 
 class SparseIndex:
     """Exact search by dot product over sparse documents; an
-    :class:`~sparton.retrieval.protocols.Index`.
+    :class:`~sparton.retrieval.indexes.protocols.Index`.
 
     The index holds the documents' active weights on its device, 8 bytes each, and nothing else.
     A search multiplies document chunks with query blocks, so that its working memory is bounded
@@ -77,7 +77,8 @@ class SparseIndex:
         progress: str | None = None,
     ) -> Found:
         """The K best documents of each query; arguments, results and errors are those of
-        :meth:`Index.search <sparton.retrieval.protocols.Index.search>`, without a bar of progress.
+        :meth:`Index.search <sparton.retrieval.indexes.protocols.Index.search>`, without a bar of
+        progress.
 
         Only documents with a score above zero are results: a query without terms has none. Scores
         are summed in fp32 in the order of the documents' terms; a CPU and a GPU may differ in the

@@ -1,0 +1,1 @@
+"""Indexes: documents that were encoded and can be searched."""
