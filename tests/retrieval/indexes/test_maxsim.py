@@ -8,8 +8,8 @@ import torch
 
 from sparton.kernels.maxsim import maxsim_reference
 from sparton.representations import Representations, TokenVectors
-from sparton.retrieval import multivector
 from sparton.retrieval.encoding import store_tokens
+from sparton.retrieval.indexes import maxsim
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.metrics import evaluate_run
 from sparton.retrieval.run import Run
@@ -145,7 +145,7 @@ def test_index_without_tokens_and_search_without_queries():
 @pytest.mark.parametrize("pairs", [2**16, 4])
 @LIMITS
 def test_rerank_equals_search_among_the_candidates(device, pairs, limits, monkeypatch):
-    monkeypatch.setattr(multivector, "_PAIRS_AT_ONCE", pairs)
+    monkeypatch.setattr(maxsim, "_PAIRS_AT_ONCE", pairs)
     documents, queries = random_vectors(57, seed=7), random_vectors(30, seed=8)
     rng = np.random.default_rng(0)
     candidates = np.array([rng.permutation(57)[:21] for _ in range(30)])
