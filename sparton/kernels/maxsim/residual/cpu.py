@@ -12,8 +12,10 @@ from torch import Tensor
 
 from sparton.kernels.boundaries import read_boundaries
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, restore
+from sparton.kernels.maxsim.cpu import maxsim_forward_cpu, read_pairs
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_cpu
-from sparton.packing import ranges_within
+from sparton.kernels.maxsim.operands import MaxSimOperands
+from sparton.packing import cu_seqlens_of, ranges_within, rows_of
 
 TOKENS_AT_ONCE = 2**13
 SIMILARITIES_AT_ONCE = 2**22
@@ -36,6 +38,13 @@ def residual_inverse_norms_cpu(documents: CompressedTokens, codec: ResidualCodec
     return torch.cat(
         [x.clamp_min(1e-12).reciprocal() for x in norms] or [torch.empty(0, dtype=torch.float32)]
     )
+
+
+def _columns(queries: Tensor, normalize: bool, rounded: torch.dtype) -> Tensor:
+    """Query tokens as they are multiplied: rounded to a dtype, in fp32 or wider."""
+    if normalize:
+        queries = normalize_tokens_cpu(queries)
+    return queries.to(rounded).to(torch.promote_types(rounded, torch.float32))
 
 
 def _query_sums(maxima: Tensor, bounds: list[int]) -> Tensor:
@@ -67,9 +76,7 @@ def residual_forward_cpu(
     winners = torch.full((N, W) if argmax else (0,), -1, dtype=torch.int32)
     if Q == 0 or N == 0 or W == 0:
         return torch.zeros(Q, N, dtype=torch.float32), winners
-    if normalize:
-        queries = normalize_tokens_cpu(queries)
-    columns = queries.to(rounded).to(torch.promote_types(rounded, torch.float32)).T
+    columns = _columns(queries, normalize, rounded).T
     maxima = columns.new_zeros(W, N)
     at_once = max(min(TOKENS_AT_ONCE, SIMILARITIES_AT_ONCE // W), 1)
     for n, (start, stop) in enumerate(pairwise(bounds)):
@@ -159,3 +166,51 @@ def centroid_forward_cpu(
     if query_mask is not None:
         maxima[~query_mask] = 0.0
     return _query_sums(maxima, query_bounds).float()
+
+
+@torch.autocast("cpu", enabled=False)
+def pair_forward_cpu(
+    queries: Tensor,
+    codes: Tensor,
+    residuals: Tensor | None,
+    inverse_norms: Tensor | None,
+    centroids: Tensor,
+    bucket_weights: Tensor | None,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    pairs: Tensor | None,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    normalize: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Arguments and result of
+    :func:`~sparton.kernels.maxsim.residual.pair_forward.pair_forward`. Of each document that the
+    list names again nearby, the tokens are restored once."""
+    read_boundaries("document_cu_seqlens", document_cu_seqlens, codes.shape[0])
+    Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
+    if pairs is None:
+        pairs = torch.arange(Q)[:, None].expand(Q, 2)
+    read_pairs(pairs, Q, N)
+    asked, answers = pairs.long().unbind(1)
+    if bucket_weights is None:
+        dtype = torch.promote_types(queries.dtype, torch.float32)
+    columns = _columns(queries, normalize, dtype)
+    scores = torch.zeros(len(pairs), dtype=torch.float32)
+    tokens = cu_seqlens_of(document_cu_seqlens.diff()[answers]) if N else torch.zeros(1).long()
+    for first, last in ranges_within(tokens, TOKENS_AT_ONCE):
+        numbers, own = answers[first:last].unique(return_inverse=True)
+        rows, bounds = rows_of(numbers, document_cu_seqlens)
+        if residuals is None or bucket_weights is None:
+            x = centroids[codes[rows].long()]
+        else:
+            codec = ResidualCodec(centroids, bucket_weights, bucket_weights)
+            x = _restored(CompressedTokens(codes, residuals, inverse_norms), codec, rows)
+        operands = MaxSimOperands(
+            columns, x.to(columns.dtype), query_cu_seqlens.int(), bounds.int(), query_mask,
+            None if document_mask is None else document_mask[rows], None,
+            pairs=torch.stack((asked[first:last], own), 1).int(),
+        )  # fmt: skip
+        found, _ = maxsim_forward_cpu(operands, normalize=False, argmax=False)
+        scores[first:last] = found[:, 0]
+    return scores
