@@ -30,7 +30,7 @@ VERSIONS = [
 ]
 
 
-def listed(device, count=40, queries=len(QUERIES)):
+def listed(device, count=40, queries=4):
     generator = torch.Generator().manual_seed(count)
     numbers = [torch.randint(n, (count,), generator=generator) for n in (queries, len(LENGTHS))]
     return torch.stack(numbers, 1).int().to(device)
@@ -140,11 +140,11 @@ def test_refusals(device):
     problem = make_problem(QUERIES, LENGTHS, 16, 2, device)
     with pytest.raises(ValueError, match='pairing="pairs" of 4 queries needs 4 documents, got 8'):
         maxsim_residual_varlen(*problem, pairing="pairs")
-    with pytest.raises(ValueError, match='must be "cross", "pairs" or a list of pairs .* got 2'):
+    with pytest.raises(ValueError, match='"cross", "pairs" or a list of pairs'):
         maxsim_residual_varlen(*problem, pairing=2)
     with pytest.raises(ValueError, match=r"pairs must be int32 or int64 \[P, 2\]"):
         maxsim_residual_varlen(*problem, pairing=torch.zeros(3, 3, dtype=torch.int32))
-    with pytest.raises(ValueError, match="on one device, got .* pairing on meta"):
+    with pytest.raises(ValueError, match="pairing on meta"):
         maxsim_residual_varlen(*problem, pairing=torch.zeros(3, 2, device="meta").int())
     if device.type == "cpu":
         for wrong in ([[0, 8]], [[4, 0]], [[-1, 0]]):
