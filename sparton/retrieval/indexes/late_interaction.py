@@ -69,11 +69,7 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
         self, queries: TokenVectors, candidates: NDArray[np.int64], progress: str | None
     ) -> NDArray[np.float32]:
         """MaxSim of each query and each of its candidates, rows of documents; fp32 ``[Q, C]``,
-        anything for a candidate -1.
-
-        Raises:
-            ValueError: candidates of another shape or out of range.
-        """
+        anything for a candidate -1 or without tokens."""
 
     @torch.inference_mode()
     def search(
@@ -95,17 +91,19 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
         scores = np.zeros((asked.num_texts, depth), np.float32)
         rows = np.full((asked.num_texts, depth), -1, np.int64)
         if len(self._rows) and asked.num_texts:
-            best, places = (x.cpu() for x in from_keys(self._best(asked, depth, progress)))
+            best, places = (x.cpu() for x in self._best(asked, depth, progress))
             scores[:, : best.shape[1]] = best.numpy()
-            rows[:, : best.shape[1]] = self._rows[places].numpy()
-        dropped = (asked.lengths == 0).numpy()[:, None] | (rows < 0) | np.isneginf(scores)
+            rows[:, : best.shape[1]] = self._rows[places].where(places >= 0, -1).numpy()
+        dropped = (asked.lengths == 0).numpy()[:, None] | (rows < 0)
         if exclude is not None:
             dropped |= rows == exclude[:, None]
         return _ordered(scores, rows, ~dropped, k)
 
-    def _best(self, queries: TokenVectors, depth: int, progress: str | None) -> Tensor:
-        """Keys of the best documents with tokens, int64 ``[Q, <= depth]``, the best first. A score
-        of minus infinity is that of no document."""
+    def _best(
+        self, queries: TokenVectors, depth: int, progress: str | None
+    ) -> tuple[Tensor, Tensor]:
+        """The best documents of Q > 0 queries, the best first: scores fp32 ``[Q, <= depth]``, and
+        numbers among the documents with tokens, -1 for none, int64."""
         blocks = [
             on_device(
                 self.device, queries.slice(start, min(start + self._query_block, queries.num_texts))
@@ -113,7 +111,9 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
             for start in range(0, queries.num_texts, self._query_block)
         ]
         best = [block.cu_seqlens.new_empty(block.num_texts, 0).long() for block in blocks]
-        chunks = ranges_within(self._ends, self._chunk_tokens, DOCUMENTS_AT_ONCE)
+        # Fewer queries leave room for the scores of more documents.
+        documents_at_once = DOCUMENTS_AT_ONCE * self._query_block // blocks[0].num_texts
+        chunks = ranges_within(self._ends, self._chunk_tokens, documents_at_once)
         with progress_bar(progress, len(self._rows)) as advance:
             for first, last in chunks:
                 documents = self._chunk(first, last)
@@ -121,7 +121,7 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
                     scores = self._scores(block, documents)
                     best[number] = keep_best(best[number], scores, first, depth)
                 advance(last - first)
-        return torch.cat(best)
+        return from_keys(torch.cat(best))
 
     def rerank(
         self,

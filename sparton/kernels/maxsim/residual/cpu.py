@@ -1,8 +1,8 @@
 """Late interaction with compressed documents in PyTorch, for CPU tensors.
 
 Q queries, N documents, T document tokens, W query tokens, E embedding, C centroids. Restored
-embeddings exist for TOKENS_AT_ONCE tokens at a time, and SIMILARITIES_AT_ONCE similarities (or
-those of one document token, and of centroid scores those of one document and a query token).
+embeddings exist for TOKENS_AT_ONCE tokens (or one document) at a time, and SIMILARITIES_AT_ONCE
+similarities (or those of one document, and of centroid scores those with one query token).
 """
 
 from itertools import pairwise
@@ -77,25 +77,25 @@ def residual_forward_cpu(
     if Q == 0 or N == 0 or W == 0:
         return torch.zeros(Q, N, dtype=torch.float32), winners
     columns = _columns(queries, normalize, rounded).T
-    maxima = columns.new_zeros(W, N)
+    scores, nothing = columns.new_zeros(Q, N), columns.new_full((W,), float("-inf"))
     at_once = max(min(TOKENS_AT_ONCE, SIMILARITIES_AT_ONCE // W), 1)
-    for n, (start, stop) in enumerate(pairwise(bounds)):
-        best, winner = columns.new_full((W,), float("-inf")), torch.full((W,), -1)
-        for first in range(start, stop, at_once):
-            part = slice(first, min(first + at_once, stop))
-            similarity = _restored(documents, codec, part).to(columns.dtype) @ columns
-            if document_mask is not None:
-                similarity.masked_fill_(~document_mask[part, None], float("-inf"))
-            value, token = similarity.max(dim=0)
-            better = (value > best) | (value.isnan() & ~best.isnan())
-            winner = torch.where(better, token + (first - start), winner)
-            best = torch.maximum(best, value)
-        maxima[:, n] = best.masked_fill(winner < 0, 0.0)
+    for first, last in ranges_within(bounds, at_once):
+        part = slice(bounds[first], bounds[last])
+        similarity = _restored(documents, codec, part).to(columns.dtype) @ columns
+        if document_mask is not None:
+            similarity.masked_fill_(~document_mask[part, None], float("-inf"))
+        own = similarity.split(document_cu_seqlens[first : last + 1].diff().tolist())
+        best = torch.stack([x.amax(0) if len(x) else nothing for x in own])
+        found = best != float("-inf")
+        maxima = best.where(found, 0).T
+        if query_mask is not None:
+            maxima = maxima.where(query_mask[:, None], 0)
+        scores[:, first:last] = _query_sums(maxima, query_bounds)
         if argmax:
-            winners[n] = winner
-    if query_mask is not None:
-        maxima[~query_mask] = 0.0
-    return _query_sums(maxima, query_bounds).float(), winners
+            for n, (x, exist) in enumerate(zip(own, found, strict=True), first):
+                if len(x):
+                    winners[n] = x.argmax(dim=0).where(exist, -1)
+    return scores.float(), winners
 
 
 @torch.autocast("cpu", enabled=False)

@@ -3,6 +3,9 @@
 P pairs, Q queries, N documents, T packed document tokens, W packed query tokens, E embedding.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -89,6 +92,6 @@ def pair_scores(
         queries, *documents, centroids, bucket_weights, query_cu_seqlens, document_cu_seqlens,
         pairs, query_mask, document_mask,
     )  # fmt: skip
-    forward = _forward_op if needs_operators() else _forward
-    contiguous = (x if x is None else x.contiguous() for x in operands)
+    contiguous: list[Any] = [x if x is None else x.contiguous() for x in operands]
+    forward: Callable[..., Tensor] = _forward_op if needs_operators() else _forward
     return forward(*contiguous, normalize, dtype)
