@@ -86,6 +86,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     evaluation.check_vector_dtype(asked.vector_dtype)
     autocast_dtype(asked.precision)  # refuses what does not exist
     BM25(**words)  # refuses what cannot be
+    index = instantiate(asked.index)  # refuses what cannot be, too
     device = evaluation.choose_device(cfg.device)
     model = (cfg.model, cfg.query_length, cfg.document_length)
     encoder, tokenizer = evaluation.load_retriever(*model, device=device)
@@ -93,6 +94,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     search = evaluation.plan_search(encoder, **settings)
     bounds = {f"encoder.{name}": asked[name] for name in TERM_BOUNDS}
     evaluation.check_bounds_apply(search, encoder, **bounds)
+    evaluation.check_index(index, search, encoder)
     if evaluation.bm25_finds(search, encoder):
         rest = overrides_in(typed, ["bm25"], but=("bm25.k1", "bm25.b"))
         because = "BM25 finds the encoder.rerank_depth candidates with bm25.k1 and bm25.b, and"

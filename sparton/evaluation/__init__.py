@@ -20,6 +20,7 @@ from sparton.evaluation.results import (
 from sparton.evaluation.settings import (
     bm25_finds,
     check_bounds_apply,
+    check_index,
     check_vector_dtype,
     plan_search,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "TokenMatch",
     "bm25_finds",
     "check_bounds_apply",
+    "check_index",
     "check_metrics",
     "check_model",
     "check_search",

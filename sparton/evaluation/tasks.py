@@ -17,6 +17,7 @@ from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
     check_bounds_apply,
+    check_index,
     check_texts,
     check_vector_dtype,
     compared_kinds,
@@ -98,9 +99,9 @@ def evaluate_encoder(
 
     Raises:
         ValueError: a task without texts, a metric that does not exist or is deeper than the
-            rankings, a ``search`` or a bound of terms that the encoder cannot serve, ``k1`` or
-            ``b`` out of range (all before anything is encoded), or representations that are not
-            finite.
+            rankings, a ``search``, an ``index`` or a bound of terms that the encoder cannot serve,
+            ``k1`` or ``b`` out of range (all before anything is encoded), or representations that
+            are not finite.
     """
     check_texts(task)
     check_search(search, rerank_depth)
@@ -111,6 +112,7 @@ def evaluate_encoder(
     check_term_bounds(**bounds)
     chosen = plan_search(encoder, metrics=metrics, k=k, search=search, rerank_depth=rerank_depth)
     check_bounds_apply(chosen, encoder, **bounds)
+    check_index(index, chosen, encoder)
     kinds = compared_kinds(chosen, encoder)
     bm25 = BM25(k1, b)
 
