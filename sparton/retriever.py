@@ -48,6 +48,7 @@ class EncodeOptions(TypedDict, total=False):
     batch_tokens: int
     max_terms: int | None
     vector_dtype: VectorDtype
+    pool_factor: float | None
     progress: bool | None
 
 
@@ -91,6 +92,7 @@ class Retriever:
         batch_tokens: int = 16_384,
         max_terms: int | None = None,
         vector_dtype: VectorDtype = "float16",
+        pool_factor: float | None = None,
         progress: bool | None = None,
     ) -> Representations:
         """Representations of ``texts`` on the host, in their order.
@@ -104,11 +106,14 @@ class Retriever:
             batch_tokens: bound of sequences times longest sequence in a batch.
             max_terms: keep this many of a text's largest weights; None for all.
             vector_dtype: in which token vectors are stored.
+            pool_factor: of so many tokens of a document one vector is left, where they are alike;
+                1 for all, None for what the model's folder says.
             progress: whether to show a bar on standard error; None for one from 1,000 texts on.
 
         Raises:
             ValueError: a single text in the place of a list, no texts, ``max_terms`` of a model
-                without sparse vectors, or representations that are not finite.
+                without sparse vectors, ``pool_factor`` of one without token vectors, or
+                representations that are not finite.
         """
         shown = len(texts) >= _SHOWN_FROM if progress is None else progress
         return encode_texts(
@@ -120,6 +125,7 @@ class Retriever:
             precision=self.precision,
             max_terms=max_terms,
             vector_dtype=vector_dtype,
+            pool_factor=pool_factor,
             progress=_PLURAL[side] if shown else None,
         )
 

@@ -77,6 +77,8 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
         ("colbert", ["index=compressed", "index.probe=3"], "did you mean index.probes=3?"),
         ("splade", ["index=compressed"], "which search=sparse does not compare with SpladeEncoder"),
         ("splade", ["index=compressed"], "needs token vectors"),
+        ("splade", ["encoder.pool_factor=2"], "of SpladeEncoder there are sparse vectors alone"),
+        ("colbert", ["encoder.pool_factor=0.5"], "pool_factor=0.5 must be at least 1"),
         ("splade", ["index=compressed"], ": set index=exact"),
         (
             "colbert",

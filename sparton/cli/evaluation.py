@@ -95,6 +95,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     bounds = {f"encoder.{name}": asked[name] for name in TERM_BOUNDS}
     evaluation.check_bounds_apply(search, encoder, **bounds)
     evaluation.check_index(index, search, encoder)
+    evaluation.check_pooling(asked.pool_factor, search, encoder)
     if evaluation.bm25_finds(search, encoder):
         rest = overrides_in(typed, ["bm25"], but=("bm25.k1", "bm25.b"))
         because = "BM25 finds the encoder.rerank_depth candidates with bm25.k1 and bm25.b, and"

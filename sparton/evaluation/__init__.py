@@ -21,6 +21,7 @@ from sparton.evaluation.settings import (
     bm25_finds,
     check_bounds_apply,
     check_index,
+    check_pooling,
     check_vector_dtype,
     plan_search,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "check_index",
     "check_metrics",
     "check_model",
+    "check_pooling",
     "check_search",
     "check_term_bounds",
     "check_vector_dtype",

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from sparton.arguments import ArgumentError, Instance
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import VECTOR_DTYPES
+from sparton.retrieval.encoding import VECTOR_DTYPES, check_pool_factor
 from sparton.retrieval.settings import RERANK_DEPTH, Search, check_metrics, check_search
 from sparton.types import Kind, RetrievalTask
 
@@ -104,6 +104,15 @@ def check_index(index: object, search: Search, encoder: "Encoder") -> None:
             type(encoder).__name__,
             index=Instance("exact_index"),
         )
+
+
+def check_pooling(pool_factor: float | None, search: Search, encoder: "Encoder") -> None:
+    """Refuse to pool tokens where ``search``, as :func:`plan_search` gives it, compares none.
+
+    Raises:
+        ValueError: names the factor.
+    """
+    check_pool_factor(pool_factor, compared_kinds(search, encoder), encoder)
 
 
 def check_bounds_apply(search: Search, encoder: "Encoder", **bounds: int | None) -> None:

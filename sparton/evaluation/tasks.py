@@ -18,6 +18,7 @@ from sparton.evaluation.settings import (
     bm25_finds,
     check_bounds_apply,
     check_index,
+    check_pooling,
     check_texts,
     check_vector_dtype,
     compared_kinds,
@@ -65,6 +66,7 @@ def evaluate_encoder(
     max_query_terms: int | None = None,
     max_document_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
     k1: float = 0.9,
     b: float = 0.4,
     index: IndexBuilder = exact_index,
@@ -94,7 +96,7 @@ def evaluate_encoder(
         index: makes the index that is searched.
         timed_queries: how many queries are timed one at a time, see
             :func:`~sparton.evaluation.speed.time_queries`; 0 measures no speed.
-        batch_tokens, batch_sequences, precision, vector_dtype, progress: see
+        batch_tokens, batch_sequences, precision, vector_dtype, pool_factor, progress: see
             :func:`~sparton.retrieval.encoding.encode_texts`.
 
     Raises:
@@ -113,6 +115,7 @@ def evaluate_encoder(
     chosen = plan_search(encoder, metrics=metrics, k=k, search=search, rerank_depth=rerank_depth)
     check_bounds_apply(chosen, encoder, **bounds)
     check_index(index, chosen, encoder)
+    check_pooling(pool_factor, chosen, encoder)
     kinds = compared_kinds(chosen, encoder)
     bm25 = BM25(k1, b)
 
@@ -124,7 +127,8 @@ def evaluate_encoder(
         return encode_texts(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
             batch_tokens=batch_tokens, batch_sequences=batch_sequences, vector_dtype=vector_dtype,
-            form=form, progress=f"{task.name}: {_PLURAL[side]}" if progress and bar else None,
+            pool_factor=pool_factor, form=form,
+            progress=f"{task.name}: {_PLURAL[side]}" if progress and bar else None,
         )  # fmt: skip
 
     by_words = bm25_finds(chosen, encoder)

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_below
 from sparton.kernels.splade_head import HeadMemory
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
-from sparton.types import SIDES, Markup, Side, TokenBatch
+from sparton.types import SIDES, Markup, Side, TokenBatch, TokenPooling
 
 
 class ColbertHead(nn.Module):
@@ -37,9 +37,12 @@ class ColbertHead(nn.Module):
             that are no tokens are ignored.
         normalize: give every vector the length 1.
         query_prompt, document_prompt: put before every text, to be tokenised with it.
+        pool_factor: when documents are encoded to be searched, of so many tokens one vector is
+            left, see :func:`~sparton.retrieval.pooling.pool_tokens`; training compares all.
+        protected_tokens: the first tokens of a document, which keep their own.
 
     Raises:
-        ValueError: no width, or attention to an expansion that is off.
+        ValueError: no width, attention to an expansion that is off, or ``pool_factor`` below 1.
     """
 
     def __init__(
@@ -55,10 +58,14 @@ class ColbertHead(nn.Module):
         normalize: bool = True,
         query_prompt: str = "",
         document_prompt: str = "",
+        pool_factor: float = 1.0,
+        protected_tokens: int = 1,
     ) -> None:
         super().__init__()
         if width < 1:
             raise ValueError(f"width must be a positive number, got {width}")
+        refuse_below(1, pool_factor=pool_factor)
+        refuse_below(0, protected_tokens=protected_tokens)
         if attend_to_expansion and not query_expansion:
             raise ValueError(
                 "attend_to_expansion needs query_expansion: there is nothing to attend to without"
@@ -73,6 +80,12 @@ class ColbertHead(nn.Module):
         self.normalize = normalize
         self.query_prompt = query_prompt
         self.document_prompt = document_prompt
+        self.pool_factor = pool_factor
+        self.protected_tokens = protected_tokens
+
+    @property
+    def token_pooling(self) -> TokenPooling:
+        return TokenPooling(self.pool_factor, self.protected_tokens, self.normalize)
 
     def forward(
         self,
@@ -171,7 +184,7 @@ class ColbertEncoder(Encoder):
         self.backbone = backbone.bare()
         self.head = head
         self.projection = nn.Linear(backbone.hidden_size, head.width, head.bias)
-        self.markup = head.markup(self.tokenizer)
+        self.markup, self.token_pooling = head.markup(self.tokenizer), head.token_pooling
         counted = head.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)
 

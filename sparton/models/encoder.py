@@ -10,7 +10,7 @@ from sparton.embeddings import TextRows
 from sparton.kernels.splade_head import HeadMemory
 from sparton.models.origin import Origin
 from sparton.representations import Representations
-from sparton.types import Kind, Markup, Side, Similarity, TokenBatch
+from sparton.types import Kind, Markup, Side, Similarity, TokenBatch, TokenPooling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,6 +31,7 @@ class Encoder(nn.Module):
         zeros_are_final: no gradient with respect to a zero of its sparse representations ever
             reaches a parameter, as behind a ReLU; training may then hold the active entries alone.
         regularized: the sides whose sparse representations training can make sparser.
+        token_pooling: how many vectors of a document are stored; training compares all.
         loss_weights: of the losses that its representations bring along, by name.
         origin: what its card says of where its weights come from.
         text_rows: what reads its texts in place of the tokenizers, where it trains on embeddings
@@ -42,6 +43,7 @@ class Encoder(nn.Module):
     similarity: Similarity = "dot"
     zeros_are_final = True
     regularized: tuple[Side, ...] = ("query", "document")
+    token_pooling = TokenPooling()
     loss_weights: Mapping[str, float] = {}
     origin = Origin()
     text_rows: TextRows | None = None

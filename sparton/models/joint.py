@@ -70,6 +70,7 @@ class JointEncoder(Encoder):
         self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, head.tokens.bias)
         markup = head.tokens.markup(self.tokenizer)
         self.markup = markup._replace(include_prompt=head.sparse.markup.include_prompt)
+        self.token_pooling = head.tokens.token_pooling
         counted = head.tokens.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)
 

@@ -10,11 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sparton.arguments import refuse_below
 from sparton.packing import cu_seqlens_of
 from sparton.representations import KINDS, Representations, TokenVectors
+from sparton.retrieval.pooling import pool_tokens
 from sparton.retrieval.progress import progress_bar
 from sparton.sparse_vectors import SparseVectors
-from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer
+from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
 VectorDtype = Literal["float16", "float32"]
 VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "float32")
@@ -34,6 +36,7 @@ def encode_texts(
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
     form: TextForm = TextForm(),  # noqa: B008
     progress: str | None = None,
 ) -> Representations:
@@ -59,13 +62,17 @@ def encode_texts(
         kinds: what to keep; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
         vector_dtype: in which token vectors are stored; see :func:`store_tokens`.
+        pool_factor: of so many tokens of a document one vector is stored, see
+            :func:`~sparton.retrieval.pooling.pool_tokens`; 1 for all, None for what the encoder's
+            head says. Queries keep all.
         form: lengths and prompts in place of the tokenizer's own.
         progress: label of a progress bar on standard error; None for no bar.
 
     Raises:
         ValueError: no texts, a lone text in place of several, a side or a precision that does not
             exist, an encoder that does not give one of the ``kinds``, ``max_terms`` below 1 or
-            without sparse vectors, or representations that are not finite.
+            without sparse vectors, ``pool_factor`` below 1 or without token vectors, or
+            representations that are not finite.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
@@ -74,6 +81,8 @@ def encode_texts(
     if side not in SIDES:
         raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
     kept = _checked_kinds(encoder, kinds, side, max_terms)
+    check_pool_factor(pool_factor, kept, encoder)
+    pooling = _pooling(encoder, side, pool_factor)
     order = np.argsort([-len(text) for text in texts], kind="stable")
     starts = range(0, len(order), _TEXTS_TOKENIZED_AT_ONCE)
     groups = [order[start : start + _TEXTS_TOKENIZED_AT_ONCE] for start in starts]
@@ -83,7 +92,8 @@ def encode_texts(
         for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), groups):
             for first, last in _batches(tokens.cu_seqlens, batch_tokens, batch_sequences):
                 batch = tokens.select(first, last).to(device, non_blocking=True)
-                parts.append(_encode(encoder, batch, side, kept, max_terms, vector_dtype))
+                found = _encode(encoder, batch, side, kept, max_terms, vector_dtype, pooling)
+                parts.append(found)
                 advance(last - first)
     encoded = Representations.concatenate(parts)
     parts.clear()
@@ -136,8 +146,11 @@ def store_sparse(sparse: Tensor | SparseVectors) -> SparseVectors:
     return stored
 
 
-def store_tokens(vectors: TokenVectors, dtype: VectorDtype = "float16") -> TokenVectors:
-    """The token vectors that take part in MaxSim, on the host, without a mask.
+def store_tokens(
+    vectors: TokenVectors, dtype: VectorDtype = "float16", pooling: TokenPooling | None = None
+) -> TokenVectors:
+    """The token vectors that take part in MaxSim, on the host, without a mask; with a ``pooling``
+    fewer of them, see :func:`~sparton.retrieval.pooling.pool_tokens`.
 
     Half precision rounds a component by at most 2^-11 of its size: the MaxSim of vectors of length
     1 changes by less than 0.001 per query token, which reorders near ties only.
@@ -149,6 +162,9 @@ def store_tokens(vectors: TokenVectors, dtype: VectorDtype = "float16") -> Token
     if vectors.mask is not None:
         cu_seqlens = cu_seqlens_of(vectors.mask)[cu_seqlens]
         values = values[vectors.mask]
+    if pooling is not None and values.isfinite().all():
+        pooled = TokenVectors(values.float().cpu(), cu_seqlens.cpu())
+        values, cu_seqlens, *_ = pool_tokens(pooled, pooling)
     stored = values.to(getattr(torch, dtype))
     broken = (~stored.isfinite()).any(dim=1).nonzero().flatten()
     if broken.numel():
@@ -170,6 +186,7 @@ def _encode(
     kinds: Collection[Kind],
     max_terms: int | None,
     vector_dtype: VectorDtype,
+    pooling: TokenPooling | None,
 ) -> Representations:
     if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
         values, terms = encoder.topk(tokens, side, max_terms)
@@ -182,7 +199,7 @@ def _encode(
     vectors = given.tokens if "tokens" in kinds else None
     return Representations(
         None if sparse is None else _comparable(encoder, store_sparse(sparse)),
-        None if vectors is None else store_tokens(vectors, vector_dtype),
+        None if vectors is None else store_tokens(vectors, vector_dtype, pooling),
     )
 
 
@@ -215,6 +232,28 @@ def _checked_kinds(
             f"are {KINDS['tokens']} alone: leave it out"
         )
     return kept
+
+
+def check_pool_factor(pool_factor: float | None, kinds: Collection[Kind], encoder: object) -> None:
+    """Refuse to pool what there is not.
+
+    Raises:
+        ValueError: below 1, or without token vectors among the ``kinds`` of an encoder.
+    """
+    refuse_below(1, pool_factor=pool_factor)
+    if pool_factor is not None and "tokens" not in kinds:
+        raise ValueError(
+            f"pool_factor={pool_factor} leaves fewer token vectors, but of "
+            f"{type(encoder).__name__} there are {KINDS['sparse']} alone: leave it out"
+        )
+
+
+def _pooling(encoder: Any, side: Side, pool_factor: float | None) -> TokenPooling | None:
+    """How token vectors of a side are pooled; None where all are stored."""
+    pooling: TokenPooling = getattr(encoder, "token_pooling", TokenPooling())
+    if pool_factor is not None:
+        pooling = pooling._replace(factor=pool_factor)
+    return pooling if side == "document" and pooling.factor > 1 else None
 
 
 def _batches(cu_seqlens: torch.Tensor, most_tokens: int, most: int) -> Iterator[tuple[int, int]]:

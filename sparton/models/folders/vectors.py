@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sparton.models.checkpoint import TRANSFORMER_FILE
 from sparton.models.colbert import ColbertHead
+from sparton.models.folders import pooling
 from sparton.models.folders.files import (
     WEIGHTS,
     Lengths,
@@ -32,7 +33,7 @@ from sparton.reading import Fields
 
 PYLATE = "ColBERT"  # the model type
 PYLATE_LENGTHS = Lengths(32, 180)
-TAIL = {"MultiVectorMask", "Normalize"}
+TAIL = {"MultiVectorMask", "Normalize", pooling.KIND}
 SETTINGS = (
     "width", "bias", "query_marker", "document_marker", "query_expansion", "attend_to_expansion",
     "normalize", "query_prompt", "document_prompt",
@@ -43,7 +44,7 @@ class Modules(NamedTuple):
     """Folders of the modules, and what describes the model as a whole.
 
     Attributes:
-        mask: None where there is no such module.
+        mask, pooling: None where there is no such module.
         config: content of ``config_sentence_transformers.json``.
         settings: content of the transformer's ``sentence_bert_config.json``.
     """
@@ -51,6 +52,7 @@ class Modules(NamedTuple):
     transformer: str
     projections: list[str]
     mask: str | None
+    pooling: str | None
     normalize: bool
     config: Fields
     settings: Fields
@@ -95,10 +97,12 @@ def read_modules(source: Source, folder: str) -> Modules:
         raise FileNotFoundError(f"{source} has no {place}: it is no late-interaction model")
     kinds, places = [part.kind for part in parts], [part.path for part in parts]
     number = kinds.count("Dense")
-    if not is_late_interaction(kinds) or not {*kinds[1 + number :]} <= TAIL:
+    pools = pooling.KIND in kinds[:-1]  # what follows it would see clusters
+    if not is_late_interaction(kinds) or pools or not {*kinds[1 + number :]} <= TAIL:
         raise ValueError(
             f"{source}/{place} composes {composition(parts)}; a late-interaction model is a "
-            "Transformer followed by Dense, and perhaps by MultiVectorMask and Normalize"
+            "Transformer followed by Dense, and perhaps by MultiVectorMask, Normalize and "
+            f"{pooling.KIND}"
         )
     config = read_description(source, folder)
     _check_similarity(config)
@@ -106,6 +110,7 @@ def read_modules(source: Source, folder: str) -> Modules:
         transformer=places[0],
         projections=places[1 : 1 + number],
         mask=places[kinds.index("MultiVectorMask")] if "MultiVectorMask" in kinds else None,
+        pooling=places[-1] if kinds[-1] == pooling.KIND else None,
         normalize="Normalize" in kinds or config.get("model_type", str) == PYLATE,
         config=config,
         settings=source.fields(TRANSFORMER_FILE, places[0]),
@@ -128,6 +133,7 @@ def read_vectors(
     expansion = modules.expansion
     if expansion is not None:
         _check_expansion(source, expansion, tokenizer)
+    pooled = pooling.read_pooling(source, modules.pooling, modules.normalize)
     head = ColbertHead(
         len(projection["weight"]),
         bias="bias" in projection,
@@ -139,6 +145,8 @@ def read_vectors(
         normalize=modules.normalize,
         query_prompt=query_prompt,
         document_prompt=document_prompt,
+        pool_factor=pooled.factor,
+        protected_tokens=pooled.protected,
     )
     return head, projection
 
@@ -161,7 +169,8 @@ def check_head(
     found: ColbertHead,
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    """Refuse settings that are not those of the folder."""
+    """Refuse settings that are not those of the folder; its pooling, which nothing is trained with,
+    may be another."""
     if given is None:
         return
     ours, theirs = (
