@@ -12,9 +12,8 @@ from torch import Tensor
 
 from sparton.kernels.boundaries import read_boundaries
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, restore
-from sparton.kernels.maxsim.cpu import maxsim_forward_cpu, read_pairs
+from sparton.kernels.maxsim.cpu import read_pairs
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_cpu
-from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.packing import cu_seqlens_of, ranges_within, rows_of
 
 TOKENS_AT_ONCE = 2**13
@@ -47,6 +46,14 @@ def _columns(queries: Tensor, normalize: bool, rounded: torch.dtype) -> Tensor:
     return queries.to(rounded).to(torch.promote_types(rounded, torch.float32))
 
 
+def _document_maxima(similarity: Tensor, lengths: Tensor) -> Tensor:
+    """Maxima ``[n, W]`` of similarities ``[t, W]`` over the tokens of each document, minus infinity
+    of none. (``torch.segment_reduce`` takes several times as long.)"""
+    nothing = similarity.new_full((similarity.shape[1],), float("-inf"))
+    documents = similarity.split(lengths.tolist())
+    return torch.stack([x.amax(0) if len(x) else nothing for x in documents])
+
+
 def _query_sums(maxima: Tensor, bounds: list[int]) -> Tensor:
     """Sums over each query's rows of ``[W, N]``."""
     return torch.stack([maxima[start:stop].sum(0) for start, stop in pairwise(bounds)])
@@ -77,24 +84,24 @@ def residual_forward_cpu(
     if Q == 0 or N == 0 or W == 0:
         return torch.zeros(Q, N, dtype=torch.float32), winners
     columns = _columns(queries, normalize, rounded).T
-    scores, nothing = columns.new_zeros(Q, N), columns.new_full((W,), float("-inf"))
+    scores = columns.new_zeros(Q, N)
     at_once = max(min(TOKENS_AT_ONCE, SIMILARITIES_AT_ONCE // W), 1)
     for first, last in ranges_within(bounds, at_once):
         part = slice(bounds[first], bounds[last])
         similarity = _restored(documents, codec, part).to(columns.dtype) @ columns
         if document_mask is not None:
             similarity.masked_fill_(~document_mask[part, None], float("-inf"))
-        own = similarity.split(document_cu_seqlens[first : last + 1].diff().tolist())
-        best = torch.stack([x.amax(0) if len(x) else nothing for x in own])
+        lengths = document_cu_seqlens[first : last + 1].diff()
+        best = _document_maxima(similarity, lengths)
         found = best != float("-inf")
         maxima = best.where(found, 0).T
         if query_mask is not None:
             maxima = maxima.where(query_mask[:, None], 0)
         scores[:, first:last] = _query_sums(maxima, query_bounds)
         if argmax:
-            for n, (x, exist) in enumerate(zip(own, found, strict=True), first):
+            for n, x in enumerate(similarity.split(lengths.tolist())):
                 if len(x):
-                    winners[n] = x.argmax(dim=0).where(exist, -1)
+                    winners[first + n] = x.argmax(dim=0).where(found[n], -1)
     return scores.float(), winners
 
 
@@ -185,32 +192,38 @@ def pair_forward_cpu(
     dtype: torch.dtype,
 ) -> Tensor:
     """Arguments and result of
-    :func:`~sparton.kernels.maxsim.residual.pair_forward.pair_forward`. Of each document that the
-    list names again nearby, the tokens are restored once."""
+    :func:`~sparton.kernels.maxsim.residual.pair_forward.pair_forward`."""
+    query_bounds = read_boundaries("query_cu_seqlens", query_cu_seqlens, queries.shape[0])
     read_boundaries("document_cu_seqlens", document_cu_seqlens, codes.shape[0])
     Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
     if pairs is None:
         pairs = torch.arange(Q)[:, None].expand(Q, 2)
     read_pairs(pairs, Q, N)
     asked, answers = pairs.long().unbind(1)
-    if bucket_weights is None:
+    documents = codec = None
+    if residuals is None or bucket_weights is None:
         dtype = torch.promote_types(queries.dtype, torch.float32)
+    else:
+        documents = CompressedTokens(codes, residuals, inverse_norms)
+        codec = ResidualCodec(centroids, bucket_weights, bucket_weights)
     columns = _columns(queries, normalize, dtype)
     scores = torch.zeros(len(pairs), dtype=torch.float32)
-    tokens = cu_seqlens_of(document_cu_seqlens.diff()[answers]) if N else torch.zeros(1).long()
-    for first, last in ranges_within(tokens, TOKENS_AT_ONCE):
-        numbers, own = answers[first:last].unique(return_inverse=True)
-        rows, bounds = rows_of(numbers, document_cu_seqlens)
-        if residuals is None or bucket_weights is None:
-            x = centroids[codes[rows].long()]
-        else:
-            codec = ResidualCodec(centroids, bucket_weights, bucket_weights)
-            x = _restored(CompressedTokens(codes, residuals, inverse_norms), codec, rows)
-        operands = MaxSimOperands(
-            columns, x.to(columns.dtype), query_cu_seqlens.int(), bounds.int(), query_mask,
-            None if document_mask is None else document_mask[rows], None,
-            pairs=torch.stack((asked[first:last], own), 1).int(),
-        )  # fmt: skip
-        found, _ = maxsim_forward_cpu(operands, normalize=False, argmax=False)
-        scores[first:last] = found[:, 0]
+    lengths = document_cu_seqlens.diff()
+    for q in asked.unique().tolist():
+        own = slice(query_bounds[q], query_bounds[q + 1])
+        query = columns[own] if query_mask is None else columns[own][query_mask[own]]
+        products = query[:0] if documents else centroids.to(query.dtype) @ query.T
+        places = (asked == q).nonzero().flatten()
+        for first, last in ranges_within(cu_seqlens_of(lengths[answers[places]]), TOKENS_AT_ONCE):
+            part = answers[places[first:last]]
+            rows, _ = rows_of(part, document_cu_seqlens)
+            if documents is None or codec is None:
+                similarity = products[codes[rows].long()]
+            else:
+                similarity = _restored(documents, codec, rows).to(query.dtype) @ query.T
+            if document_mask is not None:
+                similarity.masked_fill_(~document_mask[rows, None], float("-inf"))
+            best = _document_maxima(similarity, lengths[part])
+            maxima = best.where(best != float("-inf"), 0)
+            scores[places[first:last]] = maxima.sum(dim=1).float()
     return scores
