@@ -277,6 +277,7 @@ def load(
     precision: str = "fp32",
     query_length: int | None = None,
     document_length: int | None = None,
+    width: int | None = None,
     **reading: "Unpack[ReadingOptions]",
 ) -> Retriever:
     """A trained model, ready to use.
@@ -288,12 +289,14 @@ def load(
         precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent.
+        width: how many of the first components of token vectors to take, of a model that was
+            trained with several ``widths``; None for all.
         reading: ``revision``, ``cache_dir``, ``model_args``, ``tokenizer_args`` and
             ``config_args``; see :class:`~sparton.models.repository.Source`.
 
     Raises:
         ValueError: the folder is damaged or of a kind that is not known, a device or precision that
-            does not exist, or a length that the model cannot have.
+            does not exist, or a length or width that the model cannot have.
         OSError: there is no such model, or files are missing.
     """
     encoder, tokenizer = load_retriever(
@@ -301,6 +304,7 @@ def load(
         query_length,
         document_length,
         device=choose_device(None if device is None else str(device)),
+        width=width,
         **reading,
     )
     return Retriever(encoder, tokenizer, precision=precision)

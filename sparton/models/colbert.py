@@ -40,9 +40,13 @@ class ColbertHead(nn.Module):
         pool_factor: when documents are encoded to be searched, of so many tokens one vector is
             left, see :func:`~sparton.retrieval.pooling.pool_tokens`; training compares all.
         protected_tokens: the first tokens of a document, which keep their own.
+        widths: E and smaller numbers. Training adds up the loss of the vectors' first components,
+            as many as each of these says and of length 1 again, so that those work alone (Kusupati
+            et al., arXiv 2205.13147).
 
     Raises:
-        ValueError: no width, attention to an expansion that is off, or ``pool_factor`` below 1.
+        ValueError: no width, attention to an expansion that is off, ``pool_factor`` below 1, or
+            ``widths`` that are not distinct, do not go up to E, or of vectors of any length.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class ColbertHead(nn.Module):
         document_prompt: str = "",
         pool_factor: float = 1.0,
         protected_tokens: int = 1,
+        widths: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if width < 1:
@@ -70,7 +75,10 @@ class ColbertHead(nn.Module):
             raise ValueError(
                 "attend_to_expansion needs query_expansion: there is nothing to attend to without"
             )
+        if widths is not None:
+            _check_widths(widths, width, normalize)
         self.width = width
+        self.widths = sorted(widths or [width], reverse=True)
         self.bias = bias
         self.query_marker = query_marker
         self.document_marker = document_marker
@@ -162,6 +170,21 @@ class ColbertHead(nn.Module):
         return counted
 
 
+def _check_widths(widths: Sequence[int], width: int, normalize: bool) -> None:
+    if min(widths, default=0) < 1 or len(set(widths)) < len(widths) or max(widths) != width:
+        raise ArgumentError(
+            "{widths} must be different numbers from 1 up to the whole {width}",
+            widths=list(widths),
+            width=width,
+        )
+    if not normalize:
+        raise ArgumentError(
+            "{widths:name} train the first components of vectors of length 1: set {normalize}",
+            widths=list(widths),
+            normalize=True,
+        )
+
+
 class ColbertEncoder(Encoder):
     """Texts, as packed tokens, to one vector per token.
 
@@ -187,6 +210,24 @@ class ColbertEncoder(Encoder):
         self.markup, self.token_pooling = head.markup(self.tokenizer), head.token_pooling
         counted = head.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)
+        self.narrower_widths = tuple(head.widths[1:])
+
+    def narrow(self, width: int) -> None:
+        """See :meth:`Encoder.narrow <sparton.models.encoder.Encoder.narrow>`."""
+        trained = self.head.widths
+        if width not in trained and (len(trained) > 1 or not 1 <= width <= trained[0]):
+            wanted = ", ".join(map(str, trained)) if len(trained) > 1 else f"1 to {trained[0]}"
+            raise ArgumentError(
+                "{width}: the token vectors of this model work with the widths {}",
+                wanted,
+                width=width,
+            )
+        rows = nn.Linear(self.projection.in_features, width, self.head.bias, device="meta")
+        for name, whole in self.projection.named_parameters():
+            setattr(rows, name, nn.Parameter(whole.detach()[:width].clone()))
+        self.projection, self.head.width = rows, width
+        self.head.widths = [each for each in trained if each <= width] or [width]
+        self.narrower_widths = tuple(self.head.widths[1:])
 
     def forward(self, tokens: TokenBatch, side: Side) -> TokenVectors:
         """The vectors of N queries or N documents; of a query all tokens count."""

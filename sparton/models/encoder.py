@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from sparton.arguments import ArgumentError
 from sparton.embeddings import TextRows
 from sparton.kernels.splade_head import HeadMemory
 from sparton.models.origin import Origin
@@ -32,6 +33,8 @@ class Encoder(nn.Module):
             reaches a parameter, as behind a ReLU; training may then hold the active entries alone.
         regularized: the sides whose sparse representations training can make sparser.
         token_pooling: how many vectors of a document are stored; training compares all.
+        narrower_widths: how many of the first components of its token vectors work alone;
+            training adds up the losses of all.
         loss_weights: of the losses that its representations bring along, by name.
         origin: what its card says of where its weights come from.
         text_rows: what reads its texts in place of the tokenizers, where it trains on embeddings
@@ -44,6 +47,7 @@ class Encoder(nn.Module):
     zeros_are_final = True
     regularized: tuple[Side, ...] = ("query", "document")
     token_pooling = TokenPooling()
+    narrower_widths: tuple[int, ...] = ()
     loss_weights: Mapping[str, float] = {}
     origin = Origin()
     text_rows: TextRows | None = None
@@ -94,6 +98,19 @@ class Encoder(nn.Module):
             seen: what :meth:`observe` returned for this side.
         """
         raise NotImplementedError
+
+    def narrow(self, width: int) -> None:
+        """Give, from now on, the first components of token vectors alone, and of length 1 again
+        where the whole ones are.
+
+        Raises:
+            ValueError: these do not work alone, or there are no token vectors.
+        """
+        raise ArgumentError(
+            "{width} narrows the token vectors of a ColbertEncoder, and this is a {}: leave it out",
+            type(self).__name__,
+            width=width,
+        )
 
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of parameters that have their own, by the prefix of their names."""

@@ -116,6 +116,33 @@ def test_saving_leaves_no_masked_language_model_behind(build_mlm, tmp_path):
     assert not any("cls." in name for name in load_file(path / "model.safetensors"))
 
 
+def test_a_narrower_model_is_the_first_part_of_the_whole(tmp_path):
+    """Its folder is one of another width, for every library; widths go with this project's."""
+    path = saved(make_encoder(widths=[8, 4, 2]), tmp_path / "model")
+    whole, narrow = load_encoder(path), load_encoder(path)
+    assert whole.head.widths == [8, 4, 2] and whole.narrower_widths == (4, 2)
+    narrow.narrow(4)
+    assert narrow.head.widths == [4, 2] and narrow.narrower_widths == (2,)
+    expected = stored_documents(whole).first(4).values
+    torch.testing.assert_close(stored_documents(narrow).values, expected, **TOLERANCE)
+    assert not torch.allclose(expected, stored_documents(whole).values[:, 4:], atol=1e-2)
+    cut = saved(narrow, tmp_path / "cut")
+    torch.testing.assert_close(scores_elsewhere(cut), scores(narrow), **TOLERANCE)
+    assert torch.equal(scores(load_encoder(cut)), scores(narrow))
+    with pytest.raises(
+        ValueError, match="width=3: the token vectors of this model work with the w"
+    ):
+        whole.narrow(3)
+    silent = load_encoder(saved(make_encoder(), tmp_path / "silent"))
+    with pytest.raises(ValueError, match=r"width=9: .* with the widths 1 to 8"):
+        silent.narrow(9)
+    silent.narrow(3)
+    assert stored_documents(silent).width == 3
+    edit(path / "sparton.json", widths=[9, 4])
+    with pytest.raises(ValueError, match=r"widths is .*, and must be different numbers up to the 8"):
+        load_encoder(path)
+
+
 POOLED = {
     "pooled": {"pool_factor": 2.0},
     "three protected": {"pool_factor": 1.5, "protected_tokens": 3},

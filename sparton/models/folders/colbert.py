@@ -170,4 +170,6 @@ def _descriptions(
         "activation_function": "torch.nn.modules.linear.Identity",
     }
     files["sparton.json"] = {"query_length": lengths.query, "document_length": lengths.document}
+    if len(head.widths) > 1:
+        files["sparton.json"]["widths"] = head.widths
     return files

@@ -147,6 +147,7 @@ def read_vectors(
         document_prompt=document_prompt,
         pool_factor=pooled.factor,
         protected_tokens=pooled.protected,
+        widths=_widths(source, len(projection["weight"])),
     )
     return head, projection
 
@@ -178,6 +179,17 @@ def check_head(
         for head in (given, found)
     )
     check_settings(source, ours, theirs)
+
+
+def _widths(source: Source, width: int) -> list[int] | None:
+    """Those that this project trained, None for the whole one."""
+    own = source.fields("sparton.json")
+    if "widths" not in own:
+        return None
+    widths = [int(each) for each in own.numbers("widths")]
+    if not widths or {*widths} - {*range(1, width + 1)} or max(widths) != width:
+        own.refuse("widths", f"different numbers up to the {width} of the projection")
+    return widths
 
 
 def _check_similarity(config: Fields) -> None:
