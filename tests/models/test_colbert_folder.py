@@ -139,7 +139,9 @@ def test_a_narrower_model_is_the_first_part_of_the_whole(tmp_path):
     silent.narrow(3)
     assert stored_documents(silent).width == 3
     edit(path / "sparton.json", widths=[9, 4])
-    with pytest.raises(ValueError, match=r"widths is .*, and must be different numbers up to the 8"):
+    with pytest.raises(
+        ValueError, match=r"widths is .*, and must be different numbers up to the 8"
+    ):
         load_encoder(path)
 
 
