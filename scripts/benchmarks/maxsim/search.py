@@ -4,6 +4,7 @@ Q queries, N documents, L tokens of a document, E embedding, C centroids.
 """
 
 from typing import ClassVar, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from benchmarks.screen import Columns, Record, figure
 from benchmarks.study import Settings
 from sparton.kernels.maxsim import CompressedTokens, ResidualCodec, decompress, maxsim_varlen
 from sparton.kernels.maxsim.codec import published_num_centroids, with_inverse_norms
+from sparton.kernels.maxsim.residual import forward
+from sparton.kernels.maxsim.residual.forward import DEFAULT
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes.compressed import CompressedIndex
 from sparton.retrieval.indexes.protocols import Found
@@ -27,6 +30,13 @@ TOPICAL, TOPIC_DOCUMENTS, TOPIC_WORDS = 0.75, 50, 64
 # Tokens of a query that are its own; the others fill it up and lie near one of these.
 OWN_TOKENS, NOISE = 12, 0.5
 SCORES, RECALL = 5e-3, 0.9
+# How else the exhaustive kernel could be launched: tokens of a tile, warps, stages.
+CONFIGS = {
+    f"tile {block_t} warps {warps} stages {stages}": DEFAULT._replace(
+        block_t=block_t, num_warps=warps, num_stages=stages
+    )
+    for block_t, warps, stages in ((32, 2, 3), (32, 4, 3), (64, 4, 2), (64, 4, 4), (128, 8, 3))
+}
 DOCUMENTS_AT_ONCE = 20_000
 
 
@@ -127,6 +137,7 @@ class SearchStudy(KernelStudy):
     documents, a staged one nine tenths of the best of these."""
 
     name = "maxsim_search"
+    suites_apart = True
     shapes: ClassVar = {"1M_160": Shape(1_000_000)}
     limit = 120.0
     columns: ClassVar[Columns] = {
@@ -142,7 +153,8 @@ class SearchStudy(KernelStudy):
             for provider in (EXHAUSTIVE, STAGED)
             for mode in (ONE, MANY)
         ]
-        return {self.name: cells}
+        others = [KernelCell(name, ONE, config) for name in self.shapes for config in CONFIGS]
+        return {self.name: cells, f"{self.name}_configs": others}
 
     def problem(
         self, shape: Shape, gradients: bool, device: str
@@ -155,10 +167,11 @@ class SearchStudy(KernelStudy):
     ) -> Record:
         shape, staged = problem.shape, cell.provider == STAGED
         index = problem.build_index(staged=staged)
-        found = errors(index.search(problem.queries, K), truth)
         allowed = {"scores": 1.0 if staged else SCORES, "missed": 1 - RECALL}
         asked = problem.queries if cell.mode == MANY else problem.queries.slice(0, 1)
-        record = timed_if_right(found, allowed, lambda: index.search(asked, K), settings)
+        with patch.object(forward, "DEFAULT", CONFIGS.get(cell.provider, DEFAULT)):
+            found = errors(index.search(problem.queries, K), truth)
+            record = timed_if_right(found, allowed, lambda: index.search(asked, K), settings)
         record |= {"missed": found["missed"], "index_gb": index.nbytes / 1e9}
         if staged or record["status"] != "ok":
             return record

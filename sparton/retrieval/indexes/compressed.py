@@ -173,6 +173,8 @@ class CompressedIndex(LateInteractionIndex[Stored]):
         self, queries: TokenVectors, candidates: NDArray[np.int64], progress: str | None
     ) -> NDArray[np.float32]:
         scores = np.zeros(candidates.shape, np.float32)
+        if not len(self._rows):
+            return scores
         numbers = torch.full((len(self._lengths) + 1,), -1)  # the last one is that of row -1
         numbers[self._rows] = torch.arange(len(self._rows))
         with progress_bar(progress, queries.num_texts) as advance:

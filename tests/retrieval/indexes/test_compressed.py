@@ -233,6 +233,12 @@ def test_collections_of_hardly_any_tokens(lengths, staged):
     expected = {n for n, length in enumerate(lengths) if length}
     for found, length in zip(rows, queries.tokens.lengths, strict=True):
         assert {*found.tolist()} - {-1} == (expected if length else set())
+    candidates = np.tile(np.arange(len(lengths)), (5, 1))
+    for found in index.rerank(queries, candidates).rows[queries.tokens.lengths.numpy() > 0]:
+        assert {*found.tolist()} - {-1} == expected
+    assert index.rerank(queries, np.full((5, 2), -1)).rows.tolist() == [[-1, -1]] * 5
+    alone = queries.slice(int(queries.tokens.lengths.argmin()), 5).slice(0, 1)
+    assert alone.tokens.lengths.item() == 0 and (index.search(alone, 2).rows == -1).all()
     none = Representations(tokens=queries.tokens.slice(0, 0))
     assert index.search(none, 3).rows.shape == (0, 3)
 
