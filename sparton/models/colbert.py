@@ -173,9 +173,9 @@ class ColbertHead(nn.Module):
 def _check_widths(widths: Sequence[int], width: int, normalize: bool) -> None:
     if min(widths, default=0) < 1 or len(set(widths)) < len(widths) or max(widths) != width:
         raise ArgumentError(
-            "{widths} must be different numbers from 1 up to the whole {width}",
+            "{widths} must be different numbers from 1 up to {}, the whole width of a vector",
+            width,
             widths=list(widths),
-            width=width,
         )
     if not normalize:
         raise ArgumentError(
