@@ -9,7 +9,6 @@ D hidden width, E width of a token's vector.
 import string
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
@@ -17,17 +16,15 @@ from sparton.models.checkpoint import TRANSFORMER_FILE
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders import pooling
 from sparton.models.folders.files import (
-    WEIGHTS,
     Lengths,
     check_settings,
-    class_name,
     composition,
     length_of,
     read_description,
     read_module,
     read_parts,
-    read_weights,
 )
+from sparton.models.folders.projection import read_projection
 from sparton.models.repository import Source, join
 from sparton.reading import Fields
 
@@ -127,7 +124,7 @@ def read_vectors(
         ValueError: the model has what :class:`ColbertHead` has not, or damaged weights.
         FileNotFoundError: a file is missing.
     """
-    projection = _read_projection(source, modules.projections)
+    projection = read_projection(source, modules.projections)
     query_marker, query_prompt = _opening(modules, tokenizer, "query", "[Q] ")
     document_marker, document_prompt = _opening(modules, tokenizer, "document", "[D] ")
     expansion = modules.expansion
@@ -258,63 +255,3 @@ def _skiplist(source: Source, modules: Modules, tokenizer: PreTrainedTokenizerFa
             "supported"
         )
     return words
-
-
-def _read_projection(source: Source, folders: list[str]) -> dict[str, Tensor]:
-    """Linear maps in a row are one linear map."""
-    weight, bias = _read_linear(source, folders[0])
-    for folder in folders[1:]:
-        matrix, shift = _read_linear(source, folder)
-        if matrix.shape[1] != len(weight):
-            raise ValueError(
-                f"{join(source.name, folder, WEIGHTS)} maps {matrix.shape[1]} numbers, and the "
-                f"Dense module before it gives {len(weight)}: copy or download the folder again"
-            )
-        weight = matrix @ weight
-        if bias is not None:
-            shift = matrix @ bias + (0 if shift is None else shift)
-        bias = shift
-    whole = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    return {key: value.float() for key, value in whole.items()}
-
-
-def _read_linear(source: Source, folder: str) -> tuple[Tensor, Tensor | None]:
-    """Matrix ``[out, in]`` and bias ``[out]`` of a Dense module without activation, fp64; a
-    residual connection is part of the matrix."""
-    config = read_module(source, join(folder, "config.json"))
-    # Where nothing is said, sentence-transformers has its default.
-    activation = class_name(config.get("activation_function", str, "Tanh"))
-    if activation != "Identity":
-        raise ValueError(
-            f"{source}/{folder} has activation={activation}; only a projection without activation "
-            'is supported, whose config.json has "activation_function": '
-            '"torch.nn.modules.linear.Identity"'
-        )
-    missing = "with the weights of the projection; save the model again with a current library"
-    found = read_weights(source, folder, missing)
-    file = join(source.name, folder, WEIGHTS)
-    if "linear.weight" not in found:
-        raise ValueError(f"{file} holds {', '.join(found)} instead of linear.weight")
-    weight, bias = found["linear.weight"].double(), found.get("linear.bias")
-    if weight.ndim != 2 or weight.numel() == 0:
-        raise ValueError(
-            f"{file} holds a linear.weight of the shape {[*weight.shape]}, and a projection is a "
-            "matrix: copy or download the folder again"
-        )
-    described = config.get("bias", bool, bias is not None)
-    expected, actual = [len(weight)] if described else None, None if bias is None else [*bias.shape]
-    if actual != expected:
-        raise ValueError(
-            f"{file} holds a linear.bias of the shape {actual}, but bias={described} in "
-            f"{folder}/config.json and the {len(weight)} rows of linear.weight ask for {expected}: "
-            "copy or download the folder again"
-        )
-    if config.get("use_residual", bool, False):
-        residual = found.get("residual.weight", torch.eye(len(weight)))
-        if residual.shape != weight.shape:
-            raise ValueError(
-                f"{file} has a residual connection of the shape {[*residual.shape]} beside a "
-                f"linear.weight of the shape {[*weight.shape]}: copy or download the folder again"
-            )
-        weight = weight + residual
-    return weight, None if bias is None else bias.double()
