@@ -42,27 +42,28 @@ def _score_kernel(
     """Scores of a query and a block; keys of the best score, or 0, and the number of each group."""
     pid_q, pid_b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     own_ptr = scores_ptr + pid_q * num_scores + pid_b * BLOCK
-    offs = tl.arange(0, CHUNK)
+    # Not of the shape of postings: these would be laid out like whole vectors of scores, too.
+    offs_g = tl.arange(0, CHUNK // GROUP)
+    offs_gn = offs_g[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     for start in range(0, BLOCK, CHUNK):
-        tl.store(own_ptr + start + offs, tl.zeros((CHUNK,), tl.float32))
+        tl.store(own_ptr + start + offs_gn, tl.zeros((CHUNK // GROUP, GROUP), tl.float32))
     tl.debug_barrier()
+    offs = tl.arange(0, CHUNK)
     first, last = tl.load(bounds_ptr + pid_q), tl.load(bounds_ptr + pid_q + 1)
     for entry in range(first, last):
         weight = tl.load(values_ptr + entry)
         row_ptr = starts_ptr + pid_b * width + tl.load(terms_ptr + entry)
         begin, end = tl.load(row_ptr), tl.load(row_ptr + 1)
-        for start in range(begin, end, CHUNK):
-            inside = start + offs < end
-            place = tl.load(places_ptr + start + offs, inside, other=0).to(tl.int32)
-            product = weight * tl.load(weights_ptr + start + offs, inside, other=0.0)
+        for posting in range(begin, end, CHUNK):
+            inside = posting + offs < end
+            place = tl.load(places_ptr + posting + offs, inside, other=0).to(tl.int32)
+            product = weight * tl.load(weights_ptr + posting + offs, inside, other=0.0)
             score = tl.load(own_ptr + place, inside, other=0.0)
             tl.store(own_ptr + place, score + product, inside)
         tl.debug_barrier()
     excluded = tl.load(excluded_ptr + pid_q) - pid_b * BLOCK
     tl.store(own_ptr + excluded, 0.0, (excluded >= 0) & (excluded < BLOCK))
     tl.debug_barrier()
-    offs_g = tl.arange(0, CHUNK // GROUP)
-    offs_gn = offs_g[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     for start in range(0, BLOCK, CHUNK):
         best = tl.maximum(tl.max(tl.load(own_ptr + start + offs_gn), axis=1), 0.0)
         group = pid_b * (BLOCK // GROUP) + start // GROUP + offs_g
