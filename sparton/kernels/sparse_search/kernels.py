@@ -56,10 +56,13 @@ def _score_kernel(
         begin, end = tl.load(row_ptr), tl.load(row_ptr + 1)
         for posting in range(begin, end, CHUNK):
             inside = posting + offs < end
-            place = tl.load(places_ptr + posting + offs, inside, other=0).to(tl.int32)
-            product = weight * tl.load(weights_ptr + posting + offs, inside, other=0.0)
-            score = tl.load(own_ptr + place, inside, other=0.0)
-            tl.store(own_ptr + place, score + product, inside)
+            # Read once, past the first cache, in which scores are.
+            place = tl.load(places_ptr + posting + offs, inside, other=0, cache_modifier=".cg")
+            own = own_ptr + place.to(tl.int32)
+            product = weight * tl.load(
+                weights_ptr + posting + offs, inside, other=0.0, cache_modifier=".cg"
+            )
+            tl.store(own, tl.load(own, inside, other=0.0) + product, inside)
         tl.debug_barrier()
     excluded = tl.load(excluded_ptr + pid_q) - pid_b * BLOCK
     tl.store(own_ptr + excluded, 0.0, (excluded >= 0) & (excluded < BLOCK))
