@@ -46,5 +46,6 @@ def best_keys_cpu(postings: Postings, queries: SparseVectors, k: int, excluded: 
         )  # fmt: skip
 
     run_ranges(search, ranges)
-    candidates = torch.from_numpy(found).transpose(0, 1).flatten(1)
-    return candidates.topk(min(k, candidates.shape[1])).values
+    # NumPy sorts integers many times as fast as topk finds some.
+    ascending = np.sort(found.transpose(1, 0, 2).reshape(num_queries, -1))
+    return torch.from_numpy(ascending[:, : -k - 1 : -1].copy())

@@ -29,7 +29,7 @@ GROUPS_AT_ONCE = 16
 
 @triton.jit
 def _sort_keys(scores, numbers):
-    """Those of :mod:`sparton.kernels.sort_keys`, of scores that are not negative."""
+    """Make the keys of :mod:`sparton.kernels.sort_keys`, of scores that are not negative."""
     return ((scores.to(tl.int32, bitcast=True).to(tl.int64) + 1) << 32) - 1 - numbers
 
 
@@ -39,7 +39,7 @@ def _score_kernel(
     scores_ptr, maxima_ptr, width, num_scores,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Scores of a query and a block; keys of the best score, or 0, and the number of each group."""
+    """Add up the scores of a query and a block, and make keys of each group's best and number."""
     pid_q, pid_b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     own_ptr = scores_ptr + pid_q * num_scores + pid_b * BLOCK
     # Not of the shape of postings: these would be laid out like whole vectors of scores, too.

@@ -185,6 +185,6 @@ def search_blocks(
                         keys[q, found] = (np.int64(bits[n]) << 32) | (LOW - first - n)
                         found += 1
             floors[q], kept[q] = floor, found
-            scores[:] = 0
+            scores[:size] = 0
     for q in range(len(excluded)):
         keys[q, kept[q] :] = 0

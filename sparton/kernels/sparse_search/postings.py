@@ -57,7 +57,8 @@ class Postings(NamedTuple):
 
     def arrays(self) -> dict[str, Tensor]:
         """All there is, by name; the numbers in ``sizes``, int64 ``[3]``."""
-        return {**dict(zip(self._fields, self[:3])), "sizes": torch.tensor(self[3:])}
+        sizes = torch.tensor([self.num_documents, self.width, self.block])
+        return {**dict(zip(self._fields, self[:3])), "sizes": sizes}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Tensor]) -> "Postings":
@@ -76,10 +77,10 @@ class Postings(NamedTuple):
         if found != dtypes:
             raise ValueError(f"arrays of postings are {dtypes}, got {found}: build the index again")
         sizes = arrays["sizes"].tolist()
-        postings = cls(*(arrays[name] for name in cls._fields[:3]), *sizes)
-        rows = postings.num_blocks * postings.width + 1
+        postings = cls(arrays["places"], arrays["weights"], arrays["starts"], *sizes)
         lengths = [len(each) for each in postings[:3]]
-        if lengths != [int(postings.starts[-1])] * 2 + [rows]:
+        rows = postings.num_blocks * postings.width
+        if lengths != [int(postings.starts[-1]), int(postings.starts[-1]), rows + 1]:
             raise ValueError(
                 f"arrays of postings with the sizes {sizes} have the lengths {lengths}: build the "
                 "index again"
@@ -141,8 +142,10 @@ def invert(
     np.cumsum(ends, out=ends)
     for first, part in zip(firsts, parts):
         place(first, part)
-    tensors = (torch.from_numpy(each) for each in (places, weights, ends[:-1]))
-    return Postings(*tensors, num_documents, width, block)
+    return Postings(
+        torch.from_numpy(places), torch.from_numpy(weights), torch.from_numpy(ends[:-1]),
+        num_documents, width, block,
+    )  # fmt: skip
 
 
 def _arrays(*tensors: Tensor) -> list[NDArray]:
