@@ -3,8 +3,11 @@
 N documents, Q queries, V terms.
 """
 
+import os
+import signal
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -15,7 +18,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sparton.kernels.sparse_search import Postings, function, invert, loops, search_postings
+from sparton.kernels.sparse_search import (
+    Postings,
+    function,
+    invert,
+    loops,
+    search_postings,
+    threads,
+)
 from sparton.kernels.sparse_search.postings import CPU_BLOCK, GPU_BLOCK, LARGEST_BLOCK
 from sparton.sparse_vectors import SparseVectors
 
@@ -165,14 +175,14 @@ def test_a_threshold_that_rises_loses_nothing(scores, k):
 def test_threads_change_nothing(num_queries):
     documents = random_vectors(3000, 30, 0.3, 6)
     queries = random_vectors(num_queries, 30, 0.5, 7)
-    threads, found = torch.get_num_threads(), []
+    before, found = torch.get_num_threads(), []
     try:
         for number in (1, 3, 4):
             torch.set_num_threads(number)
             postings = invert([documents.slice(0, 1000), documents.slice(1000, 3000)], block=64)
             found.append((postings, search_postings(postings, queries, 5, nothing(queries))))
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
     expected = best_of(sums_in_order(queries, documents), 5, nothing(queries))
     for postings, results in found:
         assert_same(results, expected)
@@ -189,6 +199,26 @@ def test_several_may_search_at_once():
         ]
         for each in searches:
             assert_same(each.result(), expected)
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    def answer() -> list[int]:
+        """By three threads: each waits for the others."""
+        found, all_here = [], Barrier(3)
+
+        def add(*numbers: int) -> None:
+            all_here.wait()
+            found.append(sum(numbers))
+
+        threads.run_ranges(add, [(0, 1), (1, 5), (5, 9)])
+        return sorted(found)
+
+    assert answer() == [1, 7, 16]
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # ends a child that waits for threads of its parent
+        os._exit(answer() != [1, 7, 16])
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_postings_are_ordered_by_block_term_and_document():

@@ -4,11 +4,17 @@ Those that numba would start itself end the process where two threads of Python 
 where it was forked.
 """
 
+import functools
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import torch
+
+# Starting threads takes longer than many a search. They are kept, but not in a forked process.
+_threads = functools.cache(ThreadPoolExecutor)
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 def thread_ranges(units: int, least: int = 1) -> list[tuple[int, int]]:
@@ -22,6 +28,5 @@ def run_ranges(run: Callable[[int, int, int], None], ranges: list[tuple[int, int
     """Call ``run(number, first, last)`` for each range, all at the same time."""
     if len(ranges) == 1:
         run(0, *ranges[0])
-        return
-    with ThreadPoolExecutor(len(ranges)) as pool:
-        list(pool.map(run, range(len(ranges)), *zip(*ranges, strict=True)))
+    else:
+        list(_threads(len(ranges)).map(run, range(len(ranges)), *zip(*ranges, strict=True)))
