@@ -201,7 +201,9 @@ def test_several_may_search_at_once():
             assert_same(each.result(), expected)
 
 
-def test_a_forked_process_has_threads_of_its_own():
+def test_a_forked_process_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+
     def answer() -> list[int]:
         """By three threads: each waits for the others."""
         found, all_here = [], Barrier(3)

@@ -29,4 +29,5 @@ def run_ranges(run: Callable[[int, int, int], None], ranges: list[tuple[int, int
     if len(ranges) == 1:
         run(0, *ranges[0])
     else:
-        list(_threads(len(ranges)).map(run, range(len(ranges)), *zip(*ranges, strict=True)))
+        threads = _threads(torch.get_num_threads())
+        list(threads.map(run, range(len(ranges)), *zip(*ranges, strict=True)))
