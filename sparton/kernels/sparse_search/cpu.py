@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.sparse_search import loops
-from sparton.kernels.sparse_search.postings import Postings
+from sparton.kernels.sparse_search.postings import GROUP, Postings
 from sparton.kernels.sparse_search.threads import run_ranges, thread_ranges
 from sparton.sparse_vectors import SparseVectors
 
@@ -34,7 +34,7 @@ def best_keys_cpu(postings: Postings, queries: SparseVectors, k: int, excluded: 
     by_query = num_queries >= torch.get_num_threads()
     units, work = (num_queries, num_blocks) if by_query else (num_blocks, num_queries)
     ranges = thread_ranges(units, LEAST_WORK // work)
-    slots = min(2 * k + loops.GROUP, postings.num_documents)
+    slots = min(2 * k + GROUP, postings.num_documents)
     found = np.empty((1 if by_query else len(ranges), num_queries, slots), np.int64)
 
     def search(number: int, first: int, last: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.sort_keys import from_keys
-from sparton.kernels.sparse_search.postings import Postings
+from sparton.kernels.sparse_search.postings import GROUP, Postings
 from sparton.packing import ranges_of
 from sparton.sparse_vectors import SparseVectors
 
@@ -51,7 +51,8 @@ def _search_cpu(
     """Keys of the best documents, of some queries after the other."""
     from sparton.kernels.sparse_search.cpu import best_keys_cpu
 
-    for few in ranges_of(queries.num_vectors, max(CPU_KEYS // k, 1)):
+    at_once = max(CPU_KEYS // min(2 * k + GROUP, postings.num_documents), 1)
+    for few in ranges_of(queries.num_vectors, at_once):
         own = slice(few.start, few.stop)
         yield best_keys_cpu(postings, queries.slice(few.start, few.stop), k, excluded[own])
 
@@ -59,7 +60,7 @@ def _search_cpu(
 def _search_gpu(
     postings: Postings, queries: SparseVectors, k: int, excluded: Tensor
 ) -> Iterator[Tensor]:
-    from sparton.kernels.sparse_search.kernels import GROUP, best_keys_gpu
+    from sparton.kernels.sparse_search.kernels import best_keys_gpu
 
     device = postings.places.device
     num_scores = postings.num_blocks * postings.block

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparton.kernels.sort_keys import LOW
-
-GROUP = 64  # neighbours of which one look tells whether any is among the best so far
+from sparton.kernels.sparse_search.postings import GROUP
 
 
 def _compiled(loop: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,8 @@ from sparton.kernels.launch import cdiv
 from sparton.kernels.sparse_search.threads import run_ranges, thread_ranges
 from sparton.sparse_vectors import SparseVectors
 
+# Neighbours whose best score tells whether any of them may be a result; the smallest block.
+GROUP = 64
 LARGEST_BLOCK = 2**16
 # Scores of a block stay in a core's second cache, or in the first of a multiprocessor, where
 # several blocks are searched at once.
@@ -113,7 +115,7 @@ def invert(
     num_postings = sum(part.num_entries for part in parts)
     if block is None:
         block = _default_block(num_documents, num_postings, width, on_gpu)
-    if block not in [2**n for n in range(6, 17)]:
+    if not GROUP <= block <= LARGEST_BLOCK or block & (block - 1):
         raise ValueError(f"block is {block}, must be a power of 2 from 64 to 65,536")
     # A term's end lies one place too far until all its postings are placed: then it has arrived.
     ends = np.zeros(cdiv(num_documents, block) * width + 2, np.int64)
