@@ -67,7 +67,7 @@ def _search_gpu(
     # A key is twice as large as a score, and topk holds some twice.
     of_query = num_scores + 4 * min(k * GROUP, num_scores)
     at_once = min(max(GPU_SCORES // of_query, 1), queries.num_vectors)
-    scores = torch.empty(at_once * num_scores, device=device)
+    scores = torch.empty(at_once * num_scores, dtype=torch.float32, device=device)
     for few in ranges_of(queries.num_vectors, at_once):
         asked = queries.slice(few.start, few.stop).to(device)
         left_out = excluded[few.start : few.stop].to(device)
