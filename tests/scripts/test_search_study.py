@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import tables.search
 from benchmarks.search import vectors
 from benchmarks.search.providers import PROVIDERS
 from benchmarks.search.study import ALLOWED, STUDY, Cell, draw_collection, measure
@@ -66,3 +67,13 @@ def test_vectors_have_the_lengths_and_overlap_that_are_said():
     for each in (documents, queries):
         assert (each.values > 0).all()
         assert (each.places.diff() > 0).all(), "terms ascend, each once"
+
+
+def test_the_table_has_both_searches_side_by_side():
+    size = {"documents": 8_800_000, "queries": 6980, "k": 1000}
+    ours = {"provider": "inverted", "p50_ms": 2345.6, "index_bytes": 7 << 30, "build_s": 12.34}
+    theirs = {"provider": "embedding_bag", "status": "oom", "index_bytes": 9 << 30}
+    smaller = size | {"queries": 1}
+    lines = tables.search.search([size | ours, size | theirs, smaller | ours]).splitlines()
+    assert lines[2] == "| 8,800,000 | 6,980 | 1,000 | 2,346 | OOM | 7,168 | 9,216 | 12.3 |"
+    assert lines[3] == "| 8,800,000 | 1 | 1,000 | 2,346 |  | 7,168 |  | 12.3 |"
