@@ -16,6 +16,7 @@ STUDIES = {
     "maxsim_backward": "benchmarks.maxsim.backwards",
     "maxsim_search": "benchmarks.maxsim.search",
     "attention": "benchmarks.attention.study",
+    "search": "benchmarks.search.study",
     "data": "benchmarks.data.study",
     "training": "benchmarks.training.study",
 }

@@ -30,7 +30,6 @@ from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import VectorDtype, autocast_dtype, device_of, encode_texts
 from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Found
-from sparton.retrieval.indexes.sparse import mean_flops
 from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
 from sparton.retrieval.run import Run
 from sparton.retrieval.settings import (
@@ -40,7 +39,7 @@ from sparton.retrieval.settings import (
     check_search,
     check_term_bounds,
 )
-from sparton.sparse_vectors import SparseVectors
+from sparton.sparse_vectors import SparseVectors, mean_flops
 from sparton.types import SIDES, RetrievalTask, Side, TextForm, Tokenizer
 
 if TYPE_CHECKING:

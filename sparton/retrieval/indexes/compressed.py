@@ -23,7 +23,7 @@ from sparton.kernels.maxsim import (
 from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.packing import cu_seqlens_of, pad, ranges_within, rows_of, sequence_ids
 from sparton.representations import TokenVectors
-from sparton.retrieval.indexes.inverted_lists import InvertedLists
+from sparton.retrieval.indexes.centroid_lists import CentroidLists
 from sparton.retrieval.indexes.late_interaction import (
     LateInteractionIndex,
     on_device,
@@ -100,10 +100,10 @@ class CompressedIndex(LateInteractionIndex[Stored]):
         self.codec = ResidualCodec(*(x.to(self.device) for x in codec))
         self._documents, self._probes, self._candidates = documents, probes, candidates
         self._whole = Stored(documents, self._ends.to(self.device)) if resident else None
-        self._lists: InvertedLists | None = None
+        self._lists: CentroidLists | None = None
         if staged or (staged is None and documents.codes.numel() >= exhaustive_tokens):
             centroids = len(codec.centroids)
-            self._lists = InvertedLists.of(documents.codes, self._ends, centroids, self.device)
+            self._lists = CentroidLists.of(documents.codes, self._ends, centroids, self.device)
         held = [x for x in documents if x is not None]
         held += [*self.codec, cu_seqlens, self._rows, self._ends]
         held += [] if self._whole is None else [self._whole.cu_seqlens]
@@ -144,7 +144,7 @@ class CompressedIndex(LateInteractionIndex[Stored]):
         return torch.cat(scores), torch.cat(places)
 
     def _staged(
-        self, queries: TokenVectors, lists: InvertedLists, depth: int
+        self, queries: TokenVectors, lists: CentroidLists, depth: int
     ) -> tuple[Tensor, Tensor]:
         """Scores and numbers of the best documents of queries on the device, ``[Q, depth]``; -1 and
         minus infinity for none."""

@@ -21,8 +21,8 @@ from sparton.retrieval.indexes.compressed import (
     CompressedIndex,
 )
 from sparton.retrieval.indexes.exact import TwoStageIndex
+from sparton.retrieval.indexes.inverted import InvertedIndex
 from sparton.retrieval.indexes.protocols import Index
-from sparton.retrieval.indexes.sparse import SparseIndex
 from sparton.retrieval.settings import RERANK_DEPTH
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
@@ -101,7 +101,7 @@ class CompressedIndexBuilder:
         if documents.sparse is None:
             return index
         assert isinstance(documents.sparse, SparseVectors), "a collection holds active entries"
-        return TwoStageIndex(SparseIndex(documents.sparse, device), index, rerank_depth)
+        return TwoStageIndex(InvertedIndex(documents.sparse, device), index, rerank_depth)
 
     def _learn(self, tokens: TokenVectors, device: torch.device) -> ResidualCodec:
         total = len(tokens.values)

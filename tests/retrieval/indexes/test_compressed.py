@@ -12,11 +12,11 @@ from sparton.kernels.maxsim import decompress
 from sparton.packing import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.encoding import store_sparse, store_tokens
-from sparton.retrieval.indexes import compressed, compression, inverted_lists
+from sparton.retrieval.indexes import centroid_lists, compressed, compression
+from sparton.retrieval.indexes.centroid_lists import CentroidLists
 from sparton.retrieval.indexes.compressed import CompressedIndex
 from sparton.retrieval.indexes.compression import CompressedIndexBuilder
 from sparton.retrieval.indexes.exact import TwoStageIndex
-from sparton.retrieval.indexes.inverted_lists import InvertedLists
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
 from tests.retrieval.indexes.test_maxsim import DEVICES, best, random_vectors, reference, texts_of
 
@@ -174,12 +174,12 @@ def test_documents_apart_from_where_they_are_scored():
 
 
 @pytest.mark.parametrize("at_once", [2**24, 50, 1])
-def test_inverted_lists_have_every_document_once(at_once, monkeypatch):
-    monkeypatch.setattr(inverted_lists, "TOKENS_AT_ONCE", at_once)
+def test_centroid_lists_have_every_document_once(at_once, monkeypatch):
+    monkeypatch.setattr(centroid_lists, "TOKENS_AT_ONCE", at_once)
     lengths = torch.randint(0, 9, (40,), generator=torch.Generator().manual_seed(0))
     bounds = cu_seqlens_of(lengths)
     codes = torch.randint(0, 6, (int(bounds[-1]),), generator=torch.Generator().manual_seed(1))
-    lists = InvertedLists.of(codes.int(), bounds, 7, torch.device("cpu"))
+    lists = CentroidLists.of(codes.int(), bounds, 7, torch.device("cpu"))
     expected = [
         [n for n, (a, b) in enumerate(pairwise(bounds.tolist())) if centroid in codes[a:b]]
         for centroid in range(7)

@@ -13,7 +13,7 @@ from sparton.packing import cu_seqlens_of, ranges_within, rows_of, sequence_ids
 TOKENS_AT_ONCE = 2**24
 
 
-class InvertedLists(NamedTuple):
+class CentroidLists(NamedTuple):
     """The documents of every centroid, each once, ascending.
 
     Attributes:
@@ -31,7 +31,7 @@ class InvertedLists(NamedTuple):
     @classmethod
     def of(
         cls, codes: Tensor, cu_seqlens: Tensor, num_centroids: int, device: torch.device
-    ) -> "InvertedLists":
+    ) -> "CentroidLists":
         """The lists of documents' codes, on a device that sees some tokens at a time.
 
         Args:
