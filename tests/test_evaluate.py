@@ -19,6 +19,11 @@ from sparton.models.heads import EagerHead
 from tests.evaluation.problems import DOCUMENTS, make_task, write_beir
 from tests.test_evaluation import ROOT, refusal
 
+HEADS = {
+    "splade": EagerHead,
+    "colbert": lambda: ColbertHead(16),
+    "any length": lambda: ColbertHead(16, normalize=False),
+}
 RERANK = ["encoder.search=rerank", "encoder.rerank_depth=2", "metrics=[recall@2]"]
 
 
@@ -26,13 +31,11 @@ RERANK = ["encoder.search=rerank", "encoder.rerank_depth=2", "metrics=[recall@2]
 def models(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("models")
     torch.manual_seed(0)
-    for name, head in (("splade", EagerHead()), ("colbert", ColbertHead(16))):
+    for name, make in HEADS.items():
         backbone = tiny(DOCUMENTS.values(), hidden_size=32, layers=1, max_length=32)
-        encoder = build_encoder(backbone, head)
+        encoder = build_encoder(backbone, make())
         save_encoder(encoder, folder / name, query_length=8, document_length=12)
-    return {name: f"model={folder / name}" for name in ("splade", "colbert")} | {
-        "bm25": "model=bm25"
-    }
+    return {name: f"model={folder / name}" for name in HEADS} | {"bm25": "model=bm25"}
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +87,11 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
         ("colbert", ["index=compressed", "index.probe=3"], "did you mean index.probes=3?"),
         ("splade", ["index=compressed"], "which search=sparse does not compare with SpladeEncoder"),
         ("splade", ["index=compressed"], "needs token vectors"),
+        (
+            "any length",
+            ["index=compressed"],
+            "of length 1, which ColbertEncoder with head.normalize=false does not give: set index=",
+        ),
         ("splade", ["encoder.pool_factor=2"], "of SpladeEncoder there are sparse vectors alone"),
         ("colbert", ["encoder.pool_factor=0.5"], "pool_factor=0.5 must be at least 1"),
         ("splade", ["index=compressed"], ": set index=exact"),

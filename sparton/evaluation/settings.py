@@ -7,7 +7,7 @@ from sparton.arguments import ArgumentError, Instance
 from sparton.representations import KINDS
 from sparton.retrieval.encoding import VECTOR_DTYPES, check_pool_factor
 from sparton.retrieval.settings import RERANK_DEPTH, Search, check_metrics, check_search
-from sparton.types import Kind, RetrievalTask
+from sparton.types import Kind, RetrievalTask, TokenPooling
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
@@ -85,7 +85,8 @@ def compared_kinds(search: Search, encoder: "Encoder") -> Collection[Kind]:
 
 
 def check_index(index: object, search: Search, encoder: "Encoder") -> None:
-    """Refuse what makes indexes of vectors, by its ``needs``, that are not compared.
+    """Refuse what makes indexes of vectors, by its ``needs``, that are not compared, or of token
+    vectors of length 1 where the encoder's have any.
 
     Args:
         index: an :class:`~sparton.retrieval.indexes.exact.IndexBuilder`.
@@ -94,14 +95,24 @@ def check_index(index: object, search: Search, encoder: "Encoder") -> None:
     Raises:
         ValueError: names the index and the vectors.
     """
-    compared = compared_kinds(search, encoder)
-    for kind in sorted(getattr(index, "needs", frozenset()).difference(compared)):
+    needs: frozenset[Kind] = getattr(index, "needs", frozenset())
+    for kind in sorted(needs.difference(compared_kinds(search, encoder))):
         raise ArgumentError(
             "{} needs {}, which search={} does not compare with {}: set {index}",
             type(index).__name__,
             KINDS[kind],
             search,
             type(encoder).__name__,
+            index=Instance("exact_index"),
+        )
+    unit = getattr(encoder, "token_pooling", TokenPooling()).normalize
+    if "tokens" in needs and not unit:
+        raise ArgumentError(
+            "{} needs token vectors of length 1, which {} with {normalize} does not give: set "
+            "{index}",
+            type(index).__name__,
+            type(encoder).__name__,
+            normalize=False,
             index=Instance("exact_index"),
         )
 
