@@ -280,7 +280,7 @@ def _check_ids(texts: Texts, present: Ids | None) -> None:
 
 def _sweep(output: Path) -> None:
     """Remove what processes that died have left in a complete folder."""
-    for path in (*(output / SHARDS).glob("*.tmp"), *(output / _CLAIMS).glob("*")):
+    for path in (*output.rglob("*.tmp"), *(output / _CLAIMS).glob("*")):
         path.unlink(missing_ok=True)
     try:
         (output / _CLAIMS).rmdir()

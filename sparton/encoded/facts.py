@@ -169,7 +169,7 @@ def read_facts(folder: Path) -> Facts:
     )
     widths = {"sparse": settings.sparse_width, "tokens": settings.token_width}
     if {*settings.kinds} != {kind for kind, width in widths.items() if width > 0}:
-        fields.refuse("kinds", f"a list of {' and '.join(KINDS)} that have a width")
+        fields.refuse("kinds", f"a list of those of {' and '.join(KINDS)} that have a width")
     parts = tuple(_part(each, str(path)) for each in fields.need("parts", list))
     facts = Facts(settings, parts, fields.need("name", str))
     if not parts or facts.rows != fields.need("rows", int):
