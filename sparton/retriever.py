@@ -16,9 +16,10 @@ from torch import Tensor
 from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
 from sparton.evaluation.models import choose_device, load_retriever
 from sparton.representations import Representations
-from sparton.retrieval.encoding import VectorDtype, encode_texts
+from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Index
+from sparton.retrieval.storing import VectorDtype
 from sparton.types import Side
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Hit(NamedTuple):
 class EncodeOptions(TypedDict, total=False):
     """How texts are encoded; see :meth:`Retriever.encode`."""
 
-    batch_tokens: int
+    batch_tokens: int | None
     max_terms: int | None
     vector_dtype: VectorDtype
     progress: bool | None
@@ -57,11 +58,12 @@ class Retriever:
     Args:
         encoder: a SPLADE, late-interaction, joint, CSR or dense encoder.
         tokenizer: of the encoder, with the lengths at which texts are cut.
-        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
+        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
+            :func:`~sparton.retrieval.encoding.usual_precision`.
     """
 
     def __init__(
-        self, encoder: "Encoder", tokenizer: "PackedTokenizer", *, precision: str = "fp32"
+        self, encoder: "Encoder", tokenizer: "PackedTokenizer", *, precision: str | None = None
     ) -> None:
         self.encoder = encoder.eval()
         self.tokenizer = tokenizer
@@ -88,7 +90,7 @@ class Retriever:
         texts: Sequence[str],
         side: Side,
         *,
-        batch_tokens: int = 16_384,
+        batch_tokens: int | None = None,
         max_terms: int | None = None,
         vector_dtype: VectorDtype = "float16",
         progress: bool | None = None,
@@ -101,7 +103,8 @@ class Retriever:
         Args:
             texts: at least one.
             side: "query" or "document".
-            batch_tokens: bound of sequences times longest sequence in a batch.
+            batch_tokens: bound of sequences times longest sequence in a batch; None for one that
+                suits the device.
             max_terms: keep this many of a text's largest weights; None for all.
             vector_dtype: in which token vectors are stored.
             progress: whether to show a bar on standard error; None for one from 1,000 texts on.
@@ -268,7 +271,7 @@ def load(
     model: str | Path,
     *,
     device: torch.device | str | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     query_length: int | None = None,
     document_length: int | None = None,
     **reading: "Unpack[ReadingOptions]",
@@ -279,7 +282,8 @@ def load(
         model: a folder of this project, of sentence-transformers or of PyLate, a masked-LM
             checkpoint, or a name on the Hugging Face hub.
         device: where to put it; None for a GPU if there is one.
-        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
+        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
+            :func:`~sparton.retrieval.encoding.usual_precision`.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent.
         reading: ``revision``, ``cache_dir``, ``model_args``, ``tokenizer_args`` and

@@ -21,7 +21,7 @@ from sparton.encoded.facts import Facts, check_place, read_facts
 from sparton.errors import RunError
 from sparton.evaluation import check_model, check_vector_dtype, choose_device, load_retriever
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import autocast_dtype
+from sparton.retrieval.encoding import check_precision
 from sparton.training.processes import run_workers
 from sparton.types import SIDES, Side
 
@@ -64,7 +64,7 @@ def check_encoding(cfg: DictConfig) -> None:
         if kind not in KINDS:
             raise ValueError(f"kinds={list(cfg.kinds)}: there are {' and '.join(KINDS)}")
     check_vector_dtype(cfg.vector_dtype)
-    autocast_dtype(cfg.precision)
+    check_precision(cfg.precision)
     Reading(on_error=cfg.on_error).check()
     if cfg.model == "bm25":
         raise ValueError("model=bm25 is no encoder: name a trained model")
@@ -123,8 +123,10 @@ def _begin(
         rows_per_shard=cfg.rows_per_shard,
     )
     name = str(Path(cfg.model).resolve()) if Path(cfg.model).is_dir() else cfg.model
-    return encoder, tokenizer, begin_folder(
-        Path(cfg.output), settings, texts, name, append=cfg.append
+    return (
+        encoder,
+        tokenizer,
+        begin_folder(Path(cfg.output), settings, texts, name, append=cfg.append),
     )
 
 

@@ -16,7 +16,7 @@ from sparton.cli.overrides import folder_name, overrides_in
 from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import task_builders
 from sparton.retrieval.bm25 import BM25
-from sparton.retrieval.encoding import autocast_dtype
+from sparton.retrieval.encoding import check_precision
 from sparton.training.manifest import describe_environment
 from sparton.types import RetrievalTask
 
@@ -84,7 +84,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     """
     asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
     evaluation.check_vector_dtype(asked.vector_dtype)
-    autocast_dtype(asked.precision)  # refuses what does not exist
+    check_precision(asked.precision)  # refuses what does not exist
     BM25(**words)  # refuses what cannot be
     device = evaluation.choose_device(cfg.device)
     model = (cfg.model, cfg.query_length, cfg.document_length)

@@ -95,7 +95,7 @@ class EncodeConfig:
     kinds: list[str] | None
     max_terms: int | None
     vector_dtype: str
-    precision: str
+    precision: str | None
     rows_per_shard: int | None
     batch_tokens: int | None
     on_error: str

@@ -12,7 +12,8 @@ from sparton.digests import Seal, texts_digest
 from sparton.packing import ranges_of
 from sparton.reading import Fields, read_json
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import AUTOCAST, VECTOR_DTYPES, VectorDtype
+from sparton.retrieval.encoding import AUTOCAST
+from sparton.retrieval.storing import VECTOR_DTYPES, VectorDtype
 from sparton.types import SIDES, Kind, Side
 from sparton.writing import replacing
 

@@ -12,7 +12,7 @@ from sparton.digests import Seal
 from sparton.writing import replacing
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 _ROWS_PER_BATCH = 1 << 16
 

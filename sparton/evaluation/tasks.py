@@ -25,7 +25,7 @@ from sparton.evaluation.settings import (
 from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
-from sparton.retrieval.encoding import VectorDtype, autocast_dtype, device_of, encode_texts
+from sparton.retrieval.encoding import check_precision, device_of, encode_texts
 from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Found
 from sparton.retrieval.indexes.sparse import mean_flops
@@ -38,6 +38,7 @@ from sparton.retrieval.settings import (
     check_search,
     check_term_bounds,
 )
+from sparton.retrieval.storing import VectorDtype
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import SIDES, RetrievalTask, Side, TextForm, Tokenizer
 
@@ -58,9 +59,8 @@ def evaluate_encoder(
     k: int = 1000,
     search: Search | None = None,
     rerank_depth: int = RERANK_DEPTH,
-    batch_tokens: int = 16_384,
-    batch_sequences: int = 256,
-    precision: str = "fp32",
+    batch_tokens: int | None = None,
+    precision: str | None = None,
     max_query_terms: int | None = None,
     max_document_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
@@ -93,7 +93,7 @@ def evaluate_encoder(
         index: makes the index that is searched.
         timed_queries: how many queries are timed one at a time, see
             :func:`~sparton.evaluation.speed.time_queries`; 0 measures no speed.
-        batch_tokens, batch_sequences, precision, vector_dtype, progress: see
+        batch_tokens, precision, vector_dtype, progress: see
             :func:`~sparton.retrieval.encoding.encode_texts`.
 
     Raises:
@@ -105,7 +105,7 @@ def evaluate_encoder(
     check_texts(task)
     check_search(search, rerank_depth)
     check_vector_dtype(vector_dtype)
-    autocast_dtype(precision)
+    check_precision(precision)
     refuse_below(0, timed_queries=timed_queries)
     bounds = {"max_query_terms": max_query_terms, "max_document_terms": max_document_terms}
     check_term_bounds(**bounds)
@@ -121,7 +121,7 @@ def evaluate_encoder(
     ) -> Representations:
         return encode_texts(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
-            batch_tokens=batch_tokens, batch_sequences=batch_sequences, vector_dtype=vector_dtype,
+            batch_tokens=batch_tokens, vector_dtype=vector_dtype,
             form=form, progress=f"{task.name}: {_PLURAL[side]}" if progress and bar else None,
         )  # fmt: skip
 

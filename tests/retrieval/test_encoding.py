@@ -91,24 +91,23 @@ def random_texts(count: int, longest: int = 12) -> list[str]:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 25, 10_000])
-@pytest.mark.parametrize("batch_sequences", [1, 4, 256])
+@pytest.mark.parametrize("sequences", [1, 4, 256])
 @pytest.mark.parametrize("at_once", [3, 2048])
-def test_rows_are_those_of_single_texts_in_order(
-    monkeypatch, batch_tokens, batch_sequences, at_once
-):
+def test_rows_are_those_of_single_texts_in_order(monkeypatch, batch_tokens, sequences, at_once):
     monkeypatch.setattr(encoding, "_TEXTS_TOKENIZED_AT_ONCE", at_once)
+    monkeypatch.setattr(encoding, "_ENTRIES", ({}, sequences * encoding._NARROWEST))
     texts, encoder = random_texts(50), CountingEncoder()
-    rows = sparse_rows(encoder, texts, batch_tokens=batch_tokens, batch_sequences=batch_sequences)
+    rows = sparse_rows(encoder, texts, batch_tokens=batch_tokens)
     assert (rows.num_vectors, rows.width) == (50, VOCABULARY)
     for row, text in enumerate(texts):
         words, counts = np.unique([int(word) for word in text.split()], return_counts=True)
         span = slice(rows.cu_seqlens[row], rows.cu_seqlens[row + 1])
         np.testing.assert_array_equal(rows.terms[span], words)
         np.testing.assert_array_equal(rows.values[span], 2 * counts)
-    for sequences, longest in encoder.batches:
-        assert sequences <= batch_sequences
-        assert sequences == 1 or sequences * longest <= batch_tokens
-    if batch_tokens == 25 and at_once == 2048 and batch_sequences > 1:
+    for number, longest in encoder.batches:
+        assert number <= sequences
+        assert number == 1 or number * longest <= batch_tokens
+    if batch_tokens == 25 and at_once == 2048 and sequences > 1:
         assert len(encoder.batches) < 30, "texts of like length must share batches"
 
 
