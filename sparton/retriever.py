@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparton.encoded import EncodedTexts, open_encoded
 from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
 from sparton.evaluation.models import choose_device, load_retriever
 from sparton.representations import Representations
@@ -144,7 +145,7 @@ class Retriever:
 
     def index(
         self,
-        documents: Sequence[str] | Representations,
+        documents: Sequence[str] | Representations | EncodedTexts | str | Path,
         ids: Sequence[str] | None = None,
         *,
         build: IndexBuilder = exact_index,
@@ -153,20 +154,35 @@ class Retriever:
         """An index of documents that is searched by texts.
 
         Args:
-            documents: N texts, or what :meth:`encode_documents` made of them.
-            ids: N different identifiers; None numbers the documents from 0.
+            documents: N texts, or what :meth:`encode_documents` made of them; or the path of a
+                folder that ``sparton encode`` has written with this model, or what
+                :func:`~sparton.encoded.open_encoded` gives of it.
+            ids: N different identifiers; None numbers the documents from 0. A folder has its own.
             build: makes the index of the encoded documents.
             rerank_depth: candidates of a query that MaxSim orders, where the model gives both
                 sparse vectors and token vectors.
 
         Raises:
-            ValueError: not as many ``ids`` as documents, the same one twice, or what
-                :meth:`encode` refuses.
+            ValueError: not as many ``ids`` as documents, the same one twice, what :meth:`encode`
+                refuses, or a folder of queries, of another model, or damaged.
+            FileNotFoundError: a folder that is none, or not complete.
         """
+        if isinstance(documents, str | Path):
+            documents = open_encoded(documents)
+        if isinstance(documents, EncodedTexts):
+            if ids is not None:
+                raise ValueError(f"{documents.folder} has ids of its own: leave ids out")
+            if documents.facts.settings.side != "document":
+                raise ValueError(f"{documents.folder} holds queries, and documents are searched")
+            documents.check_model(self.encoder)
+            documents, ids = documents.representations(), documents.ids
+            index = build(documents, self.device, rerank_depth=rerank_depth)
+            return TextIndex(self, index, ids, _stored_dtype(documents))
         encoded = self._encoded(documents, "document")
         if ids is not None:
             _check_ids(ids, encoded.num_texts)
-        return TextIndex(self, build(encoded, self.device, rerank_depth=rerank_depth), ids)
+        index = build(encoded, self.device, rerank_depth=rerank_depth)
+        return TextIndex(self, index, ids, _stored_dtype(encoded))
 
     def explain(
         self, text: str, document: str | None = None, *, k: int = 20
@@ -236,10 +252,17 @@ class Retriever:
 class TextIndex:
     """Encoded documents that are searched by texts; made by :meth:`Retriever.index`."""
 
-    def __init__(self, retriever: Retriever, index: Index, ids: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        retriever: Retriever,
+        index: Index,
+        ids: Sequence[str] | None,
+        vector_dtype: VectorDtype = "float16",
+    ) -> None:
         self.retriever = retriever
         self.index = index
         self.ids = ids
+        self._vector_dtype = vector_dtype
 
     def search(
         self, queries: Sequence[str] | Representations, k: int = 10, *, progress: bool = False
@@ -255,7 +278,9 @@ class TextIndex:
             ValueError: a single text in the place of a list, or ``k`` below 1.
         """
         if not isinstance(queries, Representations):
-            queries = self.retriever.encode(queries, "query", progress=progress)
+            queries = self.retriever.encode(
+                queries, "query", vector_dtype=self._vector_dtype, progress=progress
+            )
         found = self.index.search(queries, k, progress="search" if progress else None)
         return [
             [
@@ -302,6 +327,12 @@ def load(
         **reading,
     )
     return Retriever(encoder, tokenizer, precision=precision)
+
+
+def _stored_dtype(documents: Representations) -> VectorDtype:
+    """In which token vectors are stored, as those of queries must be."""
+    tokens = documents.tokens
+    return "float32" if tokens is not None and tokens.values.dtype == torch.float32 else "float16"
 
 
 def _check_ids(ids: Sequence[str], num_documents: int) -> None:

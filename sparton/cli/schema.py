@@ -73,6 +73,7 @@ class EvaluateConfig:
     device: str | None
     query_length: int | None
     document_length: int | None
+    documents: str | None
     metrics: list[str]
     encoder: dict[str, Any] = field(default_factory=dict)
     bm25: dict[str, Any] = field(default_factory=dict)

@@ -5,13 +5,16 @@ N documents, Q queries, K results per query.
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from sparton.arguments import refuse_below
+from sparton.encoded import EncodedTexts
+from sparton.evaluation.documents import check_documents
 from sparton.evaluation.exclusion import excluded_rows, own_rows, without
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
@@ -23,7 +26,7 @@ from sparton.evaluation.settings import (
     plan_search,
 )
 from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
-from sparton.representations import Representations
+from sparton.representations import KINDS, Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.crew import ALONE, Crew
 from sparton.retrieval.encoding import check_precision, device_of, encode_texts
@@ -41,7 +44,7 @@ from sparton.retrieval.settings import (
 )
 from sparton.retrieval.storing import VectorDtype
 from sparton.sparse_vectors import SparseVectors
-from sparton.types import SIDES, RetrievalTask, Side, TextForm, Tokenizer
+from sparton.types import SIDES, Kind, RetrievalTask, Side, TextForm, Tokenizer
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
@@ -68,6 +71,7 @@ def evaluate_encoder(
     k1: float = 0.9,
     b: float = 0.4,
     index: IndexBuilder = exact_index,
+    documents: EncodedTexts | None = None,
     timed_queries: int = TIMED_QUERIES,
     progress: bool = True,
     crew: Crew = ALONE,
@@ -93,6 +97,8 @@ def evaluate_encoder(
             more than there are, for all.
         k1, b: of BM25, where it finds the candidates.
         index: makes the index that is searched.
+        documents: the task's documents as they were encoded before, by this model and with these
+            settings.
         timed_queries: how many queries are timed one at a time, see
             :func:`~sparton.evaluation.speed.time_queries`; 0 measures no speed.
         batch_tokens, precision, vector_dtype, progress: see
@@ -103,8 +109,8 @@ def evaluate_encoder(
     Raises:
         ValueError: a task without texts, a metric that does not exist or is deeper than the
             rankings, a ``search`` or a bound of terms that the encoder cannot serve, ``k1`` or
-            ``b`` out of range (all before anything is encoded), or representations that are not
-            finite.
+            ``b`` out of range, ``documents`` that are others or were encoded otherwise (all before
+            anything is encoded), or representations that are not finite.
     """
     check_texts(task)
     check_search(search, rerank_depth)
@@ -119,6 +125,11 @@ def evaluate_encoder(
     bm25 = BM25(k1, b)
 
     form = _readable(task, encoder.max_length)
+    if documents is not None:
+        check_documents(
+            documents, encoder, tokenizer, task._replace(form=form), kinds=kinds,
+            max_terms=max_document_terms, precision=precision, vector_dtype=vector_dtype,
+        )  # fmt: skip
 
     def encode(
         texts: Sequence[str], side: Side, max_terms: int | None, whole: bool
@@ -136,6 +147,7 @@ def evaluate_encoder(
         lambda texts, whole: encode(texts, "document", max_document_terms, whole),
         lambda texts, whole: encode(texts, "query", max_query_terms, whole),
         bm25 if by_words else None,
+        None if documents is None else partial(_kept, documents, kinds),
     )
     if crew.rank:
         return _help(task, system, crew)
@@ -185,11 +197,19 @@ class _System(NamedTuple):
     Attributes:
         documents, queries: to representations, of documents first.
         words: whose sparse vectors find candidates in place of the encoder's.
+        stored: gives the documents where they were encoded before.
     """
 
     documents: Callable[[Sequence[str], bool], Representations]
     queries: Callable[[Sequence[str], bool], Representations]
     words: BM25 | None = None
+    stored: Callable[[], Representations] | None = None
+
+
+def _kept(documents: EncodedTexts, kinds: Collection[Kind]) -> Representations:
+    """Documents that were encoded before, with what is compared of them."""
+    found = documents.representations()
+    return Representations(*(getattr(found, kind) if kind in kinds else None for kind in KINDS))
 
 
 def _retrieve(
@@ -207,10 +227,13 @@ def _retrieve(
 ) -> TaskResult:
     """Encode, index, search, measure."""
     words, texts = system.words, task.queries.texts
-    if timed_queries:
+    if timed_queries and system.stored is None:
         system.documents(task.documents.texts[:WARM_UP_DOCUMENTS], False)
     clock = _Clock()
-    documents = system.documents(task.documents.texts, True)
+    if system.stored is None:
+        documents = system.documents(task.documents.texts, True)
+    else:
+        documents = system.stored()
     stored = documents
     if words is not None:
         stored = documents._replace(sparse=words.fit(task.documents.texts))
@@ -232,7 +255,7 @@ def _retrieve(
             return index.search(_with_words(system.queries([text], False), [text], words), k)
 
         speed = Speed(
-            len(task.documents.texts) / seconds["documents"],
+            None if system.stored else len(task.documents.texts) / seconds["documents"],
             len(texts) / (seconds["queries"] + seconds["search"]),
             time_queries(answer, texts, timed_queries),
             index.nbytes,

@@ -129,9 +129,7 @@ def test_a_folder_of_something_else_is_not_touched(models, tmp_path):
 
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(
-        ValueError, match=r"full is there and holds no encoded texts: choose"
-    ):
+    with pytest.raises(ValueError, match=r"full is there and holds no encoded texts: choose"):
         encoded(models["splade"], tmp_path / "full")
     with pytest.raises(ValueError, match=r"notes.txt is there and holds no encoded texts"):
         encoded(models["splade"], tmp_path / "full" / "notes.txt")
