@@ -275,7 +275,8 @@ def _retrieve(
 
 def _help(task: RetrievalTask, system: _System, crew: Crew) -> TaskResult:
     """Encode for process 0, which does the rest, and wait for what it finds."""
-    system.documents(task.documents.texts, True)
+    if system.stored is None:
+        system.documents(task.documents.texts, True)
     system.queries(task.queries.texts, True)
     found: TaskResult | None = None
     found = crew.share(found)

@@ -25,8 +25,8 @@ _TOKENS = {"cuda": 2**17}, 2**14  # of a batch, by kind of device, and of any ot
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
 _AHEAD = 2  # batches that a GPU is given before the host looks at one
-# Texts of a group, which is tokenised at once. Several processes have groups in turn: whatever their
-# number, batches are the same.
+# Texts of a group, which is tokenised at once. Several processes have groups in turn, and whatever
+# their number is, batches are the same.
 _LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 2048, 256, 16
 
 
