@@ -157,8 +157,8 @@ def _launch(
 ) -> Transfer:
     """Encode a batch; the host does not wait for it."""
     if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
-        best = encoder.topk(tokens, side, max_terms)
-        return _of_terms(*best, encoder.vocabulary_size, None, vector_dtype)
+        values, terms = encoder.topk(tokens, side, max_terms)
+        return _of_terms(values, terms, encoder.vocabulary_size, None, vector_dtype)
     given: Representations = encoder.encode(tokens, side)
     vectors = given.tokens if "tokens" in kinds else None
     if "sparse" not in kinds:

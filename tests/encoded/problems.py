@@ -1,6 +1,7 @@
 """Small collections and models to encode, and processes that do so."""
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -34,10 +35,10 @@ def make_texts(number: int, seed: int = 0) -> TextList:
     return TextList([*texts, ""], [f"{seed}-{row}" for row in range(number)])
 
 
-def save_model(folder: Path, kind: str, seed: int = 0) -> Path:
+def save_model(folder: Path, kind: str, seed: int = 0, words: Iterable[str] = tuple(WORDS)) -> Path:
     """A tiny model with random weights, others for each seed."""
     torch.manual_seed(seed)
-    encoder = build_encoder(tiny(WORDS, hidden_size=16, layers=1), HEADS[kind])
+    encoder = build_encoder(tiny(words, hidden_size=16, layers=1), HEADS[kind])
     for parameter in encoder.parameters():  # which some kinds begin with as they always do
         parameter.data.mul_(1 + seed / 10)
     save_encoder(encoder, folder, query_length=8, document_length=24)
