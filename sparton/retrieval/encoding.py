@@ -22,7 +22,7 @@ PRECISION_OF_GPUS = "fp32"  # unless another is asked for
 _TOKENS = {"cuda": 2**17}, 2**14  # of a batch, by kind of device, and of any other
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
-_AHEAD = 2  # batches that a GPU is given before the host looks at one
+_AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
 _TEXTS_TOKENIZED_AT_ONCE = 2048
 
 
@@ -93,14 +93,16 @@ def encode_texts(
                 parts.append(_comparable(encoder, part))
                 advance(part.num_texts)
 
-        bounds, on_gpu = _bounds(encoder, kept, device, batch_tokens), device.type == "cuda"
+        bounds = _bounds(encoder, kept, device, batch_tokens)
         for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), groups):
             for first, last in _batches(tokens.cu_seqlens, *bounds):
                 batch = tokens.select(first, last)
-                if on_gpu:  # what is not pinned would wait for all that the GPU has to do
+                if (
+                    device.type == "cuda"
+                ):  # what is not pinned would wait for all that the GPU has to do
                     batch = batch.pin_memory().to(device, non_blocking=True)
                 flight.append(_launch(encoder, batch, side, kept, max_terms, vector_dtype))
-                collect(_AHEAD if on_gpu else 0)
+                collect(_AHEAD.get(device.type, 0))
         collect(0)
     return in_order(parts, order)
 
@@ -179,7 +181,7 @@ def _of_terms(
     vectors: TokenVectors | None,
     vector_dtype: VectorDtype,
 ) -> Transfer:
-    """Of the entries ``values [N, k]`` at ``terms [N, k]``, which differ within a text."""
+    """Take the entries ``values [N, k]`` at ``terms [N, k]``, which differ within a text."""
     terms, order = terms.sort(1)
     values = values.gather(1, order)
     return Transfer(values, vectors, terms=terms, width=width, vector_dtype=vector_dtype)

@@ -104,8 +104,8 @@ class EncodingStudy(Study[Cell]):
     ) -> Record:
         device, precision = settings.device, PRECISION[settings.device]
         if cell.library == ALONE:
-            run = forward_alone(path, texts, device, precision)
-            found = known[ALONE] = _rate(run, device, settings.seconds)
+            alone = forward_alone(path, texts, device, precision)
+            found = known[ALONE] = _rate(alone, device, settings.seconds)
             return {"texts_per_s": found, "status": "ok"}
         record: Record = {"precision": precision}
         if cell.library == OURS:
@@ -120,9 +120,8 @@ class EncodingStudy(Study[Cell]):
             record |= {"errors": errors, "allowed": {"reps": SLACK * allowed + ROUNDING}}
             if not passes(errors, record["allowed"]) or not truth.any():
                 return record | {"status": "red_gate"}
-            whole = encode(texts[: 4 * CHECKED])
-            entries = whole.sparse.num_entries if whole.sparse else whole.tokens.values.shape[0]
-            record["entries"] = entries / whole.num_texts
+            extent = encode(texts[: 4 * CHECKED]).extent
+            record["entries"] = (extent.entries or extent.tokens) / extent.texts
         else:
             encode = theirs(path, cell.kind, device, cell.batch, precision)
             texts = texts[: max(len(texts) // 8, 1)]  # it takes as much longer
