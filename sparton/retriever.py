@@ -175,12 +175,11 @@ class Retriever:
             if documents.facts.settings.side != "document":
                 raise ValueError(f"{documents.folder} holds queries, and documents are searched")
             documents.check_model(self.encoder)
-            documents, ids = documents.representations(), documents.ids
-            index = build(documents, self.device, rerank_depth=rerank_depth)
-            return TextIndex(self, index, ids, _stored_dtype(documents))
-        encoded = self._encoded(documents, "document")
-        if ids is not None:
-            _check_ids(ids, encoded.num_texts)
+            encoded, ids = documents.representations(), documents.ids
+        else:
+            encoded = self._encoded(documents, "document")
+            if ids is not None:
+                _check_ids(ids, encoded.num_texts)
         index = build(encoded, self.device, rerank_depth=rerank_depth)
         return TextIndex(self, index, ids, _stored_dtype(encoded))
 

@@ -104,9 +104,9 @@ class TokenBatch(NamedTuple):
 
     def pin_memory(self) -> "TokenBatch":
         """The same in memory of the host from which a GPU copies by itself."""
-        tensors = (tensor.pin_memory() for tensor in self[:3])
-        some = (each and each.pin_memory() for each in (self.keys, self.pooled))
-        return TokenBatch(*tensors, self.max_seqlen, *some)
+        input_ids, position_ids, cu_seqlens = (tensor.pin_memory() for tensor in self[:3])
+        keys, pooled = (each and each.pin_memory() for each in (self.keys, self.pooled))
+        return TokenBatch(input_ids, position_ids, cu_seqlens, self.max_seqlen, keys, pooled)
 
     def select(self, start: int, stop: int) -> "TokenBatch":
         """Sequences ``start : stop`` as a batch of their own. Meant for batches on the CPU:

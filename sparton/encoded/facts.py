@@ -130,7 +130,7 @@ class Facts(NamedTuple):
         content = {
             **self.settings._asdict(),
             "rows": self.rows,
-            "parts": [part._replace(ids=list(part.ids))._asdict() for part in self.parts],
+            "parts": [part._asdict() | {"ids": list(part.ids)} for part in self.parts],
             "name": self.name,
         }
         with replacing(folder / FACTS, shared=True) as fresh:

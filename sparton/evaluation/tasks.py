@@ -26,7 +26,7 @@ from sparton.evaluation.settings import (
     plan_search,
 )
 from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
-from sparton.representations import KINDS, Representations
+from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.crew import ALONE, Crew
 from sparton.retrieval.encoding import check_precision, device_of, encode_texts
@@ -209,7 +209,9 @@ class _System(NamedTuple):
 def _kept(documents: EncodedTexts, kinds: Collection[Kind]) -> Representations:
     """Documents that were encoded before, with what is compared of them."""
     found = documents.representations()
-    return Representations(*(getattr(found, kind) if kind in kinds else None for kind in KINDS))
+    return Representations(
+        found.sparse if "sparse" in kinds else None, found.tokens if "tokens" in kinds else None
+    )
 
 
 def _retrieve(

@@ -24,7 +24,7 @@ PRECISION_OF_GPUS = "fp32"  # unless another is asked for
 _TOKENS = {"cuda": 2**17}, 2**14  # of a batch, by kind of device, and of any other
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
-_AHEAD = 2  # batches that a GPU is given before the host looks at one
+_AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
 # Texts of a group, which is tokenised at once. Several processes have groups in turn, and whatever
 # their number is, batches are the same.
 _LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 2048, 256, 16
@@ -108,16 +108,16 @@ def encode_texts(
                     gathering.add(parts)
                     parts.clear()
 
-        bounds, on_gpu = _bounds(encoder, kept, device, batch_tokens), device.type == "cuda"
+        bounds = _bounds(encoder, kept, device, batch_tokens)
         own = groups[crew.rank :: crew.size]
         for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), own):
             for first, last in _batches(tokens.cu_seqlens, *bounds):
                 batch = tokens.select(first, last)
-                if on_gpu:  # what is not pinned would wait for all that the GPU has to do
+                if device.type == "cuda":  # what is not pinned would wait for all that it has to do
                     batch = batch.pin_memory().to(device, non_blocking=True)
                 flight.append(_launch(encoder, batch, side, kept, max_terms, vector_dtype))
                 ends.append(last == tokens.num_sequences)
-                collect(_AHEAD if on_gpu else 0)
+                collect(_AHEAD.get(device.type, 0))
         collect(0)
         encoded = gathering.all()
     return in_order(encoded, order) if encoded else Representations()
@@ -180,8 +180,8 @@ def _launch(
 ) -> Transfer:
     """Encode a batch; the host does not wait for it."""
     if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
-        best = encoder.topk(tokens, side, max_terms)
-        return _of_terms(*best, encoder.vocabulary_size, None, vector_dtype)
+        values, terms = encoder.topk(tokens, side, max_terms)
+        return _of_terms(values, terms, encoder.vocabulary_size, None, vector_dtype)
     given: Representations = encoder.encode(tokens, side)
     vectors = given.tokens if "tokens" in kinds else None
     if "sparse" not in kinds:
@@ -202,7 +202,7 @@ def _of_terms(
     vectors: TokenVectors | None,
     vector_dtype: VectorDtype,
 ) -> Transfer:
-    """Of the entries ``values [N, k]`` at ``terms [N, k]``, which differ within a text."""
+    """Take the entries ``values [N, k]`` at ``terms [N, k]``, which differ within a text."""
     terms, order = terms.sort(1)
     values = values.gather(1, order)
     return Transfer(values, vectors, terms=terms, width=width, vector_dtype=vector_dtype)

@@ -68,7 +68,8 @@ class Transfer:
             self.compact()
         self._wait()
         return Representations(
-            self._sparse and self._sparse.finish(), self._tokens and self._tokens.finish()
+            None if self._sparse is None else self._sparse.finish(),
+            None if self._tokens is None else self._tokens.finish(),
         )
 
     def _wait(self) -> None:
@@ -186,8 +187,8 @@ def in_order(parts: list[Representations], order: NDArray[np.int64]) -> Represen
             if whole is not None:
                 whole.add(half)
     return Representations(
-        sparse and SparseVectors(*sparse.arrays, sparse.cu_seqlens, width),
-        tokens and TokenVectors(*tokens.arrays, tokens.cu_seqlens),
+        None if sparse is None else _sparse(sparse, width),
+        None if tokens is None else TokenVectors(tokens.arrays[0], tokens.cu_seqlens),
     )
 
 
@@ -219,6 +220,11 @@ class _Whole:
         rows += torch.arange(len(rows))
         for whole, part in zip(self.arrays, _arrays(half), strict=True):
             whole.index_copy_(0, rows, part)
+
+
+def _sparse(whole: _Whole, width: int) -> SparseVectors:
+    values, terms = whole.arrays
+    return SparseVectors(values, terms, whole.cu_seqlens, width)
 
 
 def _arrays(half: Any) -> list[Tensor]:

@@ -19,7 +19,7 @@ from sparton.evaluation import load_retriever
 from sparton.representations import Representations
 from sparton.retrieval.encoding import encode_texts
 from sparton.types import SIDES
-from tests.encoded.problems import HEADS, files, make_texts, save_model
+from tests.encoded.problems import KINDS, files, make_texts, save_model
 
 TEXTS = make_texts(50)
 
@@ -27,7 +27,7 @@ TEXTS = make_texts(50)
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return {kind: save_model(folder / kind, kind) for kind in HEADS}
+    return {kind: save_model(folder / kind, kind) for kind in KINDS}
 
 
 def encoded(model: Path, output: Path, **settings: object) -> EncodedTexts:
@@ -46,7 +46,7 @@ def assert_same(left: Representations, right: Representations, tolerance: float 
             assert torch.equal(ours.terms, theirs.terms)
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("side", SIDES)
 def test_what_is_read_is_what_encoding_in_memory_gives(kind, side, models, tmp_path):
     found = encoded(models[kind], tmp_path / "docs", side=side)
@@ -220,7 +220,7 @@ def test_a_model_is_known_wherever_it_lies_and_whichever_head_computes(models, t
     found = encoded(models["splade"], tmp_path / "docs")
     copy, _ = load_retriever(save_model(tmp_path / "copy", "splade"), 5, 6)
     found.check_model(copy)
-    for kind in HEADS:
+    for kind in KINDS:
         digests = [encoder_digest(load_retriever(models[kind])[0]) for _ in range(2)]
         assert digests[0] == digests[1]
     copy.head.activation = "log1p_relu"
