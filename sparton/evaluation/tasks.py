@@ -32,7 +32,6 @@ from sparton.retrieval.crew import ALONE, Crew
 from sparton.retrieval.encoding import check_precision, device_of, encode_texts
 from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Found
-from sparton.retrieval.indexes.sparse import mean_flops
 from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
 from sparton.retrieval.run import Run
 from sparton.retrieval.settings import (
@@ -43,7 +42,7 @@ from sparton.retrieval.settings import (
     check_term_bounds,
 )
 from sparton.retrieval.storing import VectorDtype
-from sparton.sparse_vectors import SparseVectors
+from sparton.sparse_vectors import SparseVectors, mean_flops
 from sparton.types import SIDES, Kind, RetrievalTask, Side, TextForm, Tokenizer
 
 if TYPE_CHECKING:
