@@ -15,6 +15,7 @@ STUDIES = {
     "maxsim": "benchmarks.maxsim.study",
     "maxsim_backward": "benchmarks.maxsim.backwards",
     "attention": "benchmarks.attention.study",
+    "search": "benchmarks.search.study",
     "data": "benchmarks.data.study",
     "encoding": "benchmarks.encoding.study",
     "training": "benchmarks.training.study",

@@ -33,7 +33,7 @@ class Bar(NamedTuple):
 
     Attributes:
         judge: records of the suite to what was measured, in words, and whether it is met; None
-            where something is missing.
+            where something failed. No words where a cell was not tried.
     """
 
     name: str
@@ -48,7 +48,9 @@ def ratio(name: str, cell: Cell, limit: float, **rival: str) -> Bar:
 
     def judge(records: Sequence[Record]) -> Verdict:
         ours, theirs = find(records, cell), find(records, other)
-        times = f"{milliseconds(ours) or '?'} / {milliseconds(theirs) or '?'} ms"
+        if not (ours and theirs):
+            return "", None
+        times = f"{milliseconds(ours)} / {milliseconds(theirs)} ms"
         if "p50_ms" not in ours or "p50_ms" not in theirs:
             return times, None
         found = ours["p50_ms"] / theirs["p50_ms"]
@@ -60,7 +62,7 @@ def ratio(name: str, cell: Cell, limit: float, **rival: str) -> Bar:
 def rate(records: Sequence[Record], least: float = 700) -> Verdict:
     record = find(records, Cell(TABLE1, "sparton"))
     if "p50_ms" not in record:
-        return record.get("status", "?"), None
+        return record.get("status", ""), None
     found = 2 * record["T"] * record["D"] * record["V"] / record["p50_ms"] / 1e9
     return f"{found:.0f} TFLOP/s", found >= least
 
@@ -69,7 +71,7 @@ def scratch(mode: str, records: Sequence[Record]) -> Verdict:
     """Peak memory beyond representations and argmax, and beyond gradients where there are any."""
     record = find(records, Cell(TABLE1, "sparton", mode))
     if "peak_bytes" not in record:
-        return record.get("status", "?"), None
+        return record.get("status", ""), None
     N, T, D, V = (record[size] for size in "NTDV")
     gradients = 2 * (T + V) * D + 4 * V if mode == FORWARD_BACKWARD else 0
     found = (record["peak_bytes"] - 8 * N * V - gradients) / MIB
@@ -82,7 +84,7 @@ def linear(records: Sequence[Record]) -> Verdict:
     long = [record for record in read_records("head_table2") if record["gpu"] == gpu]
     found = [find(long, Cell(shape, "sparton", FORWARD_BACKWARD)) for shape in LONG]
     if any("p50_ms" not in record for record in found):
-        return ", ".join(milliseconds(record) or "?" for record in found), None
+        return ", ".join(milliseconds(record) for record in found if record), None
     per_token = [record["p50_ms"] / record["T"] for record in found]
     growth = per_token[-1] / per_token[0]
     times = f"{milliseconds(found[0])} to {milliseconds(found[-1])} ms"
@@ -112,5 +114,7 @@ BARS = (
 @table("bars", "head", command="head --suite bars")
 def bars(records: list[Record]) -> str:
     verdicts = [(bar, bar.judge(records)) for bar in BARS]
-    rows = [[bar.name, bar.shape, bar.target, said, MET[met]] for bar, (said, met) in verdicts]
+    rows = [
+        [bar.name, bar.shape, bar.target, said, MET[met]] for bar, (said, met) in verdicts if said
+    ]
     return markdown(["bar", "shape", "target", "measured", "met"], rows)

@@ -76,7 +76,8 @@ def _side_by_side(mode: str, records: list[Record]) -> str:
     """A row for each shape, a column for each provider; the fastest in bold, in brackets the time
     of the kernels alone."""
     seen = {(r["shape"], r["provider"]): r for r in records if r["mode"] == mode}
-    providers = [name for name in PROVIDERS if any(name == provider for _, provider in seen)]
+    there = {record["provider"] for record in seen.values() if _there(record)}
+    providers = [name for name in PROVIDERS if name in there]
     rows = []
     for shape in SHAPES:
         found = [seen.get((shape, name), {}) for name in providers]
@@ -86,6 +87,11 @@ def _side_by_side(mode: str, records: list[Record]) -> str:
             rows.append([shape, *figures, *_floor(found)])
     names = [provider_name(name) for name in providers]
     return markdown([f"{MODES[mode]}, ms", *names, "floor", "share of the floor"], rows)
+
+
+def _there(record: Record) -> bool:
+    """Whether it was tried, by a package that was installed."""
+    return bool(record) and record["status"] != "absent"
 
 
 def provider_name(provider: str) -> str:
@@ -129,7 +135,9 @@ def targets(records: list[Record]) -> str:
     for name, shape, mode, limit, rivals, provider in TARGETS:
         cell = Cell(shape, mode, provider)
         ours, best = find(records, cell), fastest(records, cell, rivals)
-        verdict, met = ours.get("status", "?"), None
+        if not ours or not any(_there(find(records, cell._replace(provider=r))) for r in rivals):
+            continue
+        verdict, met = ours["status"], None
         if "p50_ms" in ours and best:
             ratio = ours["p50_ms"] / best["p50_ms"]
             times = f"{_time(ours)} / {_time(best)} ms, {provider_name(best['provider'])}"

@@ -20,15 +20,21 @@ TABLES: dict[str, Callable[[], str]] = {}
 
 
 def read_records(study: str) -> list[Record]:
-    """Records of a study from every device; one study is published from one device at a time."""
-    paths = [folder / f"{study}.jsonl" for folder in device_folders(study)]
-    return [record for path in paths for record in read_file(path)]
+    """Records of a study from every device."""
+    return [record for records in read_devices(study) for record in records]
+
+
+def read_devices(study: str) -> list[list[Record]]:
+    """Records of a study, device by device."""
+    return [read_file(folder / f"{study}.jsonl") for folder in device_folders(study)]
 
 
 def device_folders(study: str) -> list[Path]:
-    """Folders of the devices that the study was measured on; an empty file is no measurement."""
+    """Folders of the devices that the study was measured on, the paper's card first; an empty file
+    is no measurement."""
     files = RESULTS.glob(f"*/{study}.jsonl")
-    return sorted(path.parent for path in files if path.read_text(encoding="utf-8").strip())
+    measured = (path.parent for path in files if path.read_text(encoding="utf-8").strip())
+    return sorted(measured, reverse=True)
 
 
 def drawings(study: str, name: str, words: str) -> str:
@@ -43,6 +49,9 @@ def paper(table: str) -> Any:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table; nothing where it has no rows."""
+    if not rows:
+        return ""
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -67,7 +76,7 @@ def table(
 
 
 def by_device(study: str, build: Build, suite: str | None = None, command: str = "") -> str:
-    """The table of every device that has records, each under its caption.
+    """The table of every device whose records fill a row, each under its caption.
 
     Raises:
         ValueError: records of several runs.
@@ -79,7 +88,8 @@ def by_device(study: str, build: Build, suite: str | None = None, command: str =
         if runs := {record["run"] for record in records}:
             if len(runs) > 1:
                 raise ValueError(f"{folder}/{study}.jsonl mixes the runs {sorted(runs)}")
-            tables.append(f"{build(records)}\n{caption(records)}\n")
+            built = build(records)
+            tables += [f"{built}\n{caption(records)}\n"] if built else []
     return "\n".join(tables) or NOT_MEASURED.format(command)
 
 

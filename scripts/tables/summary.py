@@ -1,5 +1,8 @@
 """The README's first figures: ours beside what people use otherwise."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 from benchmarks.head.suites import FORWARD_BACKWARD, TABLE1
 from benchmarks.head.suites import Cell as HeadCell
 from benchmarks.kernels import KernelCell
@@ -7,7 +10,7 @@ from benchmarks.maxsim.shapes import BOTH
 from benchmarks.training.suites import COLBERT, OURS, SPLADE, THEIRS
 from benchmarks.training.suites import Cell as TrainingCell
 from tables.maxsim import PEERS, fastest, provider_name
-from tables.records import TABLES, Record, find, markdown, mebibytes, milliseconds, read_records
+from tables.records import TABLES, Record, find, markdown, mebibytes, milliseconds, read_devices
 from tables.training import figures, rate
 
 MAXSIM = KernelCell("128x128_32x300", BOTH, "sparton")
@@ -15,19 +18,22 @@ TRAININGS = (
     TrainingCell(OURS, SPLADE, "sparton", 384),
     TrainingCell(OURS, COLBERT, "colbert", 384, lengths=COLBERT, compiled=True),
 )
+Row = Callable[[Sequence[Record]], list[str]]
 NAMES = {SPLADE: "SPLADE", COLBERT: "ColBERT"}
 
 
 def summary() -> str:
-    """A row for each kind of work that was measured; both sides of a row are of one run."""
-    rows = [*_head(), *_maxsim(), *(row for cell in TRAININGS for row in _training(cell))]
-    if not rows:
-        return "Not measured yet.\n"
-    return markdown(["", "sparton", "others", "GPU"], rows)
+    """A row for each kind of work, from the first device on which both sides of it were measured in
+    one run."""
+    kinds: list[tuple[str, Row]] = [("head", _head), ("maxsim", _maxsim)]
+    kinds += [("training", partial(_training, cell)) for cell in TRAININGS]
+    rows = []
+    for study, row in kinds:
+        rows += [found for records in read_devices(study) if (found := row(records))][:1]
+    return markdown(["", "sparton", "others", "GPU"], rows) or "Not measured yet.\n"
 
 
-def _head() -> list[list[str]]:
-    records = read_records("head")
+def _head(records: Sequence[Record]) -> list[str]:
     ours, compiled, hybrid = (
         find(records, HeadCell(TABLE1, head, FORWARD_BACKWARD))
         for head in ("sparton", "compiled", "sparton_hybrid")
@@ -35,22 +41,21 @@ def _head() -> list[list[str]]:
     if not all("p50_ms" in record for record in (ours, compiled, hybrid)):
         return []
     rivals = f"{_cost(compiled)} (`torch.compile`); {_cost(hybrid)} (the paper's design)"
-    return [["SPLADE head, forward and backward", _cost(ours), rivals, ours["gpu"]]]
+    return ["SPLADE head, forward and backward", _cost(ours), rivals, ours["gpu"]]
 
 
-def _maxsim() -> list[list[str]]:
-    records = read_records("maxsim")
+def _maxsim(records: Sequence[Record]) -> list[str]:
     ours, best = find(records, MAXSIM), fastest(records, MAXSIM, PEERS)
     if "p50_ms" not in ours or not best:
         return []
     rival = f"{_cost(best)} ({provider_name(best['provider'])})"
     work = "MaxSim, 128 queries x 128 documents, forward and backward"
-    return [[work, _cost(ours), rival, ours["gpu"]]]
+    return [work, _cost(ours), rival, ours["gpu"]]
 
 
-def _training(cell: TrainingCell) -> list[list[str]]:
+def _training(cell: TrainingCell, records: Sequence[Record]) -> list[str]:
     """Beside the fastest of sentence-transformers' at the same batch."""
-    records = [record for record in read_records("training") if record["suite"] == cell.model]
+    records = [record for record in records if record["suite"] == cell.model]
     ours = find(records, cell)
     theirs = [r for r in records if r["system"] == THEIRS and r["batch"] == cell.batch and rate(r)]
     if not (rate(ours) and theirs):
@@ -58,7 +63,7 @@ def _training(cell: TrainingCell) -> list[list[str]]:
     best = max(theirs, key=lambda record: record["examples_per_second_p50"])
     work = f"training {NAMES[cell.model]}, BERT-base, batch {cell.batch}"
     work += ", backbone compiled" if cell.compiled else ""
-    return [[work, _rate(ours), f"{_rate(best)} (sentence-transformers)", ours["gpu"]]]
+    return [work, _rate(ours), f"{_rate(best)} (sentence-transformers)", ours["gpu"]]
 
 
 def _cost(record: Record) -> str:

@@ -25,6 +25,7 @@ def reports(study: str, printed: str | None = None, experiment: str | None = Non
 
 
 TABLES["table3"] = partial(reports, "table3", "table3")
+TABLES["table3_authors_sample"] = partial(reports, "table3_authors_sample", "table3")
 TABLES["table3_multilingual"] = partial(reports, "table3_multilingual", "multilingual")
 TABLES["table3_in_domain"] = partial(
     reports, "table3_in_domain", experiment="table3 data=squad_acl evaluation=in_domain"

@@ -70,6 +70,7 @@ class EvaluateConfig:
     split: str
     output: str | None
     data_dir: str
+    gpus: int
     device: str | None
     query_length: int | None
     document_length: int | None

@@ -11,7 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sparton.packing import ranges_of
 from sparton.representations import KINDS, Representations, TokenVectors
+from sparton.retrieval.crew import ALONE, Crew, Gathering
 from sparton.retrieval.progress import progress_bar
 from sparton.retrieval.storing import Transfer, VectorDtype, in_order
 from sparton.sparse_vectors import SparseVectors
@@ -23,7 +25,9 @@ _TOKENS = {"cuda": 2**17}, 2**12  # of a batch, by kind of device, and of any ot
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
 _AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
-_TEXTS_TOKENIZED_AT_ONCE = 2048
+# Texts of a group, which is tokenised at once. Several processes have groups in turn, and whatever
+# their number is, batches are the same.
+_LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 2048, 256, 16
 
 
 def encode_texts(
@@ -39,6 +43,7 @@ def encode_texts(
     vector_dtype: VectorDtype = "float16",
     form: TextForm = TextForm(),  # noqa: B008
     progress: str | None = None,
+    crew: Crew = ALONE,
 ) -> Representations:
     """Representations of ``texts`` on the host, in their order; no dense matrix outlives its batch.
 
@@ -68,6 +73,9 @@ def encode_texts(
             :func:`~sparton.retrieval.storing.store_tokens`.
         form: lengths and prompts in place of the tokenizer's own.
         progress: label of a progress bar on standard error; None for no bar.
+        crew: processes with the same encoder, of which each encodes some of the texts. The first
+            gets all representations, to the bit those that it makes alone on such a device; the
+            others get ``Representations()``.
 
     Raises:
         ValueError: no texts, a lone text in place of several, a side or a precision that does not
@@ -82,30 +90,43 @@ def encode_texts(
         raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
     kept = _checked_kinds(encoder, kinds, side, max_terms)
     order = np.argsort([-len(text) for text in texts], kind="stable")
-    starts = range(0, len(order), _TEXTS_TOKENIZED_AT_ONCE)
-    groups = [order[start : start + _TEXTS_TOKENIZED_AT_ONCE] for start in starts]
+    groups = [order[few.start : few.stop] for few in ranges_of(len(order), _group_size(len(order)))]
     tokenize = tokenizer.queries if side == "query" else tokenizer.documents
-    parts: list[Representations] = []
     flight: deque[Transfer] = deque()
-    with evaluating(encoder, precision) as device, progress_bar(progress, len(texts)) as advance:
+    ends: deque[bool] = deque()  # of what flies, whether it is the last of its group
+    with (
+        evaluating(encoder, precision) as device,
+        progress_bar(progress, len(texts)) as advance,
+        Gathering(crew, len(groups), advance) as gathering,
+    ):
+        parts: list[Representations] = []  # of the group that is arriving
 
         def collect(ahead: int) -> None:
             for part in _arrived(flight, ahead):
                 parts.append(_comparable(encoder, part))
                 advance(part.num_texts)
+                if ends.popleft():
+                    gathering.add(parts)
+                    parts.clear()
 
         bounds = _bounds(encoder, kept, device, batch_tokens)
-        for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), groups):
+        own = groups[crew.rank :: crew.size]
+        for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), own):
             for first, last in _batches(tokens.cu_seqlens, *bounds):
                 batch = tokens.select(first, last)
-                if (
-                    device.type == "cuda"
-                ):  # what is not pinned would wait for all that the GPU has to do
+                if device.type == "cuda":  # what is not pinned would wait for all that it has to do
                     batch = batch.pin_memory().to(device, non_blocking=True)
                 flight.append(_launch(encoder, batch, side, kept, max_terms, vector_dtype))
+                ends.append(last == tokens.num_sequences)
                 collect(_AHEAD.get(device.type, 0))
         collect(0)
-    return in_order(parts, order)
+        encoded = gathering.all()
+    return in_order(encoded, order) if encoded else Representations()
+
+
+def _group_size(num_texts: int) -> int:
+    """Enough groups for several processes, where there are enough texts for them."""
+    return min(max(num_texts // _GROUPS, _SMALLEST_GROUP), _LARGEST_GROUP)
 
 
 def usual_precision(device: torch.device) -> str:
@@ -249,8 +270,8 @@ def _ahead(
 ) -> Iterator[TokenBatch]:
     """``map``, with the next item computed in a thread while the caller uses the last one; without
     one where there is nothing to compute ahead, which spares a lone query two milliseconds."""
-    if len(items) == 1:
-        yield function(items[0])
+    if len(items) < 2:
+        yield from map(function, items)
         return
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(function, items[0])

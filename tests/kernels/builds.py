@@ -35,6 +35,8 @@ from sparton.kernels.segment_max.hopper import HopperConfig
 from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.sparse_products.kernels import copy_entries
 from sparton.kernels.sparse_products.spans import Span
+from sparton.kernels.sparse_search.kernels import best_keys_gpu
+from sparton.kernels.sparse_search.postings import CPU_BLOCK, GPU_BLOCK, LARGEST_BLOCK, Postings
 from sparton.kernels.splade_head.fp8 import rescore
 from sparton.kernels.splade_head.sum_backward import splade_head_sum_backward
 from sparton.kernels.varlen_attention import forward as attention_kernels
@@ -72,6 +74,9 @@ def build(built: list[tuple[str, int, int]], launch: Launch, *tensors: Any) -> N
     listed = dict(zip(kernel.arg_names, tensors)).get("pairs_ptr") is not None
     asserts = launch.constants.get("VERIFY", name in ASSERTING)
     asserts |= listed and name == "_maxsim_streaming_fwd_kernel"
+    rounded = launch.constants.get("enable_fp_fusion") is False
+    assert not (rounded and "fma.rn.f32" in ptx), f"{name} does not round products"
+    assert not (rounded and ".ftz" in ptx), f"{name} makes small numbers zero"
     assert ("__assertfail" in ptx) == asserts, f"{name} asserts too much or nothing"
     tensor_memory = getattr(compiled.metadata, "tmem_size", None) or 0
     built.append((name, compiled.metadata.shared, tensor_memory))
@@ -218,6 +223,15 @@ def entries() -> None:
     keys_beside(torch.zeros(2, 70), torch.zeros(2, 5, dtype=torch.int64), 0)
 
 
+def searched(block: int) -> None:
+    postings = Postings(
+        torch.zeros(50, dtype=torch.uint16), torch.zeros(50), torch.zeros(101).long(),
+        block, 100, block,
+    )  # fmt: skip
+    queries = SparseVectors.from_dense(torch.eye(3, 100))
+    best_keys_gpu(postings, queries, 10, torch.zeros(3).long(), torch.zeros(3 * block))
+
+
 def listed_pairs(dtype: torch.dtype) -> None:
     queries, documents = torch.zeros(80, 128, dtype=dtype), torch.zeros(600, 128, dtype=dtype)
     bounds = torch.tensor([0, 40, 80]), torch.tensor([0, 200, 600])
@@ -257,6 +271,8 @@ def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]
         yield f"compressed {nbits}", partial(compressed, BF16, nbits)
     yield f"compressed {FP32}", partial(compressed, FP32, 2)
     yield "entries", entries
+    for block in (GPU_BLOCK, CPU_BLOCK, LARGEST_BLOCK):
+        yield f"searched {block}", partial(searched, block)
     for V, activation in ((1000, "none"), (6000, "relu")):
         yield f"gradients {V} {activation}", partial(gradients, V, activation)
     for dtype in (BF16, FP32):

@@ -32,6 +32,8 @@ KERNELS = {
     "_gelu_backward_kernel",
     "_copy_entries_kernel",
     "_keys_kernel",
+    "_score_kernel",
+    "_candidates_kernel",
     "gradients_kernel",
     "dhidden_kernel",
     "dweight_kernel",
