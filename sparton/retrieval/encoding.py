@@ -23,7 +23,7 @@ from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, To
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISION_OF_GPUS = "fp32"  # unless another is asked for
-_TOKENS = {"cuda": 2**17}, 2**14  # of a batch, by kind of device, and of any other
+_TOKENS = {"cuda": 2**17}, 2**12  # of a batch, by kind of device, and of any other
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
 _AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
@@ -65,8 +65,9 @@ def encode_texts(
         texts: at least one, in anything that has a length and gives a text by its number.
         side: which of the two.
         batch_tokens: bound of sequences times longest sequence in a batch, which a single sequence
-            may exceed; None for 131,072 on a GPU and 16,384 on a CPU. The dense ``[N, V]`` of a
-            batch is bounded in any case, at 256 MiB on a GPU and 32 MiB on a CPU.
+            may exceed; None for 131,072 on a GPU, and 4,096 on a CPU, whose caches hold no more.
+            The dense ``[N, V]`` of a batch has a bound in any case, 256 MiB on a GPU and 32 MiB on
+            a CPU.
         precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
             :func:`usual_precision`.
         kinds: what to keep; None for all that the encoder gives.
