@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparton.digests import records_digest
 from sparton.encoded import EncodedTexts
-from sparton.retrieval.encoding import usual_precision
+from sparton.retrieval.encoding import usual_pooling, usual_precision
 from sparton.retrieval.storing import VectorDtype
 from sparton.types import Kind, RetrievalTask, Tokenizer
 
@@ -24,6 +24,7 @@ def check_documents(
     max_terms: int | None,
     precision: str | None,
     vector_dtype: VectorDtype,
+    pool_factor: float | None,
 ) -> None:
     """Refuse documents with which an evaluation would have other results than with its own.
 
@@ -32,7 +33,7 @@ def check_documents(
         encoder, tokenizer: that are evaluated.
         task: with the documents, and the form in which they are read.
         kinds: what is compared.
-        max_terms, precision, vector_dtype: of the evaluation.
+        max_terms, precision, vector_dtype, pool_factor: of the evaluation.
 
     Raises:
         ValueError: names the folder and what differs.
@@ -49,7 +50,9 @@ def check_documents(
     if "sparse" in kinds:
         wanted["max_terms"] = max_terms
     if "tokens" in kinds:
+        pooling = usual_pooling(encoder, "document", pool_factor)
         wanted["vector_dtype"] = vector_dtype
+        wanted["pool_factor"] = 1.0 if pooling is None else pooling.factor
     unlike = [
         f"{name}={getattr(made, name)} and not {value}"
         for name, value in wanted.items()

@@ -82,6 +82,16 @@ def test_one_kind_of_a_model_that_gives_both_bounded_and_in_full_precision(model
     assert both.entries == read.sparse.num_entries and both.tokens == len(read.tokens.values)
 
 
+def test_pooled_vectors_are_another_collection(models, tmp_path):
+    whole = encoded(models["colbert"], tmp_path / "whole")
+    pooled = encoded(models["colbert"], tmp_path / "pooled", pool_factor=2)
+    assert (whole.facts.settings.pool_factor, pooled.facts.settings.pool_factor) == (1.0, 2.0)
+    assert pooled.tokens < 0.7 * whole.tokens
+    assert open_encoded(tmp_path / "pooled").facts == pooled.facts
+    with pytest.raises(ValueError, match=r"with pool_factor=2\.0 and not 1\.0"):
+        encoded(models["colbert"], tmp_path / "pooled")
+
+
 def test_parts_lie_in_their_files(models, tmp_path):
     found = encoded(models["colbert"], tmp_path / "docs")
     first = next(found.shards())
