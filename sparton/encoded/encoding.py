@@ -89,7 +89,7 @@ def plan_encoding(
         token_width=0 if found.tokens is None else found.tokens.width,
         max_terms=max_terms,
         vector_dtype=vector_dtype,
-        pool_factor=1.0 if pooling is None else pooling.factor,
+        pool_factor=1.0 if pooling is None else float(pooling.factor),
         length=length,
         prompt=tokenizer.markup.query_prompt if query else tokenizer.markup.document_prompt,
         precision=precision,
