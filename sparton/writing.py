@@ -15,16 +15,22 @@ _COMPRESSION = 6
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """A file to write beside ``path`` that takes its place when complete; the folder is made.
 
     It is flushed to the disk before the renaming.
+
+    Args:
+        path: of the file.
+        shared: whether other processes may write the same file meanwhile: each writes beside it
+            under a name of its own.
 
     Raises:
         OSError: the disk is full or not writable; names the file and the room left. What was at
             ``path`` before is untouched.
     """
-    fresh = path.with_name(f"{path.name}.tmp")
+    own = f".{uuid.uuid4().hex[:8]}" if shared else ""
+    fresh = path.with_name(f"{path.name}{own}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield fresh

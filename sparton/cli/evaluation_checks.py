@@ -23,8 +23,7 @@ def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
         OSError: there is no such model.
     """
     refuse_missing(cfg)
-    own = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
-    OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    refuse_missing_values(cfg)
     if cfg.split not in ("dev", "test") or not cfg.evaluation.get(cfg.split):
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
     if cfg.model == "bm25":
@@ -49,6 +48,16 @@ def refuse_missing(cfg: DictConfig) -> None:
     for key in map(str, cfg.evaluation):
         if not OmegaConf.is_interpolation(cfg.evaluation, key):
             OmegaConf.select(cfg, f"evaluation.{key}", throw_on_missing=True)
+
+
+def refuse_missing_values(cfg: DictConfig) -> None:
+    """Refuse a configuration in which a setting has no value.
+
+    Raises:
+        MissingMandatoryValue: names the setting.
+    """
+    own = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+    OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
 
 
 def refuse_ignored(because: str, overrides: Sequence[str]) -> None:

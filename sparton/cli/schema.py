@@ -80,12 +80,34 @@ class EvaluateConfig:
     evaluation: dict[str, Any] = field(default_factory=dict)
 
 
-SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig}
+@dataclass
+class EncodeConfig:
+    """Everything ``encode.py`` reads. ``configs/encode.yaml`` holds the values."""
+
+    model: str
+    data: Any
+    output: str
+    append: bool
+    side: str
+    gpus: int
+    device: str | None
+    length: int | None
+    kinds: list[str] | None
+    max_terms: int | None
+    vector_dtype: str
+    precision: str
+    rows_per_shard: int | None
+    batch_tokens: int | None
+    on_error: str
+    progress: bool
+
+
+SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig, "encode": EncodeConfig}
 
 
 def register() -> None:
-    """Make the schemas known to Hydra as ``train_schema`` and ``evaluate_schema``, and the names of
-    folders as resolvers.
+    """Make the schemas known to Hydra, ``train_schema`` for one, and the names of folders as
+    resolvers.
 
     A run is found again with other incidental settings; cells of a sweep may differ in them alone.
     ``sweep_name`` stays in all cells what it is in their sweep, as Hydra's ``now`` does.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from datasets import Dataset
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 TABLE, FACTS = "table.arrow", "facts.json"
 
 Facts = dict[str, Any]

@@ -29,7 +29,7 @@ from sparton.evaluation import choose_device, packed_tokenizer
 from sparton.models.backbones import minilm_folder
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.pipelines.identity import weights_digest
+from sparton.models.identity import weights_digest
 from sparton.retrieval.encoding import VectorDtype, encode_texts
 from sparton.types import Side
 from sparton.writing import replacing_folder

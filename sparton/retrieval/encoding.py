@@ -28,7 +28,7 @@ def encode_texts(
     texts: Sequence[str],
     side: Side,
     *,
-    batch_tokens: int = 16_384,
+    batch_tokens: int | None = None,
     batch_sequences: int = 256,
     precision: str = "fp32",
     kinds: Collection[Kind] | None = None,
@@ -81,7 +81,7 @@ def encode_texts(
     parts: list[Representations] = []
     with evaluating(encoder, precision) as device, progress_bar(progress, len(texts)) as advance:
         for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), groups):
-            for first, last in _batches(tokens.cu_seqlens, batch_tokens, batch_sequences):
+            for first, last in _batches(tokens.cu_seqlens, batch_tokens or 16_384, batch_sequences):
                 batch = tokens.select(first, last).to(device, non_blocking=True)
                 parts.append(_encode(encoder, batch, side, kept, max_terms, vector_dtype))
                 advance(last - first)
