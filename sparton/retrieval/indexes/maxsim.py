@@ -36,6 +36,7 @@ class MultiVectorIndex:
     """
 
     kinds: frozenset[Kind] = frozenset({"tokens"})
+    exact = True
 
     def __init__(
         self,

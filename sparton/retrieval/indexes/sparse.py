@@ -47,6 +47,7 @@ class SparseIndex:
     """
 
     kinds: frozenset[Kind] = frozenset({"sparse"})
+    exact = True
 
     def __init__(
         self,
