@@ -156,9 +156,9 @@ def _table(tasks: Sequence[Mapping[str, Any]]) -> str:
 
 def _speed(speed: Mapping[str, Any]) -> list[str]:
     """The cells below the headings of speed."""
-    latency = speed["latency"]
+    latency, rate = speed["latency"], speed.get("documents_per_second")
     return [
-        f"{speed['documents_per_second']:,.0f}",
+        "" if rate is None else f"{rate:,.0f}",
         f"{latency['p50']:,.1f} / {latency['p95']:,.1f}",
         f"{speed['index_bytes'] / 1e6:,.1f}",
     ]

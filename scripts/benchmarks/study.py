@@ -16,6 +16,7 @@ STUDIES = {
     "maxsim_backward": "benchmarks.maxsim.backwards",
     "attention": "benchmarks.attention.study",
     "data": "benchmarks.data.study",
+    "encoding": "benchmarks.encoding.study",
     "training": "benchmarks.training.study",
 }
 

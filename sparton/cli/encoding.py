@@ -10,9 +10,8 @@ from omegaconf import DictConfig, ListConfig
 from rich.console import Console
 
 from sparton.arguments import refuse_below
+from sparton.cli.collections import text_files
 from sparton.cli.errors import EXPECTED_ERRORS
-from sparton.datasets.collection import beir_file
-from sparton.datasets.files import DataFile, locate
 from sparton.datasets.preparation import Reading
 from sparton.datasets.texts import TextTable, text_table
 from sparton.encoded import EncodedTexts, begin_folder, encode_shards, open_encoded, plan_encoding
@@ -21,7 +20,7 @@ from sparton.encoded.facts import Facts, check_place, read_facts
 from sparton.errors import RunError
 from sparton.evaluation import check_model, check_vector_dtype, choose_device, load_retriever
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import autocast_dtype
+from sparton.retrieval.encoding import check_precision
 from sparton.training.processes import run_workers
 from sparton.types import SIDES, Side
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
 
-_FILES: dict[Side, str] = {"document": "corpus.jsonl", "query": "queries.jsonl"}
 _PLURAL: dict[Side, str] = {"document": "documents", "query": "queries"}
 
 
@@ -58,13 +56,15 @@ def check_encoding(cfg: DictConfig) -> None:
     """
     numbers = ("gpus", "length", "max_terms", "rows_per_shard", "batch_tokens")
     refuse_below(1, **{name: cfg[name] for name in numbers})
+    if not isinstance(cfg.data, str | ListConfig) or not len(cfg.data):
+        raise ValueError(f"data={cfg.data}: name a folder, or files as in [a.jsonl,b.jsonl]")
     if cfg.side not in SIDES:
         raise ValueError(f"side={cfg.side}: must be {' or '.join(SIDES)}")
     for kind in cfg.kinds or ():
         if kind not in KINDS:
             raise ValueError(f"kinds={list(cfg.kinds)}: there are {' and '.join(KINDS)}")
     check_vector_dtype(cfg.vector_dtype)
-    autocast_dtype(cfg.precision)
+    check_precision(cfg.precision)
     Reading(on_error=cfg.on_error).check()
     if cfg.model == "bm25":
         raise ValueError("model=bm25 is no encoder: name a trained model")
@@ -76,7 +76,8 @@ def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
     """Encode what the configuration names, and say what there is."""
     check_encoding(cfg)
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "0"))
-    files = _files(cfg.data, cfg.side)
+    names = [cfg.data] if isinstance(cfg.data, str) else [str(name) for name in cfg.data]
+    files = text_files(names, cfg.side)
     texts = text_table(_PLURAL[cfg.side], files, Reading(on_error=cfg.on_error))
     output = Path(cfg.output)
     if workers or cfg.gpus == 1:
@@ -123,8 +124,10 @@ def _begin(
         rows_per_shard=cfg.rows_per_shard,
     )
     name = str(Path(cfg.model).resolve()) if Path(cfg.model).is_dir() else cfg.model
-    return encoder, tokenizer, begin_folder(
-        Path(cfg.output), settings, texts, name, append=cfg.append
+    return (
+        encoder,
+        tokenizer,
+        begin_folder(Path(cfg.output), settings, texts, name, append=cfg.append),
     )
 
 
@@ -155,14 +158,3 @@ def _summary(encoded: EncodedTexts) -> str:
         f"{number:,} {_PLURAL[settings.side]} of {' and '.join(means)} in {encoded.folder}: "
         f"{len(encoded.facts.shards())} shards, {encoded.nbytes / 2**20:,.1f} MiB"
     )
-
-
-def _files(data: object, side: Side) -> list[DataFile]:
-    """The files that hold the texts."""
-    names = [str(each) for each in data] if isinstance(data, ListConfig | list) else [str(data)]
-    if len(names) == 1:
-        path = Path(names[0])
-        archive = path.suffix == ".zip" or path.with_name(f"{path.name}.zip").is_file()
-        if path.is_dir() or archive:
-            return [beir_file(path, _FILES[side])]
-    return locate(names)

@@ -15,8 +15,9 @@ from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
 from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import task_builders
+from sparton.encoded import open_encoded
 from sparton.retrieval.bm25 import BM25
-from sparton.retrieval.encoding import autocast_dtype
+from sparton.retrieval.encoding import check_precision
 from sparton.training.manifest import describe_environment
 from sparton.types import RetrievalTask
 
@@ -47,6 +48,11 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
     builders = task_builders(cfg, cfg.split)
     given = [name for name in ("query_length", "document_length") if cfg[name] is not None]
     builders = {name: partial(_at_given_lengths, build, given) for name, build in builders.items()}
+    if cfg.documents is not None and len(builders) > 1:
+        raise ValueError(
+            f"documents={cfg.documents} are those of one task, and there are {len(builders)}: "
+            f"{', '.join(builders)}"
+        )
     evaluate = build_bm25(cfg) if cfg.model == "bm25" else build_encoder(cfg, typed)
     for build in builders.values():
         build()  # Every task is downloaded and checked before the first is encoded.
@@ -84,7 +90,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     """
     asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
     evaluation.check_vector_dtype(asked.vector_dtype)
-    autocast_dtype(asked.precision)  # refuses what does not exist
+    check_precision(asked.precision)  # refuses what does not exist
     BM25(**words)  # refuses what cannot be
     device = evaluation.choose_device(cfg.device)
     model = (cfg.model, cfg.query_length, cfg.document_length)
@@ -100,4 +106,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     else:
         rest = overrides_in(typed, ["bm25"])
         refuse_ignored(f"search={search} with this model takes no BM25 and", rest)
-    return instantiate(asked, encoder, tokenizer, **words)
+    system = instantiate(asked, encoder, tokenizer, **words)
+    if cfg.documents is None:
+        return system
+    return partial(system, documents=open_encoded(cfg.documents))

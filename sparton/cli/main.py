@@ -17,6 +17,8 @@ COMMANDS = {
     "train": "train a retriever, or a sweep of them: sparton train head=sparton batch=512",
     "evaluate": "measure a model or BM25: sparton evaluate model=PATH evaluation=small_beir",
     "encode": "encode a collection once: sparton encode model=PATH data=FOLDER output=DOCS",
+    "search": "search an encoded collection: sparton search DOCS --query TEXT",
+    "delete": "delete documents of an encoded collection: sparton delete DOCS --ids ID ID",
     "compare": "say whether one run is better than another: sparton compare RUN RUN",
     "mine": "find hard negatives, and score them by a teacher",
     "adapt": "train a masked-language-modelling head on texts",

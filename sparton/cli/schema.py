@@ -73,6 +73,7 @@ class EvaluateConfig:
     device: str | None
     query_length: int | None
     document_length: int | None
+    documents: str | None
     metrics: list[str]
     encoder: dict[str, Any] = field(default_factory=dict)
     bm25: dict[str, Any] = field(default_factory=dict)
@@ -95,7 +96,7 @@ class EncodeConfig:
     kinds: list[str] | None
     max_terms: int | None
     vector_dtype: str
-    precision: str
+    precision: str | None
     rows_per_shard: int | None
     batch_tokens: int | None
     on_error: str

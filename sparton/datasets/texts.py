@@ -64,7 +64,7 @@ class TextList:
 
     @property
     def digest(self) -> str:
-        """Of the ids and texts; see :func:`~sparton.digests.records_digest`."""
+        """The :func:`~sparton.digests.records_digest` of the ids and texts."""
         return records_digest(self._ids, self._texts)
 
     def take(self, rows: Sequence[int]) -> TextCollection:
@@ -84,7 +84,7 @@ class TextTable:
 
     @property
     def digest(self) -> str:
-        """Of the ids and texts; see :func:`~sparton.digests.records_digest`."""
+        """The :func:`~sparton.digests.records_digest` of the ids and texts."""
         return self.table.facts["digest"]
 
     def text(self, row: int) -> str:

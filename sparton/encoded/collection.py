@@ -3,8 +3,7 @@
 N texts.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparton.digests import Seal, texts_digest
-from sparton.encoded.deletion import DELETED, read_deleted
+from sparton.encoded.deletion import DELETED, read_deleted, write_deleted
 from sparton.encoded.facts import FACTS, Facts, Shard, ids_file, read_facts
 from sparton.encoded.identity import encoder_digest
 from sparton.encoded.ids import Ids
@@ -28,28 +27,26 @@ class EncodedTexts:
         folder: where it is.
         facts: how texts were encoded, and which.
         ids: N identifiers by row; deleted texts have none, and no row.
+        deleted: rows of deleted texts, counted with them; int64, ascending.
         nbytes: of all representations on disk.
+        digest: of what was in the folder when it was opened. It changes when texts are added or
+            deleted, and tells whether what was made of them is of them still.
     """
 
     def __init__(
         self, folder: Path, facts: Facts, shards: Sequence[Stored], deleted: NDArray[np.int64]
     ) -> None:
         self.folder, self.facts = folder, facts
-        self._shards, self._deleted = shards, deleted
+        self._shards, self.deleted = shards, deleted
         self._verified: set[Path] = set()
         files = [folder / ids_file(number) for number in range(len(facts.parts))]
         self.ids = Ids(files, deleted)
         self.nbytes = sum(stored.nbytes for stored in shards)
+        told = (path for path in (folder / FACTS, folder / DELETED) if path.is_file())
+        self.digest = texts_digest(Seal.of(path).digest for path in told)
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @cached_property
-    def digest(self) -> str:
-        """Of what is in the folder; it changes when texts are added or deleted, and tells whether
-        what was made of them is of them still."""
-        paths = (self.folder / FACTS, self.folder / DELETED)
-        return texts_digest(Seal.of(path).digest for path in paths if path.is_file())
 
     @property
     def entries(self) -> int:
@@ -74,7 +71,7 @@ class EncodedTexts:
             verify = stored.path not in self._verified
             encoded = map_shard(stored, self.facts.settings, verify=verify)
             self._verified.add(stored.path)
-            kept = np.setdiff1d(np.arange(shard.rows.start, shard.rows.stop), self._deleted)
+            kept = np.setdiff1d(np.arange(shard.rows.start, shard.rows.stop), self.deleted)
             if len(kept) == len(shard.rows):
                 yield encoded
             elif len(kept):
@@ -119,6 +116,32 @@ def open_encoded(folder: str | Path) -> EncodedTexts:
         )
     shards = [inspect_shard(folder, shard, facts.settings) for shard in facts.shards()]
     return EncodedTexts(folder, facts, shards, read_deleted(folder, facts.rows))
+
+
+def delete_texts(folder: str | Path, ids: Collection[str]) -> EncodedTexts:
+    """Delete texts of a complete folder. A small file notes which; their representations stay where
+    they are, and whoever opens the folder from now on passes over them.
+
+    Args:
+        folder: of encoded texts.
+        ids: of the texts.
+
+    Raises:
+        ValueError: an identifier that no text has, or all texts; or a damaged folder.
+        FileNotFoundError: from :func:`open_encoded`.
+    """
+    found = open_encoded(folder)
+    wanted = set(ids)
+    rows = {name: row for row, name in found.ids.stored() if name in wanted}
+    if unknown := wanted - rows.keys():
+        raise ValueError(
+            f"{folder} has no text with the id {min(unknown)!r}: nothing was deleted of the "
+            f"{len(wanted)} that are named"
+        )
+    if len(rows) == len(found):
+        raise ValueError(f"no text of {folder} would be left: delete the folder itself")
+    write_deleted(found.folder, [*found.deleted.tolist(), *rows.values()])
+    return open_encoded(folder)
 
 
 def missing_shards(folder: Path, facts: Facts) -> list[Shard]:

@@ -4,6 +4,7 @@ nothing else.
 
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,15 @@ from sparton.datasets.texts import TextList, TextTable, hash_ids
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.encoded.claims import Watch, claimed
 from sparton.encoded.collection import EncodedTexts, open_encoded
-from sparton.encoded.facts import SHARDS, Facts, Part, Settings, check_place, ids_file, read_facts
+from sparton.encoded.facts import Facts, Part, Settings, check_place, ids_file, read_facts
 from sparton.encoded.identity import encoder_digest
 from sparton.encoded.ids import Ids, write_ids
 from sparton.encoded.shards import inspect_shard, shard_path, write_shard
 from sparton.models.encoder import Encoder
 from sparton.packing import ranges_of
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import VectorDtype, encode_texts
+from sparton.retrieval.encoding import encode_texts, usual_precision
+from sparton.retrieval.storing import VectorDtype
 from sparton.types import Kind, Side
 
 _CLAIMS = "claims"
@@ -40,7 +42,7 @@ def plan_encoding(
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
-    precision: str = "fp32",
+    precision: str | None = None,
     rows_per_shard: int | None = None,
 ) -> Settings:
     """How :func:`encode_shards` will encode texts. One text is encoded to see what that gives.
@@ -61,6 +63,7 @@ def plan_encoding(
         ValueError: an argument that cannot be, or that the encoder cannot serve.
     """
     refuse_below(1, rows_per_shard=rows_per_shard)
+    precision = precision or usual_precision(encoder.device)
     found = encode_texts(
         encoder,
         tokenizer,
@@ -209,7 +212,7 @@ def encode_collection(
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
-    precision: str = "fp32",
+    precision: str | None = None,
     rows_per_shard: int | None = None,
     batch_tokens: int | None = None,
     append: bool = False,
@@ -282,7 +285,5 @@ def _sweep(output: Path) -> None:
     """Remove what processes that died have left in a complete folder."""
     for path in (*output.rglob("*.tmp"), *(output / _CLAIMS).glob("*")):
         path.unlink(missing_ok=True)
-    try:
+    with suppress(OSError):  # another process sweeps, too
         (output / _CLAIMS).rmdir()
-    except OSError:
-        pass  # another process sweeps, too

@@ -12,7 +12,8 @@ from sparton.digests import Seal, texts_digest
 from sparton.packing import ranges_of
 from sparton.reading import Fields, read_json
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import AUTOCAST, VECTOR_DTYPES, VectorDtype
+from sparton.retrieval.encoding import AUTOCAST
+from sparton.retrieval.storing import VECTOR_DTYPES, VectorDtype
 from sparton.types import SIDES, Kind, Side
 from sparton.writing import replacing
 
@@ -129,7 +130,7 @@ class Facts(NamedTuple):
         content = {
             **self.settings._asdict(),
             "rows": self.rows,
-            "parts": [part._replace(ids=list(part.ids))._asdict() for part in self.parts],
+            "parts": [part._asdict() | {"ids": list(part.ids)} for part in self.parts],
             "name": self.name,
         }
         with replacing(folder / FACTS, shared=True) as fresh:

@@ -12,7 +12,7 @@ from sparton.digests import Seal
 from sparton.writing import replacing
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 _ROWS_PER_BATCH = 1 << 16
 
@@ -55,11 +55,15 @@ class Ids(Sequence[str]):
         return self._arrays[number][stored - int(self._starts[number])].as_py()
 
     def __iter__(self) -> Iterator[str]:
+        return (identifier for _, identifier in self.stored())
+
+    def stored(self) -> Iterator[tuple[int, str]]:
+        """Each identifier, with its row among all texts, deleted ones included."""
         deleted = set(self._deleted.tolist())
         for start, array in zip(self._starts.tolist(), self._arrays, strict=False):
             for row, identifier in enumerate(array.to_pylist(), start):
                 if row not in deleted:
-                    yield identifier
+                    yield row, identifier
 
 
 def write_ids(path: Path, ids: Iterable[str]) -> Seal:

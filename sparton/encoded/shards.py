@@ -152,7 +152,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     digest = xxhash.xxh3_128()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].contiguous().view(torch.uint8).numpy())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -4,8 +4,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import VECTOR_DTYPES
 from sparton.retrieval.settings import RERANK_DEPTH, Search, check_metrics, check_search
+from sparton.retrieval.storing import VECTOR_DTYPES
 from sparton.types import Kind, RetrievalTask
 
 if TYPE_CHECKING:

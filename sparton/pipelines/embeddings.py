@@ -30,7 +30,8 @@ from sparton.models.backbones import minilm_folder
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.identity import weights_digest
-from sparton.retrieval.encoding import VectorDtype, encode_texts
+from sparton.retrieval.encoding import encode_texts
+from sparton.retrieval.storing import VectorDtype
 from sparton.types import Side
 from sparton.writing import replacing_folder
 
@@ -61,8 +62,8 @@ def cache_embeddings(
     query_length: int = 64,
     document_length: int = 256,
     dtype: VectorDtype = "float32",
-    batch_tokens: int = 16_384,
-    precision: str = "fp32",
+    batch_tokens: int | None = None,
+    precision: str | None = None,
     device: str | None = None,
     progress: bool = True,
 ) -> CachedTexts:

@@ -5,13 +5,14 @@ import os
 import random
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from sparton.encoded import claims
 from sparton.encoded.claims import Watch, claimed
-from tests.encoded.problems import files, save_model, work
+from tests.encoded.problems import files, peak_memory, save_model, work
 
 NUMBER, ROWS = 240, 8  # texts, and texts of a shard
 PATIENCE = 60  # seconds
@@ -95,6 +96,18 @@ def test_the_others_do_what_one_that_died_was_at(model, tmp_path, forked, expect
     first.kill()
     finish([second])
     assert files(output) == expected
+
+
+def test_memory_does_not_grow_with_the_collection(tmp_path, forked):
+    """Of 25 KB for each text: nothing of other shards is kept."""
+    wide = save_model(tmp_path / "wide", "wide")
+    with ProcessPoolExecutor(1, mp_context=forked) as pool:
+        few, many, at_once = (
+            pool.submit(peak_memory, wide, tmp_path / str((number, rows)), number, rows).result()
+            for number, rows in ((500, 250), (2500, 250), (2500, 2500))
+        )
+    assert many < few + 2**23
+    assert at_once > few + 2**24
 
 
 def test_a_claim_is_one_processs_own_and_ends_with_its_work(tmp_path):
