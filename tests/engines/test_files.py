@@ -195,3 +195,13 @@ def test_ids_that_an_engine_does_not_take_are_refused(name, identifier, message,
         write_files(engine_of(name, texts), texts, tmp_path / "output", progress=False)
     longest = write_encoded(tmp_path / "more", representations(), ["é" * 256, *IDS[1:]])
     write_files(engine_of(name, longest), longest, tmp_path / "taken", progress=False)
+
+
+def test_the_guide_says_what_is_lost():
+    guide = (GOLDEN.parents[2] / "docs" / "guides" / "vectors.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in guide.splitlines() if line.startswith("| ")]
+    for name, engine in ENGINES.items():
+        (row,) = [each for each in rows if name in each[0].lower() and len(each) >= 4]
+        for kind, place in (("sparse", 2), ("tokens", 4)):
+            assert engine.loses.get(kind, "") == row[place].strip("| "), (name, kind)
+        assert f"`{engine.key_variable}`" in guide
