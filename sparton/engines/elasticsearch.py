@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from sparton.engines.lucene import LuceneEngine
 from sparton.types import Kind
 
-_MAXSIM = "Math.max(0, maxSimDotProduct(params.query, 'tokens'))"  # scores cannot be negative
+_MAXSIM = "Math.max(0.0, maxSimDotProduct(params.query, 'tokens'))"  # scores cannot be negative
 
 
 class Elasticsearch(LuceneEngine):

@@ -3,6 +3,7 @@
 V terms, E width of a token's vector.
 """
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from sparton.arguments import ArgumentError
 from sparton.encoded.facts import Settings
+from sparton.engines.json_text import vectors_text, weights_text
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.indexes.protocols import check_kinds, check_request
 from sparton.retrieval.settings import RERANK_DEPTH
@@ -37,6 +39,10 @@ class Document(NamedTuple):
     terms: NDArray[np.int32] | None
     weights: NDArray[np.float32] | None
     tokens: NDArray[np.floating] | None
+
+    def vectors(self) -> list[list[float]]:
+        """The vectors of its tokens."""
+        return [] if self.tokens is None else json.loads(vectors_text(self.tokens))
 
 
 class Request(NamedTuple):
@@ -140,6 +146,18 @@ class Engine(ABC):
             twice = next(key for key in keys if keys.count(key) > 1)
             raise ValueError(f"two terms are called {twice!r} in {self.name}: push their numbers")
         return keys
+
+    @cached_property
+    def _quoted(self) -> list[str]:
+        return [json.dumps(key, ensure_ascii=False) for key in self.keys]
+
+    def weights_text(self, document: Document) -> str:
+        """The weights of a document by :attr:`keys`, an object of JSON."""
+        return weights_text(self._quoted, document.terms, document.weights)
+
+    def weights(self, document: Document) -> dict[str, float]:
+        """As :meth:`weights_text`, not written yet."""
+        return json.loads(self.weights_text(document))
 
     def term_key(self, term: int, name: str) -> str:
         """What a term of this number and name is called."""
@@ -254,14 +272,3 @@ def documents_of(
                 vectors = tokens.values[first:last].numpy()
         found.append(Document(identifier, terms, weights, vectors))
     return found
-
-
-def numbers(values: NDArray[np.floating]) -> list[float]:
-    """Numbers whose shortest decimal form gives the same fp32 value again."""
-    return [float(digits) for digits in values.astype(np.float32).ravel().astype(str).tolist()]
-
-
-def rows(vectors: NDArray[np.floating]) -> list[list[float]]:
-    """Vectors as lists of :func:`numbers`."""
-    flat, width = numbers(vectors), vectors.shape[1]
-    return [flat[start : start + width] for start in range(0, len(flat), width)]

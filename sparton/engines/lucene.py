@@ -9,7 +9,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from sparton.engines.engine import BUSY, Answer, Client, Document, Engine, Request, numbers, rows
+from sparton.engines.engine import BUSY, Answer, Client, Document, Engine, Request
+from sparton.engines.json_text import vectors_text
 
 
 class LuceneEngine(Engine):
@@ -61,13 +62,13 @@ class LuceneEngine(Engine):
             )
 
     def line(self, document: Document) -> bytes:
-        source: dict[str, Any] = {}
-        if document.terms is not None and document.weights is not None:
-            source["sparse"] = self._weights(document)
+        fields = []
+        if document.terms is not None:
+            fields.append(f'"sparse": {self.weights_text(document)}')
         if document.tokens is not None:
-            source["tokens"] = rows(document.tokens)
-        lines = {"index": {"_id": document.id}}, source
-        return "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in lines).encode()
+            fields.append(f'"tokens": {vectors_text(document.tokens)}')
+        action = json.dumps({"index": {"_id": document.id}}, ensure_ascii=False)
+        return f"{action}\n{{{', '.join(fields)}}}\n".encode()
 
     def request(self, ids: Sequence[str], lines: Sequence[bytes]) -> Request:
         body = self.body(lines)
@@ -93,22 +94,16 @@ class LuceneEngine(Engine):
     def _query(self, query: Document, k: int, depth: int) -> dict[str, Any]:
         body: dict[str, Any] = {"size": k, "_source": False}
         if query.tokens is None:
-            return {**body, "query": self.sparse_query(self._weights(query))}
-        by_tokens = self.maxsim_query(rows(query.tokens))
+            return {**body, "query": self.sparse_query(self.weights(query))}
+        by_tokens = self.maxsim_query(query.vectors())
         if "sparse" not in self.kinds:
             return {**body, "query": by_tokens}
         rescore = {"rescore_query": by_tokens, "query_weight": 0, "rescore_query_weight": 1}
         return {
             **body,
-            "query": self.sparse_query(self._weights(query)),
+            "query": self.sparse_query(self.weights(query)),
             "rescore": {"window_size": depth, "query": rescore},
         }
-
-    def _weights(self, document: Document) -> dict[str, float]:
-        if document.terms is None or document.weights is None:
-            return {}
-        keys = [self.keys[term] for term in document.terms.tolist()]
-        return dict(zip(keys, numbers(document.weights), strict=True))
 
 
 def _reason(error: Any) -> str:

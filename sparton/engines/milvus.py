@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from sparton.engines.engine import Answer, Client, Document, Engine, Request, numbers
+from sparton.engines.engine import Answer, Client, Document, Engine, Request
 from sparton.types import Kind
 
 
@@ -60,8 +60,8 @@ class Milvus(Engine):
         self._check(client.call(Request("POST", "/v2/vectordb/collections/create", body)))
 
     def line(self, document: Document) -> bytes:
-        row = {"id": document.id, "sparse": _weights(document)}
-        return json.dumps(row, ensure_ascii=False).encode()
+        identifier = json.dumps(document.id, ensure_ascii=False)
+        return f'{{"id": {identifier}, "sparse": {self.weights_text(document)}}}'.encode()
 
     def body(self, lines: Sequence[bytes]) -> bytes:
         opening = f'{{"collectionName": {json.dumps(self.index)}, "data": [\n'
@@ -82,16 +82,9 @@ class Milvus(Engine):
     def _query(self, query: Document, k: int, depth: int) -> dict[str, Any]:
         return {
             "collectionName": self.index,
-            "data": [_weights(query)],
+            "data": [self.weights(query)],
             "annsField": "sparse",
             "limit": k,
             "outputFields": ["id"],
             "searchParams": {"metricType": "IP", "params": {"drop_ratio_search": 0}},
         }
-
-
-def _weights(document: Document) -> dict[str, float]:
-    if document.terms is None or document.weights is None:
-        return {}
-    keys = map(str, document.terms.tolist())
-    return dict(zip(keys, numbers(document.weights), strict=True))

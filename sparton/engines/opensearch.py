@@ -18,7 +18,7 @@ from sparton.types import Kind
 # Of products x it makes x + 1, or 1 / (1 - x) of negative ones, because scores are not negative.
 _MAXSIM = (
     "params._source.containsKey('tokens') ? "
-    "lateInteractionScore(params.query, 'tokens', params._source, 'innerproduct') : 0"
+    "lateInteractionScore(params.query, 'tokens', params._source, 'innerproduct') : 0.0"
 )
 
 

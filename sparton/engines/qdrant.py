@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlencode
 from uuid import NAMESPACE_OID, uuid5
 
-from sparton.engines.engine import Client, Document, Engine, Request, numbers, rows
+from sparton.engines.engine import Client, Document, Engine, Request
+from sparton.engines.json_text import numbers_text, vectors_text
 from sparton.types import Kind
 
 
@@ -61,12 +62,17 @@ class Qdrant(Engine):
             )
 
     def line(self, document: Document) -> bytes:
-        point = {
-            "id": str(uuid5(NAMESPACE_OID, document.id)),
-            "vector": self._vectors(document),
-            "payload": {"id": document.id},
-        }
-        return json.dumps(point, ensure_ascii=False).encode()
+        vectors = []
+        if document.terms is not None and document.weights is not None:
+            indices, values = document.terms.tolist(), numbers_text(document.weights)
+            vectors.append(f'"sparse": {{"indices": {indices}, "values": {values}}}')
+        if document.tokens is not None:
+            vectors.append(f'"tokens": {vectors_text(document.tokens)}')
+        point, payload = json.dumps(str(uuid5(NAMESPACE_OID, document.id))), {"id": document.id}
+        return (
+            f'{{"id": {point}, "vector": {{{", ".join(vectors)}}}, '
+            f'"payload": {json.dumps(payload, ensure_ascii=False)}}}'
+        ).encode()
 
     def body(self, lines: Sequence[bytes]) -> bytes:
         return b'{"points": [\n' + b",\n".join(lines) + b"\n]}\n"
@@ -84,23 +90,15 @@ class Qdrant(Engine):
 
     def _query(self, query: Document, k: int, depth: int) -> dict[str, Any]:
         exact = {"params": {"exact": True}}
-        vectors = self._vectors(query)
-        last = "tokens" if "tokens" in vectors else "sparse"
-        nothing: dict[str, list] = {"indices": [], "values": []}
-        body = {"query": vectors.get(last, nothing), "using": last, **exact}
-        if len(self.kinds) > 1 and last == "tokens":
-            first = {"query": vectors.get("sparse", nothing), "using": "sparse", **exact}
-            body["prefetch"] = [{**first, "limit": depth}]
+        weights = self.weights(query)
+        indices, values = [int(term) for term in weights], [*weights.values()]
+        by_terms = {"query": {"indices": indices, "values": values}, "using": "sparse", **exact}
+        if "tokens" not in self.kinds:
+            return {**by_terms, "limit": k, "with_payload": True}
+        body: dict[str, Any] = {"query": query.vectors(), "using": "tokens", **exact}
+        if "sparse" in self.kinds:
+            body["prefetch"] = [{**by_terms, "limit": depth}]
         return {**body, "limit": k, "with_payload": True}
-
-    def _vectors(self, document: Document) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        if document.terms is not None and document.weights is not None:
-            values = numbers(document.weights)
-            found["sparse"] = {"indices": document.terms.tolist(), "values": values}
-        if document.tokens is not None:
-            found["tokens"] = rows(document.tokens)
-        return found
 
 
 def _holds(there: Any, wanted: Any) -> bool:

@@ -53,13 +53,15 @@ class HttpClient:
         key = os.environ.get(engine.key_variable)
         self._headers = engine.headers(key) if key else {}
         self._local = threading.local()
+        self._answered = False
 
     def call(self, request: Request, allow: Sequence[int] = ()) -> Answer:
         """The answer to a request, which succeeds or has one of the statuses in ``allow``.
 
         Raises:
             ValueError: the engine refuses it; says why.
-            ConnectionError: it is busy or not there, and was so after all attempts.
+            ConnectionError: it is busy or not there, and was so after all attempts; or it was not
+                there when it was asked first.
         """
         why = ""
         for attempt in range(_ATTEMPTS):
@@ -76,7 +78,13 @@ class HttpClient:
                 )
             except (requests.ConnectionError, requests.Timeout) as error:
                 why = type(error).__name__
-                continue
+                if self._answered:
+                    continue
+                raise ConnectionError(
+                    f"{self._engine.name} does not answer at {self._url} ({why}): start it, or name "
+                    "the place where it is"
+                ) from error
+            self._answered = True
             if response.ok or response.status_code in allow:
                 return Answer(response.status_code, _content(response))
             why = f"{response.status_code} {response.reason}: {response.text[:500]}".strip()

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparton.engines.engine import Client, Document, Engine, Request, numbers, rows
+from sparton.engines.engine import Client, Document, Engine, Request
 from sparton.types import Kind
 
 _SPARSE = "sum(query(sparse) * attribute(sparse))"
@@ -64,19 +64,19 @@ class Vespa(Engine):
             )
 
     def line(self, document: Document) -> bytes:
-        fields: dict[str, Any] = {"id": document.id}
+        fields = [f'"id": {_json(document.id)}']
         if document.terms is not None:
-            fields["sparse"] = self._cells(document)
+            fields.append(f'"sparse": {self.weights_text(document)}')
         if document.tokens is not None:
-            fields["tokens"] = {
-                str(row): digits for row, digits in enumerate(_bfloat16(document.tokens))
-            }
-        return self._opening(document.id) + _json({"fields": fields})[1:] + b"\n"
+            bits = enumerate(_bfloat16(document.tokens))
+            fields.append(f'"tokens": {_json({str(row): digits for row, digits in bits})}')
+        inside = f'"fields": {{{", ".join(fields)}}}'
+        return f"{self._opening(document.id)}{inside}}}\n".encode()
 
     def request(self, ids: Sequence[str], lines: Sequence[bytes]) -> Request:
         ((identifier, line),) = zip(ids, lines, strict=True)
         path = f"/document/v1/{self.index}/{self.index}/docid/{quote(identifier, safe='')}"
-        return Request("POST", path, b"{" + line[len(self._opening(identifier)) :])
+        return Request("POST", path, b"{" + line[len(self._opening(identifier).encode()) :])
 
     def _query(self, query: Document, k: int, depth: int) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -87,23 +87,16 @@ class Vespa(Engine):
             "timeout": "60s",
         }
         if "sparse" in self.kinds:
-            body["input.query(sparse)"] = self._cells(query)
+            body["input.query(sparse)"] = self.weights(query)
         if "tokens" in self.kinds:
-            vectors = [] if query.tokens is None else rows(query.tokens)
-            body["input.query(tokens)"] = {str(row): each for row, each in enumerate(vectors)}
+            rows = enumerate(query.vectors())
+            body["input.query(tokens)"] = {str(row): vector for row, vector in rows}
         if len(self.kinds) > 1:
             body["ranking.rerankCount"] = depth
         return body
 
-    def _opening(self, identifier: str) -> bytes:
-        put = f"id:{self.index}:{self.index}::{identifier}"
-        return _json({"put": put})[:-1] + b", "
-
-    def _cells(self, document: Document) -> dict[str, float]:
-        if document.terms is None or document.weights is None:
-            return {}
-        keys = [self.keys[term] for term in document.terms.tolist()]
-        return dict(zip(keys, numbers(document.weights), strict=True))
+    def _opening(self, identifier: str) -> str:
+        return f'{{"put": {_json(f"id:{self.index}:{self.index}::{identifier}")}, '
 
     def _schema(self) -> str:
         width, profile = self.settings.token_width, "_".join(sorted(self.kinds))
@@ -142,8 +135,8 @@ def _block(head: str, parts: Sequence[str]) -> str:
     return f"{head} {{\n    {inside}\n}}"
 
 
-def _json(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, ensure_ascii=False).encode()
+def _json(content: str | dict[str, str]) -> str:
+    return json.dumps(content, ensure_ascii=False)
 
 
 def _bfloat16(vectors: NDArray[np.floating]) -> list[str]:

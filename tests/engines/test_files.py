@@ -9,6 +9,7 @@ import torch
 
 from sparton.arguments import ArgumentError
 from sparton.engines import ENGINES, engine_for, write_files
+from sparton.engines.json_text import numbers_text, vectors_text
 from tests.engines.problems import (
     GOLDEN,
     IDS,
@@ -73,6 +74,14 @@ def test_bits_of_vespa_are_the_nearest_bfloat16():
             ]
             expected = TOKENS[row].half().bfloat16().float()
             assert torch.equal(torch.tensor(np.array(found)), expected)
+
+
+def test_numbers_of_16_bits_are_read_as_they_are():
+    every = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    every = every[np.isfinite(every)].reshape(-1, 2)
+    read = np.array(json.loads(vectors_text(every)), np.float32)
+    np.testing.assert_array_equal(read, every.astype(np.float32))
+    assert (np.array(json.loads(numbers_text(every[0] + 1)), np.float16) != every[0]).any()
 
 
 def test_an_interrupted_push_goes_on(tmp_path, monkeypatch):

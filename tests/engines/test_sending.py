@@ -71,7 +71,13 @@ def test_attempts_have_a_bound(texts):
         there.busy = dict.fromkeys(IDS, 100)
         with pytest.raises(ConnectionError, match="too busy 8 times for the document"):
             send(engine_of("opensearch", texts), texts, there.url, progress=False)
-    with pytest.raises(ConnectionError, match=r"did not answer 8 times \(ConnectionError\)"):
+    with double() as there:
+        there.failures = [0] * 100
+        with pytest.raises(ConnectionError, match=r"did not answer 8 times \(ConnectionError\)"):
+            send(engine_of("qdrant", texts), texts, there.url, progress=False)
+    with pytest.raises(
+        ConnectionError, match=r"does not answer at http.* \(ConnectionError\): sta"
+    ):
         send(engine_of("qdrant", texts), texts, there.url, progress=False)
 
 
