@@ -81,8 +81,8 @@ class HttpClient:
                 if self._answered:
                     continue
                 raise ConnectionError(
-                    f"{self._engine.name} does not answer at {self._url} ({why}): start it, or name "
-                    "the place where it is"
+                    f"{self._engine.name} does not answer at {self._url} ({why}): start it, or "
+                    "name the place where it is"
                 ) from error
             self._answered = True
             if response.ok or response.status_code in allow:

@@ -65,6 +65,6 @@ def recall_of_exact(
 
 
 def _share(found: NDArray[np.int64], best: NDArray[np.int64]) -> float:
-    """Of the rows in ``best [Q, K]`` that are in ``found [Q, K]``; -1 is none."""
+    """Which share of the rows in ``best [Q, K]`` is in ``found [Q, K]``; -1 is none."""
     hits = [np.isin(row[row >= 0], other).mean() for row, other in zip(best, found) if row[0] >= 0]
     return float(np.mean(hits)) if hits else 1.0

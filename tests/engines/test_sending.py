@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sparton.arguments import ArgumentError
+from sparton.encoded import delete_texts
 from sparton.engines import ENGINES, engine_for, send, sending
 from tests.engines.double import double
 from tests.engines.problems import IDS, engine_of, representations, write_encoded
@@ -33,6 +34,15 @@ def test_all_documents_arrive_whatever_fails(name, texts):
         before = json.dumps(there.documents, sort_keys=True)
         assert send(engine, texts, f"{there.url}/", progress=False) == (3, 1)
         assert json.dumps(there.documents, sort_keys=True) == before, "a rerun changes nothing"
+
+
+def test_deleted_texts_are_passed_over(tmp_path):
+    write_encoded(tmp_path / "docs", representations(), IDS, rows_per_shard=2)
+    texts = delete_texts(tmp_path / "docs", [IDS[0]])
+    with double() as there:
+        assert send(engine_of("qdrant", texts), texts, there.url, progress=False) == (2, 1)
+    assert there.documents.keys() == {IDS[1], IDS[2]}
+    assert there.documents[IDS[1]]["vector"]["sparse"]["indices"] == [0, 2]
 
 
 def test_only_documents_that_were_refused_are_sent_again(tmp_path):

@@ -11,6 +11,7 @@ and for the environment variables that authenticate.
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,24 +30,26 @@ def main(arguments: Sequence[str]) -> None:
     """``sparton push-vectors``."""
     parsed = _parser().parse_args(arguments)
 
+    from sparton.arguments import refuse_ignored
     from sparton.encoded import open_encoded
     from sparton.engines import engine_for, send, write_files
 
-    texts = open_encoded(parsed.documents)
     with flags_named(names="--terms"):
-        engine = engine_for(parsed.to, texts.facts.settings, parsed.index, kind=parsed.kind)
-        model = None
+        if parsed.query is None:
+            refuse_ignored("a push without --query", k=parsed.k)
+            if parsed.terms == "numbers":
+                refuse_ignored("a push of numbers of terms", model=parsed.model)
+        texts = open_encoded(parsed.documents)
+        make = partial(engine_for, parsed.to, texts.facts.settings, parsed.index, kind=parsed.kind)
+        engine, model = make(), None
         if parsed.terms == "tokens" or parsed.query is not None:
             model = _load(texts, parsed.model)
         if parsed.terms == "tokens" and model is not None:
             from sparton.pipelines.export import term_names
 
-            names = term_names(model[0])
-            engine = engine_for(
-                parsed.to, texts.facts.settings, parsed.index, kind=parsed.kind, names=names
-            )
+            engine = make(names=term_names(model[0]))
         if model is not None and parsed.query is not None:
-            _show_query(engine, *model, parsed.query, parsed.k)
+            _show_query(engine, *model, parsed.query, 10 if parsed.k is None else parsed.k)
             return
         if parsed.url is not None:
             pushed, where = send(engine, texts, parsed.url), f"sent to {parsed.url}"
@@ -91,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--output", type=Path, metavar="FOLDER", help="write files")
     where.add_argument("--url", help="make the index and send documents")
     where.add_argument("--query", metavar="TEXT", help="show the body of the request that searches")
-    parser.add_argument("--k", type=int, default=10, help="results of the query; default: 10")
+    parser.add_argument("--k", type=int, help="results of the query; default: 10")
     parser.add_argument(
         "--kind", choices=("sparse", "tokens"), help="default: all vectors that there are"
     )

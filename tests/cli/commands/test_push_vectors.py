@@ -70,6 +70,8 @@ def test_documents_are_sent(docs, capsys):
         (["--to", "vespa", "--index", "A b", "--output", "x"], "--index A b is no name that vespa"),
         (["--to", "vespa", "--url", "host"], "--url host must be http://HOST:PORT"),
         (["--to", "qdrant", "--terms", "tokens", "--output", "x"], "leave --terms out"),
+        (["--to", "qdrant", "--k", "3", "--output", "x"], "without --query ignores --k: leave"),
+        (["--to", "qdrant", "--model", "m", "--url", "x"], "numbers of terms ignores --model: le"),
     ],
 )
 def test_refusals_name_flags(docs, flags, message):
