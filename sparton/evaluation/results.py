@@ -216,7 +216,7 @@ def read_queries(folder: Path | str) -> dict[str, dict[str, dict[str, float]]]:
 
 def read_tasks(path: Path) -> list[dict[str, Any]]:
     """What a ``results.json`` says of each task, which has its ``name``, its ``metrics``, and
-    perhaps its ``speed``; see :func:`task_figures`.
+    perhaps its ``speed`` and ``exact_recall``; see :func:`task_figures`.
 
     Raises:
         FileNotFoundError: no such file.
@@ -231,6 +231,8 @@ def read_tasks(path: Path) -> list[dict[str, Any]]:
         metrics, speed = task.need_object("metrics"), task.object("speed")
         for metric in metrics:
             metrics.need(metric, float)
+        if recall := task.object("exact_recall"):
+            recall.get("at_10", float)
         if speed is not None:
             latency = speed.need_object("latency")
             for fields, keys in ((speed, _SPEEDS), (latency, ("p50", "p95"))):

@@ -125,7 +125,7 @@ def double() -> Iterator[Double]:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=[0.01], daemon=True)
     thread.start()
     engine.url = f"http://127.0.0.1:{server.server_address[1]}"
     try:
