@@ -161,6 +161,18 @@ def term_counts(vectors: SparseVectors) -> Tensor:
     return counts
 
 
+def mean_flops(queries: SparseVectors, documents: SparseVectors) -> float:
+    """Expected number of multiplications to score one query against one document.
+
+    The sum over the terms of p_q(v) p_d(v), p the share of the queries (documents) in which term
+    v is active: the FLOPS measure of Formal et al., SPLADE, 2021.
+    """
+    shares = (
+        term_counts(side).double() / max(side.num_vectors, 1) for side in (queries, documents)
+    )
+    return float(torch.dot(*shares))
+
+
 def used_terms(rows: Tensor | SparseVectors, above: float = 0.0) -> Tensor:
     """Which terms are above a bound, 0 or more, in some vector of ``rows [N, V]``; bool ``[V]``."""
     if isinstance(rows, Tensor):

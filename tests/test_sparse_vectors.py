@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparton import sparse_vectors
-from sparton.sparse_vectors import SparseVectors, used_terms
+from sparton.sparse_vectors import SparseVectors, mean_flops, used_terms
 
 
 def random_rows(rows: int, width: int, density: float, seed: int = 0) -> torch.Tensor:
@@ -71,3 +71,11 @@ def test_used_terms_are_the_same_of_either_form(above):
     assert 0 < used.sum() < 40
     assert torch.equal(used_terms(SparseVectors.from_dense(dense), above), used)
     assert not used_terms(SparseVectors.from_dense(torch.zeros(2, 3))).any()
+
+
+def test_mean_flops_is_the_mean_number_of_shared_terms():
+    queries, documents = random_rows(7, 12, 0.2, seed=1), random_rows(31, 12, 0.2, seed=2)
+    shared = ((queries[:, None] != 0) & (documents[None] != 0)).sum(-1).double().mean().item()
+    found = mean_flops(SparseVectors.from_dense(queries), SparseVectors.from_dense(documents))
+    assert found == pytest.approx(shared, rel=1e-12)
+    assert found > 0

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from sparton.arguments import refuse_below
 from sparton.cli.collections import text_files
+from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.datasets.preparation import Reading
 from sparton.datasets.texts import TextTable, text_table
@@ -96,7 +97,7 @@ def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
         if workers and "GROUP_RANK" not in os.environ:
             return  # who started this process says what there is
     else:
-        _check_gpus(cfg)
+        check_gpus(cfg.gpus, cfg.device)
         _begin(cfg, texts, "cpu")  # what is wrong is said once
         ended = run_workers(program, cfg.gpus)
         if left := len(missing_shards(output, read_facts(output))):
@@ -137,17 +138,6 @@ def _device(name: str | None) -> torch.device:
     if name is None and local is not None and torch.cuda.is_available():
         name = f"cuda:{local}"
     return choose_device(name)
-
-
-def _check_gpus(cfg: DictConfig) -> None:
-    """Refuse more processes than GPUs, where they would use some."""
-    if cfg.device is not None and cfg.device != "cpu":
-        raise ValueError(
-            f"gpus={cfg.gpus} are as many devices, and device={cfg.device} is one: leave one out"
-        )
-    found = torch.cuda.device_count()
-    if cfg.device is None and 0 < found < cfg.gpus:
-        raise ValueError(f"gpus={cfg.gpus}, but this machine has {found}: set gpus={found}")
 
 
 def _summary(encoded: EncodedTexts) -> str:

@@ -54,8 +54,11 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
         return _unless_error(opened.run(task, configure_logging=as_command))
 
 
-def evaluate(request: Request) -> None:
+def evaluate(request: Request, program: Sequence[str]) -> None:
     """Run an evaluation, or a sweep of them.
+
+    Args:
+        program: the words that start this command in another process, without its arguments.
 
     Raises:
         EXPECTED_ERRORS: what a user can mend.
@@ -66,11 +69,12 @@ def evaluate(request: Request) -> None:
             check_evaluation(cfg, cfg.hydra.overrides.task)
         from sparton.cli.evaluation import evaluate_here
 
+        task = partial(evaluate_here, again=[*program, *request.again()])
         if opened.sweeps(variants[0]):
-            for job in opened.sweep(evaluate_here)[0]:
+            for job in opened.sweep(task)[0]:
                 _unless_error(job.return_value)
         else:
-            _unless_error(opened.run(evaluate_here))
+            _unless_error(opened.run(task))
 
 
 def encode(request: Request, program: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.arguments import refuse_below
 from sparton.cli.overrides import overrides_in
 from sparton.models.places import check_place
 from sparton.retrieval.settings import check_metrics, check_search, check_term_bounds
@@ -24,12 +25,14 @@ def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
     """
     refuse_missing(cfg)
     refuse_missing_values(cfg)
+    refuse_below(1, gpus=cfg.gpus)
     if cfg.split not in ("dev", "test") or not cfg.evaluation.get(cfg.split):
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
     if cfg.model == "bm25":
-        ignored = overrides_in(
-            typed, ("encoder", "index", "query_length", "document_length", "documents")
-        )
+        of_models = (
+            "encoder", "index", "query_length", "document_length", "documents", "width", "gpus"
+        )  # fmt: skip
+        ignored = overrides_in(typed, of_models)
         refuse_ignored("model=bm25 is no encoder and", ignored)
         _check_metrics(cfg, "bm25")
     else:

@@ -70,10 +70,12 @@ class EvaluateConfig:
     split: str
     output: str | None
     data_dir: str
+    gpus: int
     device: str | None
     query_length: int | None
     document_length: int | None
     documents: str | None
+    width: int | None
     metrics: list[str]
     encoder: dict[str, Any] = field(default_factory=dict)
     bm25: dict[str, Any] = field(default_factory=dict)

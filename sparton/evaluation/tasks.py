@@ -21,6 +21,8 @@ from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
     check_bounds_apply,
+    check_index,
+    check_pooling,
     check_texts,
     check_vector_dtype,
     compared_kinds,
@@ -29,10 +31,10 @@ from sparton.evaluation.settings import (
 from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
+from sparton.retrieval.crew import ALONE, Crew
 from sparton.retrieval.encoding import check_precision, device_of, encode_texts
 from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Found
-from sparton.retrieval.indexes.sparse import mean_flops
 from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
 from sparton.retrieval.run import Run
 from sparton.retrieval.settings import (
@@ -43,7 +45,7 @@ from sparton.retrieval.settings import (
     check_term_bounds,
 )
 from sparton.retrieval.storing import VectorDtype
-from sparton.sparse_vectors import SparseVectors
+from sparton.sparse_vectors import SparseVectors, mean_flops
 from sparton.types import SIDES, Kind, RetrievalTask, Side, TextForm, Tokenizer
 
 if TYPE_CHECKING:
@@ -68,12 +70,14 @@ def evaluate_encoder(
     max_query_terms: int | None = None,
     max_document_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
     k1: float = 0.9,
     b: float = 0.4,
     index: IndexBuilder = exact_index,
     documents: EncodedTexts | None = None,
     timed_queries: int = TIMED_QUERIES,
     progress: bool = True,
+    crew: Crew = ALONE,
 ) -> TaskResult:
     """Search a full collection with an encoder, on the encoder's own device, and measure what it
     finds.
@@ -100,14 +104,16 @@ def evaluate_encoder(
             settings.
         timed_queries: how many queries are timed one at a time, see
             :func:`~sparton.evaluation.speed.time_queries`; 0 measures no speed.
-        batch_tokens, precision, vector_dtype, progress: see
+        batch_tokens, precision, vector_dtype, pool_factor, progress: see
             :func:`~sparton.retrieval.encoding.encode_texts`.
+        crew: processes with the same encoder that encode together. The first searches, and all get
+            its result.
 
     Raises:
         ValueError: a task without texts, a metric that does not exist or is deeper than the
-            rankings, a ``search`` or a bound of terms that the encoder cannot serve, ``k1`` or
-            ``b`` out of range, ``documents`` that are others or were encoded otherwise (all before
-            anything is encoded), or representations that are not finite.
+            rankings, a ``search``, an ``index`` or a bound of terms that the encoder cannot serve,
+            ``k1`` or ``b`` out of range, ``documents`` that are others or were encoded otherwise
+            (all before anything is encoded), or representations that are not finite.
     """
     check_texts(task)
     check_search(search, rerank_depth)
@@ -118,6 +124,8 @@ def evaluate_encoder(
     check_term_bounds(**bounds)
     chosen = plan_search(encoder, metrics=metrics, k=k, search=search, rerank_depth=rerank_depth)
     check_bounds_apply(chosen, encoder, **bounds)
+    check_index(index, chosen, encoder)
+    check_pooling(pool_factor, chosen, encoder)
     kinds = compared_kinds(chosen, encoder)
     bm25 = BM25(k1, b)
 
@@ -129,22 +137,26 @@ def evaluate_encoder(
         )  # fmt: skip
 
     def encode(
-        texts: Sequence[str], side: Side, max_terms: int | None, bar: bool = False
+        texts: Sequence[str], side: Side, max_terms: int | None, whole: bool
     ) -> Representations:
+        bar = progress and whole and not crew.rank
         return encode_texts(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
-            batch_tokens=batch_tokens, vector_dtype=vector_dtype,
-            form=form, progress=f"{task.name}: {_PLURAL[side]}" if progress and bar else None,
+            batch_tokens=batch_tokens, vector_dtype=vector_dtype, pool_factor=pool_factor,
+            form=form, progress=f"{task.name}: {_PLURAL[side]}" if bar else None,
+            crew=crew if whole else ALONE,
         )  # fmt: skip
 
     by_words = bm25_finds(chosen, encoder)
     system = _System(
-        lambda texts, bar: encode(texts, "document", max_document_terms, bar),
-        lambda texts, bar: encode(texts, "query", max_query_terms, bar),
+        lambda texts, whole: encode(texts, "document", max_document_terms, whole),
+        lambda texts, whole: encode(texts, "query", max_query_terms, whole),
         bm25 if by_words else None,
         None if documents is None else partial(_kept, documents, kinds),
     )
-    return _retrieve(
+    if crew.rank:
+        return _help(task, system, crew)
+    found = _retrieve(
         task,
         system,
         metrics,
@@ -156,6 +168,7 @@ def evaluate_encoder(
         device=device_of(encoder),
         progress=f"{task.name}: search" if progress else None,
     )
+    return crew.share(found)
 
 
 def evaluate_bm25(
@@ -183,7 +196,8 @@ def evaluate_bm25(
 
 
 class _System(NamedTuple):
-    """What encodes texts, with or without a bar of progress.
+    """What encodes texts: whether they are the whole of a task, which has a bar of progress and in
+    which others may have a part, is said with them.
 
     Attributes:
         documents, queries: to representations, of documents first.
@@ -270,6 +284,17 @@ def _retrieve(
         run=run,
         **_sizes(queries, documents),
     )
+
+
+def _help(task: RetrievalTask, system: _System, crew: Crew) -> TaskResult:
+    """Encode for process 0, which does the rest, and wait for what it finds."""
+    if system.stored is None:
+        system.documents(task.documents.texts, True)
+    system.queries(task.queries.texts, True)
+    found: TaskResult | None = None
+    found = crew.share(found)
+    assert found is not None
+    return found
 
 
 class _Clock:

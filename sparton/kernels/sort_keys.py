@@ -8,7 +8,7 @@ scores.
 import torch
 from torch import Tensor
 
-_LOW = 2**32 - 1
+LOW = 2**32 - 1
 
 
 def sort_keys(scores: Tensor, first: int = 0, *, non_negative: bool = False) -> Tensor:
@@ -31,7 +31,7 @@ def sort_keys(scores: Tensor, first: int = 0, *, non_negative: bool = False) -> 
     numbers = torch.arange(first, first + scores.shape[-1], device=scores.device)
     keys = bits.long()
     keys <<= 32
-    keys |= _LOW - numbers
+    keys |= LOW - numbers
     return keys
 
 
@@ -39,4 +39,4 @@ def from_keys(keys: Tensor) -> tuple[Tensor, Tensor]:
     """Scores fp32 and numbers int64 of keys, each in their shape."""
     bits = (keys >> 32).int()
     bits = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    return bits.view(torch.float32), _LOW - (keys & _LOW)
+    return bits.view(torch.float32), LOW - (keys & LOW)

@@ -11,19 +11,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sparton.arguments import refuse_below
+from sparton.packing import ranges_of
 from sparton.representations import KINDS, Representations, TokenVectors
+from sparton.retrieval.crew import ALONE, Crew, Gathering
+from sparton.retrieval.pooling import pool_tokens
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.storing import Transfer, VectorDtype, in_order
+from sparton.retrieval.storing import Transfer, VectorDtype, in_order, store_tokens
 from sparton.sparse_vectors import SparseVectors
-from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer
+from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISION_OF_GPUS = "fp32"  # unless another is asked for
-_TOKENS = {"cuda": 2**17}, 2**14  # of a batch, by kind of device, and of any other
+_TOKENS = {"cuda": 2**17}, 2**12  # of a batch, by kind of device, and of any other
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
 _AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
-_TEXTS_TOKENIZED_AT_ONCE = 2048
+# Texts of a group, which is tokenised at once. Several processes have groups in turn, and whatever
+# their number is, batches are the same.
+_LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 2048, 256, 16
 
 
 def encode_texts(
@@ -37,8 +43,10 @@ def encode_texts(
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
     form: TextForm = TextForm(),  # noqa: B008
     progress: str | None = None,
+    crew: Crew = ALONE,
 ) -> Representations:
     """Representations of ``texts`` on the host, in their order; no dense matrix outlives its batch.
 
@@ -57,21 +65,29 @@ def encode_texts(
         texts: at least one, in anything that has a length and gives a text by its number.
         side: which of the two.
         batch_tokens: bound of sequences times longest sequence in a batch, which a single sequence
-            may exceed; None for 131,072 on a GPU and 16,384 on a CPU. The dense ``[N, V]`` of a
-            batch is bounded in any case, at 256 MiB on a GPU and 32 MiB on a CPU.
+            may exceed; None for 131,072 on a GPU, and 4,096 on a CPU, whose caches hold no more.
+            The dense ``[N, V]`` of a batch has a bound in any case, 256 MiB on a GPU and 32 MiB on
+            a CPU.
         precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
             :func:`usual_precision`.
         kinds: what to keep; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
         vector_dtype: in which token vectors are stored; see
             :func:`~sparton.retrieval.storing.store_tokens`.
+        pool_factor: of so many tokens of a document one vector is stored, see
+            :func:`~sparton.retrieval.pooling.pool_tokens`; 1 for all, None for what the encoder's
+            head says. Queries keep all.
         form: lengths and prompts in place of the tokenizer's own.
         progress: label of a progress bar on standard error; None for no bar.
+        crew: processes with the same encoder, of which each encodes some of the texts. The first
+            gets all representations, to the bit those that it makes alone on such a device; the
+            others get ``Representations()``.
 
     Raises:
         ValueError: no texts, a lone text in place of several, a side or a precision that does not
             exist, an encoder that does not give one of the ``kinds``, ``max_terms`` below 1 or
-            without sparse vectors, or representations that are not finite.
+            without sparse vectors, ``pool_factor`` below 1 or without token vectors, or
+            representations that are not finite.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
@@ -80,31 +96,47 @@ def encode_texts(
     if side not in SIDES:
         raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
     kept = _checked_kinds(encoder, kinds, side, max_terms)
+    check_pool_factor(pool_factor, kept, encoder)
+    pooling = _pooling(encoder, side, pool_factor)
     order = np.argsort([-len(text) for text in texts], kind="stable")
-    starts = range(0, len(order), _TEXTS_TOKENIZED_AT_ONCE)
-    groups = [order[start : start + _TEXTS_TOKENIZED_AT_ONCE] for start in starts]
+    groups = [order[few.start : few.stop] for few in ranges_of(len(order), _group_size(len(order)))]
     tokenize = tokenizer.queries if side == "query" else tokenizer.documents
-    parts: list[Representations] = []
     flight: deque[Transfer] = deque()
-    with evaluating(encoder, precision) as device, progress_bar(progress, len(texts)) as advance:
+    ends: deque[bool] = deque()  # of what flies, whether it is the last of its group
+    with (
+        evaluating(encoder, precision) as device,
+        progress_bar(progress, len(texts)) as advance,
+        Gathering(crew, len(groups), advance) as gathering,
+    ):
+        parts: list[Representations] = []  # of the group that is arriving
 
         def collect(ahead: int) -> None:
             for part in _arrived(flight, ahead):
-                parts.append(_comparable(encoder, part))
+                parts.append(_finished(encoder, part, pooling, vector_dtype))
                 advance(part.num_texts)
+                if ends.popleft():
+                    gathering.add(parts)
+                    parts.clear()
 
         bounds = _bounds(encoder, kept, device, batch_tokens)
-        for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), groups):
+        travels_as = vector_dtype if pooling is None else "float32"
+        own = groups[crew.rank :: crew.size]
+        for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), own):
             for first, last in _batches(tokens.cu_seqlens, *bounds):
                 batch = tokens.select(first, last)
-                if (
-                    device.type == "cuda"
-                ):  # what is not pinned would wait for all that the GPU has to do
+                if device.type == "cuda":  # what is not pinned would wait for all that it has to do
                     batch = batch.pin_memory().to(device, non_blocking=True)
-                flight.append(_launch(encoder, batch, side, kept, max_terms, vector_dtype))
+                flight.append(_launch(encoder, batch, side, kept, max_terms, travels_as))
+                ends.append(last == tokens.num_sequences)
                 collect(_AHEAD.get(device.type, 0))
         collect(0)
-    return in_order(parts, order)
+        encoded = gathering.all()
+    return in_order(encoded, order) if encoded else Representations()
+
+
+def _group_size(num_texts: int) -> int:
+    """Enough groups for several processes, where there are enough texts for them."""
+    return min(max(num_texts // _GROUPS, _SMALLEST_GROUP), _LARGEST_GROUP)
 
 
 def usual_precision(device: torch.device) -> str:
@@ -196,11 +228,17 @@ def _arrived(flight: "deque[Transfer]", ahead: int) -> Iterator[Representations]
         yield flight.popleft().finish()
 
 
-def _comparable(encoder: Any, encoded: Representations) -> Representations:
-    """Those whose dot products are the encoder's similarities."""
-    if encoder.similarity == "cosine" and isinstance(encoded.sparse, SparseVectors):
-        return encoded._replace(sparse=encoded.sparse.normalized())
-    return encoded
+def _finished(
+    encoder: Any, encoded: Representations, pooling: TokenPooling | None, dtype: VectorDtype
+) -> Representations:
+    """Sparse vectors whose dot products are the encoder's similarities, and token vectors that are
+    pooled."""
+    sparse, tokens = encoded.sparse, encoded.tokens
+    if encoder.similarity == "cosine" and isinstance(sparse, SparseVectors):
+        sparse = sparse.normalized()
+    if pooling is not None and tokens is not None:
+        tokens = store_tokens(pool_tokens(tokens, pooling), dtype)
+    return encoded._replace(sparse=sparse, tokens=tokens)
 
 
 def _bounds(
@@ -231,6 +269,28 @@ def _checked_kinds(
     return kept
 
 
+def check_pool_factor(pool_factor: float | None, kinds: Collection[Kind], encoder: object) -> None:
+    """Refuse to pool what there is not.
+
+    Raises:
+        ValueError: below 1, or without token vectors among the ``kinds`` of an encoder.
+    """
+    refuse_below(1, pool_factor=pool_factor)
+    if pool_factor is not None and "tokens" not in kinds:
+        raise ValueError(
+            f"pool_factor={pool_factor} leaves fewer token vectors, but of "
+            f"{type(encoder).__name__} there are {KINDS['sparse']} alone: leave it out"
+        )
+
+
+def _pooling(encoder: Any, side: Side, pool_factor: float | None) -> TokenPooling | None:
+    """How token vectors of a side are pooled; None where all are stored."""
+    pooling: TokenPooling = getattr(encoder, "token_pooling", TokenPooling())
+    if pool_factor is not None:
+        pooling = pooling._replace(factor=pool_factor)
+    return pooling if side == "document" and pooling.factor > 1 else None
+
+
 def _batches(cu_seqlens: torch.Tensor, most_tokens: int, most: int) -> Iterator[tuple[int, int]]:
     """Consecutive ranges of sequences within both bounds, never empty."""
     start = longest = 0
@@ -248,8 +308,8 @@ def _ahead(
 ) -> Iterator[TokenBatch]:
     """``map``, with the next item computed in a thread while the caller uses the last one; without
     one where there is nothing to compute ahead, which spares a lone query two milliseconds."""
-    if len(items) == 1:
-        yield function(items[0])
+    if len(items) < 2:
+        yield from map(function, items)
         return
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(function, items[0])

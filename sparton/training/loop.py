@@ -62,7 +62,8 @@ class Trainer(Generic[OwnStep]):
         folder: of the run. ``checkpoints`` and ``model`` are written below it; ``model`` holds the
             best model on the dev set so far, or the last where there is no dev set.
         save_model: writes the encoder to a folder.
-        evaluate: ``encoder -> metrics`` on the dev set; None where the plan has no evaluations.
+        evaluate: ``encoder -> metrics`` on the dev set, the same on all ranks, which are called
+            together; None where the plan has no evaluations.
         identity: the settings and data of the run; a checkpoint of a run with others is refused.
         watch: warns of a run that learns nothing.
         fit: sets the step's micro-batch before the first step, given that step's batch, by what
@@ -124,7 +125,7 @@ class Trainer(Generic[OwnStep]):
             NonFiniteLossError: with the step, and where the last good checkpoint is.
         """
         self.encoder.train()
-        if self.world.is_main and self.best > float("-inf"):
+        if self.best > float("-inf"):
             self._replace_missing_model()
         self.meter.restart()
         for step, (batch, waited) in enumerate(_timed(batches), self.start_step):
@@ -145,6 +146,7 @@ class Trainer(Generic[OwnStep]):
         if self.settings.evaluate_every is None and self.world.is_main:
             self._check_finite(self.settings.steps, saving=True)
             self.save_model(self.encoder, self.folder / "model")
+        self.world.barrier()  # all may read it now
 
     def _finish_step(
         self, completed: int, output: StepOutput, norm: Tensor, loggers: Sequence[Logger]
@@ -187,10 +189,11 @@ class Trainer(Generic[OwnStep]):
     def _replace_missing_model(self) -> None:
         """The model at a checkpoint takes the place of the best one, where that was deleted."""
         model, best = self.folder / "model", self.best
-        if model.exists():
+        missing = self.world.is_main and not model.exists()
+        if not self.world.largest(int(missing)):
             return
         self.best = float("-inf")
-        self._evaluate_here()
+        self._evaluate()
         log.warning(
             "%s is gone, and was the best model with %s=%.4f: that of the checkpoint after step %d "
             "takes its place with %.4f",
@@ -198,22 +201,20 @@ class Trainer(Generic[OwnStep]):
         )
 
     def _evaluate(self) -> Record:
-        """Dev metrics on the main rank; the model is saved when it is the best so far."""
-        metrics = self._evaluate_here() if self.world.is_main else {}
+        """Dev metrics, of all ranks together; the main one saves the model that is the best so
+        far."""
+        metrics: dict[str, float] = {}
+        if self.evaluate is not None:
+            self.encoder.eval()
+            metrics = self.evaluate(self.encoder)
+            self.encoder.train()
+        if metrics and metrics[self.settings.select_by] > self.best:
+            self.best = metrics[self.settings.select_by]
+            if self.world.is_main:
+                self.save_model(self.encoder, self.folder / "model")
         self.world.barrier()
         self.meter.restart()
         return {f"dev_{name}": value for name, value in metrics.items()}
-
-    def _evaluate_here(self) -> dict[str, float]:
-        if self.evaluate is None:
-            return {}
-        self.encoder.eval()
-        metrics = self.evaluate(self.encoder)
-        self.encoder.train()
-        if metrics and metrics[self.settings.select_by] > self.best:
-            self.best = metrics[self.settings.select_by]
-            self.save_model(self.encoder, self.folder / "model")
-        return metrics
 
     def _checkpoint(self, completed: int) -> None:
         with self.meter.paused():

@@ -22,8 +22,8 @@ from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
 from sparton.representations import Representations
 from sparton.retrieval.encoding import encode_texts
-from sparton.retrieval.indexes.sparse import SparseIndex, mean_flops
-from sparton.sparse_vectors import SparseVectors
+from sparton.retrieval.indexes.inverted import InvertedIndex
+from sparton.sparse_vectors import SparseVectors, mean_flops
 from sparton.types import SIDES, RetrievalTask, Side, TextCollection
 
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")
@@ -172,7 +172,7 @@ def test_vectors_of_tokens(pairs):
 def test_searches_find_the_same(pairs, name):
     """Their search shows documents of score 0, in no order, where here nothing is found."""
     queries, documents = (pairs[name].rows(side) for side in SIDES)
-    scores, rows = SparseIndex(documents).search(Representations(queries), 5)
+    scores, rows = InvertedIndex(documents).search(Representations(queries), 5)
     sides = [pairs[name].elsewhere(side) for side in SIDES]
     theirs = sentence_transformers.util.semantic_search(
         *sides, top_k=5, score_function=sentence_transformers.util.dot_score

@@ -50,8 +50,8 @@ def test_speed_of_an_encoder_and_bytes_of_its_index(sparse):
     asked = 3 / (queries + result.seconds["search"])
     assert result.speed.queries_per_second == pytest.approx(asked)
     assert result.speed.latency.queries == 3
-    if sparse:  # 13 terms and weights of 4 bytes, 7 boundaries of 8
-        assert result.speed.index_bytes == 13 * 8 + 7 * 8
+    if sparse:  # 13 postings of 6 bytes, 13 boundaries of 12 terms
+        assert result.speed.index_bytes == 13 * 6 + 13 * 8
     else:  # 13 vectors of 12 halves, boundaries, the five documents with tokens and their ends
         assert result.speed.index_bytes == 13 * 12 * 2 + 7 * 8 + 5 * 8 + 6 * 8
     unmeasured = evaluate_encoder(encoder, tokenizer, make_task(), timed_queries=0, progress=False)

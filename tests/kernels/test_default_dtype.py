@@ -12,6 +12,8 @@ from sparton.kernels.maxsim.residual.cpu import residual_forward_cpu
 from sparton.kernels.maxsim.residual.forward import residual_forward
 from sparton.kernels.segment_max.forward import segment_max_forward
 from sparton.kernels.segment_max.portable import PortableConfig
+from sparton.kernels.sparse_search import function, invert, search_postings
+from sparton.sparse_vectors import SparseVectors
 
 TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16)
 
@@ -28,6 +30,8 @@ def operators(device):
     codec = train_codec(documents.cpu(), num_centroids=4, nbits=2)
     codec = type(codec)(*(x.to(device) for x in codec))
     compressed = (queries, compress(codec, documents), codec, query_cu, cu)
+    vectors = SparseVectors.from_dense(torch.ones(2, 5))
+    postings, unasked = invert([vectors]).to(device), torch.tensor([-1, -1])
     hidden = HiddenOperands(queries[None], documents, torch.eye(16, device=device), None, cu)
     return {
         "segment_max": lambda: segment_max_forward(
@@ -36,12 +40,14 @@ def operators(device):
         "cross": lambda: cross_forward(operands, normalize=True, argmax=True, config=TILES),
         "hidden": lambda: with_kept(*search_hidden(hidden, argmax=True)),
         "residual": lambda: residual_forward(*compressed, normalize=True),
+        "sparse_search": lambda: search_postings(postings, vectors, 2, unasked),
         "residual_cpu": lambda: residual_forward_cpu(*compressed, normalize=True),
     }
 
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
-def test_results_are_fp32(default, device):
+def test_results_are_fp32(default, device, monkeypatch):
+    monkeypatch.setattr(function, "_search_cpu", function._search_gpu)
     calls = operators(device)
     if device.type == "cuda":
         del calls["residual_cpu"]

@@ -14,7 +14,7 @@ import pytest
 
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25, Analyzer
-from sparton.retrieval.indexes.sparse import SparseIndex
+from sparton.retrieval.indexes.inverted import InvertedIndex
 from sparton.retrieval.metrics import evaluate_run
 from sparton.retrieval.run import Run
 
@@ -55,7 +55,7 @@ def reference_scores(query: str, documents: list[str], k1: float, b: float) -> l
 @pytest.mark.parametrize(("k1", "b"), [(0.9, 0.4), (1.2, 0.75), (0.5, 0.0), (2.0, 1.0)])
 def test_scores_equal_the_double_loop(k1, b):
     bm25 = BM25(k1, b)
-    index = SparseIndex(bm25.fit(DOCUMENTS))
+    index = InvertedIndex(bm25.fit(DOCUMENTS))
     scores, rows = index.search(asked(bm25, QUERIES), len(DOCUMENTS))
 
     def agrees(k1: float, b: float) -> bool:
@@ -74,7 +74,7 @@ def test_scores_equal_the_double_loop(k1, b):
 
 def test_queries_without_known_terms_find_nothing():
     bm25 = BM25()
-    index = SparseIndex(bm25.fit(DOCUMENTS))
+    index = InvertedIndex(bm25.fit(DOCUMENTS))
     _, rows = index.search(asked(bm25, ["zebra", "the of", ""]), 3)
     assert (rows == -1).all()
 
@@ -84,7 +84,7 @@ def test_collection_without_terms(texts):
     bm25 = BM25()
     documents = bm25.fit(texts)
     assert (documents.num_vectors, documents.width) == (len(texts), 0)
-    assert (SparseIndex(documents).search(asked(bm25, ["cat"]), 2)[1] == -1).all()
+    assert (InvertedIndex(documents).search(asked(bm25, ["cat"]), 2)[1] == -1).all()
 
 
 def test_fit_forgets_the_previous_collection():
@@ -146,7 +146,7 @@ def test_real_collections_score_as_known(collection, low, high):
         for query, document, grade in list(csv.reader(file, delimiter="\t"))[1:]:
             qrels.setdefault(query, {})[document] = int(grade)
     bm25 = BM25()
-    index = SparseIndex(bm25.fit(documents.values()))
+    index = InvertedIndex(bm25.fit(documents.values()))
     scores, rows = index.search(asked(bm25, queries.values()), 10)
     run = Run(list(queries), list(documents), rows, scores)
     assert low < evaluate_run(qrels, run, ["ndcg@10"])["ndcg@10"] < high

@@ -101,7 +101,7 @@ def random_texts(count: int, longest: int = 12) -> list[str]:
 @pytest.mark.parametrize("sequences", [1, 4, 256])
 @pytest.mark.parametrize("at_once", [3, 2048])
 def test_rows_are_those_of_single_texts_in_order(monkeypatch, batch_tokens, sequences, at_once):
-    monkeypatch.setattr(encoding, "_TEXTS_TOKENIZED_AT_ONCE", at_once)
+    monkeypatch.setattr(encoding, "_LARGEST_GROUP", at_once)
     monkeypatch.setattr(encoding, "_ENTRIES", ({}, sequences * encoding._NARROWEST))
     texts, encoder = random_texts(50), CountingEncoder()
     rows = sparse_rows(encoder, texts, batch_tokens=batch_tokens)

@@ -10,16 +10,17 @@ import torch
 from numpy.typing import NDArray
 
 from sparton.representations import Representations
+from sparton.retrieval.indexes.inverted import InvertedIndex
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.indexes.protocols import Found, Index, Reranker, check_request
-from sparton.retrieval.indexes.sparse import SparseIndex
 from sparton.retrieval.settings import RERANK_DEPTH
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 
 class IndexBuilder(Protocol):
-    """Makes an index of encoded documents, as :func:`exact_index` does."""
+    """Makes an index of encoded documents, as :func:`exact_index` does. One that cannot do without
+    sparse vectors or token vectors may name these kinds in an attribute ``needs``."""
 
     def __call__(
         self, documents: Representations, device: torch.device | str, *, rerank_depth: int
@@ -46,11 +47,11 @@ def exact_index(
     assert not isinstance(sparse, torch.Tensor), "a collection holds active entries alone"
     if tokens is None:
         assert sparse is not None, "documents without vectors"
-        return SparseIndex(sparse, device)
+        return InvertedIndex(sparse, device)
     exhaustive = MultiVectorIndex(tokens, device)
     if sparse is None:
         return exhaustive
-    return TwoStageIndex(SparseIndex(sparse, device), exhaustive, rerank_depth)
+    return TwoStageIndex(InvertedIndex(sparse, device), exhaustive, rerank_depth)
 
 
 class TwoStageIndex:

@@ -7,8 +7,8 @@ import torch
 from sparton.packing import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes.exact import exact_index, score_pairs
+from sparton.retrieval.indexes.inverted import InvertedIndex
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
-from sparton.retrieval.indexes.sparse import SparseIndex
 from sparton.retrieval.storing import store_sparse, store_tokens
 
 
@@ -38,7 +38,7 @@ def test_each_kind_of_vectors_is_searched_by_its_own_index(sides):
         Representations(None, queries.tokens), 7, exclude=exclude
     )
     for found, expected in (
-        (sparse, SparseIndex(documents.sparse).search(queries, 7, exclude=exclude)),
+        (sparse, InvertedIndex(documents.sparse).search(queries, 7, exclude=exclude)),
         (tokens, MultiVectorIndex(documents.tokens).search(queries, 7, exclude=exclude)),
     ):
         for array, other in zip(found, expected, strict=True):
@@ -52,7 +52,7 @@ def test_with_both_maxsim_orders_what_sparse_vectors_find(sides, k, depth):
     index = exact_index(documents, rerank_depth=depth)
     scores, rows = index.search(queries, k, exclude=exclude)
     assert scores.shape == rows.shape == (9, k)
-    _, found = SparseIndex(documents.sparse).search(queries, depth, exclude=exclude)
+    _, found = InvertedIndex(documents.sparse).search(queries, depth, exclude=exclude)
     all_scores, all_rows = MultiVectorIndex(documents.tokens).search(queries, 40)
     for query in range(9):
         chosen = np.isin(all_rows[query], found[query][found[query] >= 0]) & (all_rows[query] >= 0)

@@ -1,11 +1,11 @@
-"""The sparse index against a dense matrix product. N documents, Q queries, V terms."""
+"""The inverted index against a dense matrix product. N documents, Q queries, V terms."""
 
 import numpy as np
 import pytest
 import torch
 
 from sparton.representations import Representations
-from sparton.retrieval.indexes.sparse import SparseIndex, mean_flops
+from sparton.retrieval.indexes.inverted import InvertedIndex
 from sparton.retrieval.storing import store_sparse
 from sparton.sparse_vectors import SparseVectors
 
@@ -39,22 +39,18 @@ def dense_search(
     return best, rows
 
 
-def make_index(documents: torch.Tensor, device: str, **limits: int) -> SparseIndex:
+def make_index(documents: torch.Tensor, device: str, block: int | None = None) -> InvertedIndex:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    return SparseIndex(store_sparse(documents), device, **limits)
+    return InvertedIndex(store_sparse(documents), device, block=block)
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("k", [1, 10, 57, 200])
-@pytest.mark.parametrize(
-    "limits",
-    [{}, {"chunk_documents": 7}, {"chunk_documents": 1}, {"chunk_weights": 40}],
-    ids=["one_chunk", "chunks_of_7", "chunks_of_1", "chunks_of_40_weights"],
-)
-def test_search_equals_dense_product_with_ties(device, k, limits):
-    documents, queries = small_integers(57, 30, seed=0), small_integers(131, 30, seed=1)
-    scores, rows = make_index(documents, device, **limits).search(texts_of(queries), k)
+@pytest.mark.parametrize("k", [1, 10, 157, 200])
+@pytest.mark.parametrize("block", [None, 64, 128])
+def test_search_equals_dense_product_with_ties(device, k, block):
+    documents, queries = small_integers(157, 30, seed=0), small_integers(131, 30, seed=1)
+    scores, rows = make_index(documents, device, block).search(texts_of(queries), k)
     expected_scores, expected_rows = dense_search(queries.numpy(), documents.numpy(), k)
     assert (np.diff(expected_scores[:, :2]) == 0).any() or k == 1, "the case must hold ties"
     assert scores.dtype == np.float32
@@ -68,7 +64,7 @@ def test_search_equals_dense_product_on_real_weights(device):
     generator = torch.Generator().manual_seed(2)
     documents = torch.rand(300, 500, generator=generator) * small_integers(300, 500, 3, 0.1)
     queries = torch.rand(40, 500, generator=generator) * small_integers(40, 500, 4, 0.05)
-    scores, rows = make_index(documents, device, chunk_documents=64).search(texts_of(queries), 20)
+    scores, rows = make_index(documents, device, block=64).search(texts_of(queries), 20)
 
     def agrees(documents: torch.Tensor) -> bool:
         expected, expected_rows = dense_search(queries.numpy(), documents.numpy(), 20)
@@ -81,13 +77,13 @@ def test_search_equals_dense_product_on_real_weights(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_exclude_leaves_out_one_document_per_query(device):
-    documents = small_integers(50, 20, seed=5, density=0.5)
-    own = np.arange(50)
+    documents = small_integers(150, 20, seed=5, density=0.5)
+    own = np.arange(150)
     own[::3] = -1
-    scores, rows = make_index(documents, device, chunk_documents=16).search(
-        texts_of(documents), 50, exclude=own
+    scores, rows = make_index(documents, device, block=64).search(
+        texts_of(documents), 150, exclude=own
     )
-    expected_scores, expected_rows = dense_search(documents.numpy(), documents.numpy(), 50, own)
+    expected_scores, expected_rows = dense_search(documents.numpy(), documents.numpy(), 150, own)
     np.testing.assert_array_equal(scores, expected_scores)
     np.testing.assert_array_equal(rows, expected_rows)
     assert (rows[1] != 1).all()
@@ -99,7 +95,7 @@ def test_empty_documents_and_queries_find_and_are_nothing(device):
     documents, queries = small_integers(9, 6, seed=6, density=0.6), torch.zeros(3, 6)
     documents[[0, 4, 8]] = 0
     queries[1] = 1
-    scores, rows = make_index(documents, device, chunk_documents=1).search(texts_of(queries), 9)
+    scores, rows = make_index(documents, device).search(texts_of(queries), 9)
     assert (rows[[0, 2]] == -1).all()
     assert (scores[[0, 2]] == 0).all()
     assert sorted(rows[1]) == [-1, -1, -1, 1, 2, 3, 5, 6, 7]
@@ -107,16 +103,16 @@ def test_empty_documents_and_queries_find_and_are_nothing(device):
 
 def test_index_without_documents_and_search_without_queries():
     nothing, something = texts_of(torch.zeros(0, 6)), texts_of(torch.ones(2, 6))
-    scores, rows = SparseIndex(nothing.sparse).search(something, 3)
+    scores, rows = InvertedIndex(nothing.sparse).search(something, 3)
     assert (rows == -1).all()
     assert rows.shape == scores.shape == (2, 3)
-    assert SparseIndex(something.sparse).search(nothing, 3).rows.shape == (0, 3)
+    assert InvertedIndex(something.sparse).search(nothing, 3).rows.shape == (0, 3)
 
 
 def test_search_leaves_its_input_as_it_was():
     texts = texts_of(small_integers(20, 10, seed=7))
     before = [tensor.clone() for tensor in texts.sparse[:3]]
-    SparseIndex(texts.sparse).search(texts, 5, exclude=np.arange(20))
+    InvertedIndex(texts.sparse).search(texts, 5, exclude=np.arange(20))
     for tensor, old in zip(texts.sparse[:3], before, strict=True):
         assert torch.equal(tensor, old)
 
@@ -178,11 +174,3 @@ def test_normalized_rows_have_length_1_and_their_dot_products_are_cosines():
     assert given.values.dtype == torch.float32 and given.lengths[[2, 5]].tolist() == [0, 0]
     assert rows.values.max() > 60 and len(rows.values) > 40
     assert store_sparse(torch.zeros(0, 4)).normalized().num_vectors == 0
-
-
-def test_mean_flops_is_the_mean_number_of_shared_terms():
-    queries, documents = small_integers(7, 12, seed=11), small_integers(31, 12, seed=12)
-    shared = ((queries[:, None] != 0) & (documents[None] != 0)).sum(-1).double().mean().item()
-    found = mean_flops(store_sparse(queries), store_sparse(documents))
-    assert found == pytest.approx(shared, rel=1e-12)
-    assert found > 0

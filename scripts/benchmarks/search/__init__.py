@@ -1,0 +1,1 @@
+"""Exact search over sparse vectors, ours and what it replaced."""

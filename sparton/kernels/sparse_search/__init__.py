@@ -1,0 +1,6 @@
+"""Exact search over sparse documents by their inverted index."""
+
+from sparton.kernels.sparse_search.function import search_postings
+from sparton.kernels.sparse_search.postings import Postings, invert
+
+__all__ = ["Postings", "invert", "search_postings"]

@@ -1,0 +1,74 @@
+"""The best documents for sparse queries, by the postings of the documents' terms.
+
+Q queries, N documents, V terms, K results.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sparton.kernels.sort_keys import from_keys
+from sparton.kernels.sparse_search.postings import GROUP, Postings
+from sparton.packing import ranges_of
+from sparton.sparse_vectors import SparseVectors
+
+CPU_KEYS, GPU_SCORES = 2**24, 2**28  # of all queries that are searched at once
+
+
+def search_postings(
+    postings: Postings, queries: SparseVectors, k: int, excluded: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The K documents with the largest dot products, of those above zero.
+
+    A score is summed in fp32 in ascending order of terms, each product rounded before it is added:
+    a CPU and a GPU give the same bits. Equal scores are ordered by document, lower first.
+
+    Args:
+        postings: on the device that searches.
+        queries: on the host, over the terms of the documents.
+        k: K, at least 1.
+        excluded: int64 ``[Q]`` on the host, a document that is no result; -1 for none.
+
+    Returns:
+        scores fp32 and numbers of documents int64, ``[Q, K]`` each, on the host; 0 and -1 where
+        there is no result.
+    """
+    keys = torch.zeros(queries.num_vectors, k, dtype=torch.int64)
+    if postings.num_documents and queries.num_vectors:
+        search = _search_gpu if postings.places.is_cuda else _search_cpu
+        row = 0
+        for best in search(postings, queries, k, excluded):
+            keys[row : row + len(best), : best.shape[1]] = best
+            row += len(best)
+    scores, rows = from_keys(keys)
+    return scores, rows.masked_fill_(scores <= 0, -1)
+
+
+def _search_cpu(
+    postings: Postings, queries: SparseVectors, k: int, excluded: Tensor
+) -> Iterator[Tensor]:
+    """Keys of the best documents, of some queries after the other."""
+    from sparton.kernels.sparse_search.cpu import best_keys_cpu
+
+    at_once = max(CPU_KEYS // min(2 * k + GROUP, postings.num_documents), 1)
+    for few in ranges_of(queries.num_vectors, at_once):
+        own = slice(few.start, few.stop)
+        yield best_keys_cpu(postings, queries.slice(few.start, few.stop), k, excluded[own])
+
+
+def _search_gpu(
+    postings: Postings, queries: SparseVectors, k: int, excluded: Tensor
+) -> Iterator[Tensor]:
+    from sparton.kernels.sparse_search.kernels import best_keys_gpu
+
+    device = postings.places.device
+    num_scores = postings.num_blocks * postings.block
+    # A key is twice as large as a score, and topk holds some twice.
+    of_query = num_scores + 4 * min(k * GROUP, num_scores)
+    at_once = min(max(GPU_SCORES // of_query, 1), queries.num_vectors)
+    scores = torch.empty(at_once * num_scores, dtype=torch.float32, device=device)
+    for few in ranges_of(queries.num_vectors, at_once):
+        asked = queries.slice(few.start, few.stop).to(device)
+        left_out = excluded[few.start : few.stop].to(device)
+        yield best_keys_gpu(postings, asked, k, left_out, scores)
