@@ -56,6 +56,17 @@ def test_a_killed_rank_ends_the_others_and_one_process_goes_on(tmp_path, losses)
 
 
 @pytest.mark.slow
+def test_nan_on_one_rank_ends_all_with_one_sentence_that_names_the_step(tmp_path, losses):
+    process = start(tmp_path, gpus=2, end="1 nan")
+    assert process.returncode == 1
+    said = [line for line in process.stderr.splitlines() if line]
+    assert len(said) == 1 and "the loss was not finite at step 4;" in said[0], said
+    assert read_status(tmp_path).message in said[0]
+    assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["step-00000002.pt"]
+    goes_on(tmp_path, 2, losses)
+
+
+@pytest.mark.slow
 def test_after_one_process_two_go_on(tmp_path, losses):
     assert start(tmp_path, gpus=1, end="0 killed").returncode < 0
     goes_on(tmp_path, 2, losses)

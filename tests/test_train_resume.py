@@ -79,6 +79,15 @@ def test_a_killed_run_ends_bit_identical(tmp_path, kind):
 
 
 @pytest.mark.slow
+def test_nan_in_a_compiled_model_is_caught_at_its_step_between_two_log_lines(tmp_path):
+    ended = train(tmp_path, [*KINDS["compiled"], "log_every=100"], end="0 nan")
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert "the loss was not finite at step 4; nothing has been saved since" in ended.stderr
+    assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["step-00000002.pt"]
+    assert [record["step"] for record in read_records(tmp_path)] == [1]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "lacking"),
     [(1, "status.json"), (2_000, "manifest.json"), (40_000, "model"), (200_000, "checkpoint")],
