@@ -31,8 +31,8 @@ def run_tests(
         with read_before():
             task = build()
         results.append(evaluate(task._replace(name=name)))
+        write_task_run(results[-1], folder)  # of which results.json tells
         write_results(results, folder, description)
-        write_task_run(results[-1], folder)
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDE)

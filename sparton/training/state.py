@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from zipfile import ZipFile
 import torch
 
 from sparton.errors import CheckpointError
+from sparton.writing import room
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +39,13 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
         # torch.save makes an error of its own of an interrupt while it writes.
         if KeyboardInterrupt in (type(error), type(error.__context__)):
             raise KeyboardInterrupt from error
-        free = shutil.disk_usage(folder).free / 2**20
         earlier = [kept.name for kept in _newest_first(folder)]
+        # The first cause is behind the error that torch makes of it.
+        cause = error.__context__ if isinstance(error.__context__, OSError) else error
         going_on = f"from {earlier[0]}" if earlier else "from step 0, as none exists yet"
         raise CheckpointError(
-            f"the checkpoint {path} could not be written; {free:,.1f} MiB are free there. Make "
-            f"room and run the same command again: it goes on {going_on}. ({error})"
+            f"the checkpoint {path} could not be written; {room(path)} and run the same command "
+            f"again: it goes on {going_on}. ({cause})"
         ) from error
     for old in _newest_first(folder)[_KEPT:]:
         old.unlink()
