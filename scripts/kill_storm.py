@@ -3,9 +3,10 @@
     python scripts/kill_storm.py                    # 20 kills, some minutes on two CPU cores
     python scripts/kill_storm.py --kills 100 --seed 1 -- head=colbert
 
-Each run is killed (SIGKILL) once, every other one at a moment drawn from the whole duration of a
-rehearsal, and its command is given again until it ends. A kill that comes too late, after the end
-of a run, does not count: another run is tried. What follows ``--`` goes to every training.
+Each run is killed (SIGKILL) once, every other one at a moment drawn from all of a rehearsal, and
+its command is given again until it ends. Moments are counted in seconds of computing, which other
+work on the machine does not stretch. A kill that comes too late, after the end of a run, does not
+count: another run is tried. What follows ``--`` goes to every training.
 """
 
 import argparse
@@ -60,17 +61,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         overrides = [f"data.files={write_pairs(Path(root, 'pairs.csv'))}", *asked.overrides]
         whole = finished(Path(root, "whole"), overrides)
-        began = time.monotonic()
+        began = sum(os.times()[2:4])  # of processes that have ended
         if finished(Path(root, "rehearsal"), [*overrides, "seed=1"]) == whole:
             sys.exit("two seeds end alike: the comparison sees nothing")
-        length = time.monotonic() - began
+        length = sum(os.times()[2:4]) - began
         while (kills := hit.total()) < asked.kills:
             kind = KINDS[kills // 2 % len(MOMENTS)] if kills % 2 else "random"
             place = Path(root, f"try-{tried.total()}")
             if tried[kind] > 20 * (hit[kind] + 1):
                 sys.exit(f"{tried[kind]} runs, and the moment of {kind} was met {hit[kind]} times")
             tried[kind] += 1
-            limit = draw.uniform(0, length) if kind == "random" else 4 * length
+            limit = draw.uniform(0, length) if kind == "random" else float("inf")
             if not killed(place, overrides, kind, limit):
                 continue
             hit[kind] += 1
@@ -113,13 +114,18 @@ def start(place: Path, overrides: Sequence[str], sweep: bool = False) -> subproc
 def killed(place: Path, overrides: Sequence[str], kind: str, limit: float) -> bool:
     """Start a run and kill it at its moment; whether it still ran."""
     with start(place, overrides, sweep=kind == "sweep") as process:
-        deadline = time.monotonic() + limit
-        while process.poll() is None and time.monotonic() < deadline:
+        while process.poll() is None and computed(process.pid) < limit:
             if kind != "random" and any(place.glob(MOMENTS[kind])):
                 break
             time.sleep(0.0005)
         process.kill()
     return process.returncode == -signal.SIGKILL
+
+
+def computed(process: int) -> float:
+    """Seconds of computing that a process has taken so far."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def finished(place: Path, overrides: Sequence[str], sweep: bool = False) -> dict[str, object]:
