@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
 def pytest_configure() -> None:
-    # Where a shell runs the tests in the background they ignore Ctrl-C, and with nohup a hangup, and
+    # Where a shell runs the tests in the background they ignore Ctrl-C, with nohup a hangup, and
     # so would programs that they start and end so.
     for number, usual in (
         (signal.SIGINT, signal.default_int_handler),
