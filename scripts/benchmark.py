@@ -1,5 +1,5 @@
-"""Measure heads, MaxSim, attention, loading of data and whole trainings, after their results were
-checked.
+"""Measure heads, MaxSim, attention, loading of data, encoding and whole trainings, after their
+results were checked.
 
     python scripts/benchmark.py head --suite bars heads      # results/<gpu>/head.jsonl
     python scripts/benchmark.py maxsim --list                # what would be measured

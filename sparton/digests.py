@@ -37,10 +37,28 @@ class Seal(NamedTuple):
         return None
 
 
+class TextsDigest:
+    """A digest of texts in their order, which are given one after the other."""
+
+    def __init__(self) -> None:
+        self._digest = xxhash.xxh3_128()
+
+    def update(self, texts: Iterable[str]) -> "TextsDigest":
+        """Add texts to those before, and give this digest."""
+        for text in texts:
+            content = text.encode(errors="surrogatepass")
+            self._digest.update(len(content).to_bytes(8, "little") + content)
+        return self
+
+    def __str__(self) -> str:
+        return self._digest.hexdigest()
+
+
 def texts_digest(texts: Iterable[str]) -> str:
     """A digest of texts in their order."""
-    digest = xxhash.xxh3_128()
-    for text in texts:
-        content = text.encode(errors="surrogatepass")
-        digest.update(len(content).to_bytes(8, "little") + content)
-    return digest.hexdigest()
+    return str(TextsDigest().update(texts))
+
+
+def records_digest(ids: Iterable[str], texts: Iterable[str]) -> str:
+    """A digest of texts and their ids, in their order."""
+    return texts_digest(part for record in zip(ids, texts, strict=True) for part in record)

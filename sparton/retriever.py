@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparton.encoded import EncodedTexts, open_encoded
 from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
 from sparton.evaluation.models import choose_device, load_retriever
 from sparton.representations import Representations
-from sparton.retrieval.encoding import VectorDtype, encode_texts
+from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Index
+from sparton.retrieval.storing import VectorDtype
 from sparton.types import Side
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class Hit(NamedTuple):
 class EncodeOptions(TypedDict, total=False):
     """How texts are encoded; see :meth:`Retriever.encode`."""
 
-    batch_tokens: int
+    batch_tokens: int | None
     max_terms: int | None
     vector_dtype: VectorDtype
     pool_factor: float | None
@@ -58,11 +60,12 @@ class Retriever:
     Args:
         encoder: a SPLADE, late-interaction, joint, CSR or dense encoder.
         tokenizer: of the encoder, with the lengths at which texts are cut.
-        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
+        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
+            :func:`~sparton.retrieval.encoding.usual_precision`.
     """
 
     def __init__(
-        self, encoder: "Encoder", tokenizer: "PackedTokenizer", *, precision: str = "fp32"
+        self, encoder: "Encoder", tokenizer: "PackedTokenizer", *, precision: str | None = None
     ) -> None:
         self.encoder = encoder.eval()
         self.tokenizer = tokenizer
@@ -89,7 +92,7 @@ class Retriever:
         texts: Sequence[str],
         side: Side,
         *,
-        batch_tokens: int = 16_384,
+        batch_tokens: int | None = None,
         max_terms: int | None = None,
         vector_dtype: VectorDtype = "float16",
         pool_factor: float | None = None,
@@ -103,7 +106,8 @@ class Retriever:
         Args:
             texts: at least one.
             side: "query" or "document".
-            batch_tokens: bound of sequences times longest sequence in a batch.
+            batch_tokens: bound of sequences times longest sequence in a batch; None for one that
+                suits the device.
             max_terms: keep this many of a text's largest weights; None for all.
             vector_dtype: in which token vectors are stored.
             pool_factor: of so many tokens of a document one vector is left, where they are alike;
@@ -147,7 +151,7 @@ class Retriever:
 
     def index(
         self,
-        documents: Sequence[str] | Representations,
+        documents: Sequence[str] | Representations | EncodedTexts | str | Path,
         ids: Sequence[str] | None = None,
         *,
         build: IndexBuilder = exact_index,
@@ -156,20 +160,34 @@ class Retriever:
         """An index of documents that is searched by texts.
 
         Args:
-            documents: N texts, or what :meth:`encode_documents` made of them.
-            ids: N different identifiers; None numbers the documents from 0.
+            documents: N texts, or what :meth:`encode_documents` made of them; or the path of a
+                folder that ``sparton encode`` has written with this model, or what
+                :func:`~sparton.encoded.open_encoded` gives of it.
+            ids: N different identifiers; None numbers the documents from 0. A folder has its own.
             build: makes the index of the encoded documents.
             rerank_depth: candidates of a query that MaxSim orders, where the model gives both
                 sparse vectors and token vectors.
 
         Raises:
-            ValueError: not as many ``ids`` as documents, the same one twice, or what
-                :meth:`encode` refuses.
+            ValueError: not as many ``ids`` as documents, the same one twice, what :meth:`encode`
+                refuses, or a folder of queries, of another model, or damaged.
+            FileNotFoundError: a folder that is none, or not complete.
         """
-        encoded = self._encoded(documents, "document")
-        if ids is not None:
-            _check_ids(ids, encoded.num_texts)
-        return TextIndex(self, build(encoded, self.device, rerank_depth=rerank_depth), ids)
+        if isinstance(documents, str | Path):
+            documents = open_encoded(documents)
+        if isinstance(documents, EncodedTexts):
+            if ids is not None:
+                raise ValueError(f"{documents.folder} has ids of its own: leave ids out")
+            if documents.facts.settings.side != "document":
+                raise ValueError(f"{documents.folder} holds queries, and documents are searched")
+            documents.check_model(self.encoder)
+            encoded, ids = documents.representations(), documents.ids
+        else:
+            encoded = self._encoded(documents, "document")
+            if ids is not None:
+                _check_ids(ids, encoded.num_texts)
+        index = build(encoded, self.device, rerank_depth=rerank_depth)
+        return TextIndex(self, index, ids, _stored_dtype(encoded))
 
     def explain(
         self, text: str, document: str | None = None, *, k: int = 20
@@ -239,10 +257,17 @@ class Retriever:
 class TextIndex:
     """Encoded documents that are searched by texts; made by :meth:`Retriever.index`."""
 
-    def __init__(self, retriever: Retriever, index: Index, ids: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        retriever: Retriever,
+        index: Index,
+        ids: Sequence[str] | None,
+        vector_dtype: VectorDtype = "float16",
+    ) -> None:
         self.retriever = retriever
         self.index = index
         self.ids = ids
+        self._vector_dtype = vector_dtype
 
     def search(
         self, queries: Sequence[str] | Representations, k: int = 10, *, progress: bool = False
@@ -258,7 +283,9 @@ class TextIndex:
             ValueError: a single text in the place of a list, or ``k`` below 1.
         """
         if not isinstance(queries, Representations):
-            queries = self.retriever.encode(queries, "query", progress=progress)
+            queries = self.retriever.encode(
+                queries, "query", vector_dtype=self._vector_dtype, progress=progress
+            )
         found = self.index.search(queries, k, progress="search" if progress else None)
         return [
             [
@@ -274,7 +301,7 @@ def load(
     model: str | Path,
     *,
     device: torch.device | str | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     query_length: int | None = None,
     document_length: int | None = None,
     width: int | None = None,
@@ -286,7 +313,8 @@ def load(
         model: a folder of this project, of sentence-transformers or of PyLate, a masked-LM
             checkpoint, or a name on the Hugging Face hub.
         device: where to put it; None for a GPU if there is one.
-        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
+        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
+            :func:`~sparton.retrieval.encoding.usual_precision`.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent.
         width: how many of the first components of token vectors to take, of a model that was
@@ -308,6 +336,12 @@ def load(
         **reading,
     )
     return Retriever(encoder, tokenizer, precision=precision)
+
+
+def _stored_dtype(documents: Representations) -> VectorDtype:
+    """In which token vectors are stored, as those of queries must be."""
+    tokens = documents.tokens
+    return "float32" if tokens is not None and tokens.values.dtype == torch.float32 else "float16"
 
 
 def _check_ids(ids: Sequence[str], num_documents: int) -> None:

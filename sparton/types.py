@@ -32,6 +32,9 @@ class TokenRows(NamedTuple):
         rows, cu_seqlens = (t.to(device, non_blocking=non_blocking) for t in self[:2])
         return TokenRows(rows, cu_seqlens, self.max_seqlen)
 
+    def pin_memory(self) -> "TokenRows":
+        return TokenRows(self.rows.pin_memory(), self.cu_seqlens.pin_memory(), self.max_seqlen)
+
 
 class TokenBatch(NamedTuple):
     """N token sequences packed end to end, without padding.
@@ -97,6 +100,12 @@ class TokenBatch(NamedTuple):
         keys, pooled = (
             each and each.to(device, non_blocking=non_blocking) for each in (self.keys, self.pooled)
         )
+        return TokenBatch(input_ids, position_ids, cu_seqlens, self.max_seqlen, keys, pooled)
+
+    def pin_memory(self) -> "TokenBatch":
+        """The same in memory of the host from which a GPU copies by itself."""
+        input_ids, position_ids, cu_seqlens = (tensor.pin_memory() for tensor in self[:3])
+        keys, pooled = (each and each.pin_memory() for each in (self.keys, self.pooled))
         return TokenBatch(input_ids, position_ids, cu_seqlens, self.max_seqlen, keys, pooled)
 
     def select(self, start: int, stop: int) -> "TokenBatch":

@@ -18,6 +18,7 @@ STUDIES = {
     "attention": "benchmarks.attention.study",
     "search": "benchmarks.search.study",
     "data": "benchmarks.data.study",
+    "encoding": "benchmarks.encoding.study",
     "training": "benchmarks.training.study",
 }
 

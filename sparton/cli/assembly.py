@@ -145,7 +145,7 @@ def build_trainer(
         folder=folder,
         meter=ThroughputMeter(world.device, encoder.flops_per_token, world.size),
         evaluate=lambda model: mean_metrics(
-            [evaluate(model, task=task, timed_queries=0) for task in dev_tasks]
+            [evaluate(model, task=task, timed_queries=0, crew=world) for task in dev_tasks]
         ),
         save_model=partial(save_encoder, **lengths),
         identity=identity(cfg) | data.identity() | dev_identity(dev_tasks, world),
@@ -228,15 +228,20 @@ def test_best(cfg: DictConfig, trainer: Trainer, inputs: Inputs) -> dict[str, fl
     model = trainer.folder / "model"
     encoder = load_encoder(model, instantiate(cfg.head)).to(trainer.world.device)
     tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
-    evaluate = partial(build_evaluation(cfg, trainer.step.precision), encoder, tokenizer)
+    world = trainer.world
+    evaluate = build_evaluation(cfg, trainer.step.precision)
+    evaluate = partial(evaluate, encoder, tokenizer, crew=world)
     split = "test" if inputs.tests else "dev"
     title = "test tasks" if inputs.tests else "dev tasks, by which this model was chosen"
     description = {"model": str(model), "split": split, **describe_run(cfg)}
     tasks: TaskBuilders = inputs.tests or {
         task.name: partial(_the_same, task) for task in inputs.dev
     }
-    results = run_tests(evaluate, tasks, trainer.folder, description, title=title)
-    add_results(model, [task_figures(each) for each in results])
+    results = run_tests(
+        evaluate, tasks, trainer.folder, description, title=title, quiet=not world.is_main
+    )
+    if world.is_main:
+        add_results(model, [task_figures(each) for each in results])
     return flat_metrics(results, split)
 
 

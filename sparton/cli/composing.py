@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.utils import get_args_parser
@@ -121,7 +121,15 @@ def composer(request: Request, command: str) -> Iterator[Composer]:
         for folder in own:
             search_path.prepend("own", f"file://{folder}", SearchPathQuery(provider="main"))
         loader.repository.initialize_sources(search_path)
+        _hide_groups(loader.repository, SCHEMAS[command])
         yield Composer(request, SCHEMAS[command], engine)
+
+
+def _hide_groups(repository: Any, schema: type) -> None:
+    """A group of files whose name is that of a plain setting of a command is none for it."""
+    plain = {field.name for field in fields(schema) if get_origin(field.type) is not dict}
+    exists = repository.group_exists
+    repository.group_exists = lambda config_path: config_path not in plain and exists(config_path)
 
 
 def config_folders(own: Path | None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""From a command line to a training or an evaluation.
+"""From a command line to a training, an evaluation or an encoded collection.
 
 What is asked for is composed and checked first, without PyTorch and before a folder is made.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from sparton.cli.checks import check, check_places, find_models
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
-from sparton.cli.evaluation_checks import check_evaluation
+from sparton.cli.evaluation_checks import check_evaluation, refuse_missing_values
 from sparton.cli.folders import existing
 
 
@@ -54,8 +54,11 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
         return _unless_error(opened.run(task, configure_logging=as_command))
 
 
-def evaluate(request: Request) -> None:
+def evaluate(request: Request, program: Sequence[str]) -> None:
     """Run an evaluation, or a sweep of them.
+
+    Args:
+        program: the words that start this command in another process, without its arguments.
 
     Raises:
         EXPECTED_ERRORS: what a user can mend.
@@ -66,11 +69,31 @@ def evaluate(request: Request) -> None:
             check_evaluation(cfg, cfg.hydra.overrides.task)
         from sparton.cli.evaluation import evaluate_here
 
+        task = partial(evaluate_here, again=[*program, *request.again()])
         if opened.sweeps(variants[0]):
-            for job in opened.sweep(evaluate_here)[0]:
+            for job in opened.sweep(task)[0]:
                 _unless_error(job.return_value)
         else:
-            _unless_error(opened.run(evaluate_here))
+            _unless_error(opened.run(task))
+
+
+def encode(request: Request, program: Sequence[str]) -> None:
+    """Encode a collection.
+
+    Args:
+        program: the words that start this command in another process, with its arguments.
+
+    Raises:
+        EXPECTED_ERRORS: what a user can mend.
+    """
+    with composer(request, "encode") as opened:
+        (cfg,) = opened.variants()
+        if opened.sweeps(cfg):
+            raise ValueError("one collection is encoded at a time: leave -m out")
+        refuse_missing_values(cfg)
+        from sparton.cli.encoding import encode_here
+
+        _unless_error(opened.run(partial(encode_here, program=program)))
 
 
 def _unless_error(ended: Any) -> Any:

@@ -1,62 +1,113 @@
 """An evaluation, from its configuration."""
 
+import logging
+import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from sparton import evaluation
+from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
 from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import task_builders
+from sparton.encoded import open_encoded
+from sparton.errors import RunError
 from sparton.retrieval.bm25 import BM25
-from sparton.retrieval.encoding import autocast_dtype
+from sparton.retrieval.encoding import check_precision
+from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.manifest import describe_environment
+from sparton.training.processes import run_ranks
 from sparton.types import RetrievalTask
 
-System = Callable[[RetrievalTask], evaluation.TaskResult]
+System = Callable[..., evaluation.TaskResult]  # of a RetrievalTask
+_ECHO = 5.0  # seconds in which a process ends others that fail as it did
 
 
-def evaluate_here(cfg: DictConfig) -> Exception | None:
-    """Evaluate in this process what Hydra has composed.
+def evaluate_here(cfg: DictConfig, again: Sequence[str]) -> Exception | None:
+    """Evaluate in this process what Hydra has composed, or in several that it starts.
+
+    Args:
+        again: the words that start this program in the same way.
 
     Returns:
         The error that has ended it, if a user can mend that.
     """
+    typed = HydraConfig.get().overrides.task
     try:
-        run_evaluation(cfg, HydraConfig.get().overrides.task)
+        if cfg.gpus > 1 and "RANK" not in os.environ:
+            _evaluate_on_gpus(cfg, [*again, *typed, "hydra.mode=RUN"])
+        else:
+            alone = "RANK" not in os.environ
+            own = World(0, 1, evaluation.choose_device(cfg.device)) if alone else join_world()
+            run_evaluation(cfg, typed, own)
+            leave_world()
     except EXPECTED_ERRORS as error:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(_ECHO)
         return error
     return None
 
 
-def run_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
+def _evaluate_on_gpus(cfg: DictConfig, command: Sequence[str]) -> None:
+    """Run the command once for each GPU.
+
+    Raises:
+        RunError: a process failed; the others ended with it.
+    """
+    check_gpus(cfg.gpus, cfg.device)
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if cfg.device == "cpu" else {}
+    ended = run_ranks(command, cfg.gpus, lambda: False, hidden)
+    if ended.code:
+        raise RunError(f"process {ended.rank} {ended}", told=ended.code > 0)
+
+
+def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
     """Evaluate the model that the configuration names, on the tasks of its split.
 
     Args:
         cfg: as :func:`~sparton.cli.evaluation_checks.check_evaluation` lets it pass.
         typed: the overrides of the command line.
+        world: this process among those that encode.
     """
+    if not world.is_main:  # the main process says the same
+        logging.getLogger("sparton").setLevel(logging.ERROR)
     refuse_unknown_settings(cfg, ("evaluation", "encoder", "bm25"))
     builders = task_builders(cfg, cfg.split)
     given = [name for name in ("query_length", "document_length") if cfg[name] is not None]
     builders = {name: partial(_at_given_lengths, build, given) for name, build in builders.items()}
-    evaluate = build_bm25(cfg) if cfg.model == "bm25" else build_encoder(cfg, typed)
-    for build in builders.values():
-        build()  # Every task is downloaded and checked before the first is encoded.
-    name = folder_name(typed, left_out={"output", "device"})
+    if cfg.documents is not None and len(builders) > 1:
+        raise ValueError(
+            f"documents={cfg.documents} are those of one task, and there are {len(builders)}: "
+            f"{', '.join(builders)}"
+        )
+    if cfg.model == "bm25":
+        evaluate = build_bm25(cfg, world.device)
+    else:
+        evaluate = partial(build_encoder(cfg, typed, world.device), crew=world)
+    if world.is_main:
+        for build in builders.values():
+            build()  # Every task is downloaded and checked before the first is encoded.
+    world.barrier()
+    name = folder_name(typed, left_out={"output", "gpus", "device"})
     output = Path(cfg.output or Path("runs", "evaluate", name))
     output.mkdir(parents=True, exist_ok=True)
     resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     description = {"config": resolved, "environment": describe_environment()}
-    evaluation.run_tests(evaluate, builders, output, description, title=cfg.model)
-    Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
+    evaluation.run_tests(
+        evaluate, builders, output, description, title=cfg.model, quiet=not world.is_main
+    )
+    if world.is_main:
+        Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _at_given_lengths(build: Callable[[], RetrievalTask], given: Sequence[str]) -> RetrievalTask:
@@ -65,17 +116,17 @@ def _at_given_lengths(build: Callable[[], RetrievalTask], given: Sequence[str]) 
     return task._replace(form=task.form._replace(**dict.fromkeys(given)))
 
 
-def build_bm25(cfg: DictConfig) -> System:
+def build_bm25(cfg: DictConfig, device: torch.device) -> System:
     """BM25, whose settings are checked.
 
     Raises:
         ValueError: names the setting.
     """
     BM25(cfg.bm25.k1, cfg.bm25.b)  # refuses what is out of range
-    return instantiate(cfg.bm25, device=evaluation.choose_device(cfg.device))
+    return instantiate(cfg.bm25, device=device)
 
 
-def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
+def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -> System:
     """A trained model and how it is searched; what it ignores or cannot do is refused.
 
     Raises:
@@ -84,10 +135,9 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     """
     asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
     evaluation.check_vector_dtype(asked.vector_dtype)
-    autocast_dtype(asked.precision)  # refuses what does not exist
+    check_precision(asked.precision)  # refuses what does not exist
     BM25(**words)  # refuses what cannot be
     index = instantiate(asked.index)  # refuses what cannot be, too
-    device = evaluation.choose_device(cfg.device)
     model = (cfg.model, cfg.query_length, cfg.document_length)
     encoder, tokenizer = evaluation.load_retriever(*model, device=device, width=cfg.width)
     settings = {name: asked[name] for name in ("metrics", "k", "search", "rerank_depth")}
@@ -103,4 +153,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str]) -> System:
     else:
         rest = overrides_in(typed, ["bm25"])
         refuse_ignored(f"search={search} with this model takes no BM25 and", rest)
-    return instantiate(asked, encoder, tokenizer, **words)
+    system = instantiate(asked, encoder, tokenizer, **words)
+    if cfg.documents is None:
+        return system
+    return partial(system, documents=open_encoded(cfg.documents))

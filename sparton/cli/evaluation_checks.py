@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
+from sparton.arguments import refuse_below
 from sparton.cli.overrides import overrides_in
 from sparton.models.places import check_place
 from sparton.retrieval.settings import check_metrics, check_search, check_term_bounds
@@ -23,12 +24,14 @@ def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
         OSError: there is no such model.
     """
     refuse_missing(cfg)
-    own = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
-    OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+    refuse_missing_values(cfg)
+    refuse_below(1, gpus=cfg.gpus)
     if cfg.split not in ("dev", "test") or not cfg.evaluation.get(cfg.split):
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
     if cfg.model == "bm25":
-        of_models = ("encoder", "index", "query_length", "document_length", "width")
+        of_models = (
+            "encoder", "index", "query_length", "document_length", "documents", "width", "gpus"
+        )  # fmt: skip
         ignored = overrides_in(typed, of_models)
         refuse_ignored("model=bm25 is no encoder and", ignored)
         _check_metrics(cfg, "bm25")
@@ -50,6 +53,16 @@ def refuse_missing(cfg: DictConfig) -> None:
     for key in map(str, cfg.evaluation):
         if not OmegaConf.is_interpolation(cfg.evaluation, key):
             OmegaConf.select(cfg, f"evaluation.{key}", throw_on_missing=True)
+
+
+def refuse_missing_values(cfg: DictConfig) -> None:
+    """Refuse a configuration in which a setting has no value.
+
+    Raises:
+        MissingMandatoryValue: names the setting.
+    """
+    own = OmegaConf.masked_copy(cfg, [str(name) for name in cfg if name != "hydra"])
+    OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
 
 
 def refuse_ignored(because: str, overrides: Sequence[str]) -> None:

@@ -101,11 +101,11 @@ def top_level(cfg: DictConfig) -> list[str]:
     return list(get_type_hints(OmegaConf.get_type(cfg)))
 
 
-def _groups(loader: ConfigLoader, parent: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Every group with its options, but for Hydra's own."""
+def _groups(loader: Any, parent: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Every group with its options, but for Hydra's own and those that a command does not know."""
     for name in loader.list_groups(parent):
         group = f"{parent}/{name}" if parent else name
-        if group != "hydra":
+        if group != "hydra" and loader.repository.group_exists(config_path=group):
             yield group, loader.get_group_options(group)
             yield from _groups(loader, group)
 

@@ -70,9 +70,11 @@ class EvaluateConfig:
     split: str
     output: str | None
     data_dir: str
+    gpus: int
     device: str | None
     query_length: int | None
     document_length: int | None
+    documents: str | None
     width: int | None
     metrics: list[str]
     encoder: dict[str, Any] = field(default_factory=dict)
@@ -81,12 +83,35 @@ class EvaluateConfig:
     evaluation: dict[str, Any] = field(default_factory=dict)
 
 
-SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig}
+@dataclass
+class EncodeConfig:
+    """Everything ``encode.py`` reads. ``configs/encode.yaml`` holds the values."""
+
+    model: str
+    data: Any
+    output: str
+    append: bool
+    side: str
+    gpus: int
+    device: str | None
+    length: int | None
+    kinds: list[str] | None
+    max_terms: int | None
+    vector_dtype: str
+    pool_factor: float | None
+    precision: str | None
+    rows_per_shard: int | None
+    batch_tokens: int | None
+    on_error: str
+    progress: bool
+
+
+SCHEMAS = {"train": TrainConfig, "evaluate": EvaluateConfig, "encode": EncodeConfig}
 
 
 def register() -> None:
-    """Make the schemas known to Hydra as ``train_schema`` and ``evaluate_schema``, and the names of
-    folders as resolvers.
+    """Make the schemas known to Hydra, ``train_schema`` for one, and the names of folders as
+    resolvers.
 
     A run is found again with other incidental settings; cells of a sweep may differ in them alone.
     ``sweep_name`` stays in all cells what it is in their sweep, as Hydra's ``now`` does.

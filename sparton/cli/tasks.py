@@ -60,8 +60,8 @@ def hold_out_dev(cfg: DictConfig, data: Mixture) -> tuple[Mixture, TaskBuilders]
 
 
 def dev_identity(tasks: Sequence[RetrievalTask], world: "World") -> dict[str, str]:
-    """``evaluation.dev.content``, a digest of the tasks that models are chosen by. All ranks have
-    that of the main process, which alone reads them; it has 60 bits, or is 0 for no tasks."""
+    """``evaluation.dev.content``, a digest of the tasks that models are chosen by, of 60 bits, or 0
+    for no tasks; the same on all ranks."""
     own = int(tasks_digest(tasks)[:15], 16) if tasks else 0
     return {"evaluation.dev.content": f"{world.largest(own):x}"}
 

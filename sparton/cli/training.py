@@ -43,23 +43,27 @@ def run_training(cfg: DictConfig, world: "World", folder: Path) -> None:
     if not world.is_main:  # the main process says the same
         logging.getLogger("sparton").setLevel(logging.ERROR)
     cfg = without_replaced(cfg)
-    inputs = read_inputs(cfg, world.is_main)
+    inputs = read_inputs(cfg, world)
     # What is missing is said by now: the libraries of the models take seconds to import.
     from sparton.cli.assembly import build_run
 
     build_run(cfg, world, folder, inputs).train()
 
 
-def read_inputs(cfg: DictConfig, is_main: bool) -> Inputs:
-    """Ask for the loggers, and read data and tasks; only the main process evaluates and logs. Every
-    test task is downloaded and checked here, before the training and not after it."""
+def read_inputs(cfg: DictConfig, world: "World") -> Inputs:
+    """Ask for the loggers, and read data and tasks; only the main process logs. Every test task is
+    downloaded and checked here, before the training and not after it, by the main process before
+    the others read it."""
     refuse_unknown_settings(cfg, ("logger", "data", "evaluation"))
-    loggers = list(instantiate(cfg.logger).values()) if is_main else []
+    loggers = list(instantiate(cfg.logger).values()) if world.is_main else []
     data, dev = hold_out_dev(cfg, instantiate(cfg.data))
     say_how_often(data, total_steps(cfg), cfg.batch)
-    if not is_main:
-        return Inputs(loggers, data, [], {})
     tests = task_builders(cfg, "test")
-    for build in tests.values():
-        build()
-    return Inputs(loggers, data, [build() for build in dev.values()], tests)
+    if world.is_main:
+        for build in tests.values():
+            build()
+        dev_tasks = [build() for build in dev.values()]
+    world.barrier()
+    if not world.is_main:
+        dev_tasks = [build() for build in dev.values()]
+    return Inputs(loggers, data, dev_tasks, tests)

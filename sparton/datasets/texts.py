@@ -21,7 +21,9 @@ from sparton.datasets.preparation import (
 )
 from sparton.datasets.records import parse_text_or_fields
 from sparton.datasets.store import TABLE, Facts, StoredTable, fingerprint, stored_table
+from sparton.digests import TextsDigest, records_digest
 from sparton.types import TextCollection
+from sparton.writing import failures_told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +63,11 @@ class TextList:
     def __len__(self) -> int:
         return len(self._texts)
 
+    @property
+    def digest(self) -> str:
+        """The :func:`~sparton.digests.records_digest` of the ids and texts."""
+        return records_digest(self._ids, self._texts)
+
     def take(self, rows: Sequence[int]) -> TextCollection:
         """Ids and texts of the rows, in their order."""
         return TextCollection([self._ids[row] for row in rows], [self._texts[row] for row in rows])
@@ -75,6 +82,11 @@ class TextTable:
 
     def __len__(self) -> int:
         return len(self.table.rows)
+
+    @property
+    def digest(self) -> str:
+        """The :func:`~sparton.digests.records_digest` of the ids and texts."""
+        return self.table.facts["digest"]
 
     def text(self, row: int) -> str:
         """The text of one row."""
@@ -94,7 +106,7 @@ class TextTable:
         """
         hashes = np.load(self.table.folder / HASHES, mmap_mode="r")
         order = np.load(self.table.folder / ORDER, mmap_mode="r")
-        places = np.searchsorted(hashes, _hash(ids))
+        places = np.searchsorted(hashes, hash_ids(ids))
         rows = order[np.minimum(places, len(hashes) - 1)].astype(np.int64)
         known = self.table.rows.data.column("id").take(rows).to_pylist()
         rows[np.array([a != b for a, b in zip(ids, known)], bool)] = -1
@@ -124,15 +136,15 @@ def text_table(
         tally = Tally(reading.on_error)
         hashes: list[NDArray[np.uint64]] = []
         empty: list[NDArray[np.bool_]] = []
-        places = _Places([], [], [])
+        places, digest = _Places([], [], []), TextsDigest()
         records = read_records(files, reading, parse_text_or_fields, tally, COLLECTION)
-        batches = _batches(records, hashes, empty, places)
+        batches = _batches(records, hashes, empty, places, digest)
         write_table(folder / TABLE, _schema(), batches)
         if not hashes:
             raise ValueError(f"{name}: the files hold no text")
         _write_index(folder, np.concatenate(hashes), places)
-        np.save(folder / EMPTY, np.concatenate(empty))
-        return tally.facts()
+        _save(folder / EMPTY, np.concatenate(empty))
+        return {**tally.facts(), "digest": str(digest)}
 
     table = stored_table(name, key, build, cache_dir)
     report(name, len(table.rows), table.facts)
@@ -177,19 +189,23 @@ def _batches(
     hashes: list[NDArray[np.uint64]],
     empty: list[NDArray[np.bool_]],
     places: _Places,
+    digest: TextsDigest,
 ) -> "Iterator[pa.RecordBatch]":
     import pyarrow as pa
 
     for placed in chunks(records, ROWS_PER_BATCH):
         ids = [record.value[0] for record in placed]
         texts = [record.value[1] for record in placed]
-        hashes.append(_hash(ids))
+        for record in placed:
+            digest.update(record.value)
+        hashes.append(hash_ids(ids))
         empty.append(np.array([not text for text in texts]))
         places.add(placed)
         yield pa.record_batch([pa.array(ids), pa.array(texts)], schema=_schema())
 
 
-def _hash(ids: Sequence[str]) -> NDArray[np.uint64]:
+def hash_ids(ids: Sequence[str]) -> NDArray[np.uint64]:
+    """Hashes of identifiers, by which they are found and told apart."""
     from pandas.util import hash_array
 
     return hash_array(np.array(ids, dtype=object), categorize=False)
@@ -209,5 +225,10 @@ def _write_index(folder: Path, hashes: NDArray[np.uint64], places: _Places) -> N
             else f"the ids {second!r} and {first!r} have the same hash: rename one"
         )
         raise ValueError(f"{places.of(rows[1])}: {fault}, first at {places.of(rows[0])}")
-    np.save(folder / HASHES, hashes)
-    np.save(folder / ORDER, order)
+    _save(folder / HASHES, hashes)
+    _save(folder / ORDER, order)
+
+
+def _save(file: Path, array: NDArray) -> None:
+    with failures_told(str(file), file):
+        np.save(file, array)

@@ -49,10 +49,10 @@ class PackedTokenizer:
         self.document_length = document_length
         self.markup = markup
         # Copies of its own, so that the truncation set here is not saved with the model.
-        documents = _own(tokenizer)
+        documents = without_truncation(tokenizer)
         queries = documents
         if query_tokenizer is not None and query_tokenizer is not tokenizer:
-            queries = _own(query_tokenizer)
+            queries = without_truncation(query_tokenizer)
         query = _Form(query_length, markup.query_prompt)
         document = _Form(document_length, markup.document_prompt)
         self._queries = _Texts("query", queries, query, markup, max_length)
@@ -242,7 +242,12 @@ def _rows(places: Ints, lengths: Ints) -> TokenRows:
     )
 
 
-def _own(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+def without_truncation(tokenizer: "PreTrainedTokenizerFast") -> "Tokenizer":
+    """A copy of what tokenizes, which neither cuts nor pads.
+
+    Raises:
+        ValueError: a slow tokenizer.
+    """
     if not tokenizer.is_fast:
         raise ValueError(
             f"{type(tokenizer).__name__} is a slow tokenizer; a fast one "

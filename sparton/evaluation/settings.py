@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from sparton.arguments import ArgumentError, Instance
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import VECTOR_DTYPES, check_pool_factor
+from sparton.retrieval.encoding import check_pool_factor
 from sparton.retrieval.settings import RERANK_DEPTH, Search, check_metrics, check_search
+from sparton.retrieval.storing import VECTOR_DTYPES
 from sparton.types import Kind, RetrievalTask, TokenPooling
 
 if TYPE_CHECKING:

@@ -28,13 +28,14 @@ class Speed(NamedTuple):
     """What a system costs on one task.
 
     Attributes:
-        documents_per_second: of the encoding of the whole collection, tokenisation included.
+        documents_per_second: of the encoding of the whole collection, tokenisation included; None
+            where it was encoded before.
         queries_per_second: of all queries at once, encoding and search together.
         latency: of queries one at a time.
         index_bytes: of the index, on disk or in memory.
     """
 
-    documents_per_second: float
+    documents_per_second: float | None
     queries_per_second: float
     latency: Latency
     index_bytes: int

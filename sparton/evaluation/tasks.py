@@ -5,14 +5,18 @@ N documents, Q queries, K results per query.
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from sparton.arguments import refuse_below
+from sparton.encoded import EncodedTexts
+from sparton.evaluation.documents import check_documents
 from sparton.evaluation.exclusion import excluded_rows, own_rows, without
+from sparton.evaluation.recall import recall_of_exact
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
@@ -27,7 +31,8 @@ from sparton.evaluation.settings import (
 from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
-from sparton.retrieval.encoding import VectorDtype, autocast_dtype, device_of, encode_texts
+from sparton.retrieval.crew import ALONE, Crew
+from sparton.retrieval.encoding import check_precision, device_of, encode_texts
 from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Found
 from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
@@ -39,8 +44,9 @@ from sparton.retrieval.settings import (
     check_search,
     check_term_bounds,
 )
+from sparton.retrieval.storing import VectorDtype
 from sparton.sparse_vectors import SparseVectors, mean_flops
-from sparton.types import SIDES, RetrievalTask, Side, TextForm, Tokenizer
+from sparton.types import SIDES, Kind, RetrievalTask, Side, TextForm, Tokenizer
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
@@ -59,9 +65,8 @@ def evaluate_encoder(
     k: int = 1000,
     search: Search | None = None,
     rerank_depth: int = RERANK_DEPTH,
-    batch_tokens: int = 16_384,
-    batch_sequences: int = 256,
-    precision: str = "fp32",
+    batch_tokens: int | None = None,
+    precision: str | None = None,
     max_query_terms: int | None = None,
     max_document_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
@@ -69,8 +74,10 @@ def evaluate_encoder(
     k1: float = 0.9,
     b: float = 0.4,
     index: IndexBuilder = exact_index,
+    documents: EncodedTexts | None = None,
     timed_queries: int = TIMED_QUERIES,
     progress: bool = True,
+    crew: Crew = ALONE,
 ) -> TaskResult:
     """Search a full collection with an encoder, on the encoder's own device, and measure what it
     finds.
@@ -93,21 +100,25 @@ def evaluate_encoder(
             more than there are, for all.
         k1, b: of BM25, where it finds the candidates.
         index: makes the index that is searched.
+        documents: the task's documents as they were encoded before, by this model and with these
+            settings.
         timed_queries: how many queries are timed one at a time, see
             :func:`~sparton.evaluation.speed.time_queries`; 0 measures no speed.
-        batch_tokens, batch_sequences, precision, vector_dtype, pool_factor, progress: see
+        batch_tokens, precision, vector_dtype, pool_factor, progress: see
             :func:`~sparton.retrieval.encoding.encode_texts`.
+        crew: processes with the same encoder that encode together. The first searches, and all get
+            its result.
 
     Raises:
         ValueError: a task without texts, a metric that does not exist or is deeper than the
             rankings, a ``search``, an ``index`` or a bound of terms that the encoder cannot serve,
-            ``k1`` or ``b`` out of range (all before anything is encoded), or representations that
-            are not finite.
+            ``k1`` or ``b`` out of range, ``documents`` that are others or were encoded otherwise
+            (all before anything is encoded), or representations that are not finite.
     """
     check_texts(task)
     check_search(search, rerank_depth)
     check_vector_dtype(vector_dtype)
-    autocast_dtype(precision)
+    check_precision(precision)
     refuse_below(0, timed_queries=timed_queries)
     bounds = {"max_query_terms": max_query_terms, "max_document_terms": max_document_terms}
     check_term_bounds(**bounds)
@@ -119,24 +130,34 @@ def evaluate_encoder(
     bm25 = BM25(k1, b)
 
     form = _readable(task, encoder.max_length)
+    if documents is not None:
+        check_documents(
+            documents, encoder, tokenizer, task._replace(form=form), kinds=kinds,
+            max_terms=max_document_terms, precision=precision, vector_dtype=vector_dtype,
+            pool_factor=pool_factor,
+        )  # fmt: skip
 
     def encode(
-        texts: Sequence[str], side: Side, max_terms: int | None, bar: bool = False
+        texts: Sequence[str], side: Side, max_terms: int | None, whole: bool
     ) -> Representations:
+        bar = progress and whole and not crew.rank
         return encode_texts(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
-            batch_tokens=batch_tokens, batch_sequences=batch_sequences, vector_dtype=vector_dtype,
-            pool_factor=pool_factor, form=form,
-            progress=f"{task.name}: {_PLURAL[side]}" if progress and bar else None,
+            batch_tokens=batch_tokens, vector_dtype=vector_dtype, pool_factor=pool_factor,
+            form=form, progress=f"{task.name}: {_PLURAL[side]}" if bar else None,
+            crew=crew if whole else ALONE,
         )  # fmt: skip
 
     by_words = bm25_finds(chosen, encoder)
     system = _System(
-        lambda texts, bar: encode(texts, "document", max_document_terms, bar),
-        lambda texts, bar: encode(texts, "query", max_query_terms, bar),
+        lambda texts, whole: encode(texts, "document", max_document_terms, whole),
+        lambda texts, whole: encode(texts, "query", max_query_terms, whole),
         bm25 if by_words else None,
+        None if documents is None else partial(_kept, documents, kinds),
     )
-    return _retrieve(
+    if crew.rank:
+        return _help(task, system, crew)
+    found = _retrieve(
         task,
         system,
         metrics,
@@ -148,6 +169,7 @@ def evaluate_encoder(
         device=device_of(encoder),
         progress=f"{task.name}: search" if progress else None,
     )
+    return crew.share(found)
 
 
 def evaluate_bm25(
@@ -175,16 +197,27 @@ def evaluate_bm25(
 
 
 class _System(NamedTuple):
-    """What encodes texts, with or without a bar of progress.
+    """What encodes texts: whether they are the whole of a task, which has a bar of progress and in
+    which others may have a part, is said with them.
 
     Attributes:
         documents, queries: to representations, of documents first.
         words: whose sparse vectors find candidates in place of the encoder's.
+        stored: gives the documents where they were encoded before.
     """
 
     documents: Callable[[Sequence[str], bool], Representations]
     queries: Callable[[Sequence[str], bool], Representations]
     words: BM25 | None = None
+    stored: Callable[[], Representations] | None = None
+
+
+def _kept(documents: EncodedTexts, kinds: Collection[Kind]) -> Representations:
+    """Documents that were encoded before, with what is compared of them."""
+    found = documents.representations()
+    return Representations(
+        found.sparse if "sparse" in kinds else None, found.tokens if "tokens" in kinds else None
+    )
 
 
 def _retrieve(
@@ -202,10 +235,13 @@ def _retrieve(
 ) -> TaskResult:
     """Encode, index, search, measure."""
     words, texts = system.words, task.queries.texts
-    if timed_queries:
+    if timed_queries and system.stored is None:
         system.documents(task.documents.texts[:WARM_UP_DOCUMENTS], False)
     clock = _Clock()
-    documents = system.documents(task.documents.texts, True)
+    if system.stored is None:
+        documents = system.documents(task.documents.texts, True)
+    else:
+        documents = system.stored()
     stored = documents
     if words is not None:
         stored = documents._replace(sparse=words.fit(task.documents.texts))
@@ -220,6 +256,11 @@ def _retrieve(
     found = index.search(asked, k + barred.shape[1], exclude=own, progress=progress)
     run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k))
     clock.stop("search")
+    recall = None
+    if not index.exact:
+        recall = recall_of_exact(
+            found, asked, stored, device, rerank_depth=rerank_depth, exclude=own
+        )
     seconds, speed = clock.seconds, None
     if timed_queries:
 
@@ -227,7 +268,7 @@ def _retrieve(
             return index.search(_with_words(system.queries([text], False), [text], words), k)
 
         speed = Speed(
-            len(task.documents.texts) / seconds["documents"],
+            None if system.stored else len(task.documents.texts) / seconds["documents"],
             len(texts) / (seconds["queries"] + seconds["search"]),
             time_queries(answer, texts, timed_queries),
             index.nbytes,
@@ -240,9 +281,21 @@ def _retrieve(
         search=search,
         seconds=seconds,
         speed=speed,
+        exact_recall=recall,
         run=run,
         **_sizes(queries, documents),
     )
+
+
+def _help(task: RetrievalTask, system: _System, crew: Crew) -> TaskResult:
+    """Encode for process 0, which does the rest, and wait for what it finds."""
+    if system.stored is None:
+        system.documents(task.documents.texts, True)
+    system.queries(task.queries.texts, True)
+    found: TaskResult | None = None
+    found = crew.share(found)
+    assert found is not None
+    return found
 
 
 class _Clock:

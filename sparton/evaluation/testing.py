@@ -20,19 +20,24 @@ def run_tests(
     description: Mapping[str, Any],
     *,
     title: str,
+    quiet: bool = False,
 ) -> list[TaskResult]:
     """Evaluate one task after the other, and show a table with that ``title`` at the end.
 
     After each task ``results.json`` and the runs in ``folder`` hold what was found so far. The
-    tasks were built before, to check them, and are built again one at a time.
+    tasks were built before, to check them, and are built again one at a time. A ``quiet`` process
+    writes and shows nothing: another does.
     """
     results: list[TaskResult] = []
     for name, build in tasks.items():
         with read_before():
             task = build()
         results.append(evaluate(task._replace(name=name)))
-        write_results(results, folder, description)
-        write_task_run(results[-1], folder)
+        if not quiet:
+            write_task_run(results[-1], folder)  # of which results.json tells
+            write_results(results, folder, description)
+    if quiet:
+        return results
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDE)

@@ -4,6 +4,7 @@ R texts, queries first; D width.
 """
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -29,8 +30,9 @@ from sparton.evaluation import choose_device, packed_tokenizer
 from sparton.models.backbones import minilm_folder
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import load_dense, save_dense
-from sparton.pipelines.identity import weights_digest
-from sparton.retrieval.encoding import VectorDtype, encode_texts
+from sparton.models.identity import weights_digest
+from sparton.retrieval.encoding import encode_texts
+from sparton.retrieval.storing import VectorDtype
 from sparton.types import Side
 from sparton.writing import replacing_folder
 
@@ -61,8 +63,8 @@ def cache_embeddings(
     query_length: int = 64,
     document_length: int = 256,
     dtype: VectorDtype = "float32",
-    batch_tokens: int = 16_384,
-    precision: str = "fp32",
+    batch_tokens: int | None = None,
+    precision: str | None = None,
     device: str | None = None,
     progress: bool = True,
 ) -> CachedTexts:
@@ -192,6 +194,9 @@ def _prepare(
         save_dense(encoder, fresh / MODEL, **lengths)
         np.save(fresh / KEYS, keys)
         np.lib.format.open_memmap(fresh / EMBEDDINGS, "w+", np.dtype(dtype), shape).flush()
+        with (fresh / EMBEDDINGS).open("r+b") as file:
+            # A page of a map that a full disk does not take would end the process without a word.
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         note_progress(fresh, 0)
         (fresh / FACTS).write_text(json.dumps(facts._asdict(), indent=2) + "\n")
     return 0

@@ -14,7 +14,7 @@ from sparton.models.encoder import Encoder
 from sparton.packing import ranges_of
 from sparton.pipelines.vector_files import FORMATS, SparseFile, TokenFile, Written, format_of
 from sparton.representations import KINDS, Representations
-from sparton.retrieval.encoding import autocast_dtype, encode_texts
+from sparton.retrieval.encoding import check_precision, encode_texts
 from sparton.types import Side, TextCollection
 
 PART = 16_384  # texts whose vectors are in memory at once
@@ -27,7 +27,7 @@ def export_vectors(
     side: Side,
     *,
     length: int | None = None,
-    precision: str = "fp32",
+    precision: str | None = None,
     device: str | None = None,
     progress: bool = True,
 ) -> Written:
@@ -53,7 +53,7 @@ def export_vectors(
     """
     file = output if isinstance(output, SparseFile | TokenFile) else format_of(output)(output)
     refuse_below(1, length=length)
-    autocast_dtype(precision)  # refuses what does not exist
+    check_precision(precision)
     if not isinstance(model, Encoder):
         if str(model) == "bm25":
             raise ValueError("bm25 has no vectors to export: name a trained model")

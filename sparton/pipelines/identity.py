@@ -1,23 +1,13 @@
 """What tells whether an interrupted pipeline goes on with the same model and the same texts."""
 
-import hashlib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from sparton.digests import texts_digest
-
-
-def weights_digest(model: nn.Module) -> str:
-    """A digest of the names and values of all weights."""
-    sha = hashlib.sha256()
-    for name, value in model.state_dict().items():
-        sha.update(name.encode())
-        sha.update(value.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return sha.hexdigest()[:32]
+from sparton.models.identity import weights_digest
 
 
 def model_identity(model: str | Path | nn.Module) -> str:

@@ -1,9 +1,10 @@
 """Encoding whole collections. N texts, V terms."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,17 +12,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparton.arguments import refuse_below
-from sparton.packing import cu_seqlens_of
+from sparton.packing import ranges_of
 from sparton.representations import KINDS, Representations, TokenVectors
+from sparton.retrieval.crew import ALONE, Crew, Gathering
 from sparton.retrieval.pooling import pool_tokens
 from sparton.retrieval.progress import progress_bar
+from sparton.retrieval.storing import Transfer, VectorDtype, in_order, store_tokens
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
-VectorDtype = Literal["float16", "float32"]
-VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "float32")
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_TEXTS_TOKENIZED_AT_ONCE = 2048
+PRECISION_OF_GPUS = "fp32"  # unless another is asked for
+_TOKENS = {"cuda": 2**17}, 2**12  # of a batch, by kind of device, and of any other
+_ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
+_NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
+_AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
+# Texts of a group, which is tokenised at once. Several processes have groups in turn, and whatever
+# their number is, batches are the same.
+_LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 2048, 256, 16
 
 
 def encode_texts(
@@ -30,15 +38,15 @@ def encode_texts(
     texts: Sequence[str],
     side: Side,
     *,
-    batch_tokens: int = 16_384,
-    batch_sequences: int = 256,
-    precision: str = "fp32",
+    batch_tokens: int | None = None,
+    precision: str | None = None,
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
     pool_factor: float | None = None,
     form: TextForm = TextForm(),  # noqa: B008
     progress: str | None = None,
+    crew: Crew = ALONE,
 ) -> Representations:
     """Representations of ``texts`` on the host, in their order; no dense matrix outlives its batch.
 
@@ -46,7 +54,8 @@ def encode_texts(
     cosine. Of token vectors those are kept that take part in MaxSim.
 
     Long texts come first, so that a batch too large for the device shows at once, and texts of
-    like length share a batch. A thread tokenises ahead of the encoder.
+    like length share a batch. A thread tokenises ahead of the encoder, and a GPU has its next batch
+    before the host looks at the last one.
 
     Args:
         encoder: an :class:`~sparton.models.encoder.Encoder`. If it has ``topk`` and
@@ -55,18 +64,24 @@ def encode_texts(
         tokenizer: of the encoder; its ``queries`` or ``documents`` are used.
         texts: at least one, in anything that has a length and gives a text by its number.
         side: which of the two.
-        batch_tokens: bound of sequences times longest sequence in a batch; a single sequence may
-            exceed it.
-        batch_sequences: bound of the sequences in a batch, and so of the dense ``[N, V]``.
-        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind.
+        batch_tokens: bound of sequences times longest sequence in a batch, which a single sequence
+            may exceed; None for 131,072 on a GPU, and 4,096 on a CPU, whose caches hold no more.
+            The dense ``[N, V]`` of a batch has a bound in any case, 256 MiB on a GPU and 32 MiB on
+            a CPU.
+        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
+            :func:`usual_precision`.
         kinds: what to keep; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
-        vector_dtype: in which token vectors are stored; see :func:`store_tokens`.
+        vector_dtype: in which token vectors are stored; see
+            :func:`~sparton.retrieval.storing.store_tokens`.
         pool_factor: of so many tokens of a document one vector is stored, see
             :func:`~sparton.retrieval.pooling.pool_tokens`; 1 for all, None for what the encoder's
             head says. Queries keep all.
         form: lengths and prompts in place of the tokenizer's own.
         progress: label of a progress bar on standard error; None for no bar.
+        crew: processes with the same encoder, of which each encodes some of the texts. The first
+            gets all representations, to the bit those that it makes alone on such a device; the
+            others get ``Representations()``.
 
     Raises:
         ValueError: no texts, a lone text in place of several, a side or a precision that does not
@@ -82,22 +97,61 @@ def encode_texts(
         raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
     kept = _checked_kinds(encoder, kinds, side, max_terms)
     check_pool_factor(pool_factor, kept, encoder)
-    pooling = _pooling(encoder, side, pool_factor)
+    pooling = usual_pooling(encoder, side, pool_factor)
     order = np.argsort([-len(text) for text in texts], kind="stable")
-    starts = range(0, len(order), _TEXTS_TOKENIZED_AT_ONCE)
-    groups = [order[start : start + _TEXTS_TOKENIZED_AT_ONCE] for start in starts]
+    groups = [order[few.start : few.stop] for few in ranges_of(len(order), _group_size(len(order)))]
     tokenize = tokenizer.queries if side == "query" else tokenizer.documents
-    parts: list[Representations] = []
-    with evaluating(encoder, precision) as device, progress_bar(progress, len(texts)) as advance:
-        for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), groups):
-            for first, last in _batches(tokens.cu_seqlens, batch_tokens, batch_sequences):
-                batch = tokens.select(first, last).to(device, non_blocking=True)
-                found = _encode(encoder, batch, side, kept, max_terms, vector_dtype, pooling)
-                parts.append(found)
-                advance(last - first)
-    encoded = Representations.concatenate(parts)
-    parts.clear()
-    return encoded.take(torch.from_numpy(np.argsort(order)))
+    flight: deque[Transfer] = deque()
+    ends: deque[bool] = deque()  # of what flies, whether it is the last of its group
+    with (
+        evaluating(encoder, precision) as device,
+        progress_bar(progress, len(texts)) as advance,
+        Gathering(crew, len(groups), advance) as gathering,
+    ):
+        parts: list[Representations] = []  # of the group that is arriving
+
+        def collect(ahead: int) -> None:
+            for part in _arrived(flight, ahead):
+                parts.append(_finished(encoder, part, pooling, vector_dtype))
+                advance(part.num_texts)
+                if ends.popleft():
+                    gathering.add(parts)
+                    parts.clear()
+
+        bounds = _bounds(encoder, kept, device, batch_tokens)
+        travels_as = vector_dtype if pooling is None else "float32"
+        own = groups[crew.rank :: crew.size]
+        for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), own):
+            for first, last in _batches(tokens.cu_seqlens, *bounds):
+                batch = tokens.select(first, last)
+                if device.type == "cuda":  # what is not pinned would wait for all that it has to do
+                    batch = batch.pin_memory().to(device, non_blocking=True)
+                flight.append(_launch(encoder, batch, side, kept, max_terms, travels_as))
+                ends.append(last == tokens.num_sequences)
+                collect(_AHEAD.get(device.type, 0))
+        collect(0)
+        encoded = gathering.all()
+    return in_order(encoded, order) if encoded else Representations()
+
+
+def _group_size(num_texts: int) -> int:
+    """Enough groups for several processes, where there are enough texts for them."""
+    return min(max(num_texts // _GROUPS, _SMALLEST_GROUP), _LARGEST_GROUP)
+
+
+def usual_precision(device: torch.device) -> str:
+    """In which precision a device encodes where nothing else is said."""
+    return PRECISION_OF_GPUS if device.type == "cuda" else "fp32"
+
+
+def check_precision(precision: object) -> None:
+    """Refuse a precision that does not exist; None is the usual one.
+
+    Raises:
+        ValueError: names it.
+    """
+    if precision is not None:
+        autocast_dtype(precision)
 
 
 def autocast_dtype(precision: object) -> torch.dtype | None:
@@ -112,10 +166,11 @@ def autocast_dtype(precision: object) -> torch.dtype | None:
 
 
 @contextmanager
-def evaluating(encoder: nn.Module, precision: str = "fp32") -> Iterator[torch.device]:
+def evaluating(encoder: nn.Module, precision: str | None = None) -> Iterator[torch.device]:
     """The encoder's device; inside, the encoder is in evaluation mode and nothing has a gradient.
     Afterwards its mode is what it was."""
-    device, dtype = device_of(encoder), autocast_dtype(precision)
+    device = device_of(encoder)
+    dtype = autocast_dtype(usual_precision(device) if precision is None else precision)
     was_training = encoder.training
     encoder.eval()
     try:
@@ -126,93 +181,73 @@ def evaluating(encoder: nn.Module, precision: str = "fp32") -> Iterator[torch.de
         encoder.train(was_training)
 
 
-def store_sparse(sparse: Tensor | SparseVectors) -> SparseVectors:
-    """The active entries of sparse vectors ``[N, V]`` of any float dtype, on the host.
-
-    Raises:
-        ValueError: a weight is NaN or infinite.
-    """
-    if isinstance(sparse, Tensor):
-        sparse = SparseVectors.from_dense(sparse.float())
-    stored = sparse.to("cpu")
-    broken = (~stored.values.isfinite()).nonzero()
-    if broken.numel():
-        row = int(torch.searchsorted(stored.cu_seqlens, broken[0], right=True)) - 1
-        raise ValueError(
-            f"row {row} of a batch of representations has the weight {stored.values[broken[0, 0]]}:"
-            " the model diverged or overflowed its precision; evaluate an earlier checkpoint, or "
-            "in fp32"
-        )
-    return stored
-
-
-def store_tokens(
-    vectors: TokenVectors, dtype: VectorDtype = "float16", pooling: TokenPooling | None = None
-) -> TokenVectors:
-    """The token vectors that take part in MaxSim, on the host, without a mask; with a ``pooling``
-    fewer of them, see :func:`~sparton.retrieval.pooling.pool_tokens`.
-
-    Half precision rounds a component by at most 2^-11 of its size: the MaxSim of vectors of length
-    1 changes by less than 0.001 per query token, which reorders near ties only.
-
-    Raises:
-        ValueError: a component is NaN, infinite or too large for ``dtype``.
-    """
-    cu_seqlens, values = vectors.cu_seqlens.long(), vectors.values
-    if vectors.mask is not None:
-        cu_seqlens = cu_seqlens_of(vectors.mask)[cu_seqlens]
-        values = values[vectors.mask]
-    if pooling is not None and values.isfinite().all():
-        pooled = TokenVectors(values.float().cpu(), cu_seqlens.cpu())
-        values, cu_seqlens, *_ = pool_tokens(pooled, pooling)
-    stored = values.to(getattr(torch, dtype))
-    broken = (~stored.isfinite()).any(dim=1).nonzero().flatten()
-    if broken.numel():
-        text = int(torch.searchsorted(cu_seqlens, broken[0], right=True)) - 1
-        worst = values[broken[0]].float().abs().max().item()
-        cause = "the model diverged or overflowed its precision; evaluate an earlier checkpoint"
-        if np.isfinite(worst):
-            cause = f"{dtype} cannot hold it; store float32"
-        raise ValueError(
-            f"text {text} of a batch has a token vector with the component {worst:g}: {cause}"
-        )
-    return TokenVectors(stored.cpu(), cu_seqlens.cpu())
-
-
-def _encode(
+def _launch(
     encoder: Any,
     tokens: TokenBatch,
     side: Side,
     kinds: Collection[Kind],
     max_terms: int | None,
     vector_dtype: VectorDtype,
-    pooling: TokenPooling | None,
-) -> Representations:
+) -> Transfer:
+    """Encode a batch; the host does not wait for it."""
     if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
         values, terms = encoder.topk(tokens, side, max_terms)
-        best = SparseVectors.from_topk(values, terms, encoder.vocabulary_size)
-        return Representations(_comparable(encoder, store_sparse(best)))
+        return _of_terms(values, terms, encoder.vocabulary_size, None, vector_dtype)
     given: Representations = encoder.encode(tokens, side)
-    sparse = given.sparse if "sparse" in kinds else None
-    if sparse is not None and max_terms is not None:
-        sparse = _largest(sparse, max_terms)
     vectors = given.tokens if "tokens" in kinds else None
-    return Representations(
-        None if sparse is None else _comparable(encoder, store_sparse(sparse)),
-        None if vectors is None else store_tokens(vectors, vector_dtype, pooling),
-    )
-
-
-def _comparable(encoder: Any, vectors: SparseVectors) -> SparseVectors:
-    """Vectors whose dot products are the encoder's similarities."""
-    return vectors.normalized() if encoder.similarity == "cosine" else vectors
-
-
-def _largest(sparse: Tensor | SparseVectors, max_terms: int) -> SparseVectors:
-    assert isinstance(sparse, Tensor), "encoders give all entries"
+    if "sparse" not in kinds:
+        return Transfer(None, vectors, vector_dtype=vector_dtype)
+    assert isinstance(given.sparse, Tensor), "encoders give all entries"
+    width = given.sparse.shape[1]
+    if max_terms is None:
+        return Transfer(given.sparse, vectors, width=width, vector_dtype=vector_dtype)
     # Stable: of equal weights the lower term is kept, on every device.
-    values, terms = sparse.sort(dim=1, descending=True, stable=True)
-    return SparseVectors.from_topk(values[:, :max_terms], terms[:, :max_terms], sparse.shape[1])
+    values, terms = given.sparse.sort(dim=1, descending=True, stable=True)
+    return _of_terms(values[:, :max_terms], terms[:, :max_terms], width, vectors, vector_dtype)
+
+
+def _of_terms(
+    values: Tensor,
+    terms: Tensor,
+    width: int,
+    vectors: TokenVectors | None,
+    vector_dtype: VectorDtype,
+) -> Transfer:
+    """Take the entries ``values [N, k]`` at ``terms [N, k]``, which differ within a text."""
+    terms, order = terms.sort(1)
+    values = values.gather(1, order)
+    return Transfer(values, vectors, terms=terms, width=width, vector_dtype=vector_dtype)
+
+
+def _arrived(flight: "deque[Transfer]", ahead: int) -> Iterator[Representations]:
+    """What has reached the host of the batches that were launched, while the device is at the last
+    ``ahead`` of them."""
+    if ahead and len(flight) > 1:
+        flight[-2].compact()
+    while len(flight) > ahead:
+        yield flight.popleft().finish()
+
+
+def _finished(
+    encoder: Any, encoded: Representations, pooling: TokenPooling | None, dtype: VectorDtype
+) -> Representations:
+    """Sparse vectors whose dot products are the encoder's similarities, and token vectors that are
+    pooled."""
+    sparse, tokens = encoded.sparse, encoded.tokens
+    if encoder.similarity == "cosine" and isinstance(sparse, SparseVectors):
+        sparse = sparse.normalized()
+    if pooling is not None and tokens is not None:
+        tokens = store_tokens(pool_tokens(tokens, pooling), dtype)
+    return encoded._replace(sparse=sparse, tokens=tokens)
+
+
+def _bounds(
+    encoder: Any, kinds: Collection[Kind], device: torch.device, batch_tokens: int | None
+) -> tuple[int, int]:
+    """The most tokens of a batch, and the most sequences."""
+    tokens, entries = (of.get(device.type, other) for of, other in (_TOKENS, _ENTRIES))
+    width = getattr(encoder, "vocabulary_size", 0) if "sparse" in kinds else 0
+    return batch_tokens or tokens, max(entries // max(width, _NARROWEST), 1)
 
 
 def _checked_kinds(
@@ -248,8 +283,9 @@ def check_pool_factor(pool_factor: float | None, kinds: Collection[Kind], encode
         )
 
 
-def _pooling(encoder: Any, side: Side, pool_factor: float | None) -> TokenPooling | None:
-    """How token vectors of a side are pooled; None where all are stored."""
+def usual_pooling(encoder: Any, side: Side, pool_factor: float | None) -> TokenPooling | None:
+    """How token vectors of a side are pooled, by the encoder's head where nothing else is said;
+    None where all are stored."""
     pooling: TokenPooling = getattr(encoder, "token_pooling", TokenPooling())
     if pool_factor is not None:
         pooling = pooling._replace(factor=pool_factor)
@@ -273,8 +309,8 @@ def _ahead(
 ) -> Iterator[TokenBatch]:
     """``map``, with the next item computed in a thread while the caller uses the last one; without
     one where there is nothing to compute ahead, which spares a lone query two milliseconds."""
-    if len(items) == 1:
-        yield function(items[0])
+    if len(items) < 2:
+        yield from map(function, items)
         return
     with ThreadPoolExecutor(1) as thread:
         coming = thread.submit(function, items[0])

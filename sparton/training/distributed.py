@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from sparton.sparse_vectors import OwnVectors, SparseVectors
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: who started it ends
 # all.
 _PATIENCE = timedelta(hours=2)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,23 @@ class World:
     def _concatenate(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """The rows of every rank, one rank after the other; rank r has ``counts[r]`` of them."""
         return rows if self.size == 1 else cast(Tensor, _Gather.apply(rows, self, counts))
+
+    def collect(self, own: Any) -> list[Any] | None:
+        """What every rank has, in rank order, on rank 0; None on the others. It travels on the
+        host."""
+        if self.size == 1:
+            return [own]
+        found: list[Any] | None = [None] * self.size if self.is_main else None
+        dist.gather_object(own, found)
+        return found
+
+    def share(self, value: T) -> T:
+        """What rank 0 has."""
+        if self.size == 1:
+            return value
+        held = [value]
+        dist.broadcast_object_list(held)  # on the CPU
+        return held[0]
 
     def broadcast(self, module: nn.Module) -> None:
         """Give every rank the parameters and buffers of rank 0."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from sparton.errors import NonFiniteLossError, OtherRunError
+from sparton.errors import OtherRunError
 from sparton.training.diagnostics import collapse_warning, describe_representations
+from sparton.training.finite import FiniteWatch
 from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, Record
 from sparton.training.micro_batch import MicroBatchSearch
@@ -62,7 +62,8 @@ class Trainer(Generic[OwnStep]):
         folder: of the run. ``checkpoints`` and ``model`` are written below it; ``model`` holds the
             best model on the dev set so far, or the last where there is no dev set.
         save_model: writes the encoder to a folder.
-        evaluate: ``encoder -> metrics`` on the dev set; None where the plan has no evaluations.
+        evaluate: ``encoder -> metrics`` on the dev set, the same on all ranks, which are called
+            together; None where the plan has no evaluations.
         identity: the settings and data of the run; a checkpoint of a run with others is refused.
         watch: warns of a run that learns nothing.
         fit: sets the step's micro-batch before the first step, given that step's batch, by what
@@ -92,7 +93,9 @@ class Trainer(Generic[OwnStep]):
         self.scaler = self.step.precision.grad_scaler()
         self._figures: dict[str, dict[str, float]] = {}
         self._by_source = SourceLosses(self.sources, self.world.device)
-        self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
+        self._finite = FiniteWatch(
+            self.encoder, self.folder / "checkpoints", self.scaler.is_enabled()
+        )
 
     def resume(self) -> int:
         """Take up the newest checkpoint, if there is one. Returns the step to go on from.
@@ -121,10 +124,10 @@ class Trainer(Generic[OwnStep]):
             loggers: of the run; only the main rank has any.
 
         Raises:
-            NonFiniteLossError: with the step, and where the last good checkpoint is.
+            NonFiniteLossError: with the first step that was not, and where good checkpoints are.
         """
         self.encoder.train()
-        if self.world.is_main and self.best > float("-inf"):
+        if self.best > float("-inf"):
             self._replace_missing_model()
         self.meter.restart()
         for step, (batch, waited) in enumerate(_timed(batches), self.start_step):
@@ -134,33 +137,33 @@ class Trainer(Generic[OwnStep]):
             output = self.step(batch, step, self.scaler.scale)
             rate_factor = self.schedule(step, self.settings.steps)
             norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
-            self._finite &= output.loss.isfinite()
-            if not self.scaler.is_enabled():  # which expects overflows and skips their updates
-                self._finite &= norm.isfinite()
+            self._finite.note(step + 1, output.loss, norm)
             self.meter.count(batch, waited)
             if output.sources is not None and output.by_query is not None:
                 self._by_source.count(output.sources, output.by_query)
             self._finish_step(step + 1, output, norm, loggers)
             del output  # the representations of a global batch, while the next is encoded
-        if self.settings.evaluate_every is None and self.world.is_main:
-            self._check_finite(self.settings.steps, saving=True)
-            self.save_model(self.encoder, self.folder / "model")
+        if self.settings.evaluate_every is None:
+            self._finite.check(self.settings.steps, wait=True, saving=True)
+            if self.world.is_main:
+                self.save_model(self.encoder, self.folder / "model")
+        self.world.barrier()  # all may read it now
 
     def _finish_step(
         self, completed: int, output: StepOutput, norm: Tensor, loggers: Sequence[Logger]
     ) -> None:
         settings = self.settings
-        record: Record = {}
-        if settings.due(settings.log_every, completed) or completed == self.start_step + 1:
-            self._check_finite(completed)
-            record |= self._describe(completed, output, norm)
-        if settings.due(settings.evaluate_every, completed):
-            self._check_finite(completed, saving=True)
+        logs = settings.due(settings.log_every, completed) or completed == self.start_step + 1
+        evaluates = settings.due(settings.evaluate_every, completed)
+        keeps = settings.due(settings.checkpoint_every, completed)
+        saves = evaluates or keeps
+        self._finite.check(completed, wait=logs or saves, saving=saves)
+        record = self._describe(completed, output, norm) if logs else {}
+        if evaluates:
             record |= self._evaluate()
         for logger in loggers if record else ():
             logger.log(record, completed)
-        if settings.due(settings.checkpoint_every, completed):  # after its record is written
-            self._check_finite(completed, saving=True)
+        if keeps:  # after its record is written
             self._checkpoint(completed)
 
     def _describe(self, completed: int, output: StepOutput, norm: Tensor) -> Record:
@@ -187,10 +190,11 @@ class Trainer(Generic[OwnStep]):
     def _replace_missing_model(self) -> None:
         """The model at a checkpoint takes the place of the best one, where that was deleted."""
         model, best = self.folder / "model", self.best
-        if model.exists():
+        missing = self.world.is_main and not model.exists()
+        if not self.world.largest(int(missing)):
             return
         self.best = float("-inf")
-        self._evaluate_here()
+        self._evaluate()
         log.warning(
             "%s is gone, and was the best model with %s=%.4f: that of the checkpoint after step %d "
             "takes its place with %.4f",
@@ -198,22 +202,20 @@ class Trainer(Generic[OwnStep]):
         )
 
     def _evaluate(self) -> Record:
-        """Dev metrics on the main rank; the model is saved when it is the best so far."""
-        metrics = self._evaluate_here() if self.world.is_main else {}
+        """Dev metrics, of all ranks together; the main one saves the model that is the best so
+        far."""
+        metrics: dict[str, float] = {}
+        if self.evaluate is not None:
+            self.encoder.eval()
+            metrics = self.evaluate(self.encoder)
+            self.encoder.train()
+        if metrics and metrics[self.settings.select_by] > self.best:
+            self.best = metrics[self.settings.select_by]
+            if self.world.is_main:
+                self.save_model(self.encoder, self.folder / "model")
         self.world.barrier()
         self.meter.restart()
         return {f"dev_{name}": value for name, value in metrics.items()}
-
-    def _evaluate_here(self) -> dict[str, float]:
-        if self.evaluate is None:
-            return {}
-        self.encoder.eval()
-        metrics = self.evaluate(self.encoder)
-        self.encoder.train()
-        if metrics and metrics[self.settings.select_by] > self.best:
-            self.best = metrics[self.settings.select_by]
-            self.save_model(self.encoder, self.folder / "model")
-        return metrics
 
     def _checkpoint(self, completed: int) -> None:
         with self.meter.paused():
@@ -228,20 +230,6 @@ class Trainer(Generic[OwnStep]):
                 }
                 save_checkpoint(self.folder / "checkpoints", completed, state)
             self.world.barrier()
-
-    def _check_finite(self, completed: int, saving: bool = False) -> None:
-        """Losses and gradients since the last check; before something is saved, weights too."""
-        finite = self._finite
-        if saving:
-            weights = [parameter.detach() for parameter in self.encoder.parameters()]
-            finite = finite & nn.utils.get_total_norm(weights).isfinite()
-        if not finite.item():
-            raise NonFiniteLossError(
-                f"the loss, a gradient or a weight was not finite by step {completed}; nothing has "
-                f"been saved since. Earlier checkpoints, if any, are in {self.folder}/checkpoints. "
-                "Try a smaller learning rate, gradient clipping, bf16 in the place of fp16, or a "
-                "higher temperature of the loss"
-            )
 
     def _check_identity(self, stored: Mapping[str, str]) -> None:
         if changed := changes(stored, self.identity):

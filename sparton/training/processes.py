@@ -1,4 +1,4 @@
-"""Other processes of this program: one that is waited for, or the ranks of one machine.
+"""Other processes of this program: one that is waited for, or several on one machine.
 
 They do not outlive this one, however it ends. Ctrl-C reaches this one alone, which ends them.
 """
@@ -47,21 +47,34 @@ def run_ranks(
 ) -> Ended:
     """Start ``count`` ranks of one process group on this machine, and wait for all of them. When
     one fails the others are ended, for they would wait for it; all are when ``stop`` says so."""
+    group = {**environment, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return _wait(_start_all(command, count, group), stop)
+
+
+def run_workers(command: Sequence[str], count: int) -> Ended:
+    """Start ``count`` processes on this machine that do without one another, and wait for all of
+    them. The death of one by a signal is left to the others; all are ended when one fails by
+    itself, for what is wrong there is so for all."""
+    workers = _start_all(command, count, {})
+    return _wait(workers, lambda: False, go_on_without_killed=True)
+
+
+def _start_all(
+    command: Sequence[str], count: int, environment: Mapping[str, str]
+) -> list[subprocess.Popen]:
+    """``count`` processes that know their number and share the cores."""
+    cores = len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, cores // count)))
     shared = {
         **environment,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
-        "OMP_NUM_THREADS": os.environ.get(
-            "OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // count))
-        ),
+        "OMP_NUM_THREADS": threads,
     }
-    ranks = [
+    return [
         _start(command, shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(count)
     ]
-    return _wait(ranks, stop)
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen:
@@ -70,15 +83,21 @@ def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess
     )
 
 
-def _wait(processes: Sequence[subprocess.Popen], stop: Callable[[], bool]) -> Ended:
+def _wait(
+    processes: Sequence[subprocess.Popen],
+    stop: Callable[[], bool],
+    *,
+    go_on_without_killed: bool = False,
+) -> Ended:
     """Until all have ended well, one has not, or they are to stop; nothing is left running."""
     try:
         while True:
             codes = [process.poll() for process in processes]
+            over = None not in codes
             for rank, code in enumerate(codes):
-                if code:
+                if code and (over or code > 0 or not go_on_without_killed):
                     return Ended(code, rank)
-            if None not in codes:
+            if over:
                 return Ended(0)
             if stop():
                 return Ended(-signal.SIGTERM)

@@ -115,7 +115,7 @@ def test_the_largest_weights_of_a_text(pairs, name, most):
         counts = (expected > 0).sum(1)
         assert counts.max() > 5 if most in (None, 1000) else counts.max() == most
         for batch in (1, 256):
-            rows = pairs[name].rows(side, max_terms=most, batch_sequences=batch)
+            rows = pairs[name].rows(side, max_terms=most, batch_tokens=batch * LENGTH)
             torch.testing.assert_close(rows.dense(), expected)
             assert rows.lengths.tolist() == counts.tolist()
     assert not torch.allclose(pairs[name].rows("document", max_terms=2).dense(), expected)

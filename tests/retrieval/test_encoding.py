@@ -11,10 +11,17 @@ import pytest
 import torch
 from torch import nn
 
+from sparton.evaluation import packed_tokenizer
+from sparton.models.assembly import build_encoder
+from sparton.models.backbones import tiny
+from sparton.models.colbert import ColbertHead
+from sparton.models.heads import EagerHead
+from sparton.models.joint import JointHead
 from sparton.packing import sequence_ids
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import encoding
 from sparton.retrieval.encoding import AUTOCAST, encode_texts
+from sparton.retrieval.storing import in_order
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Forms, Side, TokenBatch
 
@@ -91,24 +98,23 @@ def random_texts(count: int, longest: int = 12) -> list[str]:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 25, 10_000])
-@pytest.mark.parametrize("batch_sequences", [1, 4, 256])
+@pytest.mark.parametrize("sequences", [1, 4, 256])
 @pytest.mark.parametrize("at_once", [3, 2048])
-def test_rows_are_those_of_single_texts_in_order(
-    monkeypatch, batch_tokens, batch_sequences, at_once
-):
-    monkeypatch.setattr(encoding, "_TEXTS_TOKENIZED_AT_ONCE", at_once)
+def test_rows_are_those_of_single_texts_in_order(monkeypatch, batch_tokens, sequences, at_once):
+    monkeypatch.setattr(encoding, "_LARGEST_GROUP", at_once)
+    monkeypatch.setattr(encoding, "_ENTRIES", ({}, sequences * encoding._NARROWEST))
     texts, encoder = random_texts(50), CountingEncoder()
-    rows = sparse_rows(encoder, texts, batch_tokens=batch_tokens, batch_sequences=batch_sequences)
+    rows = sparse_rows(encoder, texts, batch_tokens=batch_tokens)
     assert (rows.num_vectors, rows.width) == (50, VOCABULARY)
     for row, text in enumerate(texts):
         words, counts = np.unique([int(word) for word in text.split()], return_counts=True)
         span = slice(rows.cu_seqlens[row], rows.cu_seqlens[row + 1])
         np.testing.assert_array_equal(rows.terms[span], words)
         np.testing.assert_array_equal(rows.values[span], 2 * counts)
-    for sequences, longest in encoder.batches:
-        assert sequences <= batch_sequences
-        assert sequences == 1 or sequences * longest <= batch_tokens
-    if batch_tokens == 25 and at_once == 2048 and batch_sequences > 1:
+    for number, longest in encoder.batches:
+        assert number <= sequences
+        assert number == 1 or number * longest <= batch_tokens
+    if batch_tokens == 25 and at_once == 2048 and sequences > 1:
         assert len(encoder.batches) < 30, "texts of like length must share batches"
 
 
@@ -152,6 +158,70 @@ def test_token_vectors_are_those_of_single_texts_without_masked_tokens(batch_tok
         np.testing.assert_array_equal(found, expected)
     if sparse:
         assert encoded.sparse.num_vectors == len(texts)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 100])
+@pytest.mark.parametrize("max_terms", [None, 3])
+def test_batches_that_are_on_their_way_together_arrive_in_order(monkeypatch, ahead, max_terms):
+    """As on a GPU, which is given more work before the host looks at what it was given first."""
+    texts = random_texts(40)
+    usual = encode(VectorEncoder(True), texts, batch_tokens=30, max_terms=max_terms)
+    monkeypatch.setattr(encoding, "_AHEAD", {"cpu": ahead})
+    found = encode(VectorEncoder(True), texts, batch_tokens=30, max_terms=max_terms)
+    for ours, theirs in ((found.sparse, usual.sparse), (found.tokens, usual.tokens)):
+        assert torch.equal(ours.values, theirs.values)
+        assert torch.equal(ours.cu_seqlens, theirs.cu_seqlens)
+    assert torch.equal(found.sparse.terms, usual.sparse.terms)
+    with pytest.raises(ValueError, match="text 0 of a batch has a token vector"):
+        broken = VectorEncoder()
+        nn.init.constant_(broken.scale, float("inf"))
+        encode(broken, texts, batch_tokens=30)
+
+
+@pytest.mark.parametrize("most", [1, 7, 40])
+def test_parts_are_brought_into_any_order_and_given_up(most):
+    encoded = encode(VectorEncoder(True), random_texts(40))
+    parts = [encoded.slice(start, min(start + most, 40)) for start in range(0, 40, most)]
+    places = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    found = in_order(parts, places.numpy())
+    assert parts == []
+    expected = encoded.take(places.argsort())
+    for ours, theirs in ((found.sparse, expected.sparse), (found.tokens, expected.tokens)):
+        assert torch.equal(ours.values, theirs.values)
+        assert torch.equal(ours.cu_seqlens, theirs.cu_seqlens)
+    assert torch.equal(found.sparse.terms, expected.sparse.terms)
+    assert not torch.equal(found.sparse.values, encoded.sparse.values)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "head", [EagerHead(), ColbertHead(16), JointHead(EagerHead(), ColbertHead(16))]
+)
+@pytest.mark.parametrize("max_terms", [None, 3])
+def test_a_gpu_gives_what_a_cpu_gives(head, max_terms):
+    """Many batches, on their way together."""
+    words = [f"w{number}" for number in range(200)]
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(words, rng.integers(1, 40))) for _ in range(500)]
+    encoder = build_encoder(tiny(words, hidden_size=64, layers=1), head)
+    if "sparse" not in encoder.kinds:
+        max_terms = None
+    tokenizer = packed_tokenizer(encoder, 32, 64)
+    found = [
+        encode_texts(
+            encoder.to(device), tokenizer, texts, "document", batch_tokens=512,
+            max_terms=max_terms, vector_dtype="float32",
+        )
+        for device in ("cpu", "cuda")
+    ]  # fmt: skip
+    if found[0].sparse is not None:
+        dense = [each.sparse.dense() for each in found]
+        torch.testing.assert_close(*dense, rtol=1e-3, atol=1e-3)
+        assert dense[0].any() and not torch.allclose(dense[0].roll(1, 0), dense[1], atol=1e-2)
+    if found[0].tokens is not None:
+        assert torch.equal(found[0].tokens.cu_seqlens, found[1].tokens.cu_seqlens)
+        torch.testing.assert_close(*(each.tokens.values for each in found), rtol=1e-3, atol=1e-3)
 
 
 def test_only_what_is_asked_for_is_kept_and_what_is_not_given_is_refused():

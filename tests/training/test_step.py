@@ -202,16 +202,23 @@ def _broadcast_worker(rank: int, size: int, store: str, results) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     layer = torch.nn.Linear(2, 2)
     torch.nn.init.constant_(layer.weight, rank + 1.0)
-    World(rank, size, CPU).broadcast(layer)
-    results[rank] = layer.weight.detach()
+    world = World(rank, size, CPU)
+    world.broadcast(layer)
+    own = Representations(torch.full((rank + 1, 2), float(rank)))
+    gathered = world.collect(own)
+    sizes = None if gathered is None else [part.num_texts for part in gathered]
+    results[rank] = layer.weight.detach(), sizes, world.share(f"of {rank}")
     dist.destroy_process_group()
 
 
-def test_every_rank_starts_from_the_weights_of_rank_0(tmp_path):
+def test_ranks_get_what_rank_0_has_and_rank_0_what_they_have(tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()
         mp.spawn(_broadcast_worker, (2, str(tmp_path / "store"), results), nprocs=2)
-        assert all((results[rank] == 1.0).all() for rank in range(2))
+        weights, gathered, shared = zip(*(results[rank] for rank in range(2)), strict=True)
+    assert all((weight == 1.0).all() for weight in weights)
+    assert gathered == ([1, 2], None)
+    assert shared == ("of 0", "of 0")
 
 
 def test_ranks_draw_different_dropout():

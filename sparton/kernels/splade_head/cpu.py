@@ -51,11 +51,14 @@ def splade_head_forward_cpu(
                 if bounds[n] == bounds[n + 1]:
                     continue
                 block = logits[bounds[n] - low : bounds[n + 1] - low]
-                best, token = _first_maximum(block)
-                maximum[n, v : v + tile] = best
-                if argmax:
-                    winners[n, v : v + tile] = token
-                    winners[n, v : v + tile] += bounds[n]
+                best = maximum[n, v : v + tile]
+                if not argmax:  # much faster, and right where all is finite
+                    torch.amax(block, 0, out=best)
+                if argmax or not best.sum().isfinite():
+                    best[:], token = _first_maximum(block)
+                    if argmax:
+                        winners[n, v : v + tile] = token
+                        winners[n, v : v + tile] += bounds[n]
     logits = maximum.to(torch.promote_types(maximum.dtype, torch.float32))
     if bias is not None:
         logits = logits + bias.to(logits.dtype)

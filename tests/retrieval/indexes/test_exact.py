@@ -6,10 +6,10 @@ import torch
 
 from sparton.packing import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
-from sparton.retrieval.encoding import store_sparse, store_tokens
 from sparton.retrieval.indexes.exact import exact_index, score_pairs
 from sparton.retrieval.indexes.inverted import InvertedIndex
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
+from sparton.retrieval.storing import store_sparse, store_tokens
 
 
 def texts(count: int, seed: int) -> Representations:

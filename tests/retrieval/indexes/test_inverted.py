@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sparton.representations import Representations
-from sparton.retrieval.encoding import store_sparse
 from sparton.retrieval.indexes.inverted import InvertedIndex
+from sparton.retrieval.storing import store_sparse
 from sparton.sparse_vectors import SparseVectors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -8,11 +8,11 @@ import torch
 
 from sparton.kernels.maxsim import maxsim_reference
 from sparton.representations import Representations, TokenVectors
-from sparton.retrieval.encoding import store_tokens
 from sparton.retrieval.indexes import maxsim
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.metrics import evaluate_run
 from sparton.retrieval.run import Run
+from sparton.retrieval.storing import store_tokens
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LIMITS = pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Rates at which whole collections are encoded."""

@@ -1,0 +1,155 @@
+"""Encoding of collections, beside sentence-transformers and beside the model alone."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from benchmarks.data.texts import documents
+from benchmarks.encoding.models import (
+    HEADS,
+    PRECISION,
+    as_rows,
+    forward_alone,
+    ours,
+    theirs,
+    write_model,
+)
+from benchmarks.gate import passes, relative_errors
+from benchmarks.screen import Columns, Record, figure
+from benchmarks.study import Measured, Settings, Study
+
+CHECKED = 48  # texts whose representations are compared
+SLACK = 2.0  # times the error of sentence-transformers in the same precision
+ROUNDING = 1e-3  # of fp16, in which token vectors are stored, and of fp32 in another order
+OURS, THEIRS, ALONE = "sparton", "sentence-transformers", "forward alone"
+
+
+class Cell(NamedTuple):
+    """One kind of model of one size, encoded by one library.
+
+    Attributes:
+        batch: texts of a batch; 0 where the library chooses.
+    """
+
+    kind: str
+    size: str
+    library: str
+    batch: int = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {self.size} {self.library}{f' {self.batch}' if self.batch else ''}"
+
+
+class EncodingStudy(Study[Cell]):
+    """Texts per second of ``encode_texts`` as it comes, tokenisation and copies included.
+
+        python scripts/benchmark.py encoding                 # results/<gpu>/encoding.jsonl
+        python scripts/benchmark.py encoding --device cpu --threads 1 --texts 64 --seconds 1
+
+    Generated documents of 159 tokens, and models with random weights. Ours are compared first with
+    sentence-transformers in fp32: their error may be twice its own in the same precision. "forward
+    alone" is the model on tokens that lie on the device: what a rate is measured by.
+    """
+
+    name = "encoding"
+    cell = Cell
+    seconds = 3.0
+    needs_gpu = False
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "texts": {"type": int, "default": 16_384},
+        "sizes": {"nargs": "+", "default": ["base", "minilm"]},
+        "kinds": {"nargs": "+", "default": list(HEADS)},
+        "batches": {"type": int, "nargs": "+", "default": [32, 256], "help": "of the others"},
+        "threads": {"type": int, "default": 0, "help": "of a CPU"},
+    }
+    columns: ClassVar[Columns] = {
+        "texts/s": figure("texts_per_s", ",.1f"),
+        "of the model alone": figure("share", ".0%"),
+        "entries a text": figure("entries", ",.1f"),
+    }
+
+    def suites(self, settings: Settings) -> dict[str, list[Cell]]:
+        options = settings.options
+        sizes = ["tiny"] if settings.miniature else options["sizes"]
+        others = [(THEIRS, batch) for batch in options["batches"]]
+        libraries = [(ALONE, 0), (OURS, 0), *others]
+        cells = [Cell(k, s, *each) for s, k, each in product(sizes, options["kinds"], libraries)]
+        return {self.name: cells}
+
+    def process_of(self, cell: Cell) -> tuple[str, str]:
+        return cell.kind, cell.size
+
+    def prepare(self, cells: Sequence[Cell], settings: Settings) -> Callable[[Cell], Measured]:
+        if settings.options["threads"]:
+            torch.set_num_threads(settings.options["threads"])
+        first, texts = cells[0], documents()
+        path = write_model(Path(settings.folder), first.kind, first.size)
+        number = 64 if settings.miniature else settings.options["texts"]
+        known: dict[str, float] = {}  # the rate of the model alone
+        return partial(self.measure, path, [texts[row] for row in range(number)], settings, known)
+
+    def measure(
+        self,
+        path: Path,
+        texts: Sequence[str],
+        settings: Settings,
+        known: dict[str, float],
+        cell: Cell,
+    ) -> Record:
+        device, precision = settings.device, PRECISION[settings.device]
+        if cell.library == ALONE:
+            alone = forward_alone(path, texts, device, precision)
+            found = known[ALONE] = _rate(alone, device, settings.seconds)
+            return {"texts_per_s": found, "status": "ok"}
+        record: Record = {"precision": precision}
+        if cell.library == OURS:
+            encode = ours(path, device, precision)
+            sample = texts[:CHECKED]
+            truth, eager = (
+                as_rows(theirs(path, cell.kind, device, 32, each)(sample))
+                for each in ("fp32", precision)
+            )
+            errors = relative_errors({"reps": as_rows(encode(sample))}, {"reps": truth})
+            allowed = relative_errors({"reps": eager}, {"reps": truth})["reps"]
+            record |= {"errors": errors, "allowed": {"reps": SLACK * allowed + ROUNDING}}
+            if not passes(errors, record["allowed"]) or not truth.any():
+                return record | {"status": "red_gate"}
+            extent = encode(texts[: 4 * CHECKED]).extent
+            record["entries"] = (extent.entries or extent.tokens) / extent.texts
+        else:
+            encode = theirs(path, cell.kind, device, cell.batch, precision)
+            texts = texts[: max(len(texts) // 8, 1)]  # it takes as much longer
+
+        def run() -> int:
+            encode(texts)
+            return len(texts)
+
+        record["texts_per_s"] = _rate(run, device, settings.seconds)
+        if ALONE in known:
+            record["share"] = record["texts_per_s"] / known[ALONE]
+        return record | {"status": "ok"}
+
+    def words(self, record: Record) -> str:
+        return ", ".join(f"{words(record)} {heading}" for heading, words in self.columns.items())
+
+
+def _rate(run: Callable[[], int], device: str, seconds: float) -> float:
+    """Texts per second of the fastest of several runs, after one that is not timed."""
+    run()
+    best, begin = 0.0, time.perf_counter()
+    while not best or time.perf_counter() - begin < seconds:
+        start = time.perf_counter()
+        number = run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = max(best, number / (time.perf_counter() - start))
+    return best
+
+
+STUDY = EncodingStudy()

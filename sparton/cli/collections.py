@@ -1,0 +1,26 @@
+"""Files of texts with ids, as users name them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sparton.datasets.collection import beir_file
+from sparton.datasets.files import DataFile, locate
+from sparton.types import Side
+
+_FILES: dict[Side, str] = {"document": "corpus.jsonl", "query": "queries.jsonl"}
+
+
+def text_files(names: Sequence[str], side: Side) -> list[DataFile]:
+    """The files that hold the texts of one side.
+
+    Args:
+        names: files or patterns; or, alone, a folder in the layout of BEIR or its zip file.
+
+    Raises:
+        FileNotFoundError: a name that fits nothing.
+    """
+    path = Path(names[0])
+    archive = path.suffix == ".zip" or path.with_name(f"{path.name}.zip").is_file()
+    if len(names) == 1 and (path.is_dir() or archive):
+        return [beir_file(path, _FILES[side])]
+    return locate(names)

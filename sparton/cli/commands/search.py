@@ -1,0 +1,131 @@
+"""Search a collection that sparton encode has written, with the model that encoded it.
+
+    sparton search DOCS --query 'where is the cat?'
+    sparton search DOCS --queries queries.jsonl --output run.trec
+    sparton search DOCS                                # asks for one query after the other
+
+A query finds scores and ids, the best first. Queries of a file, or of a folder in the layout of
+BEIR, become a run in the format of TREC. Settings may also be written as train and evaluate have
+them: index=DOCS query='...'.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparton.cli.commands.flags import command_parser, flags_named
+
+if TYPE_CHECKING:
+    from sparton.datasets.files import DataFile
+    from sparton.retriever import TextIndex
+
+_PROMPT = "query> "
+_SETTINGS = ("query", "queries", "output", "k", "model", "device", "precision")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """``sparton search``."""
+    parsed = _parser().parse_args([_as_flag(word) for word in arguments])
+
+    from sparton.arguments import ArgumentError, refuse_below, refuse_ignored
+    from sparton.cli.collections import text_files
+
+    with flags_named():
+        refuse_below(1, k=parsed.k)
+        if parsed.queries is None:
+            refuse_ignored("a search without queries of files", output=parsed.output)
+        elif parsed.output is None:
+            raise ArgumentError(
+                "{queries} make a run: say where it goes by {output:name}",
+                queries=" ".join(parsed.queries),
+                output=None,
+            )
+        elif parsed.output.exists():
+            raise ArgumentError("{output} exists: name another", output=parsed.output)
+        files = None if parsed.queries is None else text_files(parsed.queries, "query")
+
+    # Only now, as it takes seconds: what is wrong so far has been said.
+    import transformers
+
+    from sparton.encoded import open_encoded
+    from sparton.evaluation import check_model
+    from sparton.retrieval.encoding import check_precision
+    from sparton.retriever import load
+
+    transformers.utils.logging.disable_progress_bar()
+    check_precision(parsed.precision)
+    documents = open_encoded(parsed.index)
+    model = documents.facts.name if parsed.model is None else parsed.model
+    try:
+        check_model(model)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"--model {error}") from error
+    retriever = load(model, device=parsed.device, precision=parsed.precision)
+    index = retriever.index(documents)
+    if files is not None:
+        _write_run(index, files, parsed.output, parsed.k or 1000)
+    else:
+        for query in [parsed.query] if parsed.query is not None else _asked():
+            for hit in index.search([query], parsed.k or 10)[0]:
+                print(f"{hit.score:.4f}\t{hit.id}", flush=True)
+
+
+def _write_run(index: "TextIndex", files: "list[DataFile]", output: Path, k: int) -> None:
+    """Search with all queries of some files."""
+    from rich.console import Console
+
+    from sparton.datasets.preparation import Reading
+    from sparton.datasets.texts import text_table
+    from sparton.retrieval.run import Run
+    from sparton.retrieval.trec import write_run
+    from sparton.writing import replacing
+
+    table = text_table("queries", files, Reading())
+    ids, texts = table.take(range(len(table)))
+    hits = index.search(texts, k, progress=True)
+    scores = {name: {str(hit.id): hit.score for hit in own} for name, own in zip(ids, hits)}
+    with replacing(output) as fresh:
+        write_run(Run.from_scores(scores), fresh)
+    Console(soft_wrap=True, highlight=False).print(
+        f"the best {k} documents of {len(ids):,} queries, written to {output}", markup=False
+    )
+
+
+def _asked() -> Iterator[str]:
+    """Lines that a user types, or that another program writes, until there are no more."""
+    shown = sys.stdin.isatty()
+    while True:
+        if shown:
+            print(_PROMPT, end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _as_flag(word: str) -> str:
+    """``query=TEXT`` as ``--query=TEXT``, and ``index=DOCS`` as ``DOCS``."""
+    if word.startswith("index="):
+        return word.removeprefix("index=")
+    return f"--{word}" if re.match(f"({'|'.join(_SETTINGS)})=", word) else word
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = command_parser("search", __doc__)
+    parser.add_argument("index", metavar="DOCS", help="folder of sparton encode")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--query", help="its text; without queries they are asked for")
+    asked.add_argument(
+        "--queries", nargs="+", metavar="FILE",
+        help="JSON lines, TSV, CSV or Parquet of id and text, or a folder in the layout of BEIR",
+    )  # fmt: skip
+    parser.add_argument("--output", type=Path, metavar="RUN", help="of --queries, as TREC has it")
+    parser.add_argument("--k", type=int, help="most results of a query; default: 10, of a run 1000")
+    parser.add_argument("--model", help="folder or hub name; default: where it was when it encoded")
+    parser.add_argument("--precision", help="fp32, bf16 or fp16; default: by device")
+    parser.add_argument("--device", help="default: a GPU if there is one")
+    return parser

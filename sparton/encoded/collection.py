@@ -1,0 +1,149 @@
+"""Encoded texts on disk, to be searched or encoded further; nothing of them is kept in memory.
+
+N texts.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparton.digests import Seal, texts_digest
+from sparton.encoded.deletion import DELETED, read_deleted, write_deleted
+from sparton.encoded.facts import FACTS, Facts, Shard, ids_file, read_facts
+from sparton.encoded.identity import encoder_digest
+from sparton.encoded.ids import Ids
+from sparton.encoded.shards import Stored, inspect_shard, map_shard, shard_path
+from sparton.models.encoder import Encoder
+from sparton.representations import Representations
+
+
+class EncodedTexts:
+    """A complete folder of encoded texts, as :func:`open_encoded` gives it.
+
+    Attributes:
+        folder: where it is.
+        facts: how texts were encoded, and which.
+        ids: N identifiers by row; deleted texts have none, and no row.
+        deleted: rows of deleted texts, counted with them; int64, ascending.
+        nbytes: of all representations on disk.
+        digest: of what was in the folder when it was opened. It changes when texts are added or
+            deleted, and tells whether what was made of them is of them still.
+    """
+
+    def __init__(
+        self, folder: Path, facts: Facts, shards: Sequence[Stored], deleted: NDArray[np.int64]
+    ) -> None:
+        self.folder, self.facts = folder, facts
+        self._shards, self.deleted = shards, deleted
+        self._verified: set[Path] = set()
+        files = [folder / ids_file(number) for number in range(len(facts.parts))]
+        self.ids = Ids(files, deleted)
+        self.nbytes = sum(stored.nbytes for stored in shards)
+        told = (path for path in (folder / FACTS, folder / DELETED) if path.is_file())
+        self.digest = texts_digest(Seal.of(path).digest for path in told)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def entries(self) -> int:
+        """Active entries of all sparse vectors, of deleted texts, too."""
+        return sum(stored.entries for stored in self._shards)
+
+    @property
+    def tokens(self) -> int:
+        """Token vectors of all texts, of deleted ones, too."""
+        return sum(stored.tokens for stored in self._shards)
+
+    def shards(self) -> Iterator[Representations]:
+        """The representations of all texts, in parts that lie in files: a part is read where and
+        when it is used. Only of a part with deleted texts there is a copy in memory.
+
+        The content of every file is verified the first time.
+
+        Raises:
+            ValueError: names the file whose content is not what was written.
+        """
+        for shard, stored in zip(self.facts.shards(), self._shards, strict=True):
+            verify = stored.path not in self._verified
+            encoded = map_shard(stored, self.facts.settings, verify=verify)
+            self._verified.add(stored.path)
+            kept = np.setdiff1d(np.arange(shard.rows.start, shard.rows.stop), self.deleted)
+            if len(kept) == len(shard.rows):
+                yield encoded
+            elif len(kept):
+                yield encoded.take(torch.from_numpy(kept - shard.rows.start))
+
+    def representations(self) -> Representations:
+        """The representations of all texts in memory, or in their file where there is one alone."""
+        return Representations.concatenate(list(self.shards()))
+
+    def check_model(self, encoder: Encoder) -> None:
+        """Refuse a model that has not encoded these texts.
+
+        Raises:
+            ValueError: names the folder and the model that has.
+        """
+        if encoder_digest(encoder) != self.facts.settings.model:
+            raise ValueError(
+                f"{self.folder} was encoded by another model, {self.facts.name} as it was then: "
+                "search it with that one, or encode again"
+            )
+
+
+def open_encoded(folder: str | Path) -> EncodedTexts:
+    """A folder that ``sparton encode`` has completed.
+
+    The sizes of all files are verified here, and that they belong together; the content of
+    representations when they are read.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or shards are missing.
+        ValueError: names the file that is damaged or of something else.
+    """
+    folder = Path(folder)
+    facts = read_facts(folder)
+    for number, part in enumerate(facts.parts):
+        if fault := part.ids.fault(folder / ids_file(number)):
+            raise ValueError(f"{folder} is damaged ({fault}): delete it and encode again")
+    if missing := missing_shards(folder, facts):
+        raise FileNotFoundError(
+            f"{folder} is not complete: {len(missing)} of {len(facts.shards())} shards are "
+            "missing; the sparton encode that began it goes on where it was"
+        )
+    shards = [inspect_shard(folder, shard, facts.settings) for shard in facts.shards()]
+    return EncodedTexts(folder, facts, shards, read_deleted(folder, facts.rows))
+
+
+def delete_texts(folder: str | Path, ids: Collection[str]) -> EncodedTexts:
+    """Delete texts of a complete folder. A small file notes which; their representations stay where
+    they are, and whoever opens the folder from now on passes over them.
+
+    Args:
+        folder: of encoded texts.
+        ids: of the texts.
+
+    Raises:
+        ValueError: an identifier that no text has, or all texts; or a damaged folder.
+        FileNotFoundError: from :func:`open_encoded`.
+    """
+    found = open_encoded(folder)
+    wanted = set(ids)
+    rows = {name: row for row, name in found.ids.stored() if name in wanted}
+    if unknown := wanted - rows.keys():
+        raise ValueError(
+            f"{folder} has no text with the id {min(unknown)!r}: nothing was deleted of the "
+            f"{len(wanted)} that are named"
+        )
+    if len(rows) == len(found):
+        raise ValueError(f"no text of {folder} would be left: delete the folder itself")
+    write_deleted(found.folder, [*found.deleted.tolist(), *rows.values()])
+    return open_encoded(folder)
+
+
+def missing_shards(folder: Path, facts: Facts) -> list[Shard]:
+    """The shards that are not written yet."""
+    return [shard for shard in facts.shards() if not shard_path(folder, shard).is_file()]

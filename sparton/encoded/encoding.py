@@ -1,0 +1,298 @@
+"""Encodes collections of any size into folders, by any number of processes that share a folder and
+nothing else.
+"""
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from sparton.arguments import ArgumentError, refuse_below
+from sparton.datasets.texts import TextList, TextTable, hash_ids
+from sparton.datasets.tokenization import PackedTokenizer
+from sparton.encoded.claims import Watch, claimed
+from sparton.encoded.collection import EncodedTexts, open_encoded
+from sparton.encoded.facts import Facts, Part, Settings, check_place, ids_file, read_facts
+from sparton.encoded.identity import encoder_digest
+from sparton.encoded.ids import Ids, write_ids
+from sparton.encoded.shards import inspect_shard, shard_path, write_shard
+from sparton.models.encoder import Encoder
+from sparton.packing import ranges_of
+from sparton.representations import KINDS
+from sparton.retrieval.encoding import encode_texts, usual_pooling, usual_precision
+from sparton.retrieval.storing import VectorDtype
+from sparton.types import Kind, Side
+
+_CLAIMS = "claims"
+_POLL = 0.5  # seconds
+_IDS_AT_ONCE = 2**16
+_ROWS = 2**17  # of a shard; with token vectors of each text, as few as have this many tokens
+_TOKEN_ROWS, _TOKENS = 2**14, 2**22
+
+Texts = TextTable | TextList
+
+
+def plan_encoding(
+    encoder: Encoder,
+    tokenizer: PackedTokenizer,
+    side: Side = "document",
+    *,
+    kinds: Collection[Kind] | None = None,
+    max_terms: int | None = None,
+    vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
+    precision: str | None = None,
+    rows_per_shard: int | None = None,
+) -> Settings:
+    """How :func:`encode_shards` will encode texts. One text is encoded to see what that gives.
+
+    Args:
+        encoder: of any kind.
+        tokenizer: of the encoder, with the length at which texts are cut.
+        side: encode texts as queries or as documents.
+        kinds: what to store; None for all that the encoder gives.
+        max_terms: keep this many of a text's largest weights; None for all.
+        vector_dtype: in which token vectors are stored.
+        pool_factor: of so many tokens of a document one vector is stored; None for what the
+            encoder's head says.
+        precision: see :func:`~sparton.retrieval.encoding.encode_texts`.
+        rows_per_shard: texts of a file; None for 131,072, or 16,384 with token vectors, fewer where
+            texts are longer than 256 tokens. Many more take much memory, and a process that dies
+            costs the file that it was at.
+
+    Raises:
+        ValueError: an argument that cannot be, or that the encoder cannot serve.
+    """
+    refuse_below(1, rows_per_shard=rows_per_shard)
+    precision = precision or usual_precision(encoder.device)
+    found = encode_texts(
+        encoder,
+        tokenizer,
+        ["a"],
+        side,
+        kinds=kinds,
+        max_terms=max_terms,
+        vector_dtype=vector_dtype,
+        pool_factor=pool_factor,
+        precision=precision,
+    )
+    pooling = usual_pooling(encoder, side, pool_factor) if found.tokens is not None else None
+    query = side == "query"
+    length = tokenizer.query_length if query else tokenizer.document_length
+    usual = _ROWS if found.tokens is None else max(min(_TOKEN_ROWS, _TOKENS // length), 1)
+    return Settings(
+        side=side,
+        kinds=tuple(kind for kind in KINDS if kind in found.kinds),
+        sparse_width=found.width,
+        token_width=0 if found.tokens is None else found.tokens.width,
+        max_terms=max_terms,
+        vector_dtype=vector_dtype,
+        pool_factor=1.0 if pooling is None else float(pooling.factor),
+        length=length,
+        prompt=tokenizer.markup.query_prompt if query else tokenizer.markup.document_prompt,
+        precision=precision,
+        model=encoder_digest(encoder),
+        rows_per_shard=rows_per_shard or usual,
+    )
+
+
+def begin_folder(
+    output: Path, settings: Settings, texts: Texts, name: str, *, append: bool = False
+) -> Facts:
+    """Make a folder for encoded texts, or check that one that is there is of the same texts and
+    settings; nothing is encoded yet. Several processes may do so at once.
+
+    Args:
+        output: the folder.
+        settings: as :func:`plan_encoding` gives them.
+        texts: with an identifier each.
+        name: of the model, to be kept for those who search.
+        append: add the texts to those that are there.
+
+    Raises:
+        ArgumentError: the folder holds something else, or texts that were encoded otherwise or are
+            others; or identifiers that are there already.
+        ValueError: no texts, the same identifier twice, or a damaged folder.
+    """
+    if not len(texts):
+        raise ValueError("there are no texts to encode")
+    if not check_place(output):
+        _check_ids(texts, None)
+        _write(output, Facts(settings, (), name), texts)
+    facts = read_facts(output)
+    if unlike := settings.unlike(facts.settings):
+        raise ArgumentError(
+            "{} holds texts that were encoded with {}: choose another {output:name}, or delete it",
+            output,
+            ", ".join(facts.settings.unlike(settings)[: len(unlike)]),
+            output=output,
+        )
+    if texts.digest not in [part.source for part in facts.parts]:
+        if not append:
+            raise ArgumentError(
+                "{} holds {} other texts: choose another {output:name}, or add these to them by "
+                "{append}",
+                output,
+                f"{facts.rows:,}",
+                output=output,
+                append=True,
+            )
+        _check_ids(texts, open_encoded(output).ids)
+        _write(output, facts, texts)
+    return read_facts(output)
+
+
+def encode_shards(
+    encoder: Encoder,
+    tokenizer: PackedTokenizer,
+    texts: Texts,
+    output: Path,
+    facts: Facts,
+    *,
+    batch_tokens: int | None = None,
+    rank: int = 0,
+    workers: int = 1,
+    progress: bool = True,
+) -> None:
+    """Encode what a folder lacks, together with all others that do so now, and return when it is
+    complete. What a process that died was at is done by those that live.
+
+    Args:
+        encoder, tokenizer: of which the settings were made.
+        texts: all texts of one part of the folder.
+        output: the folder.
+        facts: what :func:`begin_folder` gave.
+        batch_tokens: see :func:`~sparton.retrieval.encoding.encode_texts`.
+        rank, workers: of how many processes this is which: each begins with shards of its own.
+        progress: show bars on standard error.
+
+    Raises:
+        ValueError: representations that are not finite, or a damaged shard.
+        OSError: the disk is full or not writable.
+    """
+    settings = facts.settings
+    part = [each.source for each in facts.parts].index(texts.digest)
+    own = [shard for shard in facts.shards() if shard.part == part]
+    for shard in own:
+        if shard_path(output, shard).is_file():
+            inspect_shard(output, shard, settings)
+    watch = Watch()
+    while missing := [shard for shard in own if not shard_path(output, shard).is_file()]:
+        done = False
+        for shard in sorted(missing, key=lambda each: each.number % workers != rank):
+            with claimed(output / _CLAIMS / str(shard.number)) as mine:
+                if not mine or shard_path(output, shard).is_file():
+                    continue
+                rows = range(shard.start, shard.start + len(shard.rows))
+                label = f"shard {shard.number + 1} of {len(facts.shards())}" if progress else None
+                encoded = encode_texts(
+                    encoder,
+                    tokenizer,
+                    texts.take(rows).texts,
+                    settings.side,
+                    batch_tokens=batch_tokens,
+                    precision=settings.precision,
+                    kinds=settings.kinds,
+                    max_terms=settings.max_terms,
+                    vector_dtype=settings.vector_dtype,
+                    pool_factor=settings.pool_factor if "tokens" in settings.kinds else None,
+                    progress=label,
+                )
+                write_shard(output, shard, encoded)
+                done = True
+        if not done:  # others are at all that is left
+            for shard in missing:
+                watch.drop_dead(output / _CLAIMS / str(shard.number))
+            time.sleep(_POLL)
+    _sweep(output)
+
+
+def encode_collection(
+    encoder: Encoder,
+    tokenizer: PackedTokenizer,
+    texts: Texts,
+    output: str | Path,
+    side: Side = "document",
+    *,
+    kinds: Collection[Kind] | None = None,
+    max_terms: int | None = None,
+    vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
+    precision: str | None = None,
+    rows_per_shard: int | None = None,
+    batch_tokens: int | None = None,
+    append: bool = False,
+    name: str = "a model",
+    progress: bool = True,
+) -> EncodedTexts:
+    """Encode texts into a folder; called again with the same arguments, it goes on where it was.
+
+    Args:
+        encoder, tokenizer, side, kinds, max_terms, vector_dtype, pool_factor, precision,
+            rows_per_shard: see :func:`plan_encoding`.
+        texts, output, append, name: see :func:`begin_folder`.
+        batch_tokens, progress: see :func:`encode_shards`.
+
+    Raises:
+        ValueError, OSError: from these functions.
+    """
+    output = Path(output)
+    settings = plan_encoding(
+        encoder,
+        tokenizer,
+        side,
+        kinds=kinds,
+        max_terms=max_terms,
+        vector_dtype=vector_dtype,
+        pool_factor=pool_factor,
+        precision=precision,
+        rows_per_shard=rows_per_shard,
+    )
+    facts = begin_folder(output, settings, texts, name, append=append)
+    encode_shards(
+        encoder, tokenizer, texts, output, facts, batch_tokens=batch_tokens, progress=progress
+    )
+    return open_encoded(output)
+
+
+def _write(output: Path, facts: Facts, texts: Texts) -> None:
+    """Add texts to what a folder says of itself."""
+    seal = write_ids(output / ids_file(len(facts.parts)), _ids(texts))
+    part = Part(texts.digest, len(texts), seal)
+    facts._replace(parts=(*facts.parts, part)).write(output)
+
+
+def _ids(texts: Texts) -> Iterator[str]:
+    for rows in ranges_of(len(texts), _IDS_AT_ONCE):
+        yield from texts.take(rows).ids
+
+
+def _check_ids(texts: Texts, present: Ids | None) -> None:
+    """Refuse identifiers that are not different, from one another and from those there are."""
+    hashes = np.concatenate(
+        [hash_ids(texts.take(rows).ids) for rows in ranges_of(len(texts), _IDS_AT_ONCE)]
+    )
+    different, counts = np.unique(hashes, return_counts=True)
+    if len(different) < len(hashes):
+        (twice, *_) = np.flatnonzero(hashes == different[counts.argmax()]).tolist()
+        (name,) = texts.take([twice]).ids
+        raise ValueError(f"the id {name!r} stands for several texts: ids must differ")
+    if present is not None and np.isin(hash_ids(list(present)), different).any():
+        known = {*present}
+        name = next(each for each in _ids(texts) if each in known)
+        raise ArgumentError(
+            "the id {} is there already: delete that text first, or leave it out of what is added "
+            "by {append}",
+            repr(name),
+            append=True,
+        )
+
+
+def _sweep(output: Path) -> None:
+    """Remove what processes that died have left in a complete folder."""
+    for path in (*output.rglob("*.tmp"), *(output / _CLAIMS).glob("*")):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # another process sweeps, too
+        (output / _CLAIMS).rmdir()

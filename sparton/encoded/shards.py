@@ -1,0 +1,162 @@
+"""Files of representations, each of some consecutive texts, written whole and read in place.
+
+n texts, P active entries, T tokens, V terms, E width of a token's vector.
+
+A file in the format of safetensors has of sparse vectors ``indptr`` int64 ``[n + 1]``, ``indices``
+int32 ``[P]`` and ``values`` fp32 ``[P]``; of token vectors ``boundaries`` int64 ``[n + 1]`` and
+``vectors`` fp16 or fp32 ``[T, E]``. Its metadata say which texts these are, and have a digest of
+the arrays.
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sparton.encoded.facts import SHARDS, Settings, Shard
+from sparton.reading import Fields
+from sparton.representations import Representations, TokenVectors
+from sparton.sparse_vectors import SparseVectors
+from sparton.writing import replacing
+
+_KEY = "sparton"  # one alone: safetensors writes several in any order
+_AT_ONCE = 1 << 24  # bytes
+_DTYPES = {"F32": torch.float32, "F16": torch.float16}
+
+
+class Stored(NamedTuple):
+    """What a file of a shard holds, as its head says; nothing else was read.
+
+    Attributes:
+        path: of the file.
+        entries: P, active entries; 0 without sparse vectors.
+        tokens: T; 0 without token vectors.
+        nbytes: of the file.
+        digest: of the arrays.
+    """
+
+    path: Path
+    entries: int
+    tokens: int
+    nbytes: int
+    digest: str
+
+
+def shard_path(folder: Path, shard: Shard) -> Path:
+    """The file of a shard, which is there if and only if it is complete."""
+    return folder / SHARDS / shard.name
+
+
+def write_shard(folder: Path, shard: Shard, encoded: Representations) -> None:
+    """Write the representations of the texts of a shard; whoever does so writes the same bytes.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    tensors: dict[str, Tensor] = {}
+    sparse, tokens = encoded.sparse, encoded.tokens
+    if isinstance(sparse, SparseVectors):
+        tensors |= {"indptr": sparse.cu_seqlens, "indices": sparse.terms, "values": sparse.values}
+    if tokens is not None:
+        tensors |= {"boundaries": tokens.cu_seqlens, "vectors": tokens.values}
+    told = {
+        "rows": [shard.rows.start, shard.rows.stop],
+        "content": shard.content,
+        "arrays": _digest(tensors),
+    }
+    path = shard_path(folder, shard)
+    try:
+        with replacing(path, shared=True) as fresh:
+            save_file(tensors, fresh, {_KEY: json.dumps(told)})
+    except OSError:
+        if not path.is_file():  # else another has written it meanwhile, and swept up
+            raise
+
+
+def inspect_shard(folder: Path, shard: Shard, settings: Settings) -> Stored:
+    """What the file of a shard holds, of the right texts and with the right arrays; their content
+    is not read.
+
+    Raises:
+        FileNotFoundError: it is missing.
+        ValueError: it is truncated, damaged or of something else; names the file.
+    """
+    path, number = shard_path(folder, shard), len(shard.rows)
+    entries = tokens = 0
+    try:
+        with safe_open(path, "pt") as file:
+            told = Fields.of(json.loads((file.metadata() or {}).get(_KEY, "null")), str(path))
+            shapes = {name: _shape(file, name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise _damaged(path, error) from error
+    expected: dict[str, tuple] = {}
+    if "sparse" in settings.kinds:
+        entries = shapes.get("indices", (None, 0))[1]
+        expected |= {
+            "indptr": ("I64", number + 1), "indices": ("I32", entries), "values": ("F32", entries)
+        }  # fmt: skip
+    if "tokens" in settings.kinds:
+        tokens, dtype = shapes.get("vectors", (None, 0))[1], settings.vector_dtype
+        dtype_name = {"float16": "F16", "float32": "F32"}[dtype]
+        expected |= {
+            "boundaries": ("I64", number + 1),
+            "vectors": (dtype_name, tokens, settings.token_width),
+        }
+    rows = told.get("rows", list)
+    if told.get("content", str) != shard.content or rows != [shard.rows.start, shard.rows.stop]:
+        raise ValueError(
+            f"{path} holds other texts, or by another model or settings, than rows "
+            f"{shard.rows.start} to {shard.rows.stop} of this folder: delete it and encode again, "
+            "which writes it anew"
+        )
+    if shapes != expected:
+        raise _damaged(path, f"it has the arrays {shapes} in the place of {expected}")
+    return Stored(path, entries, tokens, path.stat().st_size, told.need("arrays", str))
+
+
+def map_shard(stored: Stored, settings: Settings, *, verify: bool) -> Representations:
+    """The representations of a shard, which lie in the file and not in memory until they are read.
+
+    Args:
+        verify: whether to compare the content of the arrays with their digest first, which reads
+            all of the file.
+
+    Raises:
+        ValueError: the content is not what was written; names the file.
+    """
+    with safe_open(stored.path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if verify and _digest(tensors) != stored.digest:
+        raise _damaged(stored.path, "it has another content than was written")
+    sparse = tokens = None
+    if "indptr" in tensors:
+        arrays = tensors["values"], tensors["indices"], tensors["indptr"]
+        sparse = SparseVectors(*arrays, settings.sparse_width)
+    if "vectors" in tensors:
+        tokens = TokenVectors(tensors["vectors"], tensors["boundaries"])
+    return Representations(sparse, tokens)
+
+
+def _shape(file: "safe_open", name: str) -> tuple:
+    """Dtype and sizes of an array."""
+    array = file.get_slice(name)
+    return array.get_dtype(), *array.get_shape()
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _damaged(path: Path, why: object) -> ValueError:
+    return ValueError(
+        f"{path} is damaged ({why}): delete it and encode again, which writes it anew"
+    )

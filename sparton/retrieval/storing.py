@@ -1,0 +1,259 @@
+"""Representations on their way from a device to the host, in steps that wait for nothing that was
+asked of the device after them.
+
+N texts, V terms, C columns, P active entries, T tokens, E width of a token's vector.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sparton.packing import cu_seqlens_of
+from sparton.representations import Representations, TokenVectors
+from sparton.sparse_vectors import SparseVectors
+
+VectorDtype = Literal["float16", "float32"]
+VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "float32")
+
+
+class Transfer:
+    """The representations of one batch, without zeros and without tokens that take no part.
+
+    The host must know how many entries there are before it can ask for them. It waits for that
+    number in :meth:`compact`, which is best called when the device has other work already, and for
+    the entries in :meth:`finish`.
+
+    Args:
+        sparse: weights ``[N, C]`` of any float dtype; None to leave them out.
+        terms: int ``[N, C]``, of which terms the weights are, ascending in each row; None for those
+            of the columns' numbers.
+        width: V.
+        tokens: None to leave them out.
+        vector_dtype: in which token vectors are stored, see :func:`store_tokens`.
+    """
+
+    def __init__(
+        self,
+        sparse: Tensor | None,
+        tokens: TokenVectors | None,
+        *,
+        terms: Tensor | None = None,
+        width: int = 0,
+        vector_dtype: VectorDtype = "float16",
+    ) -> None:
+        self._sparse = None if sparse is None else _LeavingWeights(sparse, terms, width)
+        self._tokens = None if tokens is None else _LeavingTokens(tokens, vector_dtype)
+        self._ready = _mark(sparse if tokens is None else tokens.values)
+        self._compacted = False
+
+    def compact(self) -> None:
+        """Ask the device for what is stored, now that the host learns how much that is."""
+        self._wait()
+        halves = [half for half in (self._sparse, self._tokens) if half is not None]
+        sources = [half.compact() for half in halves]
+        self._ready = _mark(sources[-1])
+        self._compacted = True
+
+    def finish(self) -> Representations:
+        """What is stored, on the host.
+
+        Raises:
+            ValueError: a weight or a component is NaN, infinite or too large for its dtype.
+        """
+        if not self._compacted:
+            self.compact()
+        self._wait()
+        return Representations(
+            None if self._sparse is None else self._sparse.finish(),
+            None if self._tokens is None else self._tokens.finish(),
+        )
+
+    def _wait(self) -> None:
+        if self._ready is not None:
+            self._ready.synchronize()
+
+
+class _LeavingWeights:
+    def __init__(self, weights: Tensor, terms: Tensor | None, width: int) -> None:
+        self._weights, self._terms, self._width = weights.detach().float(), terms, width
+        self._active = self._weights != 0  # NaN is
+        self._lengths = _to_host(self._active.sum(1))
+
+    def compact(self) -> Tensor:
+        places = _places(self._active.flatten(), int(self._lengths.sum()))
+        values = self._weights.flatten().index_select(0, places)
+        if self._terms is None:
+            terms = places % max(self._weights.shape[1], 1)
+        else:
+            terms = self._terms.flatten().index_select(0, places)
+        self._finite = _to_host(values.isfinite().all())
+        self._values, self._indices = _to_host(values), _to_host(terms.int())
+        del self._weights, self._active, self._terms
+        return values
+
+    def finish(self) -> SparseVectors:
+        lengths, values, terms = map(_own, (self._lengths, self._values, self._indices))
+        stored = SparseVectors(values, terms, cu_seqlens_of(lengths), self._width)
+        if not self._finite:
+            broken = (~values.isfinite()).nonzero()[0]
+            row = int(torch.searchsorted(stored.cu_seqlens, broken, right=True)) - 1
+            raise ValueError(
+                f"row {row} of a batch of representations has the weight {values[broken[0]]}:"
+                " the model diverged or overflowed its precision; evaluate an earlier checkpoint, "
+                "or in fp32"
+            )
+        return stored
+
+
+class _LeavingTokens:
+    def __init__(self, tokens: TokenVectors, dtype: VectorDtype) -> None:
+        self._values, self._mask, self._dtype = tokens.values.detach(), tokens.mask, dtype
+        bounds = tokens.cu_seqlens.long()
+        if self._mask is not None:
+            bounds = cu_seqlens_of(self._mask)[bounds]
+        self._bounds = _to_host(bounds)
+
+    def compact(self) -> Tensor:
+        if self._mask is not None:
+            rows = _places(self._mask, int(self._bounds[-1]))
+            self._values = self._values.index_select(0, rows)
+        stored = self._values.to(getattr(torch, self._dtype))
+        self._finite = _to_host(stored.isfinite().all())
+        self._stored = _to_host(stored)
+        return stored
+
+    def finish(self) -> TokenVectors:
+        stored, bounds = _own(self._stored), _own(self._bounds)
+        if not self._finite:
+            broken = (~stored.isfinite()).any(dim=1).nonzero()[0]
+            text = int(torch.searchsorted(bounds, broken, right=True)) - 1
+            worst = self._values[broken[0]].float().abs().max().item()
+            cause = "the model diverged or overflowed its precision; evaluate an earlier checkpoint"
+            if np.isfinite(worst):
+                cause = f"{self._dtype} cannot hold it; store float32"
+            raise ValueError(
+                f"text {text} of a batch has a token vector with the component {worst:g}: {cause}"
+            )
+        return TokenVectors(stored, bounds)
+
+
+def store_sparse(sparse: Tensor) -> SparseVectors:
+    """The active entries of sparse vectors ``[N, V]`` of any float dtype, on the host.
+
+    Raises:
+        ValueError: a weight is NaN or infinite.
+    """
+    found = Transfer(sparse, None, width=sparse.shape[1]).finish().sparse
+    assert isinstance(found, SparseVectors)
+    return found
+
+
+def store_tokens(vectors: TokenVectors, dtype: VectorDtype = "float16") -> TokenVectors:
+    """The token vectors that take part in MaxSim, on the host, without a mask.
+
+    Half precision rounds a component by at most 2^-11 of its size: the MaxSim of vectors of length
+    1 changes by less than 0.001 per query token, which reorders near ties only.
+
+    Raises:
+        ValueError: a component is NaN, infinite or too large for ``dtype``.
+    """
+    found = Transfer(None, vectors, vector_dtype=dtype).finish().tokens
+    assert found is not None
+    return found
+
+
+def in_order(parts: list[Representations], order: NDArray[np.int64]) -> Representations:
+    """The texts of all parts in another order. Parts are given up one by one: hardly more memory is
+    taken than they have.
+
+    Args:
+        parts: on the host, held alike; the list is empty afterwards.
+        order: ``[N]``, the place that each text has in the end.
+    """
+    if len(order) == 1:
+        return parts.pop()
+    places = torch.from_numpy(order)
+    sparse = _Whole.of([part.sparse for part in parts], places)
+    tokens = _Whole.of([part.tokens for part in parts], places)
+    width = parts[0].width
+    parts.reverse()
+    while parts:
+        part = parts.pop()
+        for whole, half in ((sparse, part.sparse), (tokens, part.tokens)):
+            if whole is not None:
+                whole.add(half)
+    return Representations(
+        None if sparse is None else _sparse(sparse, width),
+        None if tokens is None else TokenVectors(tokens.arrays[0], tokens.cu_seqlens),
+    )
+
+
+class _Whole:
+    """What the rows of all texts become, which come part by part.
+
+    Attributes:
+        arrays: of the rows.
+        cu_seqlens: int64 ``[N + 1]``, the boundaries of the texts in them.
+    """
+
+    def __init__(self, halves: Sequence[Any], places: Tensor) -> None:
+        lengths = torch.cat([half.lengths for half in halves])
+        ordered = torch.empty_like(lengths)
+        ordered[places] = lengths
+        self.cu_seqlens = cu_seqlens_of(ordered)
+        self._starts, self._texts = self.cu_seqlens[:-1][places], 0
+        total = int(self.cu_seqlens[-1])
+        self.arrays = [x.new_empty((total, *x.shape[1:])) for x in _arrays(halves[0])]
+
+    @classmethod
+    def of(cls, halves: Sequence[Any], places: Tensor) -> "_Whole | None":
+        return None if halves[0] is None else cls(halves, places)
+
+    def add(self, half: Any) -> None:
+        starts = self._starts[self._texts : self._texts + len(half.lengths)]
+        self._texts += len(starts)
+        rows = torch.repeat_interleave(starts - half.cu_seqlens[:-1], half.lengths)
+        rows += torch.arange(len(rows))
+        for whole, part in zip(self.arrays, _arrays(half), strict=True):
+            whole.index_copy_(0, rows, part)
+
+
+def _sparse(whole: _Whole, width: int) -> SparseVectors:
+    values, terms = whole.arrays
+    return SparseVectors(values, terms, whole.cu_seqlens, width)
+
+
+def _arrays(half: Any) -> list[Tensor]:
+    """Those with a row for each active entry, or for each token."""
+    return [half.values, half.terms] if isinstance(half, SparseVectors) else [half.values]
+
+
+def _places(flags: Tensor, number: int) -> Tensor:
+    """Where ``number`` flags ``[T]`` are set, all that are; int64, without asking the device."""
+    return torch.nonzero_static(flags, size=number).squeeze(1)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A tensor that will be on the host once the device is through with its work up to now."""
+    if not tensor.is_cuda:
+        return tensor
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return pinned.copy_(tensor, non_blocking=True)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """In memory that may be kept: what is pinned is for the next copy."""
+    return tensor.clone() if tensor.is_pinned() else tensor
+
+
+def _mark(tensor: Tensor | None) -> torch.cuda.Event | None:
+    """The end of what a device has to do now; None on the host."""
+    if tensor is None or not tensor.is_cuda:
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(tensor.device))
+    return event

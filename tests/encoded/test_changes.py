@@ -1,0 +1,105 @@
+"""Texts that are added to encoded collections, and deleted."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparton.cli.commands.delete import main as delete
+from sparton.datasets.texts import TextList
+from sparton.encoded import EncodedTexts, delete_texts, encode_collection, open_encoded
+from sparton.evaluation import load_retriever
+from sparton.representations import Representations
+from sparton.retriever import load
+from tests.encoded.problems import files, make_texts, save_model
+
+FIRST, SECOND = make_texts(20), make_texts(7, seed=1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "joint", "joint")
+
+
+def encoded(model: Path, output: Path, texts: TextList, **settings: object) -> EncodedTexts:
+    settings = {"rows_per_shard": 8, "progress": False} | settings
+    return encode_collection(*load_retriever(model), texts, output, **settings)
+
+
+def rows(encoded: Representations) -> list[list[float]]:
+    """Dense rows, of sparse vectors and the sums of token vectors."""
+    sums = [
+        encoded.tokens.slice(row, row + 1).values.float().sum(0) for row in range(encoded.num_texts)
+    ]
+    return torch.cat([encoded.sparse.dense(), torch.stack(sums)], dim=1).tolist()
+
+
+def test_added_texts_come_after_the_others_in_shards_of_their_own(model, tmp_path):
+    first = rows(encoded(model, tmp_path / "docs", FIRST).representations())
+    before = files(tmp_path / "docs")
+    second = rows(encoded(model, tmp_path / "second", SECOND).representations())
+    both = encoded(model, tmp_path / "docs", SECOND, append=True)
+    assert rows(both.representations()) == first + second
+    assert [*both.ids] == [*FIRST.take(range(20)).ids, *SECOND.take(range(7)).ids]
+    assert [part.num_texts for part in both.shards()] == [8, 8, 4, 7]
+    after = files(tmp_path / "docs")
+    assert {name: after[name] for name in before if name != "encoding.json"} == {
+        name: content for name, content in before.items() if name != "encoding.json"
+    }
+    # The same commands again change nothing.
+    encoded(model, tmp_path / "docs", SECOND, append=True)
+    encoded(model, tmp_path / "docs", FIRST)
+    assert files(tmp_path / "docs") == after
+
+
+def test_what_cannot_be_added_is_refused(model, tmp_path):
+    encoded(model, tmp_path / "docs", FIRST)
+    before = files(tmp_path / "docs")
+    with pytest.raises(ValueError, match=r"holds 20 other texts: .* or add these to them by a"):
+        encoded(model, tmp_path / "docs", SECOND)
+    with pytest.raises(ValueError, match="the id '0-3' is there already: delete that text first"):
+        encoded(model, tmp_path / "docs", TextList(["a", "b"], ["x", "0-3"]), append=True)
+    with pytest.raises(ValueError, match="rows_per_shard=8 and not 4"):
+        encoded(model, tmp_path / "docs", SECOND, append=True, rows_per_shard=4)
+    assert files(tmp_path / "docs") == before
+    (tmp_path / "docs" / "shards" / "00001.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="is not complete: 1 of 3 shards are missing"):
+        encoded(model, tmp_path / "docs", SECOND, append=True)
+
+
+def test_deleted_texts_are_passed_over_and_may_come_again(model, tmp_path, capsys):
+    whole = encoded(model, tmp_path / "docs", FIRST)
+    dense, names = rows(whole.representations()), [*whole.ids]
+    assert len(delete_texts(tmp_path / "docs", ["0-0", "0-9", "0-8"])) == 17
+    delete([str(tmp_path / "docs"), "--ids", *(f"0-{row}" for row in range(10, 16))])
+    assert f"6 texts deleted, 11 are left in {tmp_path / 'docs'}" in capsys.readouterr().out
+    found = open_encoded(tmp_path / "docs")
+    kept = [*range(1, 8), *range(16, 20)]  # nothing of the second shard
+    assert [*found.ids] == [names[row] for row in kept]
+    assert [found.ids[row] for row in range(11)] == [*found.ids]
+    assert rows(found.representations()) == [dense[row] for row in kept]
+    assert [part.num_texts for part in found.shards()] == [7, 4]
+    assert found.digest != whole.digest
+    index = load(model, device="cpu").index(tmp_path / "docs")
+    hits = index.search(FIRST.take([9]).texts, 20)[0]
+    assert {hit.id for hit in hits} <= {*found.ids}
+    again = encoded(model, tmp_path / "docs", TextList(["w1 w2"], ["0-9"]), append=True)
+    assert again.ids[-1] == "0-9" and len(again) == 12
+    (tmp_path / "gone.txt").write_text("0-9\n0-1\n")
+    delete([str(tmp_path / "docs"), "--file", str(tmp_path / "gone.txt")])
+    assert "0-9" not in open_encoded(tmp_path / "docs").ids
+
+
+def test_what_cannot_be_deleted_is_refused(model, tmp_path):
+    encoded(model, tmp_path / "docs", FIRST)
+    before = files(tmp_path / "docs")
+    with pytest.raises(ValueError, match="has no text with the id 'x': nothing was deleted of the"):
+        delete_texts(tmp_path / "docs", ["0-1", "x"])
+    with pytest.raises(ValueError, match=r"no text of .* would be left: delete the folder"):
+        delete_texts(tmp_path / "docs", FIRST.take(range(20)).ids)
+    assert files(tmp_path / "docs") == before
+    for wrong in ([3, 1], [0, 0], [20], [-1], ["a"], "x"):
+        (tmp_path / "docs" / "deleted.json").write_text(json.dumps({"rows": wrong}))
+        with pytest.raises(ValueError, match=r"rows is .*, and must be a list"):
+            open_encoded(tmp_path / "docs")

@@ -1,0 +1,218 @@
+"""``encode.py``, ``search.py`` and ``evaluate.py documents=``: what users type, print and get."""
+
+import io
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import datasets
+import pytest
+
+import sparton
+from sparton.encoded import open_encoded
+from sparton.retrieval.trec import read_run
+from tests.encoded.problems import files, save_model
+from tests.evaluation.problems import DOCUMENTS, QUERIES, write_beir
+from tests.test_evaluation import ROOT
+
+KINDS = ("splade", "colbert", "joint")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {kind: save_model(folder / kind, kind, words=DOCUMENTS.values()) for kind in KINDS}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    write_beir(Path("toy"))
+
+
+def run(monkeypatch, script: str, *arguments: object) -> None:
+    """A script, run in this process."""
+    monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+    runpy.run_path(str(ROOT / script), run_name="__main__")
+
+
+def encode(monkeypatch, model: Path, *arguments: object, output: str = "docs") -> None:
+    words = [f"model={model}", "data=toy", f"output={output}", "device=cpu", "progress=false"]
+    run(monkeypatch, "encode.py", *words, *arguments)
+
+
+def refused(monkeypatch, capsys, script: str, *arguments: object) -> str:
+    """The sentence with which a script ends."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, script, *arguments)
+    assert str(ended.value).startswith(f"{script}: ") and "\n" not in str(ended.value)
+    return str(ended.value)
+
+
+def test_a_folder_in_the_layout_of_beir_is_encoded_and_searched(models, monkeypatch, capsys):
+    encode(monkeypatch, models["joint"], "rows_per_shard=4")
+    said = capsys.readouterr().out.splitlines()[-1]
+    found = open_encoded("docs")
+    assert said.startswith("6 documents of ") and "weights and " in said
+    assert said.endswith(" MiB") and "in docs: 2 shards, " in said
+    assert list(found.ids) == list(DOCUMENTS)
+
+    retriever = sparton.load(models["joint"], device="cpu")
+    own = retriever.index(list(DOCUMENTS.values()), list(DOCUMENTS))
+    for documents in ("docs", Path("docs"), found):
+        for ours, theirs in zip(
+            retriever.index(documents).search(list(QUERIES.values()), 3),
+            own.search(list(QUERIES.values()), 3),
+            strict=True,
+        ):
+            assert [hit.id for hit in ours] == [hit.id for hit in theirs] != []
+            scores = [[hit.score for hit in hits] for hits in (ours, theirs)]
+            assert scores[0] == pytest.approx(scores[1], abs=2e-3)
+
+    run(monkeypatch, "search.py", "index=docs", "query=red, cat? (a=b)", "k=2", "device=cpu")
+    found = [line.split("\t") for line in capsys.readouterr().out.splitlines() if "\t" in line]
+    hits = own.search(["red, cat? (a=b)"], 2)[0]
+    assert [name for _, name in found] == [hit.id for hit in hits]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("red cat\n\ngreen\n"))
+    run(monkeypatch, "search.py", "docs", "--k", 1, "--device", "cpu")
+    assert capsys.readouterr().out.count("\t") == 2
+    run(monkeypatch, "search.py", "docs", "--queries", "toy", "--output", "run.trec", "k=2")
+    rankings = dict(read_run("run.trec").rankings())
+    expected = own.search([QUERIES["q0"]], 2)[0]
+    assert [name for name, _ in rankings["q0"]] == [hit.id for hit in expected]
+
+
+def test_documents_are_found_alike_where_they_were_encoded_before(models, monkeypatch, capsys):
+    task = ["evaluation=beir_folder", "evaluation.path=toy", "device=cpu", "encoder.k=5"]
+    for kind in KINDS:
+        model = f"model={models[kind]}"
+        encode(monkeypatch, models[kind], output=kind)
+        words = [model, *task, "metrics=[ndcg@5]"]
+        run(monkeypatch, "evaluate.py", *words, f"documents={kind}", f"output={kind}-stored")
+        run(monkeypatch, "evaluate.py", *words, f"output={kind}-anew")
+        stored, anew = (
+            json.loads(Path(f"{kind}-{how}", "results.json").read_text())["tasks"][0]
+            for how in ("stored", "anew")
+        )
+        assert stored["metrics"] == anew["metrics"]
+        assert stored["speed"]["documents_per_second"] is None
+        runs = [Path(f"{kind}-{how}", "runs", "toy.trec").read_text() for how in ("stored", "anew")]
+        assert [line.split()[:4] for line in runs[0].splitlines()] == [
+            line.split()[:4] for line in runs[1].splitlines()
+        ]
+
+    def told(*arguments: str) -> str:
+        words = [f"model={models['splade']}", *task, "metrics=[ndcg@5]", *arguments]
+        return refused(monkeypatch, capsys, "evaluate.py", *words)
+
+    assert "splade was encoded with precision=fp32 and not bf16" in told(
+        "documents=splade", "encoder.precision=bf16"
+    )
+    assert "length=24 and not 9" in told("documents=splade", "document_length=9")
+    assert "max_terms=None and not 3" in told("documents=splade", "encoder.max_document_terms=3")
+    assert "joint was encoded by another model" in told("documents=joint")
+    assert "nowhere holds no encoded texts" in told("documents=nowhere")
+    assert "ignores documents=splade" in refused(
+        monkeypatch, capsys, "evaluate.py", "model=bm25", "documents=splade", *task[:2]
+    )
+    lines = Path("toy/corpus.jsonl").read_text()
+    Path("toy/corpus.jsonl").write_text(lines.replace("green bird", "green dog"))
+    assert "holds other texts than the task toy has under the same ids" in told("documents=splade")
+    Path("toy/corpus.jsonl").write_text(lines.replace('"d4"', '"d5"'))
+    Path("toy/qrels/test.tsv").write_text("q0\td0\t1\n")
+    assert "document 4 is 'd4' and not 'd5'" in told("documents=splade")
+    write_beir(Path("other"))
+    two = ["evaluation=folders", "evaluation.paths=[toy,other]", "documents=splade"]
+    assert "are those of one task, and there are 2: toy, other" in refused(
+        monkeypatch, capsys, "evaluate.py", f"model={models['splade']}", *two
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["side=documents"], "side=documents: must be query or document"),
+        (["kinds=[dense]"], "kinds=['dense']: there are sparse and tokens"),
+        (["gpus=0"], "gpus=0 must be at least 1"),
+        (["precision=fp8"], "precision=fp8: must be fp32, bf16, fp16"),
+        (["vector_dtype=int8"], "vector_dtype=int8: must be float16 or float32"),
+        (["on_error=ask"], "on_error='ask' must be 'stop' or 'skip'"),
+        (["data=[]"], "data=[]: name a folder, or files as in [a.jsonl,b.jsonl]"),
+        (["data=nowhere"], "nowhere"),
+        (["model=bm25"], "model=bm25 is no encoder: name a trained model"),
+        (["model=no/such/folder"], "no/such/folder"),
+        (["output=toy"], "toy is there and holds no encoded texts: choose another output"),
+        (["outptu=x"], "outptu"),
+        (["gpus=2", "device=cuda:1"], "gpus=2 are as many devices, and device=cuda:1 is one"),
+        (["-m"], "one collection is encoded at a time: leave -m out"),
+    ],
+)
+def test_what_cannot_be_encoded_is_refused(words, message, models, monkeypatch, capsys):
+    given = {word.partition("=")[0]: word for word in words}
+    usual = [f"model={models['splade']}", "data=toy", "output=docs"]
+    kept = [word for word in usual if word.partition("=")[0] not in given]
+    assert message in refused(monkeypatch, capsys, "encode.py", *kept, *words)
+    assert not Path("docs").exists()
+
+
+def test_a_setting_without_a_value_is_named(monkeypatch, capsys):
+    said = refused(monkeypatch, capsys, "encode.py", "data=toy", "output=docs")
+    assert "model has no value: set model=..." in said
+
+
+def test_what_cannot_be_searched_is_refused(models, monkeypatch, capsys):
+    encode(monkeypatch, models["splade"])
+    encode(monkeypatch, models["splade"], "side=query", output="queries")
+    for words, message in (
+        (["docs", "--output", "x"], "a search without queries of files ignores --output: leave"),
+        (["docs", "--queries", "toy"], "--queries toy make a run: say where it goes by --output"),
+        (["docs", "--k", "0"], "--k 0 must be at least 1"),
+        (["nowhere", "--query", "x"], "nowhere holds no encoded texts (encoding.json is missing)"),
+        (["docs", "--query", "x", "--model", "no/such/one"], "--model no/such/one: no such folder"),
+        (["docs", "--query", "x", "--model", models["joint"]], "docs was encoded by another model"),
+        (["docs", "--query", "x", "--precision", "fp8"], "precision=fp8: must be fp32"),
+        (["queries", "--query", "x"], "queries holds queries, and documents are searched"),
+        (["docs", "--queries", "toy", "--output", "toy"], "--output toy exists: name another"),
+    ):
+        assert message in refused(monkeypatch, capsys, "search.py", *words)
+    with pytest.raises(ValueError, match="docs has ids of its own: leave ids out"):
+        sparton.load(models["splade"], device="cpu").index("docs", ["a"])
+
+
+def test_vectors_in_full_precision_are_searched_with_such(models, monkeypatch):
+    encode(monkeypatch, models["colbert"], "vector_dtype=float32")
+    retriever = sparton.load(models["colbert"], device="cpu")
+    hits = retriever.index("docs").search(list(QUERIES.values()), 6)
+    own = retriever.index(list(DOCUMENTS.values()), list(DOCUMENTS))
+    for ours, theirs in zip(hits, own.search(list(QUERIES.values()), 6), strict=True):
+        assert [hit.id for hit in ours] == [hit.id for hit in theirs] != []
+
+
+@pytest.mark.slow
+def test_a_command_with_two_workers_of_which_one_is_killed(models, monkeypatch):
+    texts = [{"_id": str(row), "text": f"red cat {row}"} for row in range(4000)]
+    Path("toy/corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
+    encode(monkeypatch, models["splade"], "rows_per_shard=20", output="alone")
+    words = [f"model={models['splade']}", "data=toy", "output=docs", "rows_per_shard=20"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(Path("cache"))}
+    command = [sys.executable, str(ROOT / "encode.py"), *words, "gpus=2", "device=cpu"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    while not list(Path("docs").glob("claims/*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    (claim, *_) = Path("docs").glob("claims/*")
+    _, _, worker = claim.read_text().rpartition(" ")
+    os.kill(int(worker), signal.SIGKILL)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "4,000 documents of" in said
+    assert files(Path("docs")) == files(Path("alone"))
