@@ -137,7 +137,6 @@ class SearchStudy(KernelStudy):
     documents, a staged one nine tenths of the best of these."""
 
     name = "maxsim_search"
-    suites_apart = True
     shapes: ClassVar = {"1M_160": Shape(1_000_000)}
     limit = 120.0
     columns: ClassVar[Columns] = {
