@@ -61,6 +61,7 @@ def write_encoded(
         token_width=encoded.tokens.width if encoded.tokens else 0,
         max_terms=None,
         vector_dtype="float16",
+        pool_factor=1.0,
         length=8,
         prompt="",
         precision="fp32",
