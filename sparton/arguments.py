@@ -44,7 +44,7 @@ def refuse_ignored(because: str, **arguments: object) -> None:
         raise ArgumentError(f"{{}} ignores {names}: leave that out", because, **given)
 
 
-def refuse_below(least: int, **arguments: int | None) -> None:
+def refuse_below(least: int, **arguments: float | None) -> None:
     """Refuse numbers below a bound; None is none.
 
     Raises:

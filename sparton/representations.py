@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sparton.packing import cu_seqlens_of, rows_of
@@ -81,6 +82,11 @@ class TokenVectors(NamedTuple):
         mask = None if self.mask is None else self.mask[first:last]
         cu_seqlens = self.cu_seqlens[start : stop + 1] - first
         return TokenVectors(self.values[first:last], cu_seqlens, mask, self.max_seqlen)
+
+    def first(self, width: int) -> "TokenVectors":
+        """The first components of every vector, of length 1 again."""
+        values = F.normalize(self.values[:, :width].float(), dim=1)
+        return self._replace(values=values.to(self.values.dtype))
 
     def to(self, device: torch.device | str) -> "TokenVectors":
         """The same on a device."""

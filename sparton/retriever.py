@@ -50,6 +50,7 @@ class EncodeOptions(TypedDict, total=False):
     batch_tokens: int | None
     max_terms: int | None
     vector_dtype: VectorDtype
+    pool_factor: float | None
     progress: bool | None
 
 
@@ -94,6 +95,7 @@ class Retriever:
         batch_tokens: int | None = None,
         max_terms: int | None = None,
         vector_dtype: VectorDtype = "float16",
+        pool_factor: float | None = None,
         progress: bool | None = None,
     ) -> Representations:
         """Representations of ``texts`` on the host, in their order.
@@ -108,11 +110,14 @@ class Retriever:
                 suits the device.
             max_terms: keep this many of a text's largest weights; None for all.
             vector_dtype: in which token vectors are stored.
+            pool_factor: of so many tokens of a document one vector is left, where they are alike;
+                1 for all, None for what the model's folder says.
             progress: whether to show a bar on standard error; None for one from 1,000 texts on.
 
         Raises:
             ValueError: a single text in the place of a list, no texts, ``max_terms`` of a model
-                without sparse vectors, or representations that are not finite.
+                without sparse vectors, ``pool_factor`` of one without token vectors, or
+                representations that are not finite.
         """
         shown = len(texts) >= _SHOWN_FROM if progress is None else progress
         return encode_texts(
@@ -124,6 +129,7 @@ class Retriever:
             precision=self.precision,
             max_terms=max_terms,
             vector_dtype=vector_dtype,
+            pool_factor=pool_factor,
             progress=_PLURAL[side] if shown else None,
         )
 
@@ -298,6 +304,7 @@ def load(
     precision: str | None = None,
     query_length: int | None = None,
     document_length: int | None = None,
+    width: int | None = None,
     **reading: "Unpack[ReadingOptions]",
 ) -> Retriever:
     """A trained model, ready to use.
@@ -310,12 +317,14 @@ def load(
             :func:`~sparton.retrieval.encoding.usual_precision`.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent.
+        width: how many of the first components of token vectors to take, of a model that was
+            trained with several ``widths``; None for all.
         reading: ``revision``, ``cache_dir``, ``model_args``, ``tokenizer_args`` and
             ``config_args``; see :class:`~sparton.models.repository.Source`.
 
     Raises:
         ValueError: the folder is damaged or of a kind that is not known, a device or precision that
-            does not exist, or a length that the model cannot have.
+            does not exist, or a length or width that the model cannot have.
         OSError: there is no such model, or files are missing.
     """
     encoder, tokenizer = load_retriever(
@@ -323,6 +332,7 @@ def load(
         query_length,
         document_length,
         device=choose_device(None if device is None else str(device)),
+        width=width,
         **reading,
     )
     return Retriever(encoder, tokenizer, precision=precision)

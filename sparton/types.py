@@ -245,6 +245,20 @@ class Markup(NamedTuple):
     include_prompt: bool = True
 
 
+class TokenPooling(NamedTuple):
+    """How many vectors of a document are stored; those of tokens that are alike become one.
+
+    Attributes:
+        factor: of so many tokens one vector is left; 1 leaves all.
+        protected: the first tokens, which keep their own.
+        normalize: give every vector that is left the length 1.
+    """
+
+    factor: float = 1.0
+    protected: int = 1
+    normalize: bool = True
+
+
 class Prompts(TypedDict, total=False):
     """The settings of a :class:`Markup` that heads without markers have."""
 

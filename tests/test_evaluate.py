@@ -54,6 +54,13 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
     ("model", "arguments", "message"),
     [
         ("bm25", ["document_length=40"], "model=bm25 is no encoder and ignores document_length=40"),
+        ("bm25", ["width=4"], "model=bm25 is no encoder and ignores width=4: leave that out"),
+        (
+            "splade",
+            ["width=4"],
+            "width=4 narrows the token vectors of a ColbertEncoder, and this is",
+        ),
+        ("colbert", ["width=99"], "the token vectors of this model work with the widths 1 to 16"),
         ("bm25", ["query_length=4"], "model=bm25 is no encoder and ignores query_length=4: leave"),
         ("bm25", ["bm25.k1=-1"], "BM25 needs numbers k1 >= 0"),
         ("bm25", ["bm25.k1=word"], "got k1=word, b=0.4"),
@@ -73,6 +80,13 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
         ),
         ("colbert", ["encoder.search=rerank", "encoder.rerank_depth=9"], "the rerank_depth=9 doc"),
         ("colbert", ["encoder.max_query_terms=9"], "encoder.max_query_terms=9 keeps the largest"),
+        ("colbert", ["index=compressed", "index.nbits=3"], "nbits=3 must be one of (1, 2, 4, 8)"),
+        ("colbert", ["index=compressed", "index.probe=3"], "did you mean index.probes=3?"),
+        ("splade", ["index=compressed"], "which search=sparse does not compare with SpladeEncoder"),
+        ("splade", ["index=compressed"], "needs token vectors"),
+        ("splade", ["encoder.pool_factor=2"], "of SpladeEncoder there are sparse vectors alone"),
+        ("colbert", ["encoder.pool_factor=0.5"], "pool_factor=0.5 must be at least 1"),
+        ("splade", ["index=compressed"], ": set index=exact"),
         (
             "colbert",
             [*RERANK, "encoder.max_document_terms=9"],
@@ -99,6 +113,29 @@ def test_the_first_stage_of_rerank_takes_the_settings_of_bm25(models, monkeypatc
     for arguments, expected in (([], plain), (["bm25.k1=0"], other)):
         found = evaluated(monkeypatch, models["colbert"], *RERANK, *arguments)
         assert found["metrics"] == pytest.approx(expected.metrics)
+
+
+@pytest.mark.parametrize("search", [["metrics=[recall@2]"], RERANK])
+def test_a_compressed_index_is_searched_in_the_place_of_the_exact_one(models, monkeypatch, search):
+    """In its stages, too; the bytes of it are told."""
+    write_beir(Path("toy"))
+    exact = evaluated(monkeypatch, models["colbert"], *search)
+    sizes = []
+    for setting in ("index.nbits=8", "index.nbits=1", "index.staged=true"):
+        found = evaluated(monkeypatch, models["colbert"], *search, "index=compressed", setting)
+        sizes.append(found["speed"]["index_bytes"])
+        assert found["search"] == exact["search"] and found["metrics"].keys() == {*exact["metrics"]}
+    assert sizes[1] < sizes[0] < sizes[2] + sizes[0] and found["metrics"]["recall@2"] > 0
+
+
+def test_fewer_and_narrower_vectors_make_a_smaller_index(models, monkeypatch):
+    write_beir(Path("toy"))
+    found = [
+        evaluated(monkeypatch, models["colbert"], *arguments)
+        for arguments in ([], ["width=8"], ["encoder.pool_factor=2"])
+    ]
+    sizes = [each["speed"]["index_bytes"] for each in found]
+    assert sizes[0] > max(sizes[1:]) and found[2]["document_vectors"] < found[1]["document_vectors"]
 
 
 def test_several_folders_are_evaluated_by_their_names(monkeypatch):

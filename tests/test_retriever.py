@@ -17,6 +17,7 @@ from sparton.models.colbert import ColbertHead
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
+from sparton.retrieval.indexes.compression import CompressedIndexBuilder
 from sparton.retriever import Hit, Retriever
 from tests.evaluation.problems import DOCUMENTS, QUERIES, make_task
 
@@ -159,6 +160,24 @@ def test_another_index_can_be_built(load):
     index = model.index(TEXTS, IDS, build=build, rerank_depth=7)
     assert index.search(["red"], k=2) == [[Hit("own", 1.0)] * 2]
     assert asked == [(len(TEXTS), 7)]
+
+
+@pytest.mark.parametrize("kind", ["colbert", "joint"])
+def test_a_compressed_index_of_fewer_and_narrower_vectors(kind, load):
+    """Of so few tokens a codec learns little; scores stay near the exact ones all the same."""
+    model = load(kind)
+    documents = model.encode_documents(TEXTS)
+    build = CompressedIndexBuilder(nbits=8)
+    expected = model.index(documents).search(["red cat"], k=6)[0]
+    found = model.index(documents, build=build).search(["red cat"], k=6)[0]
+    for hit, same in zip(found, expected, strict=True):
+        assert hit.score == pytest.approx(same.score, rel=0.15)
+    pooled = model.encode_documents(TEXTS, pool_factor=2)
+    assert len(pooled.tokens.values) < len(documents.tokens.values)
+    assert model.index(pooled, build=build).search(["red cat"], k=6)[0]
+    if kind == "colbert":
+        narrow = load(kind, width=4).encode_documents(TEXTS).tokens
+        assert narrow.values.shape == (len(documents.tokens.values), 4)
 
 
 def test_importing_the_package_is_cheap():

@@ -14,6 +14,7 @@ STUDIES = {
     "head": "benchmarks.head.study",
     "maxsim": "benchmarks.maxsim.study",
     "maxsim_backward": "benchmarks.maxsim.backwards",
+    "maxsim_search": "benchmarks.maxsim.search",
     "attention": "benchmarks.attention.study",
     "search": "benchmarks.search.study",
     "data": "benchmarks.data.study",

@@ -42,12 +42,14 @@ _SETTINGS = {
     "homogeneous": "data.homogeneous",
     "mode": "logger.wandb.mode",
     "model_args": "backbone.model_args",
+    "normalize": "head.normalize",
     "on_error": "data.on_error",
     "on_unknown": "evaluation.on_unknown",
     "query_expansion": "head.query_expansion",
     "tokenizer_args": "backbone.tokenizer_args",
     "warmup": "scheduler.warmup",
     "weights": "data.weights",
+    "widths": "head.widths",
 }
 # What overrides can do about an error, where its own words leave that open.
 _REMEDIES = {

@@ -137,12 +137,15 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -
     evaluation.check_vector_dtype(asked.vector_dtype)
     check_precision(asked.precision)  # refuses what does not exist
     BM25(**words)  # refuses what cannot be
+    index = instantiate(asked.index)  # refuses what cannot be, too
     model = (cfg.model, cfg.query_length, cfg.document_length)
-    encoder, tokenizer = evaluation.load_retriever(*model, device=device)
+    encoder, tokenizer = evaluation.load_retriever(*model, device=device, width=cfg.width)
     settings = {name: asked[name] for name in ("metrics", "k", "search", "rerank_depth")}
     search = evaluation.plan_search(encoder, **settings)
     bounds = {f"encoder.{name}": asked[name] for name in TERM_BOUNDS}
     evaluation.check_bounds_apply(search, encoder, **bounds)
+    evaluation.check_index(index, search, encoder)
+    evaluation.check_pooling(asked.pool_factor, search, encoder)
     if evaluation.bm25_finds(search, encoder):
         rest = overrides_in(typed, ["bm25"], but=("bm25.k1", "bm25.b"))
         because = "BM25 finds the encoder.rerank_depth candidates with bm25.k1 and bm25.b, and"

@@ -29,9 +29,10 @@ def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
     if cfg.split not in ("dev", "test") or not cfg.evaluation.get(cfg.split):
         raise ValueError(f"split={cfg.split} has no tasks in this evaluation: try dev or test")
     if cfg.model == "bm25":
-        ignored = overrides_in(
-            typed, ("encoder", "index", "query_length", "document_length", "documents", "gpus")
-        )
+        of_models = (
+            "encoder", "index", "query_length", "document_length", "documents", "width", "gpus"
+        )  # fmt: skip
+        ignored = overrides_in(typed, of_models)
         refuse_ignored("model=bm25 is no encoder and", ignored)
         _check_metrics(cfg, "bm25")
     else:

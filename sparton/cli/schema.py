@@ -75,6 +75,7 @@ class EvaluateConfig:
     query_length: int | None
     document_length: int | None
     documents: str | None
+    width: int | None
     metrics: list[str]
     encoder: dict[str, Any] = field(default_factory=dict)
     bm25: dict[str, Any] = field(default_factory=dict)

@@ -20,6 +20,8 @@ from sparton.evaluation.results import (
 from sparton.evaluation.settings import (
     bm25_finds,
     check_bounds_apply,
+    check_index,
+    check_pooling,
     check_vector_dtype,
     plan_search,
 )
@@ -33,8 +35,10 @@ __all__ = [
     "TokenMatch",
     "bm25_finds",
     "check_bounds_apply",
+    "check_index",
     "check_metrics",
     "check_model",
+    "check_pooling",
     "check_search",
     "check_term_bounds",
     "check_vector_dtype",

@@ -44,6 +44,7 @@ def load_retriever(
     document_length: int | None = None,
     *,
     device: torch.device | str = "cpu",
+    width: int | None = None,
     **reading: "Unpack[ReadingOptions]",
 ) -> "tuple[Encoder, PackedTokenizer]":
     """An encoder on its device and its tokenizer, ready for
@@ -55,10 +56,12 @@ def load_retriever(
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent or there is none.
         device: where to put the encoder.
+        width: how many of the first components of token vectors to take; None for all.
         reading: see :class:`~sparton.models.repository.Source`.
 
     Raises:
         OSError, ValueError: from :func:`sparton.models.folders.load_encoder`.
+        ValueError: a ``width`` that the model cannot have.
     """
     from sparton.models.encoder import Encoder
     from sparton.models.folders import Lengths, encoder_lengths, load_encoder
@@ -69,6 +72,8 @@ def load_retriever(
     else:
         source = Source(str(model), **reading)
         encoder, own = load_encoder(source), encoder_lengths(source)
+    if width is not None:
+        encoder.narrow(width)
     encoder.to(device)
     lengths = own or Lengths(query=64, document=256)
     tokenizer = packed_tokenizer(

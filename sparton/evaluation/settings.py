@@ -3,7 +3,9 @@
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.representations import KINDS
+from sparton.retrieval.encoding import check_pool_factor
 from sparton.retrieval.settings import RERANK_DEPTH, Search, check_metrics, check_search
 from sparton.retrieval.storing import VECTOR_DTYPES
 from sparton.types import Kind, RetrievalTask
@@ -81,6 +83,37 @@ def _choose_search(search: Search | None, encoder: "Encoder") -> Search:
 def compared_kinds(search: Search, encoder: "Encoder") -> Collection[Kind]:
     """What ``search``, as :func:`plan_search` gives it, takes of the encoder."""
     return encoder.kinds if search == "rerank" else (_COMPARED[search],)
+
+
+def check_index(index: object, search: Search, encoder: "Encoder") -> None:
+    """Refuse what makes indexes of vectors, by its ``needs``, that are not compared.
+
+    Args:
+        index: an :class:`~sparton.retrieval.indexes.exact.IndexBuilder`.
+        search: as :func:`plan_search` gives it.
+
+    Raises:
+        ValueError: names the index and the vectors.
+    """
+    compared = compared_kinds(search, encoder)
+    for kind in sorted(getattr(index, "needs", frozenset()).difference(compared)):
+        raise ArgumentError(
+            "{} needs {}, which search={} does not compare with {}: set {index}",
+            type(index).__name__,
+            KINDS[kind],
+            search,
+            type(encoder).__name__,
+            index=Instance("exact_index"),
+        )
+
+
+def check_pooling(pool_factor: float | None, search: Search, encoder: "Encoder") -> None:
+    """Refuse to pool tokens where ``search``, as :func:`plan_search` gives it, compares none.
+
+    Raises:
+        ValueError: names the factor.
+    """
+    check_pool_factor(pool_factor, compared_kinds(search, encoder), encoder)
 
 
 def check_bounds_apply(search: Search, encoder: "Encoder", **bounds: int | None) -> None:

@@ -20,6 +20,8 @@ from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
     check_bounds_apply,
+    check_index,
+    check_pooling,
     check_texts,
     check_vector_dtype,
     compared_kinds,
@@ -67,6 +69,7 @@ def evaluate_encoder(
     max_query_terms: int | None = None,
     max_document_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
     k1: float = 0.9,
     b: float = 0.4,
     index: IndexBuilder = exact_index,
@@ -100,16 +103,16 @@ def evaluate_encoder(
             settings.
         timed_queries: how many queries are timed one at a time, see
             :func:`~sparton.evaluation.speed.time_queries`; 0 measures no speed.
-        batch_tokens, precision, vector_dtype, progress: see
+        batch_tokens, precision, vector_dtype, pool_factor, progress: see
             :func:`~sparton.retrieval.encoding.encode_texts`.
         crew: processes with the same encoder that encode together. The first searches, and all get
             its result.
 
     Raises:
         ValueError: a task without texts, a metric that does not exist or is deeper than the
-            rankings, a ``search`` or a bound of terms that the encoder cannot serve, ``k1`` or
-            ``b`` out of range, ``documents`` that are others or were encoded otherwise (all before
-            anything is encoded), or representations that are not finite.
+            rankings, a ``search``, an ``index`` or a bound of terms that the encoder cannot serve,
+            ``k1`` or ``b`` out of range, ``documents`` that are others or were encoded otherwise
+            (all before anything is encoded), or representations that are not finite.
     """
     check_texts(task)
     check_search(search, rerank_depth)
@@ -120,6 +123,8 @@ def evaluate_encoder(
     check_term_bounds(**bounds)
     chosen = plan_search(encoder, metrics=metrics, k=k, search=search, rerank_depth=rerank_depth)
     check_bounds_apply(chosen, encoder, **bounds)
+    check_index(index, chosen, encoder)
+    check_pooling(pool_factor, chosen, encoder)
     kinds = compared_kinds(chosen, encoder)
     bm25 = BM25(k1, b)
 
@@ -136,8 +141,8 @@ def evaluate_encoder(
         bar = progress and whole and not crew.rank
         return encode_texts(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
-            batch_tokens=batch_tokens, vector_dtype=vector_dtype, form=form,
-            progress=f"{task.name}: {_PLURAL[side]}" if bar else None,
+            batch_tokens=batch_tokens, vector_dtype=vector_dtype, pool_factor=pool_factor,
+            form=form, progress=f"{task.name}: {_PLURAL[side]}" if bar else None,
             crew=crew if whole else ALONE,
         )  # fmt: skip
 

@@ -45,12 +45,15 @@ class Objective:
         query_regularizers, document_regularizers: the penalties of each side, by the names that the
             log shows.
         own_losses: weights of the losses that the representations bring along, by name.
+        widths: how many of the first components of token vectors have a ranking loss of their own,
+            of the same weight: parts ``ranking_width_<number>``.
     """
 
     ranking: Loss
     query_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     document_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     own_losses: Mapping[str, float] = field(default_factory=dict)
+    widths: tuple[int, ...] = ()
 
     def __call__(
         self,
@@ -79,8 +82,7 @@ class Objective:
         device = positives.device
         # Dot products over 30,000 terms overflow fp16 and lose their order in bf16.
         with torch.autocast(device.type, enabled=False):
-            scores = all_scores(queries, documents)
-            scored = Scored(queries, documents, scores, positives, teacher_scores)
+            scored = _scored(queries, documents, positives, teacher_scores)
             terms = self.ranking.terms(scored)
             with torch.no_grad():
                 of_queries = self.ranking.by_query(scored) if by_query else None
@@ -88,6 +90,12 @@ class Objective:
             parts = {"ranking": loss.detach()}
             if len(terms) > 1:
                 parts |= {f"ranking_{name}": term.value.detach() for name, term in terms.items()}
+            for width in self.widths:
+                asked, answers = _first(queries, width), _first(documents, width)
+                narrow = _scored(asked, answers, positives, teacher_scores)
+                part = total(self.ranking.terms(narrow))
+                loss = loss + part
+                parts[f"ranking_width_{width}"] = part.detach()
             for penalty, weight, name in self._penalties(queries, documents, step):
                 loss = loss + weight * penalty
                 parts[name] = penalty.detach()
@@ -136,6 +144,21 @@ class Objective:
             for symbol, regularizers in sides
             for name, regularizer in regularizers.items()
         }
+
+
+def _scored(
+    queries: Representations,
+    documents: Representations,
+    positives: Tensor,
+    teacher_scores: Tensor | None,
+) -> Scored:
+    scores = all_scores(queries, documents)
+    return Scored(queries, documents, scores, positives, teacher_scores)
+
+
+def _first(representations: Representations, width: int) -> Representations:
+    assert representations.tokens is not None, "only token vectors have several widths"
+    return representations._replace(tokens=representations.tokens.first(width))
 
 
 def all_scores(queries: Representations, documents: Representations) -> dict[str, Tensor]:

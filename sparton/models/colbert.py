@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_below
 from sparton.kernels.splade_head import HeadMemory
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
-from sparton.types import SIDES, Markup, Side, TokenBatch
+from sparton.types import SIDES, Markup, Side, TokenBatch, TokenPooling
 
 
 class ColbertHead(nn.Module):
@@ -37,9 +37,16 @@ class ColbertHead(nn.Module):
             that are no tokens are ignored.
         normalize: give every vector the length 1.
         query_prompt, document_prompt: put before every text, to be tokenised with it.
+        pool_factor: when documents are encoded to be searched, of so many tokens one vector is
+            left, see :func:`~sparton.retrieval.pooling.pool_tokens`; training compares all.
+        protected_tokens: the first tokens of a document, which keep their own.
+        widths: E and smaller numbers. Training adds up the loss of the vectors' first components,
+            as many as each of these says and of length 1 again, so that those work alone (Kusupati
+            et al., arXiv 2205.13147).
 
     Raises:
-        ValueError: no width, or attention to an expansion that is off.
+        ValueError: no width, attention to an expansion that is off, ``pool_factor`` below 1, or
+            ``widths`` that are not distinct, do not go up to E, or of vectors of any length.
     """
 
     def __init__(
@@ -55,15 +62,23 @@ class ColbertHead(nn.Module):
         normalize: bool = True,
         query_prompt: str = "",
         document_prompt: str = "",
+        pool_factor: float = 1.0,
+        protected_tokens: int = 1,
+        widths: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         if width < 1:
             raise ValueError(f"width must be a positive number, got {width}")
+        refuse_below(1, pool_factor=pool_factor)
+        refuse_below(0, protected_tokens=protected_tokens)
         if attend_to_expansion and not query_expansion:
             raise ValueError(
                 "attend_to_expansion needs query_expansion: there is nothing to attend to without"
             )
+        if widths is not None:
+            _check_widths(widths, width, normalize)
         self.width = width
+        self.widths = sorted(widths or [width], reverse=True)
         self.bias = bias
         self.query_marker = query_marker
         self.document_marker = document_marker
@@ -73,6 +88,12 @@ class ColbertHead(nn.Module):
         self.normalize = normalize
         self.query_prompt = query_prompt
         self.document_prompt = document_prompt
+        self.pool_factor = pool_factor
+        self.protected_tokens = protected_tokens
+
+    @property
+    def token_pooling(self) -> TokenPooling:
+        return TokenPooling(self.pool_factor, self.protected_tokens, self.normalize)
 
     def forward(
         self,
@@ -149,6 +170,21 @@ class ColbertHead(nn.Module):
         return counted
 
 
+def _check_widths(widths: Sequence[int], width: int, normalize: bool) -> None:
+    if min(widths, default=0) < 1 or len(set(widths)) < len(widths) or max(widths) != width:
+        raise ArgumentError(
+            "{widths} must be different numbers from 1 up to {}, the whole width of a vector",
+            width,
+            widths=list(widths),
+        )
+    if not normalize:
+        raise ArgumentError(
+            "{widths:name} train the first components of vectors of length 1: set {normalize}",
+            widths=list(widths),
+            normalize=True,
+        )
+
+
 class ColbertEncoder(Encoder):
     """Texts, as packed tokens, to one vector per token.
 
@@ -171,9 +207,27 @@ class ColbertEncoder(Encoder):
         self.backbone = backbone.bare()
         self.head = head
         self.projection = nn.Linear(backbone.hidden_size, head.width, head.bias)
-        self.markup = head.markup(self.tokenizer)
+        self.markup, self.token_pooling = head.markup(self.tokenizer), head.token_pooling
         counted = head.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)
+        self.narrower_widths = tuple(head.widths[1:])
+
+    def narrow(self, width: int) -> None:
+        """See :meth:`Encoder.narrow <sparton.models.encoder.Encoder.narrow>`."""
+        trained = self.head.widths
+        if width not in trained and (len(trained) > 1 or not 1 <= width <= trained[0]):
+            wanted = ", ".join(map(str, trained)) if len(trained) > 1 else f"1 to {trained[0]}"
+            raise ArgumentError(
+                "{width}: the token vectors of this model work with the widths {}",
+                wanted,
+                width=width,
+            )
+        rows = nn.Linear(self.projection.in_features, width, self.head.bias, device="meta")
+        for name, whole in self.projection.named_parameters():
+            setattr(rows, name, nn.Parameter(whole.detach()[:width].clone()))
+        self.projection, self.head.width = rows, width
+        self.head.widths = [each for each in trained if each <= width] or [width]
+        self.narrower_widths = tuple(self.head.widths[1:])
 
     def forward(self, tokens: TokenBatch, side: Side) -> TokenVectors:
         """The vectors of N queries or N documents; of a query all tokens count."""

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from sparton.arguments import ArgumentError
 from sparton.embeddings import TextRows
 from sparton.kernels.splade_head import HeadMemory
 from sparton.models.origin import Origin
 from sparton.representations import Representations
-from sparton.types import Kind, Markup, Side, Similarity, TokenBatch
+from sparton.types import Kind, Markup, Side, Similarity, TokenBatch, TokenPooling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,6 +32,9 @@ class Encoder(nn.Module):
         zeros_are_final: no gradient with respect to a zero of its sparse representations ever
             reaches a parameter, as behind a ReLU; training may then hold the active entries alone.
         regularized: the sides whose sparse representations training can make sparser.
+        token_pooling: how many vectors of a document are stored; training compares all.
+        narrower_widths: how many of the first components of its token vectors work alone;
+            training adds up the losses of all.
         loss_weights: of the losses that its representations bring along, by name.
         origin: what its card says of where its weights come from.
         text_rows: what reads its texts in place of the tokenizers, where it trains on embeddings
@@ -42,6 +46,8 @@ class Encoder(nn.Module):
     similarity: Similarity = "dot"
     zeros_are_final = True
     regularized: tuple[Side, ...] = ("query", "document")
+    token_pooling = TokenPooling()
+    narrower_widths: tuple[int, ...] = ()
     loss_weights: Mapping[str, float] = {}
     origin = Origin()
     text_rows: TextRows | None = None
@@ -92,6 +98,19 @@ class Encoder(nn.Module):
             seen: what :meth:`observe` returned for this side.
         """
         raise NotImplementedError
+
+    def narrow(self, width: int) -> None:
+        """Give, from now on, the first components of token vectors alone, and of length 1 again
+        where the whole ones are.
+
+        Raises:
+            ValueError: these do not work alone, or there are no token vectors.
+        """
+        raise ArgumentError(
+            "{width} narrows the token vectors of a ColbertEncoder, and this is a {}: leave it out",
+            type(self).__name__,
+            width=width,
+        )
 
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of parameters that have their own, by the prefix of their names."""

@@ -26,8 +26,9 @@ class JointHead(nn.Module):
         tokens: of the tokens' vectors.
 
     Raises:
-        ValueError: prompts of ``sparse``, or texts that attend to their expansion. Their term
-            weights would depend on it, and no sparse model of other libraries expands queries.
+        ValueError: prompts of ``sparse``, several ``widths``, or texts that attend to their
+            expansion. Their term weights would depend on it, and no sparse model of other libraries
+            expands queries.
     """
 
     def __init__(self, sparse: SpladeHead, tokens: ColbertHead) -> None:
@@ -44,6 +45,11 @@ class JointHead(nn.Module):
                     f"{getattr(sparse.markup, name)!r} stands in its sparse half: set {name} of "
                     "the head of the tokens instead"
                 )
+        if len(tokens.widths) > 1:
+            raise ValueError(
+                "a joint head has one width: its sparse half would be trained once for each; leave "
+                "widths out of the head of the tokens"
+            )
         self.sparse = sparse
         self.tokens = tokens
 
@@ -70,6 +76,7 @@ class JointEncoder(Encoder):
         self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, head.tokens.bias)
         markup = head.tokens.markup(self.tokenizer)
         self.markup = markup._replace(include_prompt=head.sparse.markup.include_prompt)
+        self.token_pooling = head.tokens.token_pooling
         counted = head.tokens.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)
 

@@ -11,13 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sparton.arguments import refuse_below
 from sparton.packing import ranges_of
 from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.crew import ALONE, Crew, Gathering
+from sparton.retrieval.pooling import pool_tokens
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.storing import Transfer, VectorDtype, in_order
+from sparton.retrieval.storing import Transfer, VectorDtype, in_order, store_tokens
 from sparton.sparse_vectors import SparseVectors
-from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer
+from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISION_OF_GPUS = "fp32"  # unless another is asked for
@@ -41,6 +43,7 @@ def encode_texts(
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
     form: TextForm = TextForm(),  # noqa: B008
     progress: str | None = None,
     crew: Crew = ALONE,
@@ -71,6 +74,9 @@ def encode_texts(
         max_terms: keep this many of a text's largest weights; None for all.
         vector_dtype: in which token vectors are stored; see
             :func:`~sparton.retrieval.storing.store_tokens`.
+        pool_factor: of so many tokens of a document one vector is stored, see
+            :func:`~sparton.retrieval.pooling.pool_tokens`; 1 for all, None for what the encoder's
+            head says. Queries keep all.
         form: lengths and prompts in place of the tokenizer's own.
         progress: label of a progress bar on standard error; None for no bar.
         crew: processes with the same encoder, of which each encodes some of the texts. The first
@@ -80,7 +86,8 @@ def encode_texts(
     Raises:
         ValueError: no texts, a lone text in place of several, a side or a precision that does not
             exist, an encoder that does not give one of the ``kinds``, ``max_terms`` below 1 or
-            without sparse vectors, or representations that are not finite.
+            without sparse vectors, ``pool_factor`` below 1 or without token vectors, or
+            representations that are not finite.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
@@ -89,6 +96,8 @@ def encode_texts(
     if side not in SIDES:
         raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
     kept = _checked_kinds(encoder, kinds, side, max_terms)
+    check_pool_factor(pool_factor, kept, encoder)
+    pooling = _pooling(encoder, side, pool_factor)
     order = np.argsort([-len(text) for text in texts], kind="stable")
     groups = [order[few.start : few.stop] for few in ranges_of(len(order), _group_size(len(order)))]
     tokenize = tokenizer.queries if side == "query" else tokenizer.documents
@@ -103,20 +112,21 @@ def encode_texts(
 
         def collect(ahead: int) -> None:
             for part in _arrived(flight, ahead):
-                parts.append(_comparable(encoder, part))
+                parts.append(_finished(encoder, part, pooling, vector_dtype))
                 advance(part.num_texts)
                 if ends.popleft():
                     gathering.add(parts)
                     parts.clear()
 
         bounds = _bounds(encoder, kept, device, batch_tokens)
+        travels_as = vector_dtype if pooling is None else "float32"
         own = groups[crew.rank :: crew.size]
         for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), own):
             for first, last in _batches(tokens.cu_seqlens, *bounds):
                 batch = tokens.select(first, last)
                 if device.type == "cuda":  # what is not pinned would wait for all that it has to do
                     batch = batch.pin_memory().to(device, non_blocking=True)
-                flight.append(_launch(encoder, batch, side, kept, max_terms, vector_dtype))
+                flight.append(_launch(encoder, batch, side, kept, max_terms, travels_as))
                 ends.append(last == tokens.num_sequences)
                 collect(_AHEAD.get(device.type, 0))
         collect(0)
@@ -218,11 +228,17 @@ def _arrived(flight: "deque[Transfer]", ahead: int) -> Iterator[Representations]
         yield flight.popleft().finish()
 
 
-def _comparable(encoder: Any, encoded: Representations) -> Representations:
-    """Those whose dot products are the encoder's similarities."""
-    if encoder.similarity == "cosine" and isinstance(encoded.sparse, SparseVectors):
-        return encoded._replace(sparse=encoded.sparse.normalized())
-    return encoded
+def _finished(
+    encoder: Any, encoded: Representations, pooling: TokenPooling | None, dtype: VectorDtype
+) -> Representations:
+    """Sparse vectors whose dot products are the encoder's similarities, and token vectors that are
+    pooled."""
+    sparse, tokens = encoded.sparse, encoded.tokens
+    if encoder.similarity == "cosine" and isinstance(sparse, SparseVectors):
+        sparse = sparse.normalized()
+    if pooling is not None and tokens is not None:
+        tokens = store_tokens(pool_tokens(tokens, pooling), dtype)
+    return encoded._replace(sparse=sparse, tokens=tokens)
 
 
 def _bounds(
@@ -251,6 +267,28 @@ def _checked_kinds(
             f"are {KINDS['tokens']} alone: leave it out"
         )
     return kept
+
+
+def check_pool_factor(pool_factor: float | None, kinds: Collection[Kind], encoder: object) -> None:
+    """Refuse to pool what there is not.
+
+    Raises:
+        ValueError: below 1, or without token vectors among the ``kinds`` of an encoder.
+    """
+    refuse_below(1, pool_factor=pool_factor)
+    if pool_factor is not None and "tokens" not in kinds:
+        raise ValueError(
+            f"pool_factor={pool_factor} leaves fewer token vectors, but of "
+            f"{type(encoder).__name__} there are {KINDS['sparse']} alone: leave it out"
+        )
+
+
+def _pooling(encoder: Any, side: Side, pool_factor: float | None) -> TokenPooling | None:
+    """How token vectors of a side are pooled; None where all are stored."""
+    pooling: TokenPooling = getattr(encoder, "token_pooling", TokenPooling())
+    if pool_factor is not None:
+        pooling = pooling._replace(factor=pool_factor)
+    return pooling if side == "document" and pooling.factor > 1 else None
 
 
 def _batches(cu_seqlens: torch.Tensor, most_tokens: int, most: int) -> Iterator[tuple[int, int]]:

@@ -49,4 +49,5 @@ def build_objective(
                     "this run of %d steps; make the steps of its ramp fit",
                     *(side, name, 100 * share, steps),
                 )
-    return Objective(loss, kept["query"], kept["document"], encoder.loss_weights)
+    penalties = kept["query"], kept["document"]
+    return Objective(loss, *penalties, encoder.loss_weights, encoder.narrower_widths)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from triton.backends.compiler import GPUTarget
@@ -26,6 +27,7 @@ from sparton.kernels.maxsim.batches import packed_operands, padded_operands
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands
 from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
 from sparton.kernels.maxsim.residual import forward as residual
+from sparton.kernels.maxsim.residual import pair_forward
 from sparton.kernels.maxsim.residual.backward import residual_backward, residual_inverse_norms
 from sparton.kernels.maxsim.residual.centroid_forward import centroid_forward
 from sparton.kernels.maxsim.residual.prepare import prepare
@@ -73,7 +75,7 @@ def build(built: list[tuple[str, int, int]], launch: Launch, *tensors: Any) -> N
     assert not CONSTANTS_ROUNDED.search(ptx), f"{name} rounds constants"
     listed = dict(zip(kernel.arg_names, tensors)).get("pairs_ptr") is not None
     asserts = launch.constants.get("VERIFY", name in ASSERTING)
-    asserts |= listed and name == "_maxsim_streaming_fwd_kernel"
+    asserts |= listed and name in ("_maxsim_streaming_fwd_kernel", "_maxsim_residual_pairs_kernel")
     rounded = launch.constants.get("enable_fp_fusion") is False
     assert not (rounded and "fma.rn.f32" in ptx), f"{name} does not round products"
     assert not (rounded and ".ftz" in ptx), f"{name} makes small numbers zero"
@@ -200,7 +202,7 @@ def compressed(dtype: torch.dtype, nbits: int, E: int = 128) -> None:
     config = residual.FULL_PRECISION if dtype == FP32 else residual.DEFAULT
     unpack = "table" if dtype == FP32 or nbits > 4 else config.unpack
     queries = torch.zeros(W, E, dtype=dtype)
-    block_w, block_p = residual._blocks(queries, dtype, config, P)
+    block_w, block_p = residual.choose_blocks(W, E, dtype, config, P)
     blocks = {"unpack": unpack, "block_w": block_w, "block_p": block_p}
     tokens, products, table = prepare(queries, codec, 0, W, dtype=dtype, normalize=True, **blocks)
     winners = torch.zeros(2, W, dtype=torch.int32)
@@ -211,6 +213,24 @@ def compressed(dtype: torch.dtype, nbits: int, E: int = 128) -> None:
     )  # fmt: skip
     residual_inverse_norms(documents, codec)
     residual_backward(scores, winners, documents, codec, *bounds, dtype=dtype)
+
+
+def compressed_pairs(dtype: torch.dtype, nbits: int, E: int = 128) -> None:
+    """Of one query and of several, with residuals, as a GPU unpacks them, and without."""
+    W, T = 64, 600
+    residuals = torch.zeros(T, E * nbits // 8, dtype=torch.uint8)
+    documents = (torch.zeros(T, dtype=torch.int32), residuals, torch.zeros(T))
+    centroids, weights = torch.zeros(64, E), torch.zeros(2**nbits)
+    pairs, mask = torch.zeros(3, 2, dtype=torch.int32), torch.ones(T, dtype=torch.bool)
+    unpack = "table" if dtype == FP32 or nbits > 4 else residual.DEFAULT.unpack
+    with patch.object(pair_forward, "choose_unpack", return_value=unpack):
+        for Q in (1, 2):
+            bounds = torch.arange(Q + 1) * (W // Q), torch.tensor([0, 200, T])
+            operands = (*bounds, pairs, None, mask, True, dtype)
+            queries = torch.zeros(W, E, dtype=dtype)
+            pair_forward.pair_forward(queries, *documents, centroids, weights, *operands)
+            alone = (documents[0], None, None, centroids, None)
+            pair_forward.pair_forward(queries, *alone, *operands)
 
 
 def entries() -> None:
@@ -269,7 +289,9 @@ def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]
         yield "rescored", partial(rescored, 768)
     for nbits in (1, 2, 8):
         yield f"compressed {nbits}", partial(compressed, BF16, nbits)
+        yield f"compressed pairs {nbits}", partial(compressed_pairs, BF16, nbits)
     yield f"compressed {FP32}", partial(compressed, FP32, 2)
+    yield f"compressed pairs {FP32}", partial(compressed_pairs, FP32, 2)
     yield "entries", entries
     for block in (GPU_BLOCK, CPU_BLOCK, LARGEST_BLOCK):
         yield f"searched {block}", partial(searched, block)

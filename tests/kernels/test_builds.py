@@ -22,6 +22,7 @@ KERNELS = {
     "_maxsim_streaming_ddocuments_kernel",
     "_maxsim_residual_fwd_kernel",
     "_maxsim_residual_bwd_kernel",
+    "_maxsim_residual_pairs_kernel",
     "_varlen_attention_fwd_kernel",
     "_varlen_attention_dquery_kernel",
     "_varlen_attention_dkey_kernel",

@@ -130,3 +130,42 @@ def test_centroids_alone(Q, L, dtype):
     similarity = queries.double() @ codec.centroids.double().T
     truth = similarity[:, :, codes.long()].amax(3).sum(1)
     assert error(scores, truth) <= 1e-6 < error(scores * 1.00001, truth)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("nbits", [1, 2, 4, 8])
+@pytest.mark.parametrize("Q", [1, 5])
+def test_pairs(Q, nbits, dtype):
+    """At a real size, one query and several, against float64; nothing waits for the device."""
+    codec, documents = make_codec(nbits), make_documents(700, 150, nbits)
+    flat = CompressedTokens(*(x.flatten(0, 1) for x in documents[:2]))
+    inverse = decompress(codec, flat, normalize=False).norm(dim=1).reciprocal()
+    flat = flat._replace(inverse_norms=inverse)
+    queries = make_queries(Q, 32, dtype)
+    bounds = [torch.arange(n + 1, device="cuda") * m for n, m in ((Q, 32), (700, 150))]
+    generator = torch.Generator("cuda").manual_seed(0)
+    numbers = [torch.randint(n, (999,), generator=generator, device="cuda") for n in (Q, 700)]
+    pairs = torch.stack(numbers, 1).int()
+    operands = (queries.flatten(0, 1), flat, codec, *bounds)
+    maxsim_residual_varlen(*operands, pairing=pairs)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        scores = maxsim_residual_varlen(*operands, pairing=pairs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    truth = exact(queries, documents, codec)[tuple(numbers)]
+    allowed = {torch.bfloat16: 2.4e-3, torch.float16: 3e-4, torch.float32: 1e-5}[dtype]
+    assert error(scores, truth) <= allowed < error(scores * (1 + 3 * allowed), truth)
+    assert torch.equal(maxsim_residual_varlen(*operands, pairing=pairs), scores)
+
+
+def test_pairs_of_centroids_alone():
+    codec, codes = make_codec(2), make_documents(700, 150, 2).codes
+    queries = make_queries(1, 32)
+    bounds = [torch.arange(n + 1, device="cuda") * m for n, m in ((1, 32), (700, 150))]
+    operands = (queries[0], codes.flatten(), codec.centroids, *bounds)
+    pairs = torch.stack((torch.zeros(700), torch.arange(700).flip(0)), 1).int().cuda()
+    scores = maxsim_centroids(*operands, pairing=pairs, normalize=False)
+    truth = maxsim_centroids(*operands, normalize=False)[0].flip(0).double()
+    assert error(scores, truth) <= 1e-6 < error(scores.flip(0), truth)

@@ -179,6 +179,15 @@ def test_settings_that_mean_nothing_are_refused():
         ColbertHead(0)
     with pytest.raises(ValueError, match="attend_to_expansion needs query_expansion"):
         ColbertHead(query_expansion=False, attend_to_expansion=True)
+    for widths in ([8, 4], [16, 4, 4], [16, 0], []):
+        with pytest.raises(ValueError, match="must be different numbers from 1 up to 16"):
+            ColbertHead(16, widths=widths)
+    with pytest.raises(ValueError, match=r"train the first components .*: set normalize=True"):
+        ColbertHead(16, widths=[16, 4], normalize=False)
+    with pytest.raises(ValueError, match=r"pool_factor=0\.5 must be at least 1"):
+        ColbertHead(16, pool_factor=0.5)
+    with pytest.raises(ValueError, match="protected_tokens=-1 must be at least 0"):
+        ColbertHead(16, protected_tokens=-1)
 
 
 def test_the_kernels_score_what_the_encoder_gives():

@@ -16,6 +16,8 @@ from sparton.models.backbones import word_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.folders import encoder_lengths, load_encoder
 from sparton.models.heads import EagerHead
+from sparton.representations import TokenVectors
+from sparton.retrieval.encoding import encode_texts
 from tests.models.late_interaction import LENGTHS, TEXTS, TOLERANCE, make_encoder, saved, scores
 
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")
@@ -45,6 +47,11 @@ def resaved(path: Path) -> Path:
     model = sentence_transformers.MultiVectorEncoder(str(path), device="cpu")
     model.save(str(path.with_name("newer")))
     return path.with_name("newer")
+
+
+def stored_documents(encoder: ColbertEncoder) -> TokenVectors:
+    tokenizer = PackedTokenizer(encoder.tokenizer, **LENGTHS, markup=encoder.markup)
+    return encode_texts(encoder, tokenizer, TEXTS, "document", vector_dtype="float32").tokens
 
 
 def edit(file: Path, **changes: object) -> None:
@@ -107,6 +114,89 @@ def test_saving_leaves_no_masked_language_model_behind(build_mlm, tmp_path):
     path = saved(encoder, tmp_path / "model")
     assert json.loads((path / "config.json").read_text())["architectures"] == ["BertModel"]
     assert not any("cls." in name for name in load_file(path / "model.safetensors"))
+
+
+def test_a_narrower_model_is_the_first_part_of_the_whole(tmp_path):
+    """Its folder is one of another width, for every library; widths go with this project's."""
+    path = saved(make_encoder(widths=[8, 4, 2]), tmp_path / "model")
+    whole, narrow = load_encoder(path), load_encoder(path)
+    assert whole.head.widths == [8, 4, 2] and whole.narrower_widths == (4, 2)
+    narrow.narrow(4)
+    assert narrow.head.widths == [4, 2] and narrow.narrower_widths == (2,)
+    expected = stored_documents(whole).first(4).values
+    torch.testing.assert_close(stored_documents(narrow).values, expected, **TOLERANCE)
+    assert not torch.allclose(expected, stored_documents(whole).values[:, 4:], atol=1e-2)
+    cut = saved(narrow, tmp_path / "cut")
+    torch.testing.assert_close(scores_elsewhere(cut), scores(narrow), **TOLERANCE)
+    assert torch.equal(scores(load_encoder(cut)), scores(narrow))
+    with pytest.raises(
+        ValueError, match="width=3: the token vectors of this model work with the w"
+    ):
+        whole.narrow(3)
+    silent = load_encoder(saved(make_encoder(), tmp_path / "silent"))
+    with pytest.raises(ValueError, match=r"width=9: .* with the widths 1 to 8"):
+        silent.narrow(9)
+    silent.narrow(3)
+    assert stored_documents(silent).width == 3
+    edit(path / "sparton.json", widths=[9, 4])
+    with pytest.raises(
+        ValueError, match=r"widths is .*, and must be different numbers up to the 8"
+    ):
+        load_encoder(path)
+
+
+POOLED = {
+    "pooled": {"pool_factor": 2.0},
+    "three protected": {"pool_factor": 1.5, "protected_tokens": 3},
+    "pooled, any length": {"pool_factor": 2.0, "normalize": False},
+}
+
+
+@pytest.mark.parametrize("variant", POOLED)
+def test_folders_with_token_pooling_go_both_ways(variant, tmp_path):
+    """sentence-transformers pools in ``encode_document``, this project when it encodes documents to
+    be searched."""
+    encoder = make_encoder(**POOLED[variant])
+    path = saved(encoder, tmp_path / "model")
+    expected = stored_documents(encoder)
+    assert len(expected.values) < len(stored_documents(make_encoder()).values)
+    newer = resaved(path)
+    for each in (path, newer):
+        model = sentence_transformers.MultiVectorEncoder(str(each), device="cpu")
+        found = model.encode_document(TEXTS)
+        assert [len(text) for text in found] == expected.lengths.tolist()
+        values = torch.cat([torch.as_tensor(text) for text in found])
+        torch.testing.assert_close(values, expected.values, **TOLERANCE)
+        again = load_encoder(each)
+        assert (
+            again.token_pooling == encoder.token_pooling
+            and again.head.normalize == encoder.head.normalize
+        )
+        torch.testing.assert_close(stored_documents(again).values, expected.values, **TOLERANCE)
+    assert (
+        load_encoder(path, ColbertHead(8, normalize=encoder.head.normalize)).token_pooling.factor
+        == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tasks": ["query", "document"]}, "pools tokens of query and document; only those of doc"),
+        (
+            {"normalize_embeddings": False},
+            "says normalize_embeddings=False, but the model has norm",
+        ),
+        ({"normalize_embeddings": None}, "says normalize_embeddings=False, but the model has norm"),
+        ({"pool_factor": 0.5}, "pool_factor is 0.5, and must be a number from 1 on"),
+        ({"num_protected_tokens": -1}, "num_protected_tokens is -1, and must be a whole number"),
+    ],
+)
+def test_token_pooling_that_is_missing_here_is_refused(changes, message, tmp_path):
+    path = saved(make_encoder(pool_factor=2.0), tmp_path / "model")
+    edit(path / "4_HierarchicalTokenPooling/config.json", **changes)
+    with pytest.raises(ValueError, match=message):
+        load_encoder(path)
 
 
 @pytest.mark.parametrize("biased", [(), (1,), (2,), (3,), (1, 2, 3)])

@@ -90,6 +90,8 @@ def test_a_batch_of_empty_texts():
 def test_attention_to_the_expansion_is_refused():
     with pytest.raises(ValueError, match="leave it out of the head of the tokens"):
         JointHead(EagerHead(), ColbertHead(attend_to_expansion=True))
+    with pytest.raises(ValueError, match="a joint head has one width"):
+        JointHead(EagerHead(), ColbertHead(16, widths=[16, 4]))
 
 
 def test_a_head_decides_the_kind_of_encoder(build_mlm, tokenizer):

@@ -17,7 +17,7 @@ from sparton.kernels.maxsim.operands import (
 )
 
 
-def _listed(pairs: Tensor) -> Tensor:
+def listed_pairs(pairs: Tensor) -> Tensor:
     """A list of pairs as the kernels read it: int32, contiguous."""
     if pairs.dim() != 2 or pairs.shape[1] != 2 or pairs.dtype not in (torch.int32, torch.int64):
         raise ValueError(
@@ -104,7 +104,7 @@ def padded_operands(
     """
     query_shape, document_shape = queries.shape, documents.shape
     per_query = _padded_per_query(query_shape, document_shape, pairs)
-    listed = _listed(pairs) if isinstance(pairs, Tensor) else None
+    listed = listed_pairs(pairs) if isinstance(pairs, Tensor) else None
     check_tensors(queries, documents, query_mask, document_mask, listed)
     (Q, Lq, _), Ld = query_shape, document_shape[-2]
     N = document_shape[0] if per_query is None else Q * per_query
@@ -157,7 +157,7 @@ def packed_operands(
     query_cu_seqlens = int32_boundaries("query_cu_seqlens", query_cu_seqlens)
     document_cu_seqlens = int32_boundaries("document_cu_seqlens", document_cu_seqlens)
     bounds = (query_cu_seqlens, document_cu_seqlens)
-    listed = _listed(pairing) if isinstance(pairing, Tensor) else None
+    listed = listed_pairs(pairing) if isinstance(pairing, Tensor) else None
     check_tensors(queries, documents, *bounds, query_mask, document_mask, listed)
     check_rows("queries", queries.shape[0])
     check_rows("documents", documents.shape[0])

@@ -131,15 +131,24 @@ def _pair_scores(operands: MaxSimOperands, normalize: bool, argmax: bool) -> tup
 def _read_pairs(operands: MaxSimOperands) -> list[list[int]]:
     """ValueError unless they name queries and documents that there are."""
     assert operands.pairs is not None
-    pairs = operands.pairs.tolist()
-    Q, N = operands.query_cu_seqlens.shape[0] - 1, operands.document_cu_seqlens.shape[0] - 1
-    for p, (q, n) in enumerate(pairs):
+    counts = (x.shape[0] - 1 for x in (operands.query_cu_seqlens, operands.document_cu_seqlens))
+    return read_pairs(operands.pairs, *counts)
+
+
+def read_pairs(pairs: Tensor, Q: int, N: int) -> list[list[int]]:
+    """The values of a list ``[P, 2]`` of pairs.
+
+    Raises:
+        ValueError: they name a query or a document that there is not.
+    """
+    listed = pairs.tolist()
+    for p, (q, n) in enumerate(listed):
         if not (0 <= q < Q and 0 <= n < N):
             raise ValueError(
                 f"pairs name one of {Q} queries and one of {N} documents, from 0 on; pair {p} is "
                 f"({q}, {n})"
             )
-    return pairs
+    return listed
 
 
 def _own_scores(operands: MaxSimOperands, normalize: bool) -> Tensor:

@@ -30,13 +30,26 @@ class BestDocuments(NamedTuple):
     documents: Tensor
 
 
-def _beside(scores: Tensor, best: Tensor, first: int) -> Tensor:
-    """``best`` and then the keys of ``scores``."""
-    if not scores.is_cuda or needs_operators():
-        return torch.cat((best, sort_keys(scores, first)), 1)
-    from sparton.kernels.maxsim.topk_keys import keys_beside
+def keep_best(best: Tensor, scores: Tensor, first: int, k: int) -> Tensor:
+    """The best so far, after a chunk of a collection was scored.
 
-    return keys_beside(scores, best, first)
+    Args:
+        best: int64 ``[Q, kept]``, keys of the best documents so far, see
+            :mod:`sparton.kernels.sort_keys`.
+        scores: fp32 ``[Q, n]`` of documents ``first, first + 1, ...``.
+        first: the first one's number.
+        k: at least 1.
+
+    Returns:
+        keys of the best ``k`` of both, or of all if there are fewer; int64, the best first.
+    """
+    if not scores.is_cuda or needs_operators():
+        keys = torch.cat((best, sort_keys(scores, first)), 1)
+    else:
+        from sparton.kernels.maxsim.topk_keys import keys_beside
+
+        keys = keys_beside(scores, best, first)
+    return keys.topk(min(k, keys.shape[1])).values
 
 
 @torch.no_grad()
@@ -99,6 +112,5 @@ def maxsim_topk(
         scores = maxsim_varlen(
             queries, tokens, query_cu_seqlens, cu_seqlens, query_mask, mask, normalize=normalize
         )
-        keys = _beside(scores, best, first)
-        best = keys.topk(min(k, keys.shape[1])).values
+        best = keep_best(best, scores, first, k)
     return BestDocuments(*from_keys(best))

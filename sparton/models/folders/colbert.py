@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import TRANSFORMER_FILE, load_body, load_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
+from sparton.models.folders import pooling
 from sparton.models.folders.files import (
     DESCRIPTION,
     Lengths,
@@ -28,6 +29,7 @@ from sparton.models.repository import Source, join
 from sparton.types import BodyOptions
 
 MASK = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
+NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"
 PROJECTION_FOLDER = "1_Dense"
 
 
@@ -36,8 +38,9 @@ def save_colbert(
 ) -> None:
     """Fill the folder ``path``.
 
-    PyLate gives every vector the length 1 and knows no model that does not: the folder of an
-    encoder without ``normalize`` is sentence-transformers' alone. PyLate applies the folder's
+    PyLate gives every vector the length 1 and knows no model that does not, and it pools tokens
+    where its ``encode`` is told to: the folder of an encoder without ``normalize``, or with a
+    ``pool_factor``, is sentence-transformers' alone. PyLate applies the folder's
     prompts only where ``encode`` is given their ``prompt_name``, "query" or "document".
     """
     encoder.backbone.model.save_pretrained(path)
@@ -131,15 +134,24 @@ def _descriptions(
     parts = {"": "sentence_transformers.models.Transformer"}
     parts[PROJECTION_FOLDER] = "sentence_transformers.models.Dense"
     files: dict[str, Any] = {}
-    if not head.normalize:
+    pools = head.pool_factor > 1
+    if pools or not head.normalize:
         parts["2_MultiVectorMask"] = MASK
         files["2_MultiVectorMask/config.json"] = {"skiplist_words": skipped}
+    if pools and head.normalize:
+        parts["3_Normalize"] = NORMALIZE
+        names = ("module_input_name", "module_output_name")
+        files["3_Normalize/config.json"] = dict.fromkeys(names, "token_embeddings")
+    if pools:
+        place = f"{len(parts)}_{pooling.KIND}"
+        parts[place] = pooling.PATH
+        files[f"{place}/config.json"] = pooling.describe_pooling(head.token_pooling)
     files["modules.json"] = [
         {"idx": row, "name": str(row), "path": folder, "type": kind}
         for row, (folder, kind) in enumerate(parts.items())
     ]
     files[DESCRIPTION] = {
-        "model_type": "ColBERT" if head.normalize else "MultiVectorEncoder",
+        "model_type": "MultiVectorEncoder" if pools or not head.normalize else "ColBERT",
         "similarity_fn_name": "MaxSim",
         "prompts": {"query": head.query_prompt, "document": head.document_prompt},
         "default_prompt_name": None,
@@ -158,4 +170,6 @@ def _descriptions(
         "activation_function": "torch.nn.modules.linear.Identity",
     }
     files["sparton.json"] = {"query_length": lengths.query, "document_length": lengths.document}
+    if len(head.widths) > 1:
+        files["sparton.json"]["widths"] = head.widths
     return files

@@ -9,30 +9,28 @@ D hidden width, E width of a token's vector.
 import string
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sparton.models.checkpoint import TRANSFORMER_FILE
 from sparton.models.colbert import ColbertHead
+from sparton.models.folders import pooling
 from sparton.models.folders.files import (
-    WEIGHTS,
     Lengths,
     check_settings,
-    class_name,
     composition,
     length_of,
     read_description,
     read_module,
     read_parts,
-    read_weights,
 )
+from sparton.models.folders.projection import read_projection
 from sparton.models.repository import Source, join
 from sparton.reading import Fields
 
 PYLATE = "ColBERT"  # the model type
 PYLATE_LENGTHS = Lengths(32, 180)
-TAIL = {"MultiVectorMask", "Normalize"}
+TAIL = {"MultiVectorMask", "Normalize", pooling.KIND}
 SETTINGS = (
     "width", "bias", "query_marker", "document_marker", "query_expansion", "attend_to_expansion",
     "normalize", "query_prompt", "document_prompt",
@@ -43,7 +41,7 @@ class Modules(NamedTuple):
     """Folders of the modules, and what describes the model as a whole.
 
     Attributes:
-        mask: None where there is no such module.
+        mask, pooling: None where there is no such module.
         config: content of ``config_sentence_transformers.json``.
         settings: content of the transformer's ``sentence_bert_config.json``.
     """
@@ -51,6 +49,7 @@ class Modules(NamedTuple):
     transformer: str
     projections: list[str]
     mask: str | None
+    pooling: str | None
     normalize: bool
     config: Fields
     settings: Fields
@@ -95,10 +94,12 @@ def read_modules(source: Source, folder: str) -> Modules:
         raise FileNotFoundError(f"{source} has no {place}: it is no late-interaction model")
     kinds, places = [part.kind for part in parts], [part.path for part in parts]
     number = kinds.count("Dense")
-    if not is_late_interaction(kinds) or not {*kinds[1 + number :]} <= TAIL:
+    pools = pooling.KIND in kinds[:-1]  # what follows it would see clusters
+    if not is_late_interaction(kinds) or pools or not {*kinds[1 + number :]} <= TAIL:
         raise ValueError(
             f"{source}/{place} composes {composition(parts)}; a late-interaction model is a "
-            "Transformer followed by Dense, and perhaps by MultiVectorMask and Normalize"
+            "Transformer followed by Dense, and perhaps by MultiVectorMask, Normalize and "
+            f"{pooling.KIND}"
         )
     config = read_description(source, folder)
     _check_similarity(config)
@@ -106,6 +107,7 @@ def read_modules(source: Source, folder: str) -> Modules:
         transformer=places[0],
         projections=places[1 : 1 + number],
         mask=places[kinds.index("MultiVectorMask")] if "MultiVectorMask" in kinds else None,
+        pooling=places[-1] if kinds[-1] == pooling.KIND else None,
         normalize="Normalize" in kinds or config.get("model_type", str) == PYLATE,
         config=config,
         settings=source.fields(TRANSFORMER_FILE, places[0]),
@@ -122,12 +124,13 @@ def read_vectors(
         ValueError: the model has what :class:`ColbertHead` has not, or damaged weights.
         FileNotFoundError: a file is missing.
     """
-    projection = _read_projection(source, modules.projections)
+    projection = read_projection(source, modules.projections)
     query_marker, query_prompt = _opening(modules, tokenizer, "query", "[Q] ")
     document_marker, document_prompt = _opening(modules, tokenizer, "document", "[D] ")
     expansion = modules.expansion
     if expansion is not None:
         _check_expansion(source, expansion, tokenizer)
+    pooled = pooling.read_pooling(source, modules.pooling, modules.normalize)
     head = ColbertHead(
         len(projection["weight"]),
         bias="bias" in projection,
@@ -139,6 +142,9 @@ def read_vectors(
         normalize=modules.normalize,
         query_prompt=query_prompt,
         document_prompt=document_prompt,
+        pool_factor=pooled.factor,
+        protected_tokens=pooled.protected,
+        widths=_widths(source, len(projection["weight"])),
     )
     return head, projection
 
@@ -161,7 +167,8 @@ def check_head(
     found: ColbertHead,
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    """Refuse settings that are not those of the folder."""
+    """Refuse settings that are not those of the folder; its pooling, which nothing is trained with,
+    may be another."""
     if given is None:
         return
     ours, theirs = (
@@ -169,6 +176,17 @@ def check_head(
         for head in (given, found)
     )
     check_settings(source, ours, theirs)
+
+
+def _widths(source: Source, width: int) -> list[int] | None:
+    """Those that this project trained, None for the whole one."""
+    own = source.fields("sparton.json")
+    if "widths" not in own:
+        return None
+    widths = [int(each) for each in own.numbers("widths")]
+    if not widths or {*widths} - {*range(1, width + 1)} or max(widths) != width:
+        own.refuse("widths", f"different numbers up to the {width} of the projection")
+    return widths
 
 
 def _check_similarity(config: Fields) -> None:
@@ -237,63 +255,3 @@ def _skiplist(source: Source, modules: Modules, tokenizer: PreTrainedTokenizerFa
             "supported"
         )
     return words
-
-
-def _read_projection(source: Source, folders: list[str]) -> dict[str, Tensor]:
-    """Linear maps in a row are one linear map."""
-    weight, bias = _read_linear(source, folders[0])
-    for folder in folders[1:]:
-        matrix, shift = _read_linear(source, folder)
-        if matrix.shape[1] != len(weight):
-            raise ValueError(
-                f"{join(source.name, folder, WEIGHTS)} maps {matrix.shape[1]} numbers, and the "
-                f"Dense module before it gives {len(weight)}: copy or download the folder again"
-            )
-        weight = matrix @ weight
-        if bias is not None:
-            shift = matrix @ bias + (0 if shift is None else shift)
-        bias = shift
-    whole = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    return {key: value.float() for key, value in whole.items()}
-
-
-def _read_linear(source: Source, folder: str) -> tuple[Tensor, Tensor | None]:
-    """Matrix ``[out, in]`` and bias ``[out]`` of a Dense module without activation, fp64; a
-    residual connection is part of the matrix."""
-    config = read_module(source, join(folder, "config.json"))
-    # Where nothing is said, sentence-transformers has its default.
-    activation = class_name(config.get("activation_function", str, "Tanh"))
-    if activation != "Identity":
-        raise ValueError(
-            f"{source}/{folder} has activation={activation}; only a projection without activation "
-            'is supported, whose config.json has "activation_function": '
-            '"torch.nn.modules.linear.Identity"'
-        )
-    missing = "with the weights of the projection; save the model again with a current library"
-    found = read_weights(source, folder, missing)
-    file = join(source.name, folder, WEIGHTS)
-    if "linear.weight" not in found:
-        raise ValueError(f"{file} holds {', '.join(found)} instead of linear.weight")
-    weight, bias = found["linear.weight"].double(), found.get("linear.bias")
-    if weight.ndim != 2 or weight.numel() == 0:
-        raise ValueError(
-            f"{file} holds a linear.weight of the shape {[*weight.shape]}, and a projection is a "
-            "matrix: copy or download the folder again"
-        )
-    described = config.get("bias", bool, bias is not None)
-    expected, actual = [len(weight)] if described else None, None if bias is None else [*bias.shape]
-    if actual != expected:
-        raise ValueError(
-            f"{file} holds a linear.bias of the shape {actual}, but bias={described} in "
-            f"{folder}/config.json and the {len(weight)} rows of linear.weight ask for {expected}: "
-            "copy or download the folder again"
-        )
-    if config.get("use_residual", bool, False):
-        residual = found.get("residual.weight", torch.eye(len(weight)))
-        if residual.shape != weight.shape:
-            raise ValueError(
-                f"{file} has a residual connection of the shape {[*residual.shape]} beside a "
-                f"linear.weight of the shape {[*weight.shape]}: copy or download the folder again"
-            )
-        weight = weight + residual
-    return weight, None if bias is None else bias.double()

@@ -19,7 +19,8 @@ from sparton.types import Kind
 
 
 class IndexBuilder(Protocol):
-    """Makes an index of encoded documents, as :func:`exact_index` does."""
+    """Makes an index of encoded documents, as :func:`exact_index` does. One that cannot do without
+    sparse vectors or token vectors may name these kinds in an attribute ``needs``."""
 
     def __call__(
         self, documents: Representations, device: torch.device | str, *, rerank_depth: int

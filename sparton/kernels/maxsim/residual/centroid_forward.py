@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparton.kernels.dispatch import on_its_device, without_autocast
-from sparton.kernels.launch import cdiv, next_power_of_2
+from sparton.kernels.launch import next_power_of_2
 from sparton.kernels.maxsim.normalization import normalize_tokens
 from sparton.kernels.maxsim.residual.forward import (
     COLUMNS_AT_ONCE,
@@ -16,6 +16,20 @@ from sparton.kernels.maxsim.residual.forward import (
     PRODUCTS_AT_ONCE,
     search_columns,
 )
+
+
+def unit_columns(queries: Tensor, normalize: bool) -> Tensor:
+    """Query tokens ``[W, E]`` in fp32, of unit length if asked for."""
+    columns = queries.float()
+    return normalize_tokens(columns) if normalize else columns
+
+
+def centroid_products(columns: Tensor, centroids: Tensor, block_w: int) -> Tensor:
+    """Products of ``[C, E]`` and ``[W, E]``, fp32 ``[C, columns]``; the number of columns is the
+    next multiple of ``block_w``."""
+    beyond = -len(columns) % block_w
+    with without_autocast(columns.device):
+        return centroids.float() @ F.pad(columns, (0, 0, 0, beyond)).T
 
 
 @on_its_device
@@ -47,17 +61,12 @@ def centroid_forward(
     if N == 0 or W == 0:
         return torch.zeros(Q, N, dtype=torch.float32, device=device)
     scores = torch.empty(Q, N, dtype=torch.float32, device=device)
-    columns, centroids = queries.float(), centroids.float()
-    if normalize:
-        columns = normalize_tokens(columns)
+    columns, centroids = unit_columns(queries, normalize), centroids.float()
     block_w = max(min(next_power_of_2(W), DEFAULT.block_w), 16)
     at_once = max(min(PRODUCTS_AT_ONCE // C, COLUMNS_AT_ONCE) // block_w, 1) * block_w
     for first in range(0, W, at_once):
         last = min(first + at_once, W)
-        width = cdiv(last - first, block_w) * block_w
-        part = F.pad(columns[first:last], (0, 0, 0, width - (last - first)))
-        with without_autocast(device):
-            products = centroids @ part.T
+        products = centroid_products(columns[first:last], centroids, block_w)
         search_columns(
             None, products, (codes, None, None), None, (query_mask, document_mask),
             (query_cu_seqlens, document_cu_seqlens), scores, codes, first, last,

@@ -16,6 +16,7 @@ from sparton.kernels.maxsim.residual.operands import (
     check_mask,
     check_queries,
 )
+from sparton.kernels.maxsim.residual.pairs import check_pairing, pair_scores
 
 
 def _forward(
@@ -61,6 +62,7 @@ def maxsim_centroids(
     query_mask: Tensor | None = None,
     document_mask: Tensor | None = None,
     *,
+    pairing: str | Tensor = "cross",
     normalize: bool = True,
 ) -> Tensor:
     """Late-interaction scores of packed documents whose tokens are taken for their centroids.
@@ -83,14 +85,16 @@ def maxsim_centroids(
             0 to T.
         query_mask, document_mask: bool ``[W]`` and ``[T]``, True for tokens that take part; None
             for all.
+        pairing: as in :func:`~sparton.kernels.maxsim.maxsim_residual_varlen`.
         normalize: L2-normalise the queries.
 
     Returns:
-        fp32 ``[Q, N]``.
+        fp32 ``[Q, N]``; ``[P]`` of pairs.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together, and on a CPU boundaries that
-            do not ascend from 0 to the number of tokens.
+        ValueError: shapes, dtypes or devices that do not fit together, an unknown pairing, and on a
+            CPU boundaries that do not ascend from 0 to the number of tokens, or numbers in a list
+            of pairs that there are not.
     """
     if queries.dim() != 2 or codes.dim() != 1:
         raise ValueError(
@@ -112,7 +116,15 @@ def maxsim_centroids(
         document_cu_seqlens=document_cu_seqlens,
         query_mask=query_mask,
         document_mask=document_mask,
+        pairing=pairing if isinstance(pairing, Tensor) else None,
     )
+    if isinstance(pairing, Tensor) or pairing != "cross":
+        bounds = query_cu_seqlens, document_cu_seqlens
+        return pair_scores(
+            queries, (codes, None, None), centroids, None, *bounds,
+            check_pairing(pairing, *bounds), query_mask, document_mask,
+            normalize=normalize, dtype=queries.dtype,
+        )  # fmt: skip
     forward = _forward_op if needs_operators() else _forward
     return forward(
         queries.contiguous(), codes.contiguous(), centroids.contiguous(),

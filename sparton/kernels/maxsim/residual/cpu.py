@@ -1,8 +1,8 @@
 """Late interaction with compressed documents in PyTorch, for CPU tensors.
 
 Q queries, N documents, T document tokens, W query tokens, E embedding, C centroids. Restored
-embeddings exist for TOKENS_AT_ONCE tokens at a time, and SIMILARITIES_AT_ONCE similarities (or
-those of one document token, and of centroid scores those of one document and a query token).
+embeddings exist for TOKENS_AT_ONCE tokens (or one document) at a time, and SIMILARITIES_AT_ONCE
+similarities (or those of one document, and of centroid scores those with one query token).
 """
 
 from itertools import pairwise
@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sparton.kernels.boundaries import read_boundaries
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, restore
+from sparton.kernels.maxsim.cpu import read_pairs
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_cpu
-from sparton.packing import ranges_within
+from sparton.packing import cu_seqlens_of, ranges_within, rows_of
 
 TOKENS_AT_ONCE = 2**13
 SIMILARITIES_AT_ONCE = 2**22
@@ -36,6 +37,21 @@ def residual_inverse_norms_cpu(documents: CompressedTokens, codec: ResidualCodec
     return torch.cat(
         [x.clamp_min(1e-12).reciprocal() for x in norms] or [torch.empty(0, dtype=torch.float32)]
     )
+
+
+def _columns(queries: Tensor, normalize: bool, rounded: torch.dtype) -> Tensor:
+    """Query tokens as they are multiplied: rounded to a dtype, in fp32 or wider."""
+    if normalize:
+        queries = normalize_tokens_cpu(queries)
+    return queries.to(rounded).to(torch.promote_types(rounded, torch.float32))
+
+
+def _document_maxima(similarity: Tensor, lengths: Tensor) -> Tensor:
+    """Maxima ``[n, W]`` of similarities ``[t, W]`` over the tokens of each document, minus infinity
+    of none. (``torch.segment_reduce`` takes several times as long.)"""
+    nothing = similarity.new_full((similarity.shape[1],), float("-inf"))
+    documents = similarity.split(lengths.tolist())
+    return torch.stack([x.amax(0) if len(x) else nothing for x in documents])
 
 
 def _query_sums(maxima: Tensor, bounds: list[int]) -> Tensor:
@@ -67,28 +83,26 @@ def residual_forward_cpu(
     winners = torch.full((N, W) if argmax else (0,), -1, dtype=torch.int32)
     if Q == 0 or N == 0 or W == 0:
         return torch.zeros(Q, N, dtype=torch.float32), winners
-    if normalize:
-        queries = normalize_tokens_cpu(queries)
-    columns = queries.to(rounded).to(torch.promote_types(rounded, torch.float32)).T
-    maxima = columns.new_zeros(W, N)
+    columns = _columns(queries, normalize, rounded).T
+    scores = columns.new_zeros(Q, N)
     at_once = max(min(TOKENS_AT_ONCE, SIMILARITIES_AT_ONCE // W), 1)
-    for n, (start, stop) in enumerate(pairwise(bounds)):
-        best, winner = columns.new_full((W,), float("-inf")), torch.full((W,), -1)
-        for first in range(start, stop, at_once):
-            part = slice(first, min(first + at_once, stop))
-            similarity = _restored(documents, codec, part).to(columns.dtype) @ columns
-            if document_mask is not None:
-                similarity.masked_fill_(~document_mask[part, None], float("-inf"))
-            value, token = similarity.max(dim=0)
-            better = (value > best) | (value.isnan() & ~best.isnan())
-            winner = torch.where(better, token + (first - start), winner)
-            best = torch.maximum(best, value)
-        maxima[:, n] = best.masked_fill(winner < 0, 0.0)
+    for first, last in ranges_within(bounds, at_once):
+        part = slice(bounds[first], bounds[last])
+        similarity = _restored(documents, codec, part).to(columns.dtype) @ columns
+        if document_mask is not None:
+            similarity.masked_fill_(~document_mask[part, None], float("-inf"))
+        lengths = document_cu_seqlens[first : last + 1].diff()
+        best = _document_maxima(similarity, lengths)
+        found = best != float("-inf")
+        maxima = best.where(found, 0).T
+        if query_mask is not None:
+            maxima = maxima.where(query_mask[:, None], 0)
+        scores[:, first:last] = _query_sums(maxima, query_bounds)
         if argmax:
-            winners[n] = winner
-    if query_mask is not None:
-        maxima[~query_mask] = 0.0
-    return _query_sums(maxima, query_bounds).float(), winners
+            for n, x in enumerate(similarity.split(lengths.tolist())):
+                if len(x):
+                    winners[first + n] = x.argmax(dim=0).where(found[n], -1)
+    return scores.float(), winners
 
 
 @torch.autocast("cpu", enabled=False)
@@ -159,3 +173,57 @@ def centroid_forward_cpu(
     if query_mask is not None:
         maxima[~query_mask] = 0.0
     return _query_sums(maxima, query_bounds).float()
+
+
+@torch.autocast("cpu", enabled=False)
+def pair_forward_cpu(
+    queries: Tensor,
+    codes: Tensor,
+    residuals: Tensor | None,
+    inverse_norms: Tensor | None,
+    centroids: Tensor,
+    bucket_weights: Tensor | None,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    pairs: Tensor | None,
+    query_mask: Tensor | None,
+    document_mask: Tensor | None,
+    normalize: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Arguments and result of
+    :func:`~sparton.kernels.maxsim.residual.pair_forward.pair_forward`."""
+    query_bounds = read_boundaries("query_cu_seqlens", query_cu_seqlens, queries.shape[0])
+    read_boundaries("document_cu_seqlens", document_cu_seqlens, codes.shape[0])
+    Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
+    if pairs is None:
+        pairs = torch.arange(Q)[:, None].expand(Q, 2)
+    read_pairs(pairs, Q, N)
+    asked, answers = pairs.long().unbind(1)
+    documents = codec = None
+    if residuals is None or bucket_weights is None:
+        dtype = torch.promote_types(queries.dtype, torch.float32)
+    else:
+        documents = CompressedTokens(codes, residuals, inverse_norms)
+        codec = ResidualCodec(centroids, bucket_weights, bucket_weights)
+    columns = _columns(queries, normalize, dtype)
+    scores = torch.zeros(len(pairs), dtype=torch.float32)
+    lengths = document_cu_seqlens.diff()
+    for q in asked.unique().tolist():
+        own = slice(query_bounds[q], query_bounds[q + 1])
+        query = columns[own] if query_mask is None else columns[own][query_mask[own]]
+        products = query[:0] if documents else centroids.to(query.dtype) @ query.T
+        places = (asked == q).nonzero().flatten()
+        for first, last in ranges_within(cu_seqlens_of(lengths[answers[places]]), TOKENS_AT_ONCE):
+            part = answers[places[first:last]]
+            rows, _ = rows_of(part, document_cu_seqlens)
+            if documents is None or codec is None:
+                similarity = products[codes[rows].long()]
+            else:
+                similarity = _restored(documents, codec, rows).to(query.dtype) @ query.T
+            if document_mask is not None:
+                similarity.masked_fill_(~document_mask[rows, None], float("-inf"))
+            best = _document_maxima(similarity, lengths[part])
+            maxima = best.where(best != float("-inf"), 0)
+            scores[places[first:last]] = maxima.sum(dim=1).float()
+    return scores

@@ -20,9 +20,9 @@ from torch import Tensor
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
-from sparton.kernels.maxsim.residual.lookup import bucket_weights, load_table
+from sparton.kernels.maxsim.residual.lookup import load_table
+from sparton.kernels.maxsim.residual.maxima import document_maxima, locate_document
 from sparton.kernels.maxsim.residual.prepare import prepare
-from sparton.kernels.segment_max.reduction import greater
 
 PRODUCTS_AT_ONCE = 2**24
 COLUMNS_AT_ONCE = 2**14
@@ -53,17 +53,6 @@ DEFAULT = ResidualConfig()
 FULL_PRECISION = ResidualConfig(32, 32, 32, num_stages=2)
 
 
-@triton.jit
-def _occupied_length(mask_ptr, length, BLOCK: tl.constexpr):
-    """Tokens up to the last one that takes part."""
-    last = tl.zeros((BLOCK,), tl.int32)
-    for first in range(0, length, BLOCK):
-        offs = first + tl.arange(0, BLOCK)
-        present = tl.load(mask_ptr + offs, offs < length, 0) != 0
-        last = tl.maximum(last, tl.where(present, offs + 1, 0))
-    return tl.max(last, 0)
-
-
 def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """For Triton's profiler: useful FLOPs, and bytes if every tensor were moved once."""
     T, W, E = (arguments[name] for name in ("T", "W", "E"))
@@ -85,55 +74,20 @@ def _maxsim_residual_fwd_kernel(
     BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_P: tl.constexpr,
     UNPACK: tl.constexpr, ARGMAX: tl.constexpr,
 ):  # fmt: skip
-    """One document and BLOCK_W columns. With P = 0 bytes of residuals the products are all."""
+    """One document and BLOCK_W columns."""
     tiles = W // BLOCK_W
     n = (tl.program_id(0) // tiles).to(tl.int64)
     offs_w = tl.program_id(0) % tiles * BLOCK_W + tl.arange(0, BLOCK_W)
-    start = tl.load(cu_ptr + n).to(tl.int64)
-    length = (tl.load(cu_ptr + n + 1) - start).to(tl.int32)
-    if mask_ptr is not None:
-        length = _occupied_length(mask_ptr + start, length, 1024)
-    rows = tl.arange(0, BLOCK_T)
-    offs_p = tl.arange(0, BLOCK_P)
-    table = load_table(table_ptr, NBITS, UNPACK, BLOCK_P)
-    best = tl.full((BLOCK_T, BLOCK_W), float("-inf"), tl.float32)
-    tile = tl.zeros((BLOCK_T, BLOCK_W), tl.int32)
-    # The compiler pipelines only what the matrix product reads; the codes run ahead by hand.
-    code = tl.load(codes_ptr + start + rows, rows < length, 0).to(tl.int64)
-    for first in range(0, length, BLOCK_T):
-        token = start + first + rows
-        valid = first + rows < length
-        acc = tl.load(products_ptr + code[:, None] * W + offs_w[None, :])
-        ahead = first + BLOCK_T + rows
-        code = tl.load(codes_ptr + start + ahead, ahead < length, 0).to(tl.int64)
-        if inverse_ptr is not None:
-            inverse = tl.load(inverse_ptr + token, valid, 0.0).to(tl.float32)
-        takes_part = valid
-        if mask_ptr is not None:
-            takes_part &= tl.load(mask_ptr + token, valid, 0) != 0
-        for p in tl.static_range(0, P, BLOCK_P):
-            present = valid[:, None] & (p + offs_p < P)[None, :]
-            places = token[:, None] * P + p + offs_p[None, :]
-            packed = tl.load(residuals_ptr + places, present, 0)
-            for j in tl.static_range(8 // NBITS):
-                row = p * (8 // NBITS) + j * BLOCK_P + offs_p
-                query = tl.load(queries_ptr + row[:, None] * W + offs_w[None, :])
-                weights = bucket_weights(packed, j, table, table_ptr, query, NBITS, UNPACK)
-                acc = tl.dot(weights, query, acc, input_precision="ieee")
-        similarity = acc
-        if inverse_ptr is not None:
-            similarity *= inverse[:, None]
-        similarity = tl.where(takes_part[:, None], similarity, float("-inf"))
-        if ARGMAX:
-            tile = tl.where(similarity > best, first, tile)
-        best = greater(best, similarity)
-    maximum = tl.reduce(best, 0, greater)
+    start, length = locate_document(cu_ptr, mask_ptr, n)
+    maximum, winner = document_maxima(
+        queries_ptr, products_ptr, codes_ptr, residuals_ptr, inverse_ptr, table_ptr, mask_ptr,
+        load_table(table_ptr, NBITS, UNPACK, BLOCK_P), start, length, offs_w, W,
+        P, NBITS, BLOCK_T, BLOCK_W, BLOCK_P, UNPACK, ARGMAX,
+    )  # fmt: skip
     found = maximum != float("-inf")
     tl.store(maximum_ptr + n * W + offs_w, tl.where(found, maximum, 0.0))
     if ARGMAX:
-        # Nothing is less than NaN.
-        index = tl.where(best < maximum[None, :], 2**31 - 1, tile + rows[:, None])
-        winner = tl.where(found, tl.min(index, 0), -1)
+        winner = tl.where(found, winner, -1)
         tl.store(argmax_ptr + n * stride_an + offs_w, winner, offs_w < last_w)
 
 
@@ -168,11 +122,21 @@ def bytes_of(mask: Tensor | None) -> Tensor | None:
     return None if mask is None else mask.view(torch.uint8)
 
 
-def _blocks(queries: Tensor, dtype: torch.dtype, config: ResidualConfig, P: int) -> tuple[int, int]:
+def choose_blocks(
+    W: int, E: int, dtype: torch.dtype, config: ResidualConfig, P: int
+) -> tuple[int, int]:
     """Blocks of W and of P."""
     block_p = min(max(next_power_of_2(P), 16), config.block_p)
-    room = QUERY_BYTES // (next_power_of_2(queries.shape[1]) * dtype.itemsize)
-    return max(min(next_power_of_2(queries.shape[0]), config.block_w, room), 16), block_p
+    room = QUERY_BYTES // (next_power_of_2(E) * dtype.itemsize)
+    return max(min(next_power_of_2(W), config.block_w, room), 16), block_p
+
+
+def choose_unpack(
+    config: ResidualConfig, nbits: int, dtype: torch.dtype, device: torch.device
+) -> Literal["table", "permute"]:
+    """How bucket weights are looked up, where the configuration's way may not serve them."""
+    permutes = nbits <= 4 and dtype.itemsize == 2 and device.type == "cuda"
+    return config.unpack if permutes else "table"
 
 
 @on_its_device
@@ -217,10 +181,9 @@ def residual_forward(
     if N == 0 or W == 0:
         return torch.zeros(Q, N, dtype=torch.float32, device=queries.device), winners
     scores = torch.empty(Q, N, dtype=torch.float32, device=queries.device)
-    unpack, nbits = config.unpack, codec.nbits
-    if nbits > 4 or dtype.itemsize != 2 or not queries.is_cuda:
-        unpack = "table"
-    block_w, block_p = _blocks(queries, dtype, config, P)
+    nbits = codec.nbits
+    unpack = choose_unpack(config, nbits, dtype, queries.device)
+    block_w, block_p = choose_blocks(W, E, dtype, config, P)
     at_once = min(PRODUCTS_AT_ONCE // codec.centroids.shape[0], COLUMNS_AT_ONCE)
     at_once = max(at_once // block_w, 1) * block_w
     for first in range(0, W, at_once):

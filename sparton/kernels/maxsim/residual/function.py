@@ -90,6 +90,7 @@ def maxsim_residual_varlen(
     query_mask: Tensor | None = None,
     document_mask: Tensor | None = None,
     *,
+    pairing: str | Tensor = "cross",
     normalize: bool = True,
 ) -> Tensor:
     """:func:`maxsim_residual` of packed queries and documents, as an index holds them.
@@ -103,13 +104,19 @@ def maxsim_residual_varlen(
         document_cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the documents; ascending from
             0 to T.
         query_mask, document_mask: bool ``[W]`` and ``[T]``, or None.
+        pairing: "cross" for every query against every document, or "pairs" for query p and document
+            p. An int32 or int64 tensor ``[P, 2]`` lists pairs, the numbers of a query and of a
+            document in each row, as often as one likes; their tokens are read in place. Pairs are
+            for inference: their scores have no gradient. The products of all query tokens and
+            centroids, fp32 ``[C, W]``, exist at once.
         normalize: as there.
 
     Returns:
-        fp32 ``[Q, N]``, differentiable once with respect to the queries.
+        fp32 ``[Q, N]``, differentiable once with respect to the queries; ``[P]`` of pairs.
 
     Raises:
-        ValueError: shapes, dtypes or devices that do not fit together.
+        ValueError: shapes, dtypes or devices that do not fit together, an unknown pairing, or on a
+            CPU numbers in a list of pairs that there are not (a GPU ends in an assertion).
     """
     if queries.dim() != 2 or documents.codes.dim() != 1:
         raise ValueError(
@@ -125,6 +132,7 @@ def maxsim_residual_varlen(
         document_mask,
         query_cu_seqlens=query_cu_seqlens,
         document_cu_seqlens=document_cu_seqlens,
+        pairing=pairing if isinstance(pairing, Tensor) else None,
     )
     return residual_scores(
         queries,
@@ -135,6 +143,7 @@ def maxsim_residual_varlen(
         query_mask,
         document_mask,
         normalize=normalize,
+        pairing=pairing,
     )
 
 
@@ -144,6 +153,8 @@ def _check(
     codec: ResidualCodec,
     query_mask: Tensor | None,
     document_mask: Tensor | None,
+    *,
+    pairing: Tensor | None = None,
     **boundaries: Tensor,
 ) -> None:
     """What padded and packed operands have in common; ``boundaries`` by their argument's name."""
@@ -164,4 +175,5 @@ def _check(
         **boundaries,
         query_mask=query_mask,
         document_mask=document_mask,
+        pairing=pairing,
     )

@@ -22,6 +22,7 @@ from sparton.kernels.maxsim.residual.cpu import (
     residual_forward_cpu,
     residual_inverse_norms_cpu,
 )
+from sparton.kernels.maxsim.residual.pairs import check_pairing, pair_scores
 
 
 def _codec(centroids: Tensor, bucket_weights: Tensor) -> ResidualCodec:
@@ -167,6 +168,7 @@ def residual_scores(
     document_mask: Tensor | None,
     *,
     normalize: bool,
+    pairing: str | Tensor = "cross",
 ) -> Tensor:
     """Packed and checked operands to scores."""
     device, dtype = queries.device.type, queries.dtype
@@ -179,6 +181,13 @@ def residual_scores(
     if normalize and inverse_norms is None:
         compute = _inverse_norms_op if registered else _inverse_norms
         inverse_norms = compute(codes, residuals, *restoring)
+    if isinstance(pairing, Tensor) or pairing != "cross":
+        bounds = query_cu_seqlens, document_cu_seqlens
+        return pair_scores(
+            queries, (codes, residuals, inverse_norms), *restoring, *bounds,
+            check_pairing(pairing, *bounds), query_mask, document_mask,
+            normalize=normalize, dtype=dtype,
+        )  # fmt: skip
     graph = torch.is_grad_enabled() and queries.requires_grad
     forward: Callable[..., tuple[Tensor, Tensor]] = _forward
     if registered:

@@ -1,0 +1,161 @@
+"""Compressed indexes of encoded documents: what is learned from them, and how they are stored.
+
+N documents, C centroids, T tokens, E width of a vector, P bytes of a token's residual.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+
+from sparton.arguments import ArgumentError, Instance, refuse_below
+from sparton.kernels.maxsim import CompressedTokens, ResidualCodec, compress, train_codec
+from sparton.kernels.maxsim.codec import HELD_OUT, WIDTHS, published_num_centroids
+from sparton.packing import ranges_of
+from sparton.representations import Representations, TokenVectors
+from sparton.retrieval.indexes.compressed import (
+    CANDIDATES,
+    EXHAUSTIVE_TOKENS,
+    PROBES,
+    CompressedIndex,
+)
+from sparton.retrieval.indexes.exact import TwoStageIndex
+from sparton.retrieval.indexes.inverted import InvertedIndex
+from sparton.retrieval.indexes.protocols import Index
+from sparton.retrieval.settings import RERANK_DEPTH
+from sparton.sparse_vectors import SparseVectors
+from sparton.types import Kind
+
+ITERATIONS = 4  # of the clustering, as ColBERTv2 takes
+SAMPLE = 64  # tokens of each centroid
+TOKENS_AT_ONCE = 2**18
+UNIT = 1e-2  # lengths of vectors may differ from 1 by this
+RESIDENT = 0.8  # share of a GPU's free memory that documents may take
+
+
+@dataclass(frozen=True)
+class CompressedIndexBuilder:
+    """Makes a :class:`~sparton.retrieval.indexes.compressed.CompressedIndex` of encoded documents;
+    an :class:`~sparton.retrieval.indexes.exact.IndexBuilder`.
+
+    Token vectors are compressed as ColBERTv2 does (https://arxiv.org/abs/2112.01488): to the number
+    of the nearest centroid and ``nbits`` for every dimension, 6 bytes and ``E * nbits / 8`` in all.
+    Centroids and buckets are learned from a sample of the documents, SAMPLE tokens for each
+    centroid. The same documents give the same bytes on one kind of device. Where they fit into
+    RESIDENT of a GPU's free memory, the documents stay there, otherwise on the host.
+
+    With sparse vectors beside the token vectors, those find ``rerank_depth`` candidates.
+
+    Attributes:
+        nbits: 1, 2, 4 or 8.
+        centroids: how many; None for the published number, the power of 2 at or below 16 times the
+            square root of the number of tokens, at most a quarter of these.
+        staged, probes, candidates, exhaustive_tokens: see
+            :class:`~sparton.retrieval.indexes.compressed.CompressedIndex`.
+
+    Raises:
+        ValueError: ``nbits`` that do not exist, or numbers below 1.
+    """
+
+    needs: ClassVar[frozenset[Kind]] = frozenset({"tokens"})
+
+    nbits: int = 2
+    centroids: int | None = None
+    staged: bool | None = None
+    probes: int = PROBES
+    candidates: int = CANDIDATES
+    exhaustive_tokens: int = EXHAUSTIVE_TOKENS
+
+    def __post_init__(self) -> None:
+        if self.nbits not in WIDTHS:
+            raise ArgumentError("{nbits} must be one of {}", WIDTHS, nbits=self.nbits)
+        refuse_below(1, centroids=self.centroids, probes=self.probes, candidates=self.candidates)
+
+    def __call__(
+        self,
+        documents: Representations,
+        device: torch.device | str = "cpu",
+        *,
+        rerank_depth: int = RERANK_DEPTH,
+    ) -> Index:
+        """
+        Args:
+            documents: N texts on the host.
+            device: where to compress and to score.
+            rerank_depth: candidates of a query where documents have sparse vectors as well.
+
+        Raises:
+            ValueError: documents without token vectors, or whose vectors have not the length 1, or
+                more centroids than tokens.
+        """
+        check_compressible(documents)
+        tokens, device = documents.tokens, torch.device(device)
+        assert tokens is not None
+        codec = self._learn(tokens, device)
+        index = CompressedIndex(
+            _compress(tokens, codec, device), tokens.cu_seqlens, codec, device,
+            staged=self.staged, probes=self.probes, candidates=self.candidates,
+            exhaustive_tokens=self.exhaustive_tokens,
+        )  # fmt: skip
+        if documents.sparse is None:
+            return index
+        assert isinstance(documents.sparse, SparseVectors), "a collection holds active entries"
+        return TwoStageIndex(InvertedIndex(documents.sparse, device), index, rerank_depth)
+
+    def _learn(self, tokens: TokenVectors, device: torch.device) -> ResidualCodec:
+        total = len(tokens.values)
+        count = self.centroids or max(min(published_num_centroids(total), total // 4), 1)
+        wanted = int(count * SAMPLE / (1 - HELD_OUT)) + 1
+        sample = tokens.values
+        if wanted < total:
+            order = torch.randperm(tokens.num_texts, generator=torch.Generator().manual_seed(0))
+            ends = tokens.lengths[order].cumsum(0)
+            enough = int(torch.searchsorted(ends, wanted)) + 1
+            sample = tokens.take(order[:enough].sort().values).values
+        # A codec needs a token to cluster and one to set aside.
+        sample = F.pad(sample, (0, 0, 0, max(2 - total, 0)))
+        return train_codec(sample.to(device), count, self.nbits, iterations=ITERATIONS)
+
+
+def check_compressible(documents: Representations) -> None:
+    """Refuse documents that have nothing to compress.
+
+    Raises:
+        ValueError: they have no token vectors, or some that have not the length 1.
+    """
+    if documents.tokens is None:
+        raise ArgumentError(
+            "a compressed index holds token vectors, and these documents have none: set {index}",
+            index=Instance("exact_index"),
+        )
+    for part in documents.tokens.values.split(TOKENS_AT_ONCE):
+        lengths = part.float().norm(dim=1)
+        strange = ((lengths - 1).abs() > UNIT).nonzero().flatten()
+        if len(strange):
+            raise ArgumentError(
+                "a compressed index keeps the directions of token vectors alone, but one of these "
+                "has the length {}: set {index}, or normalize=True of the head",
+                f"{lengths[strange[0]]:.3g}",
+                index=Instance("exact_index"),
+            )
+
+
+def _compress(tokens: TokenVectors, codec: ResidualCodec, device: torch.device) -> CompressedTokens:
+    """All tokens, on the device if they fit there, else on the host."""
+    total, width = tokens.values.shape
+    packed, place = width * codec.nbits // 8, device
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        place = device if total * (packed + 6) <= RESIDENT * free else torch.device("cpu")
+    codes = torch.empty(total, dtype=torch.int32, device=place)
+    residuals = torch.empty(total, packed, dtype=torch.uint8, device=place)
+    inverse_norms = torch.empty(total, dtype=torch.float16, device=place)
+    stored = CompressedTokens(codes, residuals, inverse_norms)
+    for rows in ranges_of(total, TOKENS_AT_ONCE):
+        part = slice(rows.start, rows.stop)
+        found = compress(codec, tokens.values[part].to(device))
+        for whole, own in zip(stored, found, strict=True):
+            assert whole is not None and own is not None
+            whole[part] = own
+    return stored

@@ -1,0 +1,306 @@
+"""Search over compressed token vectors against MaxSim of what they are restored to. N documents,
+Q queries, C centroids."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sparton.kernels.maxsim import decompress
+from sparton.packing import cu_seqlens_of
+from sparton.representations import Representations, TokenVectors
+from sparton.retrieval.encoding import store_sparse, store_tokens
+from sparton.retrieval.indexes import centroid_lists, compressed, compression
+from sparton.retrieval.indexes.centroid_lists import CentroidLists
+from sparton.retrieval.indexes.compressed import CompressedIndex
+from sparton.retrieval.indexes.compression import CompressedIndexBuilder
+from sparton.retrieval.indexes.exact import TwoStageIndex
+from sparton.retrieval.indexes.maxsim import MultiVectorIndex
+from tests.retrieval.indexes.test_maxsim import DEVICES, best, random_vectors, reference, texts_of
+
+
+def topical(texts: int, seed: int, *, topics: int = 12, tokens: int = 30) -> TokenVectors:
+    """Texts of 0 to ``tokens`` tokens, each near some of a text's three words of its topic, as
+    embeddings of a language are: of the same meanings again and again."""
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randn(topics * 8, 32, generator=torch.Generator().manual_seed(99))
+    topic = torch.randint(topics, (texts, 1), generator=generator)
+    own = topic * 8 + torch.randint(8, (texts, 3), generator=generator)
+    lengths = torch.randint(0, tokens + 1, (texts,), generator=generator)
+    owner = torch.repeat_interleave(torch.arange(texts), lengths)
+    word = own[owner, torch.randint(3, owner.shape, generator=generator)]
+    noise = torch.randn(len(word), 32, generator=generator)
+    return TokenVectors(F.normalize(words[word] + 0.6 * noise, dim=1), cu_seqlens_of(lengths))
+
+
+def build(documents: Representations, device: str = "cpu", **settings) -> CompressedIndex:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    return CompressedIndexBuilder(**settings)(documents, device)
+
+
+def restored(index: CompressedIndex, documents: Representations) -> TokenVectors:
+    """What the index takes the documents for."""
+    codec, tokens = (type(x)(*(y.cpu() for y in x)) for x in (index.codec, index._documents))
+    values = decompress(codec, tokens, normalize=False) * tokens.inverse_norms.float()[:, None]
+    return TokenVectors(values, documents.tokens.cu_seqlens)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("nbits", [1, 2, 4, 8])
+@pytest.mark.parametrize("k", [1, 10, 200])
+def test_exhaustive_search_equals_reference(device, nbits, k):
+    """Documents and queries without tokens, masked tokens, more results than documents, and one
+    document of each query left out."""
+    documents = texts_of(random_vectors(57, seed=0, whole=False))
+    queries = texts_of(random_vectors(140, seed=1, whole=False), "float32")
+    exclude = np.arange(140) % 58 - 1
+    index = build(documents, device, nbits=nbits)
+    scores, rows = index.search(queries, k, exclude=exclude)
+    plain = restored(index, documents)
+    unit = queries.tokens._replace(values=F.normalize(queries.tokens.values, dim=1))
+    expected, expected_rows = best(reference(unit, plain), k, exclude)
+    assert (expected_rows == -1).any() and scores.dtype == np.float32
+    tolerance = 1e-5 if device == "cpu" else 1e-3
+    np.testing.assert_allclose(scores, expected, atol=tolerance)
+    assert not np.allclose(scores * (1 + 10 * tolerance), expected, atol=tolerance)
+    same = rows == expected_rows
+    assert np.abs(expected[~same] - scores[~same]).max(initial=0) < tolerance and same.mean() > 0.95
+    again = index.search(queries, k, exclude=exclude)
+    np.testing.assert_array_equal(again.scores, scores)
+    np.testing.assert_array_equal(again.rows, rows)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("limit", [1, 40])
+def test_pieces_change_nothing(staged, limit, monkeypatch):
+    documents, queries = texts_of(topical(80, 0)), texts_of(topical(150, 1))
+    index = build(documents, staged=staged)
+    expected = index.search(queries, 9)
+    monkeypatch.setattr(compressed, "_PRODUCTS_AT_ONCE", limit * len(index.codec.centroids))
+    monkeypatch.setattr(compressed, "_PAIRS_AT_ONCE", 7)
+    index._chunk_tokens = limit
+    found = index.search(queries, 9)
+    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-6)
+    assert (found.rows == expected.rows).mean() > 0.99
+    monkeypatch.setattr(compressed, "_HITS_AT_ONCE", 1)
+    np.testing.assert_allclose(index.search(queries, 9).scores, expected.scores, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_stages_that_leave_nothing_out_find_what_is_found_without(device):
+    documents, queries = texts_of(topical(90, 2)), texts_of(topical(40, 3))
+    plain = build(documents, device, staged=False)
+    index = build(documents, device, staged=True, probes=10_000)
+    for k, exclude in ((5, None), (120, np.arange(40))):
+        expected = plain.search(queries, k, exclude=exclude)
+        found = index.search(queries, k, exclude=exclude)
+        np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
+        assert (found.rows == expected.rows).mean() > 0.99
+    alone = [index.search(queries.slice(q, q + 1), 5).rows[0] for q in range(40)]
+    assert (np.stack(alone) == index.search(queries, 5).rows).mean() > 0.99
+
+
+def recall(found: np.ndarray, expected: np.ndarray) -> float:
+    """Share of the documents of one ranking that the other has."""
+    pairs = zip(found, expected, strict=True)
+    shares = [np.isin(best[best >= 0], own).mean() for own, best in pairs if (best >= 0).any()]
+    return float(np.mean(shares))
+
+
+def test_recall_of_stages_on_topics():
+    """The stages of a collection whose tokens repeat themselves; a list of the wrong documents, and
+    candidates by chance, find much less."""
+    documents, queries = texts_of(topical(1000, 4)), texts_of(topical(50, 5, tokens=8))
+    everything = build(documents, staged=False).search(queries, 10).rows
+    index = build(documents, staged=True, candidates=60)
+    assert recall(index.search(queries, 10).rows, everything) >= 0.95
+    assert recall(build(documents, staged=True, probes=1, candidates=10).search(queries, 10).rows,
+                  everything) < 0.9  # fmt: skip
+    lists = index._lists
+    shuffled = lists.documents[torch.randperm(len(lists.documents))]
+    index._lists = lists._replace(documents=(shuffled * 7 + 1) % 900)
+    assert recall(index.search(queries, 10).rows, everything) < 0.9
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_rerank_equals_search_among_the_candidates(device, staged):
+    documents, queries = texts_of(topical(57, 6)), texts_of(topical(30, 7))
+    index = build(documents, device, staged=staged)
+    rng = np.random.default_rng(0)
+    candidates = np.array([rng.permutation(57)[:21] for _ in range(30)])
+    candidates[rng.random(candidates.shape) < 0.2] = -1
+    scores, rows = index.rerank(queries, candidates)
+    everything = build(documents, device, staged=False).search(queries, 57)
+    for query in range(30):
+        inside = np.isin(everything.rows[query], candidates[query][candidates[query] >= 0])
+        inside &= everything.rows[query] >= 0
+        count = inside.sum()
+        np.testing.assert_allclose(
+            scores[query, :count], everything.scores[query][inside], atol=1e-4
+        )
+        assert sorted(rows[query, :count]) == sorted(everything.rows[query][inside])
+        assert (rows[query, count:] == -1).all() and (scores[query, count:] == 0).all()
+    assert (rows >= 0).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("staged", [False, True])
+def test_documents_on_the_host_are_found_as_those_on_a_gpu(staged, monkeypatch):
+    documents, queries = texts_of(topical(300, 8)), texts_of(topical(40, 9))
+    resident = build(documents, "cuda", staged=staged)
+    monkeypatch.setattr(compression, "RESIDENT", 0.0)
+    streamed = build(documents, "cuda", staged=staged)
+    assert resident._documents.codes.is_cuda and not streamed._documents.codes.is_cuda
+    streamed._chunk_tokens = 500
+    for found, expected in zip(
+        streamed.search(queries, 9), resident.search(queries, 9), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_documents_apart_from_where_they_are_scored():
+    """As a GPU has those on the host: candidates are copied and renumbered."""
+    documents, queries = texts_of(topical(200, 8)), texts_of(topical(40, 9))
+    index = build(documents, staged=True)
+    expected = index.search(queries, 9)
+    index._whole = None
+    for found, same in zip(index.search(queries, 9), expected, strict=True):
+        np.testing.assert_array_equal(found, same)
+
+
+@pytest.mark.parametrize("at_once", [2**24, 50, 1])
+def test_centroid_lists_have_every_document_once(at_once, monkeypatch):
+    monkeypatch.setattr(centroid_lists, "TOKENS_AT_ONCE", at_once)
+    lengths = torch.randint(0, 9, (40,), generator=torch.Generator().manual_seed(0))
+    bounds = cu_seqlens_of(lengths)
+    codes = torch.randint(0, 6, (int(bounds[-1]),), generator=torch.Generator().manual_seed(1))
+    lists = CentroidLists.of(codes.int(), bounds, 7, torch.device("cpu"))
+    expected = [
+        [n for n, (a, b) in enumerate(pairwise(bounds.tolist())) if centroid in codes[a:b]]
+        for centroid in range(7)
+    ]
+    found = [x.tolist() for x in lists.documents.split(lists.cu_seqlens.diff().tolist())]
+    assert found == expected and expected[6] == []
+    assert lists.nbytes == 4 * sum(map(len, expected)) + 8 * 8
+    hits = lists.hits(torch.tensor([2, 6, 3, 2]), torch.tensor([0, 0, 2, 2]), 3, 40)
+    pairs = [(0, n) for n in expected[2]] + [(2, n) for n in sorted({*expected[2], *expected[3]})]
+    assert hits.tolist() == [list(pair) for pair in pairs]
+
+
+def test_bytes_are_what_is_held():
+    documents = texts_of(topical(300, 10))
+    T, C = len(documents.tokens.values), 32
+    plain = build(documents, nbits=2, centroids=C, staged=False)
+    filled = int((documents.tokens.lengths > 0).sum())
+    codec = 4 * (C * 32 + 3 + 4)
+    bounds = 8 * (301 + filled + 2 * (filled + 1))
+    assert plain.nbytes == T * (4 + 32 * 2 // 8 + 2) + codec + bounds
+    assert build(documents, nbits=4, centroids=C).nbytes == plain.nbytes + T * 8 + 4 * 24
+    staged = build(documents, nbits=2, centroids=C, staged=True)
+    assert staged.nbytes == plain.nbytes + staged._lists.nbytes
+
+
+def test_more_bits_come_nearer_and_stages_begin_with_the_size():
+    documents, queries = texts_of(topical(200, 11)), texts_of(topical(40, 12))
+    exact = MultiVectorIndex(documents.tokens).search(queries, 10)
+    errors, shares = [], []
+    for nbits in (1, 2, 4, 8):
+        found = build(documents, nbits=nbits, centroids=64).search(queries, 10)
+        errors.append(np.abs(found.scores - exact.scores).mean())
+        shares.append(recall(found.rows, exact.rows))
+    assert errors == sorted(errors, reverse=True) and errors[3] < errors[0] / 10
+    assert shares[0] < 0.95 < shares[3]
+    T = len(documents.tokens.values)
+    assert build(documents, exhaustive_tokens=T + 1)._lists is None
+    assert build(documents, exhaustive_tokens=T)._lists is not None
+    assert build(documents, exhaustive_tokens=T, staged=False)._lists is None
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("lengths", [[], [0, 0], [1], [0, 2], [3, 0, 1]])
+def test_collections_of_hardly_any_tokens(lengths, staged):
+    values = F.normalize(torch.randn(sum(lengths), 8), dim=1)
+    tokens = TokenVectors(values.half(), cu_seqlens_of(torch.tensor(lengths, dtype=torch.int64)))
+    queries = texts_of(random_vectors(5, seed=6, whole=False))
+    index = build(Representations(tokens=tokens), staged=staged)
+    scores, rows = index.search(queries, 4)
+    assert rows.shape == scores.shape == (5, 4)
+    expected = {n for n, length in enumerate(lengths) if length}
+    for found, length in zip(rows, queries.tokens.lengths, strict=True):
+        assert {*found.tolist()} - {-1} == (expected if length else set())
+    candidates = np.tile(np.arange(len(lengths)), (5, 1))
+    for found in index.rerank(queries, candidates).rows[queries.tokens.lengths.numpy() > 0]:
+        assert {*found.tolist()} - {-1} == expected
+    assert index.rerank(queries, np.full((5, 2), -1)).rows.tolist() == [[-1, -1]] * 5
+    alone = queries.slice(int(queries.tokens.lengths.argmin()), 5).slice(0, 1)
+    assert alone.tokens.lengths.item() == 0 and (index.search(alone, 2).rows == -1).all()
+    none = Representations(tokens=queries.tokens.slice(0, 0))
+    assert index.search(none, 3).rows.shape == (0, 3)
+
+
+def test_sparse_vectors_find_candidates_where_there_are_both():
+    tokens = topical(60, 13)
+    weights = torch.rand(60, 9, generator=torch.Generator().manual_seed(0))
+    both = Representations(store_sparse(weights * (weights > 0.7)), store_tokens(tokens))
+    index = CompressedIndexBuilder()(both, rerank_depth=7)
+    assert isinstance(index, TwoStageIndex) and index.kinds == {"sparse", "tokens"}
+    rows = index.search(both, 9).rows
+    candidates = index._first.search(both, 7).rows
+    assert (rows[:, 7:] == -1).all()
+    for own, found in zip(rows, candidates, strict=True):
+        assert {*own[own >= 0]} <= {*found}
+
+
+def test_the_same_documents_give_the_same_bytes():
+    documents = texts_of(topical(100, 14))
+    first, second, third = (build(documents, nbits=nbits, staged=True) for nbits in (2, 2, 1))
+    for x, y in zip(
+        (*first._documents, *first.codec, *first._lists),
+        (*second._documents, *second.codec, *second._lists), strict=True,
+    ):  # fmt: skip
+        assert torch.equal(x, y)
+    assert not torch.equal(first._documents.residuals[:, :4], third._documents.residuals)
+
+
+def test_what_cannot_be_compressed_or_compared_is_refused():
+    tokens = topical(30, 15)
+    documents = texts_of(tokens)
+    with pytest.raises(ValueError, match=r"nbits=3 must be one of \(1, 2, 4, 8\)"):
+        CompressedIndexBuilder(nbits=3)
+    for setting in ("centroids", "probes", "candidates"):
+        with pytest.raises(ValueError, match=f"{setting}=0 must be at least 1"):
+            CompressedIndexBuilder(**{setting: 0})
+    sparse = Representations(store_sparse(torch.ones(3, 4)))
+    with pytest.raises(ValueError, match="these documents have none: set index=exact_index"):
+        build(sparse)
+    with pytest.raises(ValueError, match="one of these has the length 2: set index=exact_index"):
+        build(texts_of(tokens._replace(values=tokens.values * 2)))
+    with pytest.raises(ValueError, match="need at least as many tokens"):
+        build(documents, centroids=5000)
+    index = build(documents)
+    with pytest.raises(ValueError, match="queries have vectors of 8, documents of 32"):
+        index.search(texts_of(random_vectors(5, seed=14, whole=False)), 3)
+    with pytest.raises(ValueError, match="candidates from 0 to 30"):
+        index.rerank(documents, np.array([[30, 0]] * 30))
+    with pytest.raises(ValueError, match="the same candidate twice"):
+        index.rerank(documents, np.array([[1, 1]] * 30))
+    with pytest.raises(ValueError, match="k is 0"):
+        index.search(documents, 0)
+
+
+def test_progress_is_shown_only_when_asked_for(capsys):
+    documents = texts_of(topical(40, 16))
+    for staged in (False, True):
+        index = build(documents, staged=staged)
+        index.search(documents, 3)
+        index.rerank(documents, np.zeros((40, 1), np.int64))
+        assert capsys.readouterr().err == ""
+        index.search(documents, 3, progress="toy: search")
+        index.rerank(documents, np.zeros((40, 1), np.int64), progress="toy: rerank")
+        err = capsys.readouterr().err
+        assert "toy: search" in err and "toy: rerank" in err and "40/40" in err
