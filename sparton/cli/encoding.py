@@ -55,7 +55,7 @@ def check_encoding(cfg: DictConfig) -> None:
         ValueError: names the setting.
         OSError: there is no such model.
     """
-    numbers = ("gpus", "length", "max_terms", "rows_per_shard", "batch_tokens")
+    numbers = ("gpus", "length", "max_terms", "pool_factor", "rows_per_shard", "batch_tokens")
     refuse_below(1, **{name: cfg[name] for name in numbers})
     if not isinstance(cfg.data, str | ListConfig) or not len(cfg.data):
         raise ValueError(f"data={cfg.data}: name a folder, or files as in [a.jsonl,b.jsonl]")
@@ -121,6 +121,7 @@ def _begin(
         kinds=cfg.kinds,
         max_terms=cfg.max_terms,
         vector_dtype=cfg.vector_dtype,
+        pool_factor=cfg.pool_factor,
         precision=cfg.precision,
         rows_per_shard=cfg.rows_per_shard,
     )

@@ -98,6 +98,7 @@ class EncodeConfig:
     kinds: list[str] | None
     max_terms: int | None
     vector_dtype: str
+    pool_factor: float | None
     precision: str | None
     rows_per_shard: int | None
     batch_tokens: int | None

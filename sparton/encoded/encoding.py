@@ -21,7 +21,7 @@ from sparton.encoded.shards import inspect_shard, shard_path, write_shard
 from sparton.models.encoder import Encoder
 from sparton.packing import ranges_of
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import encode_texts, usual_precision
+from sparton.retrieval.encoding import encode_texts, pooling_of, usual_precision
 from sparton.retrieval.storing import VectorDtype
 from sparton.types import Kind, Side
 
@@ -42,6 +42,7 @@ def plan_encoding(
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
     precision: str | None = None,
     rows_per_shard: int | None = None,
 ) -> Settings:
@@ -54,6 +55,8 @@ def plan_encoding(
         kinds: what to store; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
         vector_dtype: in which token vectors are stored.
+        pool_factor: of so many tokens of a document one vector is stored; None for what the
+            encoder's head says.
         precision: see :func:`~sparton.retrieval.encoding.encode_texts`.
         rows_per_shard: texts of a file; None for 131,072, or 16,384 with token vectors, fewer where
             texts are longer than 256 tokens. Many more take much memory, and a process that dies
@@ -72,8 +75,10 @@ def plan_encoding(
         kinds=kinds,
         max_terms=max_terms,
         vector_dtype=vector_dtype,
+        pool_factor=pool_factor,
         precision=precision,
     )
+    pooling = pooling_of(encoder, side, pool_factor)
     query = side == "query"
     length = tokenizer.query_length if query else tokenizer.document_length
     usual = _ROWS if found.tokens is None else max(min(_TOKEN_ROWS, _TOKENS // length), 1)
@@ -84,6 +89,7 @@ def plan_encoding(
         token_width=0 if found.tokens is None else found.tokens.width,
         max_terms=max_terms,
         vector_dtype=vector_dtype,
+        pool_factor=1.0 if pooling is None else float(pooling.factor),
         length=length,
         prompt=tokenizer.markup.query_prompt if query else tokenizer.markup.document_prompt,
         precision=precision,
@@ -191,6 +197,7 @@ def encode_shards(
                     kinds=settings.kinds,
                     max_terms=settings.max_terms,
                     vector_dtype=settings.vector_dtype,
+                    pool_factor=settings.pool_factor if settings.token_width else None,
                     progress=label,
                 )
                 write_shard(output, shard, encoded)
@@ -212,6 +219,7 @@ def encode_collection(
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
+    pool_factor: float | None = None,
     precision: str | None = None,
     rows_per_shard: int | None = None,
     batch_tokens: int | None = None,
@@ -222,8 +230,8 @@ def encode_collection(
     """Encode texts into a folder; called again with the same arguments, it goes on where it was.
 
     Args:
-        encoder, tokenizer, side, kinds, max_terms, vector_dtype, precision, rows_per_shard: see
-            :func:`plan_encoding`.
+        encoder, tokenizer, side, kinds, max_terms, vector_dtype, pool_factor, precision,
+            rows_per_shard: see :func:`plan_encoding`.
         texts, output, append, name: see :func:`begin_folder`.
         batch_tokens, progress: see :func:`encode_shards`.
 
@@ -238,6 +246,7 @@ def encode_collection(
         kinds=kinds,
         max_terms=max_terms,
         vector_dtype=vector_dtype,
+        pool_factor=pool_factor,
         precision=precision,
         rows_per_shard=rows_per_shard,
     )

@@ -31,6 +31,7 @@ class Settings(NamedTuple):
         token_width: E; 0 without token vectors.
         max_terms: of how many terms a text keeps the weights, the largest; None for all.
         vector_dtype: in which token vectors are stored.
+        pool_factor: of how many tokens of a document there is one vector; 1 for of each.
         length: tokens at which texts were cut.
         prompt: put before the texts.
         precision: in which the model ran.
@@ -44,6 +45,7 @@ class Settings(NamedTuple):
     token_width: int
     max_terms: int | None
     vector_dtype: VectorDtype
+    pool_factor: float
     length: int
     prompt: str
     precision: str
@@ -162,6 +164,7 @@ def read_facts(folder: Path) -> Facts:
         token_width=fields.need("token_width", int),
         max_terms=fields.count("max_terms"),
         vector_dtype=cast(VectorDtype, _one_of(fields, "vector_dtype", VECTOR_DTYPES)),
+        pool_factor=fields.need("pool_factor", float),
         length=fields.need("length", int),
         prompt=fields.need("prompt", str),
         precision=_one_of(fields, "precision", tuple(AUTOCAST)),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparton.digests import records_digest
 from sparton.encoded import EncodedTexts
-from sparton.retrieval.encoding import usual_precision
+from sparton.retrieval.encoding import pooling_of, usual_precision
 from sparton.retrieval.storing import VectorDtype
 from sparton.types import Kind, RetrievalTask, Tokenizer
 
@@ -24,6 +24,7 @@ def check_documents(
     max_terms: int | None,
     precision: str | None,
     vector_dtype: VectorDtype,
+    pool_factor: float | None,
 ) -> None:
     """Refuse documents with which an evaluation would have other results than with its own.
 
@@ -32,7 +33,7 @@ def check_documents(
         encoder, tokenizer: that are evaluated.
         task: with the documents, and the form in which they are read.
         kinds: what is compared.
-        max_terms, precision, vector_dtype: of the evaluation.
+        max_terms, precision, vector_dtype, pool_factor: of the evaluation.
 
     Raises:
         ValueError: names the folder and what differs.
@@ -50,6 +51,8 @@ def check_documents(
         wanted["max_terms"] = max_terms
     if "tokens" in kinds:
         wanted["vector_dtype"] = vector_dtype
+        pooling = pooling_of(encoder, "document", pool_factor)
+        wanted["pool_factor"] = 1.0 if pooling is None else float(pooling.factor)
     unlike = [
         f"{name}={getattr(made, name)} and not {value}"
         for name, value in wanted.items()

@@ -133,6 +133,7 @@ def evaluate_encoder(
         check_documents(
             documents, encoder, tokenizer, task._replace(form=form), kinds=kinds,
             max_terms=max_document_terms, precision=precision, vector_dtype=vector_dtype,
+            pool_factor=pool_factor,
         )  # fmt: skip
 
     def encode(

@@ -14,7 +14,7 @@ from sparton.encoded import claims
 from sparton.encoded.claims import Watch, claimed
 from tests.encoded.problems import files, peak_memory, save_model, work
 
-NUMBER, ROWS = 240, 8  # texts, and texts of a shard
+NUMBER, ROWS = 160, 8  # texts, and texts of a shard
 PATIENCE = 60  # seconds
 
 
@@ -70,7 +70,7 @@ def test_processes_that_are_killed_cost_nothing_but_time(
     workers, model, tmp_path, forked, expected
 ):
     chosen, output, killed = random.Random(workers), tmp_path / "docs", 0
-    for _ in range(4):
+    for _ in range(3):
         started = start(forked, model, output, workers)
         while not list(output.glob("shards/*.safetensors")) and started[0].is_alive():
             time.sleep(0.01)
