@@ -19,6 +19,11 @@ test-slow: $(READY)  ## The slow tests
 test-gpu: $(READY)  ## The tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
+SANITIZED ?= sanitizer.jsonl
+
+sanitize: $(READY)  ## Every family of kernels under compute-sanitizer, in minutes on a GPU
+	$(BIN)/python -m tests.kernels.sanitizer --output $(SANITIZED)
+
 check: static test test-slow  ## What CI runs: lint, types, import layers, all tests
 
 static: $(READY)  ## Lint, types, import layers, generated tables and the site
@@ -64,4 +69,4 @@ $(READY): requirements.txt pyproject.toml
 clean:  ## Remove the environment and caches; runs/ stays
 	rm -rf $(VENV) site .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
 
-.PHONY: help quickstart test test-slow test-gpu check static docs bench table3 tables format environment clean
+.PHONY: help quickstart test test-slow test-gpu sanitize check static docs bench table3 tables format environment clean

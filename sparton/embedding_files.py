@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparton.digests import Seal
+from sparton.reading import Fields, read_json
 from sparton.writing import replacing
 
 EMBEDDINGS, KEYS, FACTS, PROGRESS, MODEL = (
@@ -149,12 +150,9 @@ def seal_cache(folder: Path) -> None:
 def _object(path: Path) -> dict[str, Any]:
     """The JSON object that a file holds; ValueError names the file."""
     try:
-        value = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read as JSON ({error}): {_DAMAGED}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds a {type(value).__name__}, not an object: {_DAMAGED}")
-    return value
+        return Fields.of(read_json(path), str(path)).as_dict()
+    except (FileNotFoundError, ValueError) as error:
+        raise ValueError(f"{error}; {_DAMAGED}") from error
 
 
 def _facts(path: Path) -> CacheFacts:

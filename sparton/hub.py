@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from sparton.models.folders.card import RESULTS, RESULTS_END
 from sparton.models.origin import CARD, Origin, read_origin
 
-_SPEEDS = ("documents/s", "ms a query, p50 / p95", "index MB")
 _LOADS = re.compile(r'((?:sparton\.load|Encoder|SentenceTransformer)\(")[^"]*("\))')
 
 
@@ -18,7 +18,7 @@ def add_results(folder: str | Path, tasks: Sequence[Mapping[str, Any]]) -> None:
     Args:
         folder: of a saved model.
         tasks: as ``results.json`` of an evaluation lists them, each with its ``name`` and
-            ``metrics``, and perhaps its ``speed``.
+            ``metrics``, and perhaps its ``speed`` and ``exact_recall``.
 
     Raises:
         FileNotFoundError: the folder has no card.
@@ -142,23 +142,26 @@ def _first(base: str | list[str] | None) -> str | None:
 
 
 def _table(tasks: Sequence[Mapping[str, Any]]) -> str:
-    """A row per task: its metrics and, where they were measured, speed and size."""
-    metrics = list(tasks[0]["metrics"])
-    measured = any("speed" in task for task in tasks)
-    heads = [*metrics, *(_SPEEDS if measured else ())]
+    """A row per task: its metrics and, where they were measured, what approximate search loses,
+    speed and size."""
+    rows = [_cells(task) for task in tasks]
+    heads = [*dict.fromkeys(chain.from_iterable(rows))]
     lines = [["task", *heads], ["---", *("---:" for _ in heads)]]
-    for task in tasks:
-        lines.append([task["name"], *(f"{task['metrics'][metric]:.4f}" for metric in metrics)])
-        if measured:
-            lines[-1] += _speed(task["speed"]) if "speed" in task else [""] * len(_SPEEDS)
+    for task, row in zip(tasks, rows, strict=True):
+        lines.append([task["name"], *(row.get(head, "") for head in heads)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _speed(speed: Mapping[str, Any]) -> list[str]:
-    """The cells below the headings of speed."""
-    latency, rate = speed["latency"], speed.get("documents_per_second")
-    return [
-        "" if rate is None else f"{rate:,.0f}",
-        f"{latency['p50']:,.1f} / {latency['p95']:,.1f}",
-        f"{speed['index_bytes'] / 1e6:,.1f}",
-    ]
+def _cells(task: Mapping[str, Any]) -> dict[str, str]:
+    """What was measured of a task, by its heading."""
+    cells = {metric: f"{value:.4f}" for metric, value in task["metrics"].items()}
+    found = task.get("exact_recall", {}).get("at_10")
+    if found is not None:
+        cells["of exact@10"] = f"{found:.4f}"
+    if "speed" in task:
+        speed, latency = task["speed"], task["speed"]["latency"]
+        rate = speed.get("documents_per_second")
+        cells["documents/s"] = "" if rate is None else f"{rate:,.0f}"
+        cells["ms a query, p50 / p95"] = f"{latency['p50']:,.1f} / {latency['p95']:,.1f}"
+        cells["index MB"] = f"{speed['index_bytes'] / 1e6:,.1f}"
+    return cells

@@ -18,7 +18,8 @@ _COMPRESSION = 6
 def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """A file to write beside ``path`` that takes its place when complete; the folder is made.
 
-    It is flushed to the disk before the renaming.
+    It has the permissions of any new file, whoever writes it, and is flushed to the disk before the
+    renaming.
 
     Args:
         path: of the file.
@@ -31,23 +32,27 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """
     own = f".{uuid.uuid4().hex[:8]}" if shared else ""
     fresh = path.with_name(f"{path.name}{own}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield fresh
-        _flush(fresh)
-        fresh.replace(path)
-    except OSError as error:
-        raise _not_written(str(path), path, error) from error
-    finally:
-        with suppress(OSError):
-            fresh.unlink()
+    with failures_told(str(path), path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.unlink(missing_ok=True)
+            fresh.touch()
+            allowed = fresh.stat().st_mode
+            yield fresh
+            fresh.chmod(allowed)
+            _flush(fresh)
+            fresh.replace(path)
+        finally:
+            with suppress(OSError):
+                fresh.unlink()
 
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
     """An empty folder to fill, which becomes ``path`` when the block ends without an error.
 
-    Everything is flushed before the renaming. An existing folder at ``path`` is replaced; if the
+    All files have the permissions of a new file, and everything is flushed before the renaming. An
+    existing folder at ``path`` is replaced; if the
     process dies between the two renames, its content stays beside ``path`` under a name that ends
     in ``.old``.
 
@@ -56,19 +61,50 @@ def replacing_folder(path: Path) -> Iterator[Path]:
             ``path`` before is untouched.
     """
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    with failures_told(f"the folder {path}", path):
+        try:
+            fresh.mkdir(parents=True)
+            yield fresh
+            allowed = fresh.stat().st_mode & 0o666  # those of a file, without the right to enter
+            for part in (*fresh.rglob("*"), fresh):
+                if part.is_file():
+                    part.chmod(allowed)  # safetensors' are their owner's alone
+                _flush(part)
+            _replace(path, fresh)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+
+
+@contextmanager
+def failures_told(what: str, path: Path) -> Iterator[None]:
+    """Say of a write that fails within what could not be written, why, and what to do.
+
+    Args:
+        what: is written.
+        path: where it will be.
+
+    Raises:
+        OSError: in the place of one that says less, and of those of other libraries.
+    """
     try:
-        fresh.mkdir(parents=True)
-        yield fresh
-        for part in (*fresh.rglob("*"), fresh):
-            _flush(part)
-        _replace(path, fresh)
+        yield
     except Exception as error:
         # A failed write is an OSError, a SafetensorError, or a bare Exception of tokenizers.
         if not isinstance(error, OSError | SafetensorError) and type(error) is not Exception:
             raise
-        raise _not_written(f"the folder {path}", path, error) from error
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        raise OSError(
+            f"{what} could not be written; {room(path)} and run the same command again; what was "
+            f"there before is untouched. ({error})"
+        ) from error
+
+
+def room(path: Path) -> str:
+    """What keeps a disk from taking a file at ``path``, and what to do about it."""
+    folder = next(each for each in path.absolute().parents if each.is_dir())
+    if not os.access(folder, os.W_OK):
+        return f"{folder} is read-only here. Make it writable"
+    free = shutil.disk_usage(folder).free / 2**20
+    return f"{free:,.1f} MiB are free in {folder}. Make room"
 
 
 def sweep_leftovers(folder: Path) -> None:
@@ -99,15 +135,6 @@ def writing(file: Path, *, compress: bool) -> Iterator[BufferedIOBase]:
             return
         with gzip.GzipFile("", "wb", _COMPRESSION, sink, mtime=0) as packed:
             yield packed
-
-
-def _not_written(what: str, path: Path, error: Exception) -> OSError:
-    existing = next(each for each in path.absolute().parents if each.is_dir())
-    free = shutil.disk_usage(existing).free / 2**20
-    return OSError(
-        f"{what} could not be written; {free:,.1f} MiB are free in {existing}. Make room and run "
-        f"the same command again; what was there before is untouched. ({error})"
-    )
 
 
 def _flush(path: Path) -> None:

@@ -45,7 +45,7 @@ def imported(path: Path) -> set[str]:
 def test_what_is_imported_is_listed():
     files = [*(ROOT / "sparton").rglob("*.py"), ROOT / "train.py", ROOT / "evaluate.py"]
     packages = set().union(*map(imported, files)) - sys.stdlib_module_names - {"sparton"}
-    own = {"hydra": "hydra-core", "yaml": "pyyaml"}
+    own = {"hydra": "hydra-core", "seismic": "pyseismic-lsr", "yaml": "pyyaml"}
     listed = {own.get(name, name).replace("_", "-") for name in packages}
     assert {"torch", "hydra-core", "pandas"} <= listed <= set(pinned())
 

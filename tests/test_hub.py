@@ -212,6 +212,17 @@ def test_results_are_written_into_a_card_and_replaced(tmp_path):
         add_results(model, tasks(1.0))
 
 
+def test_cards_say_what_approximate_search_loses(tmp_path):
+    model = save(tmp_path / "model", "splade", Origin("a/b", "mit"))
+    exact, approximate = *tasks(0.25), tasks(0.75)[0] | {"exact_recall": {"at_10": 0.987654}}
+    add_results(model, [exact, approximate])
+    text = (model / "README.md").read_text()
+    assert "| task | ndcg@10 | mrr@10 | of exact@10 |" in text
+    assert "| toy | 0.2500 | 0.5000 |  |" in text and "| toy | 0.7500 | 0.5000 | 0.9877 |" in text
+    add_results(model, [exact])
+    assert "of exact" not in (model / "README.md").read_text()
+
+
 def test_the_command_takes_the_results_of_the_training(tmp_path, capsys):
     model = save(tmp_path / "run" / "model", "splade")
     with pytest.raises(FileNotFoundError, match=r"results.json: no such file; sparton evaluate"):

@@ -26,6 +26,7 @@ RANDOM = ["backbone=random", "backbone.hidden_size=32", "backbone.layers=1", "ba
 KINDS = {
     "compiled": [*QUICK, *RANDOM, "backbone.compile=true"],
     "half-residual": [*QUICK, *RANDOM, "precision=bf16", "backbone.half_residual=true"],
+    "fp16": [*QUICK, "precision=fp16", "loss.temperature=0.05"],  # whose first gradients overflow
     "csr": [*QUICK, *CSR, "head.freeze_backbone=false"],
     "joint": [*QUICK, *JOINT, "loss=joint"],
     "static": [*QUICK, *LEARNED],
@@ -33,22 +34,28 @@ KINDS = {
 }
 
 
+# fp16 is refused on a CPU, where it is slow.
+ANY_PRECISION = """
+from sparton.training.precision import Precision
+Precision.__post_init__ = lambda self: None
+from sparton.cli.main import main; main()
+"""
+
+
 def train(folder: Path, settings: list[str], end: str = "- -") -> subprocess.CompletedProcess:
-    command = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        *settings,
-        *MORTAL,
-        f"hydra.run.dir={folder}",
-    ]
-    environment = os.environ | {"END": end}
+    command = [sys.executable, str(ROOT / "train.py")]
+    if settings == KINDS["fp16"]:
+        command = [sys.executable, "-c", ANY_PRECISION, "train"]
+    command += [*settings, *MORTAL, f"hydra.run.dir={folder}"]
+    environment = os.environ | {"END": end, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
 
 
 def left(folder: Path) -> dict[str, torch.Tensor]:
-    """Every weight of the model and every state of the optimizer."""
+    """Every weight of the model, every state of the optimizer, and the loss scale."""
     state = torch.load(max(folder.glob("checkpoints/*.pt")), weights_only=True)
-    tensors = {f"trained.{name}": value for name, value in state["encoder"].items()}
+    scale = {f"scaler.{name}": torch.tensor(value) for name, value in state["scaler"].items()}
+    tensors = scale | {f"trained.{name}": value for name, value in state["encoder"].items()}
     for number, moments in state["optimizer"]["state"].items():
         tensors |= {f"{number}.{name}": value for name, value in moments.items()}
     for file in (folder / "model").rglob("*.safetensors"):
@@ -69,6 +76,7 @@ def test_a_killed_run_ends_bit_identical(tmp_path, kind):
     assert again.returncode == 0, again.stderr
     assert (killed / "manifest-from-step-2.json").exists(), "it began anew"
     expected, found = left(tmp_path / "whole"), left(killed)
+    assert expected.get("scaler.scale", 0) < 2**16, "no gradient has overflowed"
     assert expected.keys() == found.keys()
     assert [name for name, value in expected.items() if not torch.equal(value, found[name])] == []
     losses = [
@@ -76,6 +84,31 @@ def test_a_killed_run_ends_bit_identical(tmp_path, kind):
     ]
     assert losses[0] == losses[1] and len(losses[0]) == 4
     assert len(set(losses[0])) == 4, "a run that does not change says nothing"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_killed_run_goes_on_with_its_loss_scale(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert train(whole, KINDS["fp16"]).returncode == 0
+    assert train(killed, KINDS["fp16"], end="0 killed").returncode == -signal.SIGKILL
+    again = train(killed, KINDS["fp16"])
+    assert again.returncode == 0, again.stderr
+    assert (killed / "manifest-from-step-2.json").exists(), "it began anew"
+    expected, found = left(whole), left(killed)
+    scales = [name for name in expected if name.startswith("scaler.")]
+    assert scales and all(expected[name] == found[name] for name in scales)
+    losses = [[record["loss"] for record in read_records(folder)] for folder in (whole, killed)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+@pytest.mark.slow
+def test_nan_in_a_compiled_model_is_caught_at_its_step_between_two_log_lines(tmp_path):
+    ended = train(tmp_path, [*KINDS["compiled"], "log_every=100"], end="0 nan")
+    assert ended.returncode == 1 and "Traceback" not in ended.stderr
+    assert "the loss was not finite at step 4; nothing has been saved since" in ended.stderr
+    assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["step-00000002.pt"]
+    assert [record["step"] for record in read_records(tmp_path)] == [1]
 
 
 @pytest.mark.slow

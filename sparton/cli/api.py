@@ -1,6 +1,5 @@
 """``sparton.train``: a training from Python, with the settings of the command line."""
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from sparton.cli.command_line import read_request
 from sparton.cli.commands.train import set_environment
 from sparton.cli.errors import EXPECTED_ERRORS, explain
 from sparton.cli.overrides import written
+from sparton.reading import read_json
 
 
 class TrainedRun(NamedTuple):
@@ -74,7 +74,7 @@ def train(*overrides: str, **settings: object) -> TrainedRun:
             raise found from None
     assert folder is not None
     results = folder / "results.json"
-    tested = json.loads(results.read_text()) if results.exists() else None
+    tested = read_json(results) if results.exists() else None
     return TrainedRun(folder, folder / "model", tested)
 
 

@@ -3,6 +3,7 @@
 The environment variable HYDRA_FULL_ERROR=1 shows where an error was raised.
 """
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -97,6 +98,8 @@ def explain(error: Exception) -> str:
             group, in_group, _ = str(error.full_key).partition(".")
             place = f"the files in configs/{group}" if in_group else "the first files of configs"
             return f"{error.full_key} has no value: set {error.full_key}=..., see {place}"
+        case OSError(errno=errno.EROFS | errno.ENOSPC | errno.EDQUOT):
+            return f"{error}: make room there, make it writable, or write elsewhere"
         case HydraException() | OmegaConfBaseException():
             return str(error).splitlines()[0]  # the rest is about types
     remedy = next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), "")

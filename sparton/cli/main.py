@@ -1,8 +1,9 @@
 """The command ``sparton``: what it can do, and where that is done.
 
-A command is a module of ``sparton.cli.commands`` with ``main(arguments)``, and a line in the table
-below. It raises what a user can mend as one of ``sparton.cli.errors.EXPECTED_ERRORS``; a constant
-``INTERRUPTED`` may say what becomes of its work where it is interrupted.
+A command is a module of ``sparton.cli.commands``, with _ for -, that has ``main(arguments)``, and a
+line in the table below. It raises what a user can mend as one of
+``sparton.cli.errors.EXPECTED_ERRORS``; a constant ``INTERRUPTED`` may say what becomes of its work
+where it is interrupted.
 """
 
 import sys
@@ -26,6 +27,7 @@ COMMANDS = {
     "export": "write the vectors of texts for other search engines",
     "tune": "search the fastest configurations of the kernels for this GPU",
     "card": "write an evaluation's results into a model's card: sparton card PATH",
+    "push-vectors": "put encoded documents into a search engine, or write its files",
     "push": "upload a model to the Hugging Face hub: sparton push PATH USER/NAME",
 }
 
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif command in COMMANDS:
         from sparton.cli.errors import one_sentence
 
-        module = import_module(f"sparton.cli.commands.{command}")
+        module = import_module(f"sparton.cli.commands.{command.replace('-', '_')}")
         with one_sentence(f"sparton {command}", getattr(module, "INTERRUPTED", "")):
             module.main(rest)
     else:

@@ -17,6 +17,7 @@ from sparton.datasets.files import FORMATS, DataFile, RecordError, detect_format
 from sparton.datasets.permutation import PART, derive_key, permute
 from sparton.datasets.tables import Columns, count_records, open_table
 from sparton.packing import ranges_of
+from sparton.writing import failures_told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,7 +175,8 @@ def write_table(path: Path, schema: "pa.Schema", batches: Iterable["pa.RecordBat
 
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
         for batch in batches:
-            writer.write_batch(batch)
+            with failures_told(str(path), path):
+                writer.write_batch(batch)
 
 
 def report(name: str, rows: int, facts: Mapping[str, Any]) -> None:

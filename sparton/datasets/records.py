@@ -123,7 +123,8 @@ def parse_record(record: Any, kind: Kind) -> Row:
         raise RecordError(f"a {type(record).__name__} where a JSON list or object is expected")
     if "set" in record and kind is TEXTS:
         return _parse_set(record["set"])
-    _check_label(record.get("label"))
+    if "label" in record:
+        _check_label(record["label"])
     return _parse_mapping(record, kind, _layout(tuple(record), kind))
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparton.datasets.files import DataFile
 from sparton.digests import Seal, texts_digest
+from sparton.reading import read_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,11 +127,11 @@ def _verified(folder: Path) -> tuple[Facts, str]:
     if not folder.is_dir():
         raise FileNotFoundError(folder)
     try:
-        stored = json.loads((folder / FACTS).read_bytes())
+        stored = read_json(folder / FACTS)
         facts, files = stored["facts"], stored["files"]
         seals = {name: Seal(*seal) for name, seal in files.items()}
         whole = stored["digest"] == _digest(facts, files) and TABLE in seals
-    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (FileNotFoundError, ValueError, LookupError, TypeError, AttributeError):
         whole = False
     if not whole:
         raise DamagedTableError(f"the prepared table in {folder} is damaged: its {FACTS}")

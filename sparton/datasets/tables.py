@@ -227,7 +227,7 @@ def _checked(fields: list[str] | csv.Error) -> list[str]:
     """The fields of a line of CSV that could be read."""
     if isinstance(fields, csv.Error):
         raise RecordError(f"not CSV: {fields} (a quote within quotes is written twice)")
-    if not all(field.isascii() for field in fields):
+    if not "".join(fields).isascii():
         decode_text("\n".join(fields).encode(errors="surrogateescape"))
     return fields
 
@@ -249,7 +249,8 @@ def _csv(file: DataFile, advance: Advance) -> Iterator[tuple[int, list[str] | cs
         except csv.Error as error:
             yield number, error
             continue
-        if any(field and not field.isspace() for field in fields):
+        written = "".join(fields)
+        if written and not written.isspace():
             yield number, fields
 
 

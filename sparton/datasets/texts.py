@@ -23,6 +23,7 @@ from sparton.datasets.records import parse_text_or_fields
 from sparton.datasets.store import TABLE, Facts, StoredTable, fingerprint, stored_table
 from sparton.digests import TextsDigest, records_digest
 from sparton.types import TextCollection
+from sparton.writing import failures_told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,7 +143,7 @@ def text_table(
         if not hashes:
             raise ValueError(f"{name}: the files hold no text")
         _write_index(folder, np.concatenate(hashes), places)
-        np.save(folder / EMPTY, np.concatenate(empty))
+        _save(folder / EMPTY, np.concatenate(empty))
         return {**tally.facts(), "digest": str(digest)}
 
     table = stored_table(name, key, build, cache_dir)
@@ -224,5 +225,10 @@ def _write_index(folder: Path, hashes: NDArray[np.uint64], places: _Places) -> N
             else f"the ids {second!r} and {first!r} have the same hash: rename one"
         )
         raise ValueError(f"{places.of(rows[1])}: {fault}, first at {places.of(rows[0])}")
-    np.save(folder / HASHES, hashes)
-    np.save(folder / ORDER, order)
+    _save(folder / HASHES, hashes)
+    _save(folder / ORDER, order)
+
+
+def _save(file: Path, array: NDArray) -> None:
+    with failures_told(str(file), file):
+        np.save(file, array)

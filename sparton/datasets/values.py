@@ -12,6 +12,8 @@ from sparton.datasets.files import RecordError, decode_text
 from sparton.reading import RepeatedKeyError, without_repetition
 
 _NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[-+]?[0-9]+)?\s*", re.IGNORECASE)
+# json.loads would make one for every record.
+_DECODER = json.JSONDecoder(object_pairs_hook=without_repetition)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -19,7 +21,7 @@ def decode_json(line: bytes) -> Any:
     """The line's JSON value, all of whose texts can be written as UTF-8; see :func:`parse_json`."""
     text = decode_text(line)
     value = parse_json(text, " (one record per line is expected)")
-    if "\\ud" in text or "\\uD" in text:
+    if "\\u" in text and ("\\ud" in text or "\\uD" in text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -33,7 +35,7 @@ def parse_json(text: str, hint: str = "") -> Any:
     """The value of JSON. RecordError says why there is none, with a hint, and refuses a key that
     an object has twice, whose first value would be lost."""
     try:
-        return json.loads(text, object_pairs_hook=without_repetition)
+        return _DECODER.decode(text)
     except json.JSONDecodeError as error:
         raise RecordError(f"not JSON{hint}: {error.msg} at column {error.colno}") from error
     except RecursionError as error:

@@ -21,7 +21,7 @@ from sparton.encoded.shards import inspect_shard, shard_path, write_shard
 from sparton.models.encoder import Encoder
 from sparton.packing import ranges_of
 from sparton.representations import KINDS
-from sparton.retrieval.encoding import encode_texts, pooling_of, usual_precision
+from sparton.retrieval.encoding import encode_texts, usual_pooling, usual_precision
 from sparton.retrieval.storing import VectorDtype
 from sparton.types import Kind, Side
 
@@ -78,7 +78,7 @@ def plan_encoding(
         pool_factor=pool_factor,
         precision=precision,
     )
-    pooling = pooling_of(encoder, side, pool_factor)
+    pooling = usual_pooling(encoder, side, pool_factor) if found.tokens is not None else None
     query = side == "query"
     length = tokenizer.query_length if query else tokenizer.document_length
     usual = _ROWS if found.tokens is None else max(min(_TOKEN_ROWS, _TOKENS // length), 1)
@@ -197,7 +197,7 @@ def encode_shards(
                     kinds=settings.kinds,
                     max_terms=settings.max_terms,
                     vector_dtype=settings.vector_dtype,
-                    pool_factor=settings.pool_factor if settings.token_width else None,
+                    pool_factor=settings.pool_factor if "tokens" in settings.kinds else None,
                     progress=label,
                 )
                 write_shard(output, shard, encoded)

@@ -31,7 +31,7 @@ class Settings(NamedTuple):
         token_width: E; 0 without token vectors.
         max_terms: of how many terms a text keeps the weights, the largest; None for all.
         vector_dtype: in which token vectors are stored.
-        pool_factor: of how many tokens of a document there is one vector; 1 for of each.
+        pool_factor: of so many tokens of a document one vector is stored; 1 for all.
         length: tokens at which texts were cut.
         prompt: put before the texts.
         precision: in which the model ran.

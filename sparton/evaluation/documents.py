@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparton.digests import records_digest
 from sparton.encoded import EncodedTexts
-from sparton.retrieval.encoding import pooling_of, usual_precision
+from sparton.retrieval.encoding import usual_pooling, usual_precision
 from sparton.retrieval.storing import VectorDtype
 from sparton.types import Kind, RetrievalTask, Tokenizer
 
@@ -50,9 +50,9 @@ def check_documents(
     if "sparse" in kinds:
         wanted["max_terms"] = max_terms
     if "tokens" in kinds:
+        pooling = usual_pooling(encoder, "document", pool_factor)
         wanted["vector_dtype"] = vector_dtype
-        pooling = pooling_of(encoder, "document", pool_factor)
-        wanted["pool_factor"] = 1.0 if pooling is None else float(pooling.factor)
+        wanted["pool_factor"] = 1.0 if pooling is None else pooling.factor
     unlike = [
         f"{name}={getattr(made, name)} and not {value}"
         for name, value in wanted.items()

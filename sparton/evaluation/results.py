@@ -11,6 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
+from sparton.evaluation.recall import ExactRecall
 from sparton.evaluation.speed import Speed
 from sparton.reading import Fields, read_json
 from sparton.retrieval.run import Run
@@ -42,6 +43,8 @@ class TaskResult(NamedTuple):
             :func:`~sparton.sparse_vectors.mean_flops`.
         query_vectors, document_vectors: mean number of token vectors.
         speed: what it costs to encode and to ask; None where that was not measured.
+        exact_recall: what an approximate index finds of what exact search does; None where search
+            was exact.
     """
 
     name: str
@@ -56,6 +59,7 @@ class TaskResult(NamedTuple):
     query_vectors: float | None = None
     document_vectors: float | None = None
     speed: Speed | None = None
+    exact_recall: ExactRecall | None = None
 
 
 def mean_metrics(results: Sequence[TaskResult]) -> dict[str, float]:
@@ -80,7 +84,8 @@ def results_table(results: Sequence[TaskResult], title: str | None = None) -> Gr
     """What was found and what it costs, each with a row per task, and below them the mean row.
 
     "terms q/d" are the mean active terms, "vectors q/d" the mean token vectors of queries and
-    documents; "docs/s", "queries/s", "ms/query p50/p95" and "index MB" are the
+    documents; "of exact@10" is the :class:`~sparton.evaluation.recall.ExactRecall` of an index that
+    is not exact; "docs/s", "queries/s", "ms/query p50/p95" and "index MB" are the
     :class:`~sparton.evaluation.speed.Speed`. A column that no result fills is left out.
     """
     found = _table(results, quality_columns(results), title)
@@ -114,9 +119,12 @@ def quality_columns(results: Sequence[TaskResult]) -> Columns:
 
 
 def cost_columns(results: Sequence[TaskResult]) -> Columns:
-    """As :func:`quality_columns`: speed and time."""
+    """As :func:`quality_columns`: what search loses by being approximate, speed and time."""
     speeds = [each.speed for each in results]
+    recalls = [each.exact_recall for each in results]
     columns: Columns = {
+        "of exact@10": (".4f", [(each and each.at_10,) for each in recalls]),
+        "of exact@100": (".4f", [(each and each.at_100,) for each in recalls]),
         "docs/s": (",.0f", [(each and each.documents_per_second,) for each in speeds]),
         "queries/s": (",.0f", [(each and each.queries_per_second,) for each in speeds]),
         "ms/query p50/p95": (",.1f", [each.latency[:2] if each else (None,) for each in speeds]),
@@ -165,6 +173,8 @@ def task_figures(result: TaskResult) -> dict[str, Any]:
     figures = {name: figure for name, figure in result._asdict().items() if figure is not None}
     if speed := result.speed:
         figures["speed"] = speed._asdict() | {"latency": speed.latency._asdict()}
+    if recall := result.exact_recall:
+        figures["exact_recall"] = recall._asdict()
     return figures | {
         "run": _file(result, "trec"),
         "by_query": _file(result, "metrics.json"),
@@ -206,7 +216,7 @@ def read_queries(folder: Path | str) -> dict[str, dict[str, dict[str, float]]]:
 
 def read_tasks(path: Path) -> list[dict[str, Any]]:
     """What a ``results.json`` says of each task, which has its ``name``, its ``metrics``, and
-    perhaps its ``speed``; see :func:`task_figures`.
+    perhaps its ``speed`` and ``exact_recall``; see :func:`task_figures`.
 
     Raises:
         FileNotFoundError: no such file.
@@ -221,6 +231,8 @@ def read_tasks(path: Path) -> list[dict[str, Any]]:
         metrics, speed = task.need_object("metrics"), task.object("speed")
         for metric in metrics:
             metrics.need(metric, float)
+        if recall := task.object("exact_recall"):
+            recall.get("at_10", float)
         if speed is not None:
             latency = speed.need_object("latency")
             for fields, keys in ((speed, _SPEEDS), (latency, ("p50", "p95"))):

@@ -16,6 +16,7 @@ from sparton.arguments import refuse_below
 from sparton.encoded import EncodedTexts
 from sparton.evaluation.documents import check_documents
 from sparton.evaluation.exclusion import excluded_rows, own_rows, without
+from sparton.evaluation.recall import recall_of_exact
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
@@ -255,6 +256,11 @@ def _retrieve(
     found = index.search(asked, k + barred.shape[1], exclude=own, progress=progress)
     run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k))
     clock.stop("search")
+    recall = None
+    if not index.exact:
+        recall = recall_of_exact(
+            found, asked, stored, device, rerank_depth=rerank_depth, exclude=own
+        )
     seconds, speed = clock.seconds, None
     if timed_queries:
 
@@ -275,6 +281,7 @@ def _retrieve(
         search=search,
         seconds=seconds,
         speed=speed,
+        exact_recall=recall,
         run=run,
         **_sizes(queries, documents),
     )

@@ -34,8 +34,8 @@ def run_tests(
             task = build()
         results.append(evaluate(task._replace(name=name)))
         if not quiet:
+            write_task_run(results[-1], folder)  # of which results.json tells
             write_results(results, folder, description)
-            write_task_run(results[-1], folder)
     if quiet:
         return results
     console = Console()

@@ -4,6 +4,7 @@ R texts, queries first; D width.
 """
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -193,6 +194,9 @@ def _prepare(
         save_dense(encoder, fresh / MODEL, **lengths)
         np.save(fresh / KEYS, keys)
         np.lib.format.open_memmap(fresh / EMBEDDINGS, "w+", np.dtype(dtype), shape).flush()
+        with (fresh / EMBEDDINGS).open("r+b") as file:
+            # A page of a map that a full disk does not take would end the process without a word.
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         note_progress(fresh, 0)
         (fresh / FACTS).write_text(json.dumps(facts._asdict(), indent=2) + "\n")
     return 0

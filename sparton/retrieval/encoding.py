@@ -97,7 +97,7 @@ def encode_texts(
         raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
     kept = _checked_kinds(encoder, kinds, side, max_terms)
     check_pool_factor(pool_factor, kept, encoder)
-    pooling = pooling_of(encoder, side, pool_factor)
+    pooling = usual_pooling(encoder, side, pool_factor)
     order = np.argsort([-len(text) for text in texts], kind="stable")
     groups = [order[few.start : few.stop] for few in ranges_of(len(order), _group_size(len(order)))]
     tokenize = tokenizer.queries if side == "query" else tokenizer.documents
@@ -283,8 +283,9 @@ def check_pool_factor(pool_factor: float | None, kinds: Collection[Kind], encode
         )
 
 
-def pooling_of(encoder: Any, side: Side, pool_factor: float | None) -> TokenPooling | None:
-    """How token vectors of a side are pooled; None where all are stored."""
+def usual_pooling(encoder: Any, side: Side, pool_factor: float | None) -> TokenPooling | None:
+    """How token vectors of a side are pooled, by the encoder's head where nothing else is said;
+    None where all are stored."""
     pooling: TokenPooling = getattr(encoder, "token_pooling", TokenPooling())
     if pool_factor is not None:
         pooling = pooling._replace(factor=pool_factor)

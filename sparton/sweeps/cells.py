@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+from sparton.reading import read_json
 from sparton.training.outcome import termination_noted
 from sparton.training.processes import run_alone
 from sparton.training.status import (
@@ -88,6 +89,6 @@ def find_cells(folder: Path) -> list[tuple[Path, Settings, Status]]:
 
 def _read_settings(folder: Path) -> Settings | None:
     try:
-        return json.loads((folder / CELL_FILE).read_text())
+        return read_json(folder / CELL_FILE)
     except (OSError, ValueError):
         return None

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from sparton.errors import NonFiniteLossError, OtherRunError
+from sparton.errors import OtherRunError
 from sparton.training.diagnostics import collapse_warning, describe_representations
+from sparton.training.finite import FiniteWatch
 from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, Record
 from sparton.training.micro_batch import MicroBatchSearch
@@ -93,7 +93,9 @@ class Trainer(Generic[OwnStep]):
         self.scaler = self.step.precision.grad_scaler()
         self._figures: dict[str, dict[str, float]] = {}
         self._by_source = SourceLosses(self.sources, self.world.device)
-        self._finite = torch.ones((), dtype=torch.bool, device=self.world.device)
+        self._finite = FiniteWatch(
+            self.encoder, self.folder / "checkpoints", self.scaler.is_enabled()
+        )
 
     def resume(self) -> int:
         """Take up the newest checkpoint, if there is one. Returns the step to go on from.
@@ -122,7 +124,7 @@ class Trainer(Generic[OwnStep]):
             loggers: of the run; only the main rank has any.
 
         Raises:
-            NonFiniteLossError: with the step, and where the last good checkpoint is.
+            NonFiniteLossError: with the first step that was not, and where good checkpoints are.
         """
         self.encoder.train()
         if self.best > float("-inf"):
@@ -135,34 +137,33 @@ class Trainer(Generic[OwnStep]):
             output = self.step(batch, step, self.scaler.scale)
             rate_factor = self.schedule(step, self.settings.steps)
             norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
-            self._finite &= output.loss.isfinite()
-            if not self.scaler.is_enabled():  # which expects overflows and skips their updates
-                self._finite &= norm.isfinite()
+            self._finite.note(step + 1, output.loss, norm)
             self.meter.count(batch, waited)
             if output.sources is not None and output.by_query is not None:
                 self._by_source.count(output.sources, output.by_query)
             self._finish_step(step + 1, output, norm, loggers)
             del output  # the representations of a global batch, while the next is encoded
-        if self.settings.evaluate_every is None and self.world.is_main:
-            self._check_finite(self.settings.steps, saving=True)
-            self.save_model(self.encoder, self.folder / "model")
+        if self.settings.evaluate_every is None:
+            self._finite.check(self.settings.steps, wait=True, saving=True)
+            if self.world.is_main:
+                self.save_model(self.encoder, self.folder / "model")
         self.world.barrier()  # all may read it now
 
     def _finish_step(
         self, completed: int, output: StepOutput, norm: Tensor, loggers: Sequence[Logger]
     ) -> None:
         settings = self.settings
-        record: Record = {}
-        if settings.due(settings.log_every, completed) or completed == self.start_step + 1:
-            self._check_finite(completed)
-            record |= self._describe(completed, output, norm)
-        if settings.due(settings.evaluate_every, completed):
-            self._check_finite(completed, saving=True)
+        logs = settings.due(settings.log_every, completed) or completed == self.start_step + 1
+        evaluates = settings.due(settings.evaluate_every, completed)
+        keeps = settings.due(settings.checkpoint_every, completed)
+        saves = evaluates or keeps
+        self._finite.check(completed, wait=logs or saves, saving=saves)
+        record = self._describe(completed, output, norm) if logs else {}
+        if evaluates:
             record |= self._evaluate()
         for logger in loggers if record else ():
             logger.log(record, completed)
-        if settings.due(settings.checkpoint_every, completed):  # after its record is written
-            self._check_finite(completed, saving=True)
+        if keeps:  # after its record is written
             self._checkpoint(completed)
 
     def _describe(self, completed: int, output: StepOutput, norm: Tensor) -> Record:
@@ -229,20 +230,6 @@ class Trainer(Generic[OwnStep]):
                 }
                 save_checkpoint(self.folder / "checkpoints", completed, state)
             self.world.barrier()
-
-    def _check_finite(self, completed: int, saving: bool = False) -> None:
-        """Losses and gradients since the last check; before something is saved, weights too."""
-        finite = self._finite
-        if saving:
-            weights = [parameter.detach() for parameter in self.encoder.parameters()]
-            finite = finite & nn.utils.get_total_norm(weights).isfinite()
-        if not finite.item():
-            raise NonFiniteLossError(
-                f"the loss, a gradient or a weight was not finite by step {completed}; nothing has "
-                f"been saved since. Earlier checkpoints, if any, are in {self.folder}/checkpoints. "
-                "Try a smaller learning rate, gradient clipping, bf16 in the place of fp16, or a "
-                "higher temperature of the loss"
-            )
 
     def _check_identity(self, stored: Mapping[str, str]) -> None:
         if changed := changes(stored, self.identity):

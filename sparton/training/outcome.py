@@ -1,11 +1,12 @@
 """Runs whose end is written down: in this process, or in one for each GPU of this machine."""
 
+import logging
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
@@ -32,6 +33,7 @@ from sparton.training.status import (
 )
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 
 # When a process dies, the collectives of the others fail. Whoever started them ends them within
 # this many seconds; an error that is still there afterwards is their own.
@@ -63,22 +65,22 @@ def run_here(
         begin_run(folder, run)
     # The ranks of torchrun have no owner of this program that could say why they ended.
     alone = size == 1 or dist.is_torchelastic_launched()
-    try:
-        with termination_noted(folder, run) if alone else nullcontext():
+    with termination_noted(folder, run) if alone else nullcontext():
+        try:
             result = work()
-    except Exception as error:
-        lacks_memory = is_out_of_memory(error)
-        told = DeviceMemoryError(str(error)) if lacks_memory else error
-        if size > 1 and not isinstance(told, (DeviceMemoryError, *expected)):
-            time.sleep(_ECHO)
-        if dist.is_torchelastic_launched():
-            get_error_handler().record_exception(error)  # for torchrun's own report
-        status = Status(OOM if lacks_memory else FAILED, explain(told))
-        if not end_run(folder, run, status) and size > 1:
-            sys.exit(1)
-        if told is error:
-            raise
-        raise told from error
+        except Exception as error:
+            lacks_memory = is_out_of_memory(error)
+            told = DeviceMemoryError(str(error)) if lacks_memory else error
+            if size > 1 and not isinstance(told, (DeviceMemoryError, *expected)):
+                time.sleep(_ECHO)
+            if dist.is_torchelastic_launched():
+                get_error_handler().record_exception(error)  # for torchrun's own report
+            status = Status(OOM if lacks_memory else FAILED, explain(told))
+            if not end_run(folder, run, status) and size > 1:
+                sys.exit(1)
+            if told is error:
+                raise
+            raise told from error
     if rank == 0:
         end_run(folder, run, Status(OK))
     return result
@@ -89,13 +91,17 @@ def termination_noted(folder: Path, run: str) -> Iterator[None]:
     """A signal that ends this process, as of a user, a terminal that is closed, a cluster or a
     container, is written down before it does; one that is ignored (nohup) stays ignored."""
     process = os.getpid()  # not one that it starts, which may inherit the handler
+    elastic = dist.is_torchelastic_launched()
 
-    def note(name: str) -> None:
-        if os.getpid() == process:
-            end_run(folder, run, Status(KILLED, f"ended by {name}"))
+    def note(number: int) -> None:
+        message = f"ended by {signal.Signals(number).name}"
+        if elastic and number == signal.SIGTERM:
+            message += ", which torchrun sends when it or another rank is ended"
+        if os.getpid() == process and end_run(folder, run, Status(KILLED, message)) and elastic:
+            log.error("%s; the same command goes on from the last checkpoint", message)
 
     def end(number: int, _: FrameType | None) -> None:
-        note(signal.Signals(number).name)
+        note(number)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -105,13 +111,39 @@ def termination_noted(folder: Path, run: str) -> Iterator[None]:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 noted[number] = signal.signal(number, end)
     try:
-        yield
+        with _heard(noted, note) if elastic and noted else nullcontext():
+            yield
     except KeyboardInterrupt:
-        note("SIGINT")
+        note(signal.SIGINT)
         raise
     finally:
         for number, before in noted.items():
             signal.signal(number, before)
+
+
+@contextmanager
+def _heard(numbers: Collection[int], note: Callable[[int], None]) -> Iterator[None]:
+    """Note signals in a thread. The main one, where handlers run, may wait on its GPU for a rank
+    that is gone, until torchrun kills it."""
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+
+    def listen() -> None:
+        while number := os.read(receiver, 1)[0]:
+            if number in numbers:
+                note(number)
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    before = signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.write(sender, b"\0")  # workers that were forked hold the pipe open
+        listener.join()
+        os.close(sender)
+        os.close(receiver)
 
 
 def run_on_gpus(command: Sequence[str], gpus: int, folder: Path) -> None:

@@ -1,8 +1,6 @@
 """Checkpoints: complete, atomic, and never the only copy while the next one is written."""
 
 import logging
-import os
-import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from zipfile import ZipFile
 import torch
 
 from sparton.errors import CheckpointError
+from sparton.writing import replacing, room
 
 log = logging.getLogger(__name__)
 
@@ -25,26 +24,20 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     Raises:
         CheckpointError: the disk is full or not writable. Earlier checkpoints are untouched.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step:08d}.pt"
-    staged = path.with_suffix(".tmp")
     try:
-        with staged.open("wb") as file:
+        with replacing(path) as fresh, fresh.open("wb") as file:
             torch.save({"step": step, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
     except (OSError, RuntimeError, KeyboardInterrupt) as error:
-        staged.unlink(missing_ok=True)
         # torch.save makes an error of its own of an interrupt while it writes.
         if KeyboardInterrupt in (type(error), type(error.__context__)):
             raise KeyboardInterrupt from error
-        free = shutil.disk_usage(folder).free / 2**20
         earlier = [kept.name for kept in _newest_first(folder)]
+        first = error.__cause__ or error.__context__ or error
         going_on = f"from {earlier[0]}" if earlier else "from step 0, as none exists yet"
         raise CheckpointError(
-            f"the checkpoint {path} could not be written; {free:,.1f} MiB are free there. Make "
-            f"room and run the same command again: it goes on {going_on}. ({error})"
+            f"the checkpoint {path} could not be written; {room(path)} and run the same command "
+            f"again: it goes on {going_on}. ({first})"
         ) from error
     for old in _newest_first(folder)[_KEPT:]:
         old.unlink()

@@ -19,6 +19,7 @@ from typing import IO, NamedTuple
 
 import torch
 
+from sparton.reading import read_json
 from sparton.writing import replacing, sweep_leftovers
 
 RUNNING, OK, OOM, FAILED, KILLED = "running", "ok", "oom", "failed", "killed"
@@ -157,9 +158,9 @@ def _stamp(folder: Path) -> tuple[int, int] | None:
 def _read(folder: Path) -> tuple[str, Status | None]:
     """The name of the run that is in a folder, and how it stands."""
     try:
-        content = json.loads((folder / _FILE).read_text())
+        content = read_json(folder / _FILE)
         texts = [content.pop("run", ""), *Status(**content)]
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return "", None
     if not all(isinstance(text, str) for text in texts):
         return "", None

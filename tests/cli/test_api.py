@@ -63,6 +63,25 @@ def test_it_trains_as_the_command_does(tmp_path):
         sparton.train(*MINIATURE, steps=2, study="here", head="eager")
 
 
+@pytest.mark.slow
+def test_a_command_that_is_refused_changes_nothing_of_the_run_that_is_there():
+    words = [*MINIATURE, "steps=2", "name=there", "evaluation=none"]
+    folder = sparton.train(*words).folder
+    assert not (folder / ".hydra").exists(), "it would be the last command's, not the run's"
+    command = [sys.executable, "-m", "sparton", "train", *words, "seed=0"]
+
+    def content() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = content()
+    with only_writer_elsewhere(folder):
+        refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 1 and f"{folder}: another process trains" in refused.stderr
+    assert content() == before
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert content() != before and not (folder / ".hydra").exists()
+
+
 @contextmanager
 def only_writer_elsewhere(folder: Path) -> Iterator[None]:
     """Another process holds the lock of a folder meanwhile."""

@@ -22,7 +22,8 @@ def test_every_command_has_a_line_of_help(capsys):
     main(["--help"])
     said = capsys.readouterr().out
     files = COMMAND_FILES.glob("*.py")
-    commands = {path.stem for path in files if "\ndef main(arguments" in path.read_text()}
+    texts = {path.stem.replace("_", "-"): path.read_text() for path in files}
+    commands = {name for name, text in texts.items() if "\ndef main(arguments" in text}
     assert set(COMMANDS) == commands
     assert all(f"\n  {name}" in said for name in commands)
 

@@ -43,6 +43,7 @@ def test_what_is_right_is_read(tmp_path):
         (TASK | {"metrics": {"a": float("nan")}}, "is not valid JSON .NaN is no finite number"),
         (TASK | {"speed": SPEED | {"index_bytes": "b"}}, "speed: index_bytes is 'b', and must be"),
         (TASK | {"speed": SPEED | {"latency": {}}}, "speed: latency: p50 is not there"),
+        (TASK | {"exact_recall": {"at_10": "b"}}, "exact_recall: at_10 is 'b', and must be a numb"),
         (TASK | {"by_query": 3}, "task 0: by_query is 3, and must be a string"),
     ],
 )

@@ -66,7 +66,7 @@ def test_the_loss_is_the_sum_over_renormalised_prefixes():
     found = [value.parts[name] for name in ("ranking", "ranking_width_6", "ranking_width_3")]
     torch.testing.assert_close(torch.stack(found).double(), torch.stack(expected).detach())
     torch.testing.assert_close(value.loss.double(), sum(expected))
-    assert len({round(float(each), 4) for each in expected}) == 3
+    assert len({round(each.item(), 4) for each in expected}) == 3
     plain = Objective(InfoNCE())(*sides(encoder), 0)
     assert torch.equal(plain.loss, value.parts["ranking"]) and list(plain.parts) == ["ranking"]
 

@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sparton.datasets.tokenization import PackedTokenizer
 from sparton.packing import cu_seqlens_of
 from sparton.representations import TokenVectors
-from sparton.retrieval.encoding import encode_texts, store_tokens
+from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.pooling import pool_tokens
 from sparton.types import TokenPooling
 from tests.models.late_interaction import LENGTHS, TEXTS, make_encoder
@@ -55,11 +56,13 @@ def test_tokens_that_are_equal_become_one():
     assert sorted(found.tolist()) == [0, 1]
 
 
-def test_documents_are_pooled_and_queries_are_not():
-    from sparton.datasets.tokenization import PackedTokenizer
+def tokenizer_of(encoder) -> PackedTokenizer:
+    return PackedTokenizer(encoder.tokenizer, **LENGTHS, markup=encoder.markup)
 
+
+def test_documents_are_pooled_and_queries_are_not():
     encoder = make_encoder(pool_factor=2.0)
-    tokenizer = PackedTokenizer(encoder.tokenizer, **LENGTHS, markup=encoder.markup)
+    tokenizer = tokenizer_of(encoder)
 
     def stored(side, **options):
         return encode_texts(encoder, tokenizer, TEXTS, side, **options).tokens
@@ -77,7 +80,7 @@ def test_documents_are_pooled_and_queries_are_not():
 
 
 def test_vectors_that_are_not_finite_are_refused_as_without_pooling():
-    broken = vectors()
-    broken.values[30, 2] = torch.nan
-    with pytest.raises(ValueError, match="text 5 of a batch has a token vector with the component"):
-        store_tokens(broken, pooling=TokenPooling(2.0))
+    encoder = make_encoder(pool_factor=2.0)
+    encoder.projection.weight.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="of a batch has a token vector with the component"):
+        encode_texts(encoder, tokenizer_of(encoder), TEXTS, "document")

@@ -28,5 +28,9 @@ class Mortal(torch.optim.AdamW):
         if rank == own and self.count == 3:
             if how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            raise RuntimeError(f"{how} on rank {rank}")
+            if how != "nan":
+                raise RuntimeError(f"{how} on rank {rank}")
+            with torch.no_grad():
+                for group in self.param_groups:
+                    torch._foreach_mul_(group["params"], float("nan"))
         return super().step(*arguments, **settings)

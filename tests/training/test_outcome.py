@@ -110,6 +110,49 @@ def test_a_rank_of_torchrun_notes_its_end(tmp_path):
         assert read_status(tmp_path).state == state
 
 
+@pytest.mark.parametrize(
+    ("work", "delay"),
+    [
+        ("hashlib.pbkdf2_hmac('sha256', b'', b'', 10**8)", 0.0),
+        ("(_ for _ in ()).throw(RuntimeError('Connection closed by peer'))", 0.5),
+    ],
+    ids=["waits for its GPU", "has heard the echo"],
+)
+def test_a_rank_of_torchrun_that_does_not_come_to_its_handler_notes_its_end(tmp_path, work, delay):
+    """As it waits, out of reach of Python, for one that is gone, or has heard that it is."""
+    code = f"""if True:
+        import hashlib, os
+        from pathlib import Path
+        from sparton.training.outcome import run_here
+        from sparton.training.status import begin_run, run_name
+
+        def work():
+            print("here", flush=True)
+            {work}
+
+        begin_run(Path({str(tmp_path)!r}), run_name())
+        run_here(work, Path({str(tmp_path)!r}), ())
+    """
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | variables | {"TORCHELASTIC_RUN_ID": "x"},
+    ) as process:
+        process.stdout.readline()
+        time.sleep(delay)
+        process.terminate()
+        deadline = time.monotonic() + 4  # before the echo is over
+        while read_status(tmp_path).state == "running" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+        said = process.stderr.read().decode()
+    message = "ended by SIGTERM, which torchrun sends when it or another rank is ended"
+    assert read_status(tmp_path) == Status("killed", message)
+    assert said == f"{message}; the same command goes on from the last checkpoint\n"
+
+
 def ranks(folder: Path, code: str) -> list[str]:
     """A command that leaves its environment in the folder, and then does something."""
     names = "('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'OMP_NUM_THREADS')"

@@ -73,16 +73,6 @@ def save_encoder(
         write_card(
             encoder, fresh, name=Path(path).name, lengths=Lengths(query_length, document_length)
         )
-        _follow_umask(fresh)
-
-
-def _follow_umask(folder: Path) -> None:
-    """Give all files the permissions that a new file has here; safetensors' are their owner's
-    alone."""
-    allowed = folder.stat().st_mode & 0o666  # a new folder's are those of a file, and to enter it
-    for file in folder.rglob("*"):
-        if file.is_file():
-            file.chmod(allowed)
 
 
 def load_encoder(

@@ -13,6 +13,7 @@ from typing import Any
 
 from sparton.arguments import ArgumentError
 from sparton.packing import ranges_of
+from sparton.reading import read_json
 from sparton.retrieval.progress import progress_bar
 from sparton.training.state import changes
 from sparton.writing import replacing, writing
@@ -60,7 +61,7 @@ def agree(output: Path, settings: Mapping[str, Any]) -> None:
         with replacing(file) as beside:
             beside.write_text(json.dumps(fresh, indent=2) + "\n", encoding="utf-8")
         return
-    if different := changes(json.loads(file.read_text(encoding="utf-8")), fresh):
+    if different := changes(read_json(file), fresh):
         raise ArgumentError(
             "{} holds an unfinished run with other settings: {}. Run it with its own to finish it, "
             "remove the folder, or name another {output:name}",
@@ -83,7 +84,7 @@ def mine_parts(output: Path, examples: int, mine: MinePart, progress: bool) -> C
                     fresh.write_text(json.dumps(counts), encoding="utf-8")
                 with replacing(part) as fresh:
                     fresh.write_text("".join(lines), encoding="utf-8", newline="\n")
-            total.update(json.loads(counted.read_text(encoding="utf-8")))
+            total.update(read_json(counted))
             advance(len(rows))
     return total
 

@@ -77,6 +77,8 @@ class CompressedIndex(LateInteractionIndex[Stored]):
         ValueError: ``probes`` or ``candidates`` below 1.
     """
 
+    exact = False
+
     def __init__(
         self,
         documents: CompressedTokens,

@@ -66,6 +66,7 @@ class TwoStageIndex:
     def __init__(self, first: Index, second: Reranker, depth: int) -> None:
         self._first, self._second, self._depth = first, second, depth
         self.kinds: frozenset[Kind] = first.kinds | second.kinds
+        self.exact = first.exact and second.exact
         self.nbytes = first.nbytes + second.nbytes
 
     def search(

@@ -40,6 +40,7 @@ class InvertedIndex:
     """
 
     kinds: frozenset[Kind] = frozenset({"sparse"})
+    exact = True
 
     def __init__(
         self,

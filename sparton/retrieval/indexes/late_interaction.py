@@ -40,6 +40,7 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
     """
 
     kinds: frozenset[Kind] = frozenset({"tokens"})
+    exact: bool
     nbytes: int
 
     def __init__(

@@ -36,6 +36,8 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
         chunk_tokens: most tokens of a chunk, unless a single document has more.
     """
 
+    exact = True
+
     def __init__(
         self,
         documents: TokenVectors,

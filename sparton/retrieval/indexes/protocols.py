@@ -31,10 +31,14 @@ class Index(Protocol):
 
     Attributes:
         kinds: the halves of representations that are compared.
+        exact: whether the best documents are always found, as :func:`exact_index
+            <sparton.retrieval.indexes.exact.exact_index>` finds them; an evaluation says how many
+            of them others find.
         nbytes: bytes of the documents' representations and of what it made of them.
     """
 
     kinds: frozenset[Kind]
+    exact: bool
     nbytes: int
 
     def search(
@@ -65,6 +69,7 @@ class Reranker(Protocol):
     :class:`Index`."""
 
     kinds: frozenset[Kind]
+    exact: bool
     nbytes: int
 
     def rerank(

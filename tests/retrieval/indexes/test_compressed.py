@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from sparton.kernels.maxsim import decompress
 from sparton.packing import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
-from sparton.retrieval.encoding import store_sparse, store_tokens
 from sparton.retrieval.indexes import centroid_lists, compressed, compression
 from sparton.retrieval.indexes.centroid_lists import CentroidLists
 from sparton.retrieval.indexes.compressed import CompressedIndex
 from sparton.retrieval.indexes.compression import CompressedIndexBuilder
 from sparton.retrieval.indexes.exact import TwoStageIndex
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
+from sparton.retrieval.storing import store_sparse, store_tokens
 from tests.retrieval.indexes.test_maxsim import DEVICES, best, random_vectors, reference, texts_of
 
 

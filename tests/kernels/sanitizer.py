@@ -1,0 +1,255 @@
+"""Every family of kernels in small shapes under NVIDIA's compute-sanitizer.
+
+    python -m tests.kernels.sanitizer --output results/nvidia-h200/sanitizer.jsonl    # minutes
+    python -m tests.kernels.sanitizer --run attention                 # one family, without the tool
+
+A line of JSON for each family and tool. Two kernels with planted faults, which the tools must find,
+show that they look. The exit code is 1 where a tool finds another fault, or not the planted ones.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparton import ops
+from sparton.kernels import encoder_layer, hybrid_head, sparse_products
+from sparton.sparse_vectors import SparseVectors
+from sparton.training.manifest import describe_environment
+
+TOOLS = {
+    "memcheck": ("--padding=1024",),  # a neighbour's memory is no place to miss
+    "racecheck": (),
+    "initcheck": (),
+}
+PLANTED = {"planted write": ("memcheck",), "planted read": ("initcheck",)}
+AT_ONCE, PATIENCE, FAULTY = 8, 200, 97  # processes, seconds, exit code
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+D, V, E = 128, 300, 64
+LENGTHS = (9, 0, 31, 33)  # of texts, one of them empty
+
+
+def rows(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape).to(DEVICE, dtype).requires_grad_()
+
+
+def bounds(*lengths: int) -> Tensor:
+    ends = torch.tensor(lengths).cumsum(0)
+    return torch.cat([ends.new_zeros(1), ends]).to(DEVICE, torch.int32)
+
+
+def mask(*shape: int) -> Tensor:
+    return (torch.rand(shape) < 0.8).to(DEVICE)
+
+
+def learn(result: Tensor) -> None:
+    result.float().sum().backward()
+
+
+def head(dtype: torch.dtype = torch.bfloat16, **options: Any) -> None:
+    operands = rows(sum(LENGTHS), D, dtype=dtype), rows(V, D, dtype=dtype)
+    learn(ops.splade_head(*operands, rows(V, dtype=torch.float32), bounds(*LENGTHS), **options))
+
+
+def portable_head() -> None:
+    from sparton.kernels.segment_max.forward import PORTABLE, segment_max_forward
+
+    operands = rows(sum(LENGTHS), D), rows(V, D)
+    for argmax in (True, False):
+        segment_max_forward(*operands, None, bounds(*LENGTHS), config=PORTABLE[0], argmax=argmax)
+
+
+def top_entries() -> None:
+    operands = rows(sum(LENGTHS), D), rows(V, D), rows(V, dtype=torch.float32), bounds(*LENGTHS)
+    ops.splade_head_topk(*operands, k=7)
+
+
+def padded_head() -> None:
+    hidden, weight, bias = rows(3, 20, D), rows(V, D), rows(V, dtype=torch.float32)
+    learn(hybrid_head.hybrid_head(hidden, weight, bias, mask(3, 20)))
+
+
+def padded_maxsim(most: int, backward: str) -> None:
+    queries, documents = rows(3, most, E), rows(4, 40, E)
+    masks = mask(3, most), mask(4, 40)
+    learn(ops.maxsim(queries, documents, *masks, normalize=True, backward=backward))
+    own = rows(3, 2, 40, E)
+    learn(ops.maxsim(queries, own, masks[0], mask(3, 2, 40), backward=backward))
+
+
+def packed_maxsim() -> None:
+    queries, documents, cu_queries = rows(12, E), rows(sum(LENGTHS), E), bounds(3, 7, 2, 0)
+    pairs = torch.tensor([[0, 3], [1, 0], [1, 1]], device=DEVICE)
+    for pairing in ("cross", 1, pairs):
+        bounded = cu_queries, bounds(*LENGTHS)
+        learn(ops.maxsim_varlen(queries, documents, *bounded, pairing=pairing))
+    learn(ops.maxsim_pairs(rows(3, 5, E), rows(4, 9, E), pairs=pairs))
+
+
+def best_documents() -> None:
+    sides = rows(12, E).detach(), rows(sum(LENGTHS), E).detach()
+    ops.maxsim_topk(*sides, bounds(3, 7, 2), bounds(*LENGTHS), 2, tokens_at_once=40)
+
+
+def fp8_maxsim() -> None:
+    queries, documents = rows(3, 20, D).detach(), rows(4, 40, D).detach()
+    ops.maxsim_fp8(queries, documents, mask(3, 20), mask(4, 40))
+    ops.maxsim_fp8(queries, ops.quantize_fp8(documents))
+
+
+def maxsim_of_hidden() -> None:
+    queries, hidden, projection = rows(3, 20, E), rows(4, 40, D), rows(E, D)
+    learn(ops.maxsim_from_hidden(queries, hidden, projection, mask(3, 20), mask(4, 40)))
+
+
+def compressed_maxsim() -> None:
+    from sparton.kernels.maxsim.codec import ResidualCodec
+
+    steps = torch.linspace(-0.1, 0.1, 4, device=DEVICE)
+    centroids = torch.nn.functional.normalize(rows(17, D, dtype=torch.float32).detach(), dim=1)
+    codec = ResidualCodec(centroids, steps[:-1], steps)
+    documents = ops.compress(codec, rows(sum(LENGTHS), D, dtype=torch.float32).detach())
+    queries, sides = rows(12, D), (bounds(3, 7, 2), bounds(*LENGTHS))
+    for tokens in (documents, ops.with_inverse_norms(codec, documents)):
+        learn(ops.maxsim_residual_varlen(queries, tokens, codec, *sides))
+    ops.maxsim_centroids(queries.detach(), documents.codes, centroids, *sides)
+
+
+def attention() -> None:
+    states, longest = rows(sum(LENGTHS), 3, 2, 64), max(LENGTHS)
+    learn(ops.varlen_self_attention(states, bounds(*LENGTHS), longest))
+    query, key, value = (rows(sum(LENGTHS), 2, 64) for _ in range(3))
+    sides = (bounds(*LENGTHS),) * 2
+    learn(ops.varlen_attention(query, key, value, *sides, longest, longest))
+
+
+def layer() -> None:
+    x, residual, bias, gain, shift = rows(21, D), rows(21, D), *(rows(D) for _ in range(3))
+    learn(encoder_layer.post_norm(x, bias, residual, gain, shift, eps=1e-6, p=0.1))
+    learn(encoder_layer.bias_gelu(x, bias))
+
+
+def products() -> None:
+    dense = [rows(count, V, dtype=torch.float32).detach().relu() for count in (5, 7)]
+    sides = [SparseVectors.from_dense(side) for side in dense]
+    for side in sides:
+        side.values.requires_grad_()
+    learn(sparse_products.dot_products(*sides))
+    learn(sparse_products.dense_dot_products(*(side.dense() for side in sides)))
+    learn(sparse_products.row_sums(sides[0]))
+    learn(sparse_products.column_sums(sides[1], torch.ones(7, device=DEVICE)))
+
+
+@triton.jit
+def _copy_kernel(source, target, read, write):
+    lane = tl.arange(0, 32)
+    tl.store(target + write + lane, tl.load(source + read + lane))
+
+
+def planted(read: int, write: int) -> None:
+    """Reads what nobody has written, or writes behind the end."""
+    source, target = torch.empty(64, device=DEVICE), torch.zeros(32, device=DEVICE)
+    source[:32] = 1
+    _copy_kernel[(1,)](source, target, read, write)
+
+
+FAMILIES: dict[str, Callable[[], None]] = {
+    "splade head": head,
+    "splade head, fp32": lambda: head(torch.float32),
+    "splade head, fp8": lambda: head(fp8=True),
+    "splade head, sums": lambda: head(pooling="sum"),
+    "splade head, top entries": top_entries,
+    "segment maximum, portable": portable_head,
+    "hybrid head": padded_head,
+    "maxsim": lambda: padded_maxsim(20, "lowmem"),
+    "maxsim, unified": lambda: padded_maxsim(20, "unified"),
+    "maxsim, product": lambda: padded_maxsim(170, "auto"),
+    "maxsim, packed": packed_maxsim,
+    "maxsim, best documents": best_documents,
+    "maxsim, fp8": fp8_maxsim,
+    "maxsim, from hidden": maxsim_of_hidden,
+    "maxsim, compressed": compressed_maxsim,
+    "attention": attention,
+    "encoder layer": layer,
+    "sparse products": products,
+    "planted write": lambda: planted(0, 40),
+    "planted read": lambda: planted(32, 0),
+}
+
+
+def examine(family: str, tool: str) -> dict[str, Any]:
+    """Run a family in a process of its own under a tool; what came of it."""
+    command = ["compute-sanitizer", f"--tool={tool}", f"--error-exitcode={FAULTY}", *TOOLS[tool]]
+    command += [sys.executable, "-m", __spec__.name, "--run", family]
+    environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    began = time.monotonic()
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False
+        )
+        code, said = ended.returncode, ended.stdout + ended.stderr
+    except subprocess.TimeoutExpired:
+        code, said = None, "took too long"
+    found = re.search(r"SUMMARY: (\d+) ", said)
+    return {
+        "tool": tool,
+        "family": family,
+        "errors": int(found[1]) if found else None,
+        "seconds": round(time.monotonic() - began, 1),
+        "exit_code": code,
+        "last_line": (said.strip().splitlines() or [""])[-1],
+    }
+
+
+def is_right(record: dict[str, Any]) -> bool:
+    """Whether a family has no fault, or a planted one was found."""
+    if record["family"] in PLANTED:
+        return bool(record["errors"])
+    return record["exit_code"] == 0 and record["errors"] == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--run", choices=FAMILIES)
+    parser.add_argument("--output", type=Path, default=Path("sanitizer.jsonl"))
+    parser.add_argument("--only", default="", help="families in whose names this is found")
+    asked = parser.parse_args()
+    if asked.run:
+        torch.manual_seed(0)
+        FAMILIES[asked.run]()
+        return
+    if shutil.which("compute-sanitizer") is None:
+        sys.exit("compute-sanitizer is not on the PATH: it is part of the CUDA toolkit")
+    jobs = [
+        (family, tool)
+        for family in FAMILIES
+        for tool in PLANTED.get(family, TOOLS)
+        if asked.only in family or family in PLANTED
+    ]
+    shared = {"environment": describe_environment(), "date": datetime.now(UTC).isoformat()}
+    with ThreadPoolExecutor(AT_ONCE) as pool, asked.output.open("w") as file:
+        records = list(pool.map(lambda job: examine(*job), jobs))
+        file.writelines(json.dumps(record | shared) + "\n" for record in records)
+    wrong = [record for record in records if not is_right(record)]
+    for record in wrong:
+        print(json.dumps(record))  # noqa: T201
+    print(f"{len(records) - len(wrong)} of {len(records)} as they should be")  # noqa: T201
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
