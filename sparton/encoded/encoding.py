@@ -230,8 +230,8 @@ def encode_collection(
     """Encode texts into a folder; called again with the same arguments, it goes on where it was.
 
     Args:
-        encoder, tokenizer, side, kinds, max_terms, vector_dtype, pool_factor, precision,
-            rows_per_shard: see :func:`plan_encoding`.
+        encoder, tokenizer, side, kinds, max_terms, vector_dtype: see :func:`plan_encoding`.
+        pool_factor, precision, rows_per_shard: see there, too.
         texts, output, append, name: see :func:`begin_folder`.
         batch_tokens, progress: see :func:`encode_shards`.
 

@@ -82,11 +82,15 @@ class Gathering:
             self._coming.append(self._thread.submit(self._gather, list(parts)))
 
     def all(self) -> list[Representations]:
-        """Those of all groups, group after group, on process 0; none on the others."""
+        """Give those of all groups, group after group, on process 0; none on the others. Nothing is
+        kept here, so that whoever takes them may give them up one by one."""
         if self._thread is not None:
             while len(self._coming) < self._rounds:
                 self.add([])
-        return self._own + [part for each in self._coming for part in each.result()]
+        found, self._own = self._own, []
+        while self._coming:
+            found += self._coming.pop(0).result()
+        return found
 
     def _gather(self, parts: list[Representations]) -> list[Representations]:
         found = self._crew.collect(parts)

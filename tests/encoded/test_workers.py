@@ -14,7 +14,7 @@ from sparton.encoded import claims
 from sparton.encoded.claims import Watch, claimed
 from tests.encoded.problems import files, peak_memory, save_model, work
 
-NUMBER, ROWS = 240, 8  # texts, and texts of a shard
+NUMBER, ROWS = 160, 8  # texts, and texts of a shard
 PATIENCE = 60  # seconds
 
 
@@ -70,7 +70,7 @@ def test_processes_that_are_killed_cost_nothing_but_time(
     workers, model, tmp_path, forked, expected
 ):
     chosen, output, killed = random.Random(workers), tmp_path / "docs", 0
-    for _ in range(4):
+    for _ in range(3):
         started = start(forked, model, output, workers)
         while not list(output.glob("shards/*.safetensors")) and started[0].is_alive():
             time.sleep(0.01)
@@ -99,15 +99,15 @@ def test_the_others_do_what_one_that_died_was_at(model, tmp_path, forked, expect
 
 
 def test_memory_does_not_grow_with_the_collection(tmp_path, forked):
-    """Of 25 KB for each text: nothing of other shards is kept."""
+    """2,000 texts more, of 25 KB each, take less than 32 MiB, whatever the allocator keeps."""
     wide = save_model(tmp_path / "wide", "wide")
     with ProcessPoolExecutor(1, mp_context=forked) as pool:
         few, many, at_once = (
             pool.submit(peak_memory, wide, tmp_path / str((number, rows)), number, rows).result()
             for number, rows in ((500, 250), (2500, 250), (2500, 2500))
         )
-    assert many < few + 2**23
-    assert at_once > few + 2**24
+    assert many < few + 2**25, (few, many, at_once)
+    assert at_once > few + 2**25, (few, many, at_once)
 
 
 def test_a_claim_is_one_processs_own_and_ends_with_its_work(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.command import main
 from benchmarks.data.files import SHARES, open_files, write_files
-from benchmarks.data.texts import build_tokenizer, documents, queries
+from benchmarks.texts import build_tokenizer, documents, queries
 from make_tables import TABLES
 from tables import records
 

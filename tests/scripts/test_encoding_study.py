@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from benchmarks.command import main
-from benchmarks.data.texts import documents
 from benchmarks.encoding import study
 from benchmarks.encoding.models import as_rows, ours, theirs, write_model
 from benchmarks.encoding.study import OURS, STUDY, Cell
 from benchmarks.study import Settings
+from benchmarks.texts import documents
 
 pytest.importorskip("sentence_transformers", minversion="6.0")
 TEXTS = [documents()[row] for row in range(6)]

@@ -9,7 +9,7 @@ from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 
-from benchmarks.data.texts import Texts, documents, queries
+from benchmarks.texts import Texts, documents, queries
 from sparton.datasets.mixture import Mixture, text_mixture
 
 # By their share of the examples, one for each shape that embedding-training-data has.

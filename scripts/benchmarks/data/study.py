@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from benchmarks.data.figures import LOADING, PREPARATION
 from benchmarks.data.files import open_files, write_files
-from benchmarks.data.texts import DOCUMENT_LENGTH, QUERY_LENGTH, build_tokenizer
 from benchmarks.screen import Columns, Record
 from benchmarks.study import Measured, Settings, Study
+from benchmarks.texts import DOCUMENT_LENGTH, QUERY_LENGTH, build_tokenizer
 from sparton.datasets.loader import train_loader
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.checkpoint import load_tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.data.texts import DOCUMENT_LENGTH, QUERY_LENGTH, VOCABULARY, build_tokenizer
+from benchmarks.texts import DOCUMENT_LENGTH, QUERY_LENGTH, VOCABULARY, build_tokenizer
 from sparton.evaluation import load_retriever
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import random_bert, start_near_identity

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from benchmarks.data.texts import documents
 from benchmarks.encoding.models import (
     HEADS,
     PRECISION,
@@ -22,6 +21,7 @@ from benchmarks.encoding.models import (
 from benchmarks.gate import passes, relative_errors
 from benchmarks.screen import Columns, Record, figure
 from benchmarks.study import Measured, Settings, Study
+from benchmarks.texts import documents
 
 CHECKED = 48  # texts whose representations are compared
 SLACK = 2.0  # times the error of sentence-transformers in the same precision
