@@ -2,7 +2,7 @@
 
 Q queries, N documents in blocks of B and groups of G, V terms, P postings, K results.
 
-A program owns the scores of one query and one block, 32 KiB that stay near its multiprocessor. It
+A program owns the scores of one query and one block, 16 KiB that stay near its multiprocessor. It
 adds up term after term, each in the order of a CPU, with products that are rounded before they are
 added: the bits are the same on both. Within a term documents differ, so that nothing is added to at
 the same time, and a barrier ends each term. Programs of one block run at the same time, and what
@@ -24,6 +24,7 @@ from sparton.sparse_vectors import SparseVectors
 
 CHUNK = 1024  # postings, or documents, that a program handles at once
 GROUPS_AT_ONCE = 16
+WARPS = 8  # of a program: the scores of all that run at once stay in the caches
 
 
 @triton.jit
@@ -115,6 +116,7 @@ def best_keys_gpu(
     Launch(
         _score_kernel, (Q, postings.num_blocks), postings.width, num_scores,
         BLOCK=block, GROUP=GROUP, CHUNK=min(CHUNK, block), enable_fp_fusion=False,
+        num_warps=WARPS,
     )(*postings[:3], *asked, scores, maxima)  # fmt: skip
     num_chosen = min(k, num_groups)
     chosen = maxima.topk(num_chosen, sorted=False).values

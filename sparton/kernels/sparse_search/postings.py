@@ -21,7 +21,7 @@ GROUP = 64
 LARGEST_BLOCK = 2**16
 # Scores of a block stay in a core's second cache, or in the first of a multiprocessor, where
 # several blocks are searched at once.
-CPU_BLOCK, GPU_BLOCK = 2**14, 2**13
+CPU_BLOCK, GPU_BLOCK = 2**14, 2**12
 
 
 class Postings(NamedTuple):
