@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,20 @@ def test_the_same_command_again_keeps_results_and_tries_the_rest(ended):
     changed = [before[end].st_mtime_ns != after[end].st_mtime_ns for end in ENDS]
     assert changed == [False, False, True]
     assert process.stdout.count("done already") == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_ended_leaves_the_records_of_its_cells(tmp_path):
+    command = [sys.executable, ROOT / "train.py", "-m", *SMALL, "seed=0,1,2"]
+    process = subprocess.Popen([*command, f"hydra.sweep.dir={tmp_path}"], stdout=subprocess.DEVNULL)
+    records, deadline = tmp_path / "sweep.jsonl", time.monotonic() + 200
+    while not records.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.terminate()
+    process.wait(60)
+    assert not (tmp_path / "sweep.md").exists()
+    [line] = map(json.loads, records.read_text().splitlines())
+    assert (line["seed"], line["status"]) == (0, "ok") and line["examples_per_second"] > 0
 
 
 @pytest.mark.slow

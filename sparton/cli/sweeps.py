@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from sparton.cli.overrides import written
@@ -31,7 +33,7 @@ def run_command(again: Sequence[str], overrides: Sequence[str], folder: Path) ->
 
 
 class SweepReport(Callback):
-    """Reports on a sweep when its last cell has ended.
+    """Writes down each cell of a sweep that has ended, and reports on all when the last one has.
 
     Args:
         examples: of a whole training, for which the report gives each cell's hours.
@@ -41,6 +43,12 @@ class SweepReport(Callback):
     def __init__(self, examples: int | None = None, published: str | None = None):
         self._examples = examples
         self._published = published
+
+    def on_job_end(self, config: DictConfig, **_: Any) -> None:
+        from sparton.sweeps.report import write_records
+
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            write_records(Path(config.hydra.sweep.dir))
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         from sparton.sweeps.report import read_published, write_report

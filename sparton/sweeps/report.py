@@ -19,6 +19,7 @@ from sparton.sweeps.tables import (
 )
 from sparton.training.figures import training_figures
 from sparton.training.status import FAILED, KILLED, OK, RUNNING
+from sparton.writing import replacing
 
 Record = dict[str, Any]
 _UNFINISHED = (FAILED, KILLED, RUNNING)
@@ -49,11 +50,9 @@ def write_report(
     Returns:
         How many cells have no result.
     """
-    records = read_records(folder)
+    records = write_records(folder)
     if not records:
         return 0
-    lines = [json.dumps(record, sort_keys=True) + "\n" for record in records]
-    (folder / "sweep.jsonl").write_text("".join(lines))
     table, notes = tabulate(records, examples, published)
     from sparton.sweeps.figure import draw  # matplotlib, which no other command needs
 
@@ -68,6 +67,15 @@ def write_report(
     for line in (*notes, f"report: {folder / 'sweep.md'}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return sum(record["status"] in _UNFINISHED for record in records)
+
+
+def write_records(folder: Path) -> list[Record]:
+    """Read every cell below ``folder``, and write ``sweep.jsonl`` there if there are any."""
+    records = read_records(folder)
+    if records:
+        with replacing(folder / "sweep.jsonl", shared=True) as fresh:
+            fresh.write_text("".join(json.dumps(each, sort_keys=True) + "\n" for each in records))
+    return records
 
 
 def tabulate(
