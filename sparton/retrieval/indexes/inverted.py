@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparton.kernels.sparse_search import Postings, invert, search_postings
 from sparton.representations import Representations
-from sparton.retrieval.indexes.protocols import Found, check_kinds, check_request
+from sparton.retrieval.indexes.protocols import Found, asked_terms, check_request
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
@@ -92,14 +92,7 @@ class InvertedIndex:
         are summed in fp32 in ascending order of terms, each product rounded before it is added. A
         CPU and a GPU give the same bits.
         """
-        check_kinds(queries, self.kinds)
-        asked = queries.sparse
-        assert isinstance(asked, SparseVectors), "a collection holds active entries alone"
-        if asked.width != self.width:
-            raise ValueError(
-                f"queries have {asked.width} terms but the index has {self.width}: "
-                "encode both with the same model"
-            )
+        asked = asked_terms(queries, self.width)
         check_request(k, exclude, asked.num_vectors)
         left_out = np.full(asked.num_vectors, -1) if exclude is None else exclude.astype(np.int64)
         scores, rows = search_postings(self._postings, asked, k, torch.from_numpy(left_out))

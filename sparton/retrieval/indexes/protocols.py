@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparton.representations import KINDS, Representations
+from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 
@@ -105,6 +106,23 @@ def check_kinds(queries: Representations, kinds: Collection[Kind]) -> None:
         given = " and ".join(KINDS[kind] for kind in sorted(queries.kinds)) or "nothing"
         wanted = " and ".join(KINDS[kind] for kind in missing)
         raise ValueError(f"queries have {given}, but the documents are compared by {wanted}")
+
+
+def asked_terms(queries: Representations, width: int) -> SparseVectors:
+    """The sparse vectors of queries, over the ``width`` terms of an index.
+
+    Raises:
+        ValueError: queries without them, or over another number of terms.
+    """
+    check_kinds(queries, {"sparse"})
+    asked = queries.sparse
+    assert isinstance(asked, SparseVectors), "a collection holds active entries alone"
+    if asked.width != width:
+        raise ValueError(
+            f"queries have {asked.width} terms but the index has {width}: "
+            "encode both with the same model"
+        )
+    return asked
 
 
 def check_request(k: int, exclude: NDArray[np.int64] | None, num_queries: int) -> None:

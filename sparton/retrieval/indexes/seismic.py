@@ -25,7 +25,7 @@ from sparton.arguments import ArgumentError, Instance, refuse_below
 from sparton.representations import Representations
 from sparton.retrieval.indexes.exact import TwoStageIndex
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
-from sparton.retrieval.indexes.protocols import Found, Index, check_kinds, check_request
+from sparton.retrieval.indexes.protocols import Found, Index, asked_terms, check_request
 from sparton.retrieval.settings import RERANK_DEPTH
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
@@ -156,14 +156,7 @@ class SeismicIndex:
         """K good documents of each query, of those with a score above zero; arguments, results and
         errors are those of :meth:`Index.search
         <sparton.retrieval.indexes.protocols.Index.search>`, without a bar of progress."""
-        check_kinds(queries, self.kinds)
-        asked = queries.sparse
-        assert isinstance(asked, SparseVectors), "a collection holds active entries alone"
-        if asked.width != self.width:
-            raise ValueError(
-                f"queries have {asked.width} terms but the index has {self.width}: "
-                "encode both with the same model"
-            )
+        asked = asked_terms(queries, self.width)
         check_request(k, exclude, asked.num_vectors)
         found = Found(
             np.zeros((asked.num_vectors, k), np.float32),
