@@ -7,6 +7,7 @@ from typing import Any
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -44,7 +45,7 @@ class SweepReport(Callback):
         self._examples = examples
         self._published = published
 
-    def on_job_end(self, config: DictConfig, **_: Any) -> None:
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         from sparton.sweeps.report import write_records
 
         if HydraConfig.get().mode is RunMode.MULTIRUN:
