@@ -5,18 +5,15 @@ N documents, Q queries, K results per query.
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from sparton.arguments import refuse_below
 from sparton.encoded import EncodedTexts
 from sparton.evaluation.documents import check_documents
-from sparton.evaluation.exclusion import excluded_rows, own_rows, without
-from sparton.evaluation.recall import recall_of_exact
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
@@ -28,15 +25,13 @@ from sparton.evaluation.settings import (
     compared_kinds,
     plan_search,
 )
-from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
+from sparton.evaluation.system import System, help_encoding, retrieve
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.crew import ALONE, Crew
 from sparton.retrieval.encoding import check_precision, device_of, encode_texts
 from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
-from sparton.retrieval.indexes.protocols import Found
-from sparton.retrieval.metrics import METRICS, evaluate_queries, mean_of_queries
-from sparton.retrieval.run import Run
+from sparton.retrieval.metrics import METRICS
 from sparton.retrieval.settings import (
     RERANK_DEPTH,
     Search,
@@ -45,7 +40,6 @@ from sparton.retrieval.settings import (
     check_term_bounds,
 )
 from sparton.retrieval.storing import VectorDtype
-from sparton.sparse_vectors import SparseVectors, mean_flops
 from sparton.types import SIDES, Kind, RetrievalTask, Side, TextForm, Tokenizer
 
 if TYPE_CHECKING:
@@ -149,15 +143,15 @@ def evaluate_encoder(
         )  # fmt: skip
 
     by_words = bm25_finds(chosen, encoder)
-    system = _System(
+    system = System(
         lambda texts, whole: encode(texts, "document", max_document_terms, whole),
         lambda texts, whole: encode(texts, "query", max_query_terms, whole),
         bm25 if by_words else None,
         None if documents is None else partial(_kept, documents, kinds),
     )
     if crew.rank:
-        return _help(task, system, crew)
-    found = _retrieve(
+        return help_encoding(task, system, crew)
+    found = retrieve(
         task,
         system,
         metrics,
@@ -187,29 +181,13 @@ def evaluate_bm25(
     check_metrics(metrics, k)
     refuse_below(0, timed_queries=timed_queries)
     bm25 = BM25(k1, b)
-    system = _System(
+    system = System(
         lambda texts, _: Representations(bm25.fit(texts)),
         lambda texts, _: Representations(bm25.queries(texts)),
     )
-    return _retrieve(
+    return retrieve(
         task, system, metrics, k, search="bm25", timed_queries=timed_queries, device=device
     )
-
-
-class _System(NamedTuple):
-    """What encodes texts: whether they are the whole of a task, which has a bar of progress and in
-    which others may have a part, is said with them.
-
-    Attributes:
-        documents, queries: to representations, of documents first.
-        words: whose sparse vectors find candidates in place of the encoder's.
-        stored: gives the documents where they were encoded before.
-    """
-
-    documents: Callable[[Sequence[str], bool], Representations]
-    queries: Callable[[Sequence[str], bool], Representations]
-    words: BM25 | None = None
-    stored: Callable[[], Representations] | None = None
 
 
 def _kept(documents: EncodedTexts, kinds: Collection[Kind]) -> Representations:
@@ -218,102 +196,6 @@ def _kept(documents: EncodedTexts, kinds: Collection[Kind]) -> Representations:
     return Representations(
         found.sparse if "sparse" in kinds else None, found.tokens if "tokens" in kinds else None
     )
-
-
-def _retrieve(
-    task: RetrievalTask,
-    system: _System,
-    metrics: Sequence[str],
-    k: int,
-    *,
-    search: str,
-    timed_queries: int,
-    device: torch.device | str,
-    rerank_depth: int = RERANK_DEPTH,
-    build: IndexBuilder = exact_index,
-    progress: str | None = None,
-) -> TaskResult:
-    """Encode, index, search, measure."""
-    words, texts = system.words, task.queries.texts
-    if timed_queries and system.stored is None:
-        system.documents(task.documents.texts[:WARM_UP_DOCUMENTS], False)
-    clock = _Clock()
-    if system.stored is None:
-        documents = system.documents(task.documents.texts, True)
-    else:
-        documents = system.stored()
-    stored = documents
-    if words is not None:
-        stored = documents._replace(sparse=words.fit(task.documents.texts))
-    clock.stop("documents")
-    queries = system.queries(texts, True)
-    asked = _with_words(queries, texts, words)
-    clock.stop("queries")
-    index = build(stored, device, rerank_depth=rerank_depth)
-    clock.stop("index")
-    barred = excluded_rows(task)
-    own = own_rows(task) if task.exclude_self else None
-    found = index.search(asked, k + barred.shape[1], exclude=own, progress=progress)
-    run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k))
-    clock.stop("search")
-    recall = None
-    if not index.exact:
-        recall = recall_of_exact(
-            found, asked, stored, device, rerank_depth=rerank_depth, exclude=own
-        )
-    seconds, speed = clock.seconds, None
-    if timed_queries:
-
-        def answer(text: str) -> Found:
-            return index.search(_with_words(system.queries([text], False), [text], words), k)
-
-        speed = Speed(
-            None if system.stored else len(task.documents.texts) / seconds["documents"],
-            len(texts) / (seconds["queries"] + seconds["search"]),
-            time_queries(answer, texts, timed_queries),
-            index.nbytes,
-        )
-    by_query = evaluate_queries(task.qrels, run, metrics)
-    return TaskResult(
-        name=task.name,
-        metrics=mean_of_queries(by_query),
-        by_query=by_query,
-        search=search,
-        seconds=seconds,
-        speed=speed,
-        exact_recall=recall,
-        run=run,
-        **_sizes(queries, documents),
-    )
-
-
-def _help(task: RetrievalTask, system: _System, crew: Crew) -> TaskResult:
-    """Encode for process 0, which does the rest, and wait for what it finds."""
-    if system.stored is None:
-        system.documents(task.documents.texts, True)
-    system.queries(task.queries.texts, True)
-    found: TaskResult | None = None
-    found = crew.share(found)
-    assert found is not None
-    return found
-
-
-class _Clock:
-    """Wall-clock seconds of what is done one after the other."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = perf_counter()
-
-    def stop(self, name: str) -> None:
-        now = perf_counter()
-        self.seconds[name], self._last = now - self._last, now
-
-
-def _with_words(
-    queries: Representations, texts: Sequence[str], words: BM25 | None
-) -> Representations:
-    return queries if words is None else queries._replace(sparse=words.queries(texts))
 
 
 def _readable(task: RetrievalTask, longest: int | None) -> TextForm:
@@ -329,16 +211,3 @@ def _readable(task: RetrievalTask, longest: int | None) -> TextForm:
         query_length=form.query_length and min(form.query_length, longest),
         document_length=form.document_length and min(form.document_length, longest),
     )
-
-
-def _sizes(queries: Representations, documents: Representations) -> dict[str, float]:
-    """The fields of a result that tell how large the representations are."""
-    sizes: dict[str, float] = {}
-    asked, answers = queries.sparse, documents.sparse
-    if isinstance(asked, SparseVectors) and isinstance(answers, SparseVectors):
-        sizes["query_terms"], sizes["document_terms"] = asked.mean_entries, answers.mean_entries
-        sizes["flops"] = mean_flops(asked, answers)
-    if queries.tokens is not None and documents.tokens is not None:
-        sizes["query_vectors"] = queries.tokens.mean_tokens
-        sizes["document_vectors"] = documents.tokens.mean_tokens
-    return sizes

@@ -17,7 +17,7 @@ from sparton.evaluation import (
     results_table,
     write_results,
 )
-from sparton.evaluation.tasks import TaskResult
+from sparton.evaluation.results import TaskResult
 from sparton.representations import Representations
 from tests.evaluation.problems import (
     LexicalEncoder,

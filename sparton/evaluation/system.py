@@ -1,0 +1,162 @@
+"""What encodes, on one task: documents and queries become representations, which are indexed,
+searched and measured.
+
+N documents, Q queries, K results per query.
+"""
+
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+from sparton.evaluation.exclusion import excluded_rows, own_rows, without
+from sparton.evaluation.recall import recall_of_exact
+from sparton.evaluation.results import TaskResult
+from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
+from sparton.representations import Representations
+from sparton.retrieval.bm25 import BM25
+from sparton.retrieval.crew import Crew
+from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
+from sparton.retrieval.indexes.protocols import Found
+from sparton.retrieval.metrics import evaluate_queries, mean_of_queries
+from sparton.retrieval.run import Run
+from sparton.retrieval.settings import RERANK_DEPTH
+from sparton.sparse_vectors import SparseVectors, mean_flops
+from sparton.types import RetrievalTask
+
+
+class System(NamedTuple):
+    """Encodes the texts of a task. It is told with them whether they are all of their side: these
+    have a bar of progress, and other processes may have a part in them.
+
+    Attributes:
+        documents, queries: give the representations of texts; documents come first.
+        words: whose sparse vectors find candidates in place of the encoder's.
+        stored: gives the documents where they were encoded before.
+    """
+
+    documents: Callable[[Sequence[str], bool], Representations]
+    queries: Callable[[Sequence[str], bool], Representations]
+    words: BM25 | None = None
+    stored: Callable[[], Representations] | None = None
+
+
+def retrieve(
+    task: RetrievalTask,
+    system: System,
+    metrics: Sequence[str],
+    k: int,
+    *,
+    search: str,
+    timed_queries: int,
+    device: torch.device | str,
+    rerank_depth: int = RERANK_DEPTH,
+    build: IndexBuilder = exact_index,
+    progress: str | None = None,
+) -> TaskResult:
+    """Encode a task, index its documents, search them, and measure what is found.
+
+    Args:
+        task: collection, queries, judgments.
+        system: encodes them.
+        metrics, k, rerank_depth, timed_queries: see
+            :func:`~sparton.evaluation.tasks.evaluate_encoder`.
+        search: what the result calls the way of searching.
+        device: where to search.
+        build: makes the index.
+        progress: label of a bar of the search; None for no bar.
+    """
+    words, texts = system.words, task.queries.texts
+    if timed_queries and system.stored is None:
+        system.documents(task.documents.texts[:WARM_UP_DOCUMENTS], False)
+    clock = _Clock()
+    if system.stored is None:
+        documents = system.documents(task.documents.texts, True)
+    else:
+        documents = system.stored()
+    stored = documents
+    if words is not None:
+        stored = documents._replace(sparse=words.fit(task.documents.texts))
+    clock.stop("documents")
+    queries = system.queries(texts, True)
+    asked = _with_words(queries, texts, words)
+    clock.stop("queries")
+    index = build(stored, device, rerank_depth=rerank_depth)
+    clock.stop("index")
+    barred = excluded_rows(task)
+    own = own_rows(task) if task.exclude_self else None
+    found = index.search(asked, k + barred.shape[1], exclude=own, progress=progress)
+    run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k))
+    clock.stop("search")
+    recall = None
+    if not index.exact:
+        recall = recall_of_exact(
+            found, asked, stored, device, rerank_depth=rerank_depth, exclude=own
+        )
+    seconds, speed = clock.seconds, None
+    if timed_queries:
+
+        def answer(text: str) -> Found:
+            return index.search(_with_words(system.queries([text], False), [text], words), k)
+
+        speed = Speed(
+            None if system.stored else len(task.documents.texts) / seconds["documents"],
+            len(texts) / (seconds["queries"] + seconds["search"]),
+            time_queries(answer, texts, timed_queries),
+            index.nbytes,
+        )
+    by_query = evaluate_queries(task.qrels, run, metrics)
+    return TaskResult(
+        name=task.name,
+        metrics=mean_of_queries(by_query),
+        by_query=by_query,
+        search=search,
+        seconds=seconds,
+        speed=speed,
+        exact_recall=recall,
+        run=run,
+        **_sizes(queries, documents),
+    )
+
+
+def help_encoding(task: RetrievalTask, system: System, crew: Crew) -> TaskResult:
+    """Encode for process 0, which does the rest, and wait for what it finds."""
+    if system.stored is None:
+        system.documents(task.documents.texts, True)
+    system.queries(task.queries.texts, True)
+    found: TaskResult | None = None
+    found = crew.share(found)
+    assert found is not None
+    return found
+
+
+class _Clock:
+    """Wall-clock seconds of what is done one after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = perf_counter()
+
+    def stop(self, name: str) -> None:
+        now = perf_counter()
+        self.seconds[name], self._last = now - self._last, now
+
+
+def _with_words(
+    queries: Representations, texts: Sequence[str], words: BM25 | None
+) -> Representations:
+    return queries if words is None else queries._replace(sparse=words.queries(texts))
+
+
+def _sizes(queries: Representations, documents: Representations) -> dict[str, float]:
+    """The fields of a result that tell how large the representations are."""
+    sizes: dict[str, float] = {}
+    asked, answers = queries.sparse, documents.sparse
+    if isinstance(asked, SparseVectors) and isinstance(answers, SparseVectors):
+        sizes["query_terms"], sizes["document_terms"] = asked.mean_entries, answers.mean_entries
+        sizes["flops"] = mean_flops(asked, answers)
+    if queries.tokens is not None and documents.tokens is not None:
+        sizes["query_vectors"] = queries.tokens.mean_tokens
+        sizes["document_vectors"] = documents.tokens.mean_tokens
+    return sizes
