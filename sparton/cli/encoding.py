@@ -15,7 +15,14 @@ from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.datasets.preparation import Reading
 from sparton.datasets.texts import TextTable, text_table
-from sparton.encoded import EncodedTexts, begin_folder, encode_shards, open_encoded, plan_encoding
+from sparton.encoded import (
+    EncodedTexts,
+    begin_folder,
+    encode_shards,
+    find_texts,
+    open_encoded,
+    plan_encoding,
+)
 from sparton.encoded.collection import missing_shards
 from sparton.encoded.facts import Facts, check_place, read_facts
 from sparton.errors import RunError
@@ -81,6 +88,8 @@ def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
     files = text_files(names, cfg.side)
     texts = text_table(_PLURAL[cfg.side], files, Reading(on_error=cfg.on_error))
     output = Path(cfg.output)
+    found = find_texts(output, texts)
+    complete = found is not None and not found.missing
     if workers or cfg.gpus == 1:
         encoder, tokenizer, facts = _begin(cfg, texts, _device(cfg.device))
         encode_shards(
@@ -99,13 +108,26 @@ def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
     else:
         check_gpus(cfg.gpus, cfg.device)
         _begin(cfg, texts, "cpu")  # what is wrong is said once
-        ended = run_workers(program, cfg.gpus)
-        if left := len(missing_shards(output, read_facts(output))):
-            message = f"worker {ended.rank} {ended}; {left} shards are missing"
-            raise RunError(f"{message}, and the same command goes on", told=ended.code > 0)
+        if not complete:
+            _encode_in_workers(program, cfg.gpus, output)
     if rank == 0:
-        encoded = open_encoded(output)
-        Console(soft_wrap=True, highlight=False).print(_summary(encoded), markup=False)
+        said = [_summary(open_encoded(output))]
+        if found is not None and complete:
+            said.insert(0, _already(len(found.deleted), cfg.side, append=cfg.append))
+        Console(soft_wrap=True, highlight=False).print("\n".join(said), markup=False)
+
+
+def _encode_in_workers(program: Sequence[str], number: int, output: Path) -> None:
+    """Encode what is left in as many processes.
+
+    Raises:
+        RunError: one has ended before that was done.
+    """
+    ended = run_workers(program, number)
+    if left := len(missing_shards(output, read_facts(output))):
+        missing = f"{_count(left, 'shard', 'shards')} {'is' if left == 1 else 'are'} missing"
+        message = f"worker {ended.rank} {ended}; {missing}"
+        raise RunError(f"{message}, and the same command goes on", told=ended.code > 0)
 
 
 def _begin(
@@ -118,6 +140,7 @@ def _begin(
         encoder,
         tokenizer,
         cfg.side,
+        output=Path(cfg.output),
         kinds=cfg.kinds,
         max_terms=cfg.max_terms,
         vector_dtype=cfg.vector_dtype,
@@ -141,11 +164,28 @@ def _device(name: str | None) -> torch.device:
     return choose_device(name)
 
 
+def _already(deleted: int, side: Side, *, append: bool) -> str:
+    """What became of texts that a folder had, of which as many were deleted."""
+    if not deleted:
+        return "nothing to add: these texts are there already" if append else "complete already"
+    texts = _count(deleted, side, _PLURAL[side])
+    if append:
+        return f"{texts} brought back"
+    verb, pronoun = ("is", "it") if deleted == 1 else ("are", "them")
+    return f"complete already; {texts} of these {verb} deleted: append=true brings {pronoun} back"
+
+
 def _summary(encoded: EncodedTexts) -> str:
-    settings, number = encoded.facts.settings, encoded.facts.rows
+    settings, stored = encoded.facts.settings, encoded.facts.rows
     found = {"sparse": ("weights", encoded.entries), "tokens": ("vectors", encoded.tokens)}
-    means = [f"{found[kind][1] / number:.1f} {found[kind][0]}" for kind in settings.kinds]
+    means = [f"{found[kind][1] / stored:.1f} {found[kind][0]}" for kind in settings.kinds]
+    deleted = f", {len(encoded.deleted):,} deleted" if len(encoded.deleted) else ""
     return (
-        f"{number:,} {_PLURAL[settings.side]} of {' and '.join(means)} in {encoded.folder}: "
-        f"{len(encoded.facts.shards())} shards, {encoded.nbytes / 2**20:,.1f} MiB"
+        f"{_count(len(encoded), settings.side, _PLURAL[settings.side])} of {' and '.join(means)} "
+        f"in {encoded.folder}: {_count(len(encoded.facts.shards()), 'shard', 'shards')}, "
+        f"{encoded.nbytes / 2**20:,.1f} MiB{deleted}"
     )
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number:,} {one if number == 1 else several}"

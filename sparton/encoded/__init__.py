@@ -1,7 +1,8 @@
 """Encoded collections on disk: written by many processes, read in place."""
 
 from sparton.encoded.collection import EncodedTexts, delete_texts, open_encoded
-from sparton.encoded.encoding import begin_folder, encode_collection, encode_shards, plan_encoding
+from sparton.encoded.encoding import encode_collection, encode_shards, plan_encoding
+from sparton.encoded.folders import begin_folder, find_texts
 
 __all__ = [
     "EncodedTexts",
@@ -9,6 +10,7 @@ __all__ = [
     "delete_texts",
     "encode_collection",
     "encode_shards",
+    "find_texts",
     "open_encoded",
     "plan_encoding",
 ]

@@ -124,23 +124,28 @@ def delete_texts(folder: str | Path, ids: Collection[str]) -> EncodedTexts:
 
     Args:
         folder: of encoded texts.
-        ids: of the texts.
+        ids: of the texts; those of deleted ones change nothing.
 
     Raises:
-        ValueError: an identifier that no text has, or all texts; or a damaged folder.
+        ValueError: no identifiers, one that no text has or had, or all texts; or a damaged folder.
         FileNotFoundError: from :func:`open_encoded`.
     """
-    found = open_encoded(folder)
     wanted = set(ids)
-    rows = {name: row for row, name in found.ids.stored() if name in wanted}
-    if unknown := wanted - rows.keys():
+    if not wanted:
+        raise ValueError(f"there are no ids of texts to delete from {folder}")
+    found = open_encoded(folder)
+    named = {row: name for row, name in found.ids.stored() if name in wanted}
+    if unknown := wanted.difference(named.values()):
         raise ValueError(
             f"{folder} has no text with the id {min(unknown)!r}: nothing was deleted of the "
             f"{len(wanted)} that are named"
         )
+    deleted = found.deleted.tolist()
+    rows = named.keys() - deleted
     if len(rows) == len(found):
         raise ValueError(f"no text of {folder} would be left: delete the folder itself")
-    write_deleted(found.folder, [*found.deleted.tolist(), *rows.values()])
+    if rows:
+        write_deleted(found.folder, [*deleted, *rows])
     return open_encoded(folder)
 
 

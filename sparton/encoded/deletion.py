@@ -34,6 +34,10 @@ def read_deleted(folder: Path, rows: int) -> NDArray[np.int64]:
 
 
 def write_deleted(folder: Path, rows: Iterable[int]) -> None:
-    """Note the numbers of all deleted texts."""
-    with replacing(folder / DELETED) as fresh:
-        fresh.write_text(json.dumps({"rows": sorted(set(rows))}) + "\n")
+    """Note the numbers of all deleted texts; without any, there is no file."""
+    ordered = sorted(set(rows))
+    if not ordered:
+        (folder / DELETED).unlink(missing_ok=True)
+        return
+    with replacing(folder / DELETED, shared=True) as fresh:
+        fresh.write_text(json.dumps({"rows": ordered}) + "\n")

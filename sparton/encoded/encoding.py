@@ -3,23 +3,19 @@ nothing else.
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
-from sparton.arguments import ArgumentError, refuse_below
-from sparton.datasets.texts import TextList, TextTable, hash_ids
+from sparton.arguments import refuse_below
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.encoded.claims import Watch, claimed
 from sparton.encoded.collection import EncodedTexts, open_encoded
-from sparton.encoded.facts import Facts, Part, Settings, check_place, ids_file, read_facts
+from sparton.encoded.facts import Facts, Settings, check_place, read_facts
+from sparton.encoded.folders import Texts, begin_folder
 from sparton.encoded.identity import encoder_digest
-from sparton.encoded.ids import Ids, write_ids
 from sparton.encoded.shards import inspect_shard, shard_path, write_shard
 from sparton.models.encoder import Encoder
-from sparton.packing import ranges_of
 from sparton.representations import KINDS
 from sparton.retrieval.encoding import encode_texts, usual_pooling, usual_precision
 from sparton.retrieval.storing import VectorDtype
@@ -27,11 +23,8 @@ from sparton.types import Kind, Side
 
 _CLAIMS = "claims"
 _POLL = 0.5  # seconds
-_IDS_AT_ONCE = 2**16
 _ROWS = 2**17  # of a shard; with token vectors of each text, as few as have this many tokens
 _TOKEN_ROWS, _TOKENS = 2**14, 2**22
-
-Texts = TextTable | TextList
 
 
 def plan_encoding(
@@ -39,6 +32,7 @@ def plan_encoding(
     tokenizer: PackedTokenizer,
     side: Side = "document",
     *,
+    output: Path | None = None,
     kinds: Collection[Kind] | None = None,
     max_terms: int | None = None,
     vector_dtype: VectorDtype = "float16",
@@ -52,13 +46,15 @@ def plan_encoding(
         encoder: of any kind.
         tokenizer: of the encoder, with the length at which texts are cut.
         side: encode texts as queries or as documents.
+        output: the folder, whose shards say what ``rows_per_shard`` is where that is None.
         kinds: what to store; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
         vector_dtype: in which token vectors are stored.
         pool_factor: of so many tokens of a document one vector is stored; None for what the
             encoder's head says.
         precision: see :func:`~sparton.retrieval.encoding.encode_texts`.
-        rows_per_shard: texts of a file; None for 131,072, or 16,384 with token vectors, fewer where
+        rows_per_shard: texts of a file; None for as many as those of ``output`` have, and where
+            there is none for 131,072, or 16,384 with token vectors, fewer where
             texts are longer than 256 tokens. Many more take much memory, and a process that dies
             costs the file that it was at.
 
@@ -66,6 +62,8 @@ def plan_encoding(
         ValueError: an argument that cannot be, or that the encoder cannot serve.
     """
     refuse_below(1, rows_per_shard=rows_per_shard)
+    if rows_per_shard is None and output is not None and check_place(output):
+        rows_per_shard = read_facts(output).settings.rows_per_shard
     precision = precision or usual_precision(encoder.device)
     found = encode_texts(
         encoder,
@@ -96,52 +94,6 @@ def plan_encoding(
         model=encoder_digest(encoder),
         rows_per_shard=rows_per_shard or usual,
     )
-
-
-def begin_folder(
-    output: Path, settings: Settings, texts: Texts, name: str, *, append: bool = False
-) -> Facts:
-    """Make a folder for encoded texts, or check that one that is there is of the same texts and
-    settings; nothing is encoded yet. Several processes may do so at once.
-
-    Args:
-        output: the folder.
-        settings: as :func:`plan_encoding` gives them.
-        texts: with an identifier each.
-        name: of the model, to be kept for those who search.
-        append: add the texts to those that are there.
-
-    Raises:
-        ArgumentError: the folder holds something else, or texts that were encoded otherwise or are
-            others; or identifiers that are there already.
-        ValueError: no texts, the same identifier twice, or a damaged folder.
-    """
-    if not len(texts):
-        raise ValueError("there are no texts to encode")
-    if not check_place(output):
-        _check_ids(texts, None)
-        _write(output, Facts(settings, (), name), texts)
-    facts = read_facts(output)
-    if unlike := settings.unlike(facts.settings):
-        raise ArgumentError(
-            "{} holds texts that were encoded with {}: choose another {output:name}, or delete it",
-            output,
-            ", ".join(facts.settings.unlike(settings)[: len(unlike)]),
-            output=output,
-        )
-    if texts.digest not in [part.source for part in facts.parts]:
-        if not append:
-            raise ArgumentError(
-                "{} holds {} other texts: choose another {output:name}, or add these to them by "
-                "{append}",
-                output,
-                f"{facts.rows:,}",
-                output=output,
-                append=True,
-            )
-        _check_ids(texts, open_encoded(output).ids)
-        _write(output, facts, texts)
-    return read_facts(output)
 
 
 def encode_shards(
@@ -243,6 +195,7 @@ def encode_collection(
         encoder,
         tokenizer,
         side,
+        output=output,
         kinds=kinds,
         max_terms=max_terms,
         vector_dtype=vector_dtype,
@@ -255,39 +208,6 @@ def encode_collection(
         encoder, tokenizer, texts, output, facts, batch_tokens=batch_tokens, progress=progress
     )
     return open_encoded(output)
-
-
-def _write(output: Path, facts: Facts, texts: Texts) -> None:
-    """Add texts to what a folder says of itself."""
-    seal = write_ids(output / ids_file(len(facts.parts)), _ids(texts))
-    part = Part(texts.digest, len(texts), seal)
-    facts._replace(parts=(*facts.parts, part)).write(output)
-
-
-def _ids(texts: Texts) -> Iterator[str]:
-    for rows in ranges_of(len(texts), _IDS_AT_ONCE):
-        yield from texts.take(rows).ids
-
-
-def _check_ids(texts: Texts, present: Ids | None) -> None:
-    """Refuse identifiers that are not different, from one another and from those there are."""
-    hashes = np.concatenate(
-        [hash_ids(texts.take(rows).ids) for rows in ranges_of(len(texts), _IDS_AT_ONCE)]
-    )
-    different, counts = np.unique(hashes, return_counts=True)
-    if len(different) < len(hashes):
-        (twice, *_) = np.flatnonzero(hashes == different[counts.argmax()]).tolist()
-        (name,) = texts.take([twice]).ids
-        raise ValueError(f"the id {name!r} stands for several texts: ids must differ")
-    if present is not None and np.isin(hash_ids(list(present)), different).any():
-        known = {*present}
-        name = next(each for each in _ids(texts) if each in known)
-        raise ArgumentError(
-            "the id {} is there already: delete that text first, or leave it out of what is added "
-            "by {append}",
-            repr(name),
-            append=True,
-        )
 
 
 def _sweep(output: Path) -> None:

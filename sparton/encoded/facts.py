@@ -19,6 +19,7 @@ from sparton.writing import replacing
 
 FACTS, SHARDS = "encoding.json", "shards"
 _REMEDY = "delete the folder and encode again"
+_FIRST = ("model", "side", "kinds")  # from which other settings follow
 
 
 class Settings(NamedTuple):
@@ -53,12 +54,10 @@ class Settings(NamedTuple):
     rows_per_shard: int
 
     def unlike(self, other: "Settings") -> list[str]:
-        """The settings that differ, each with its value here and there."""
-        return [
-            f"{name}={here} and not {there}"
-            for name, here, there in zip(self._fields, self, other, strict=True)
-            if here != there
-        ]
+        """Names of the settings that differ; of the model, the side or the kinds alone where one of
+        these does, as others follow from it."""
+        found = [name for name in self._fields if getattr(self, name) != getattr(other, name)]
+        return next(([name] for name in _FIRST if name in found), found)
 
 
 class Part(NamedTuple):

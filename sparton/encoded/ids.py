@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 from sparton.datasets.preparation import chunks, write_table
 from sparton.digests import Seal
 from sparton.writing import replacing
-
-if TYPE_CHECKING:
-    pass
 
 _ROWS_PER_BATCH = 1 << 16
 
@@ -55,15 +52,13 @@ class Ids(Sequence[str]):
         return self._arrays[number][stored - int(self._starts[number])].as_py()
 
     def __iter__(self) -> Iterator[str]:
-        return (identifier for _, identifier in self.stored())
+        deleted = set(self._deleted.tolist())
+        return (identifier for row, identifier in self.stored() if row not in deleted)
 
     def stored(self) -> Iterator[tuple[int, str]]:
-        """Each identifier, with its row among all texts, deleted ones included."""
-        deleted = set(self._deleted.tolist())
+        """Row and identifier of all texts, deleted ones included."""
         for start, array in zip(self._starts.tolist(), self._arrays, strict=False):
-            for row, identifier in enumerate(array.to_pylist(), start):
-                if row not in deleted:
-                    yield row, identifier
+            yield from enumerate(array.to_pylist(), start)
 
 
 def write_ids(path: Path, ids: Iterable[str]) -> Seal:

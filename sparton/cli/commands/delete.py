@@ -24,11 +24,34 @@ def main(arguments: Sequence[str]) -> None:
 
     from rich.console import Console
 
-    from sparton.encoded import delete_texts
+    from sparton.encoded import delete_texts, open_encoded
 
-    lines = parsed.ids or parsed.file.read_text(encoding="utf-8").splitlines()
-    ids = {line for line in lines if line}
+    ids = set(parsed.ids or _read_ids(parsed.file))
+    before = open_encoded(parsed.folder)
     left = delete_texts(parsed.folder, ids)
-    Console(soft_wrap=True, highlight=False).print(
-        f"{len(ids):,} texts deleted, {len(left):,} are left in {parsed.folder}", markup=False
-    )
+    deleted = len(before) - len(left)
+    said = f"{deleted:,} {'text' if deleted == 1 else 'texts'} deleted"
+    if already := len(ids) - deleted:
+        said += f", {already:,} {'was' if already == 1 else 'were'} already"
+    said += f", {len(left):,} {'is' if len(left) == 1 else 'are'} left in {parsed.folder}"
+    Console(soft_wrap=True, highlight=False).print(said, markup=False)
+
+
+def _read_ids(file: Path) -> list[str]:
+    """Lines of a file that are not empty.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is not text, or has no such lines.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"--file {file}: no such file")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"--file {file} is not UTF-8 text: name one with an id per line"
+        ) from error
+    if ids := [line for line in lines if line]:
+        return ids
+    raise ValueError(f"--file {file} holds no ids: name one with an id per line")
