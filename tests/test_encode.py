@@ -14,7 +14,7 @@ import datasets
 import pytest
 
 import sparton
-from sparton.encoded import open_encoded
+from sparton.encoded import delete_texts, open_encoded
 from sparton.retrieval.trec import read_run
 from tests.encoded.problems import files, save_model
 from tests.evaluation.problems import DOCUMENTS, QUERIES, write_beir
@@ -160,6 +160,61 @@ def test_what_cannot_be_encoded_is_refused(words, message, models, monkeypatch, 
     kept = [word for word in usual if word.partition("=")[0] not in given]
     assert message in refused(monkeypatch, capsys, "encode.py", *kept, *words)
     assert not Path("docs").exists()
+
+
+def test_what_a_folder_has_is_said_and_not_encoded_again(models, monkeypatch, capsys):
+    def said(*words: str, data: str = "toy") -> list[str]:
+        capsys.readouterr()
+        encode(monkeypatch, models["splade"], f"data={data}", *words)
+        return capsys.readouterr().out.splitlines()
+
+    def no_workers(*_: object) -> None:
+        raise AssertionError("there is nothing to encode")
+
+    assert "6 documents of " in said("rows_per_shard=6")[-1]
+    assert said()[-1].endswith(" MiB") and ": 1 shard, " in said()[-1]
+    Path("more.jsonl").write_text('{"_id": "new", "text": "red dog"}\n')
+    said("append=true", data="more.jsonl")
+    monkeypatch.setattr("sparton.cli.encoding.run_workers", no_workers)
+    for words in ([], ["gpus=2"]):
+        told = said(*words)
+        assert told[-2] == "complete already" and told[-1].startswith("7 documents of ")
+    assert said("append=true")[-2] == "nothing to add: these texts are there already"
+
+    delete_texts("docs", ["new", "d0", "d1"])
+    told = said(data="more.jsonl")
+    assert told[-2] == (
+        "complete already; 1 of these documents is deleted: append=true brings it back"
+    )
+    assert told[-1].startswith("4 documents of ") and told[-1].endswith(" MiB, 3 deleted")
+    assert said("append=true", data="more.jsonl")[-2] == "1 document brought back"
+    assert said()[-2] == (
+        "complete already; 2 of these documents are deleted: append=true brings them back"
+    )
+    told = said("append=true")
+    assert told[-2] == "2 documents brought back" and told[-1].startswith("7 documents of ")
+    assert open_encoded("docs").ids[6] == "new"
+
+
+def test_a_folder_that_was_encoded_otherwise_is_refused_with_the_remedy(
+    models, monkeypatch, capsys
+):
+    encode(monkeypatch, models["joint"], "pool_factor=2", "kinds=[tokens]")
+    for words, message in (
+        (["pool_factor=3", "kinds=[tokens]"],
+         "docs was encoded with pool_factor=2.0 and not 3.0: set pool_factor=2.0 to go on, or "
+         "choose another output"),
+        (["pool_factor=2"], "kinds=[tokens] and not ['sparse', 'tokens']: set kinds=[tokens] to"),
+        (["pool_factor=2", "kinds=[tokens]", "length=9", "vector_dtype=float32"],
+         "docs was encoded with vector_dtype=float16 and not float32, length=24 and not 9: set "
+         "vector_dtype=float16 and length=24 to go on, or choose another output"),
+        ([f"model={models['splade']}"],
+         f"docs was encoded by another model, {models['joint']} as it was then: choose another "
+         "output"),
+    ):  # fmt: skip
+        usual = [f"model={models['joint']}", "data=toy", "output=docs", "device=cpu"]
+        told = refused(monkeypatch, capsys, "encode.py", *usual, *words)
+        assert message in told and "width" not in told
 
 
 def test_a_setting_without_a_value_is_named(monkeypatch, capsys):

@@ -168,11 +168,13 @@ def _already(deleted: int, side: Side, *, append: bool) -> str:
     """What became of texts that a folder had, of which as many were deleted."""
     if not deleted:
         return "nothing to add: these texts are there already" if append else "complete already"
-    texts = _count(deleted, side, _PLURAL[side])
     if append:
-        return f"{texts} brought back"
+        return f"{_count(deleted, side, _PLURAL[side])} brought back"
     verb, pronoun = ("is", "it") if deleted == 1 else ("are", "them")
-    return f"complete already; {texts} of these {verb} deleted: append=true brings {pronoun} back"
+    return (
+        f"complete already; {deleted:,} of these {_PLURAL[side]} {verb} deleted: append=true "
+        f"brings {pronoun} back"
+    )
 
 
 def _summary(encoded: EncodedTexts) -> str:

@@ -60,8 +60,10 @@ def test_what_cannot_be_added_is_refused(model, tmp_path):
         encoded(model, tmp_path / "docs", SECOND)
     with pytest.raises(ValueError, match="the id '0-3' is there already: delete that text first"):
         encoded(model, tmp_path / "docs", TextList(["a", "b"], ["x", "0-3"]), append=True)
-    with pytest.raises(ValueError, match="rows_per_shard=8 and not 4"):
+    with pytest.raises(ValueError, match="rows_per_shard=8 and not 4: set rows_per_shard=8 to go"):
         encoded(model, tmp_path / "docs", SECOND, append=True, rows_per_shard=4)
+    with pytest.raises(ValueError, match=r"kinds=.'sparse', 'tokens'. and not .'sparse'.: set ki"):
+        encoded(model, tmp_path / "docs", SECOND, append=True, kinds=["sparse"])
     assert files(tmp_path / "docs") == before
     (tmp_path / "docs" / "shards" / "00001.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="is not complete: 1 of 3 shards are missing"):
@@ -91,11 +93,79 @@ def test_deleted_texts_are_passed_over_and_may_come_again(model, tmp_path, capsy
     assert "0-9" not in open_encoded(tmp_path / "docs").ids
 
 
+def test_deleted_texts_are_brought_back_by_adding_theirs_again(model, tmp_path):
+    docs = tmp_path / "docs"
+    encoded(model, docs, FIRST)
+    whole = encoded(model, docs, SECOND, append=True)
+    before, dense = files(docs), rows(whole.representations())
+    delete_texts(docs, ["0-3", "1-0", "1-6"])
+    left = [row for row in range(27) if row not in (3, 20, 26)]
+    assert rows(encoded(model, docs, SECOND).representations()) == [dense[row] for row in left]
+
+    back = encoded(model, docs, SECOND, append=True)
+    assert [*back.deleted] == [3] and {"1-0", "1-6"} < {*back.ids} and "0-3" not in back.ids
+    assert rows(back.representations()) == dense[:3] + dense[4:]
+    assert encoded(model, docs, FIRST, append=True).digest == whole.digest
+    assert files(docs) == before
+
+    delete_texts(docs, ["1-0", "1-6"])
+    encoded(model, docs, TextList(["w1"], ["1-6"]), append=True)
+    before = files(docs)
+    with pytest.raises(ValueError, match="has another text with the id '1-6', added since that of"):
+        encoded(model, docs, SECOND, append=True)
+    assert files(docs) == before
+    with pytest.raises(ValueError, match="docs holds 26 other texts: choose"):
+        encoded(model, docs, TextList(["w1"], ["x"]))
+    delete_texts(docs, ["1-6"])
+    back = encoded(model, docs, SECOND, append=True)
+    assert len(back) == 27 and [*back.deleted] == [27]
+
+
+def test_texts_are_added_in_shards_as_large_as_those_there(model, tmp_path):
+    encoded(model, tmp_path / "docs", FIRST)
+    (tmp_path / "docs" / "shards" / "00001.safetensors").unlink()
+    again = encoded(model, tmp_path / "docs", FIRST, rows_per_shard=None)
+    assert [part.num_texts for part in again.shards()] == [8, 8, 4]
+    both = encoded(model, tmp_path / "docs", make_texts(9, 1), append=True, rows_per_shard=None)
+    assert [part.num_texts for part in both.shards()] == [8, 8, 4, 8, 1]
+
+
+def test_an_id_that_was_deleted_counts_as_deleted_already(model, tmp_path, capsys):
+    docs = tmp_path / "docs"
+    encoded(model, docs, make_texts(3))
+    delete([str(docs), "--ids", "0-1"])
+    assert capsys.readouterr().out == f"1 text deleted, 2 are left in {docs}\n"
+    delete([str(docs), "--ids", "0-1", "0-2"])
+    assert capsys.readouterr().out == f"1 text deleted, 1 was already, 1 is left in {docs}\n"
+    before = files(docs)
+    delete([str(docs), "--ids", "0-2", "0-1", "0-1"])
+    assert capsys.readouterr().out == f"0 texts deleted, 2 were already, 1 is left in {docs}\n"
+    assert files(docs) == before
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "--file .*gone.txt: no such file"),
+        (b"", "--file .*gone.txt holds no ids: write an id per line"),
+        (b"\n\n", "--file .*gone.txt holds no ids: write an id per line"),
+        (b"\xff\n", "--file .*gone.txt is not UTF-8 text: write an id per line"),
+    ],
+)
+def test_a_file_without_ids_is_refused(content, message, tmp_path):
+    if content is not None:
+        (tmp_path / "gone.txt").write_bytes(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"^{message}$"):
+        delete([str(tmp_path / "docs"), "--file", str(tmp_path / "gone.txt")])
+
+
 def test_what_cannot_be_deleted_is_refused(model, tmp_path):
     encoded(model, tmp_path / "docs", FIRST)
     before = files(tmp_path / "docs")
     with pytest.raises(ValueError, match="has no text with the id 'x': nothing was deleted of the"):
         delete_texts(tmp_path / "docs", ["0-1", "x"])
+    with pytest.raises(ValueError, match="there are no ids of texts to delete from"):
+        delete_texts(tmp_path / "docs", [])
     with pytest.raises(ValueError, match=r"no text of .* would be left: delete the folder"):
         delete_texts(tmp_path / "docs", FIRST.take(range(20)).ids)
     assert files(tmp_path / "docs") == before

@@ -49,9 +49,7 @@ def _read_ids(file: Path) -> list[str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"--file {file} is not UTF-8 text: name one with an id per line"
-        ) from error
+        raise ValueError(f"--file {file} is not UTF-8 text: write an id per line") from error
     if ids := [line for line in lines if line]:
         return ids
-    raise ValueError(f"--file {file} holds no ids: name one with an id per line")
+    raise ValueError(f"--file {file} holds no ids: write an id per line")
