@@ -136,10 +136,7 @@ def delete_texts(folder: str | Path, ids: Collection[str]) -> EncodedTexts:
     found = open_encoded(folder)
     named = {row: name for row, name in found.ids.stored() if name in wanted}
     if unknown := wanted.difference(named.values()):
-        raise ValueError(
-            f"{folder} has no text with the id {min(unknown)!r}: nothing was deleted of the "
-            f"{len(wanted)} that are named"
-        )
+        raise ValueError(f"{folder} has no text with the id {min(unknown)!r}: nothing was deleted")
     deleted = found.deleted.tolist()
     rows = named.keys() - deleted
     if len(rows) == len(found):
