@@ -121,11 +121,8 @@ def explain(error: Exception) -> str:
             return error.told(_setting, _override)
         case MissingMandatoryValue():  # ??? in a configuration
             group, in_group, _ = str(error.full_key).partition(".")
-            place = (
-                f"the files in configs/{group}"
-                if in_group
-                else "the first lines of the command's own file in configs"
-            )
+            own = "the first lines of the command's own file in configs"
+            place = f"the files in configs/{group}" if in_group else own
             return f"{error.full_key} has no value: set {error.full_key}=..., see {place}"
         case OSError(errno=errno.EROFS | errno.ENOSPC | errno.EDQUOT):
             return f"{error}: make room there, make it writable, or write elsewhere"

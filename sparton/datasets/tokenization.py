@@ -180,8 +180,8 @@ class _Texts:
         if self._max_length is not None and length > self._max_length:
             most = self._max_length
             raise ArgumentError(
-                f"{{{name}}} is more than the {most} positions of the model: set {{{name}:name}} to "
-                f"{most} or less",
+                f"{{{name}}} is more than the {most} positions of the model: set "
+                f"{{{name}:name}} to {most} or less",
                 **{name: length},
             )
         self._tokenizer.no_truncation()
