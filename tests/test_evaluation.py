@@ -319,7 +319,7 @@ def test_what_all_processes_refuse_is_said_once(tmp_path, beir):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "model has no value: set model=..., see the first files of configs"),
+        ((), "model has no value: set model=..., see the first lines of the command's own file"),
         (("model=bm25", "evaluation=big_beir"), "evaluation has no option big_beir. Its options: "),
         (
             ("model=bm25", "evaluation=beir_folder"),

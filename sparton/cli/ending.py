@@ -40,6 +40,10 @@ def say_the_end(folder: Path, kinds: Collection[Kind]) -> None:
     say("\nWhat to do next:")
     for command, purpose in (
         (f"sparton evaluate model={model} evaluation=small_beir", "or folders, trec, ir_datasets"),
+        (
+            f"sparton encode model={model} data=FOLDER output=encoded",
+            "for sparton search encoded",
+        ),
         (f"sparton compare {folder} OTHER_RUN", "is the difference significant?"),
         (f"sparton push {model} USER/NAME", "to the Hugging Face hub"),
     ):

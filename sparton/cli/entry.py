@@ -12,6 +12,7 @@ from typing import Any
 from sparton.cli.checks import check, check_places, find_models
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
+from sparton.cli.errors import settings_named
 from sparton.cli.evaluation_checks import check_evaluation, refuse_missing_values
 from sparton.cli.folders import existing
 
@@ -93,7 +94,8 @@ def encode(request: Request, program: Sequence[str]) -> None:
         refuse_missing_values(cfg)
         from sparton.cli.encoding import encode_here
 
-        _unless_error(opened.run(partial(encode_here, program=program)))
+        with settings_named(query_length="length", document_length="length"):
+            _unless_error(opened.run(partial(encode_here, program=program)))
 
 
 def _unless_error(ended: Any) -> Any:

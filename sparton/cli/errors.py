@@ -87,6 +87,31 @@ def one_sentence(program: str, interrupted: str = "") -> Iterator[None]:
         sys.exit(f"{who}: {explain(error)}")
 
 
+@contextmanager
+def settings_named(**others: str) -> Iterator[None]:
+    """What is said inside about arguments is said of a command's settings, which are called like
+    them and not as those of a training are.
+
+    Args:
+        others: settings that are not called like the argument.
+
+    Raises:
+        ValueError: in the place of an ArgumentError.
+        FileNotFoundError: in the place of a MissingDataError.
+    """
+
+    def name(argument: str) -> str:
+        return others.get(argument, argument)
+
+    try:
+        yield
+    except ArgumentError as error:
+        named = error.told(name, lambda argument, value: f"{name(argument)}={written(value)}")
+        raise ValueError(named) from error
+    except MissingDataError as error:
+        raise FileNotFoundError(str(error)) from error
+
+
 def explain(error: Exception) -> str:
     """What went wrong, in the words of who noticed, with settings as overrides name them."""
     match error:
@@ -96,7 +121,8 @@ def explain(error: Exception) -> str:
             return error.told(_setting, _override)
         case MissingMandatoryValue():  # ??? in a configuration
             group, in_group, _ = str(error.full_key).partition(".")
-            place = f"the files in configs/{group}" if in_group else "the first files of configs"
+            own = "the first lines of the command's own file in configs"
+            place = f"the files in configs/{group}" if in_group else own
             return f"{error.full_key} has no value: set {error.full_key}=..., see {place}"
         case OSError(errno=errno.EROFS | errno.ENOSPC | errno.EDQUOT):
             return f"{error}: make room there, make it writable, or write elsewhere"

@@ -199,7 +199,7 @@ def _unknown(override: Override, cfg: DictConfig, depth: int) -> str:
         return f"{line}: {place} leaves that to {node['_target_']}; +{line} sets it"
     near = near or nearest(key, taken)
     guess = near and f"{sign}{'.'.join([place, near, *rest])}{assigned}"
-    told = did_you_mean([guess]) or f"; it has {', '.join(names)}"
+    told = did_you_mean([guess]) or f"; it has {', '.join(names) or 'no settings'}"
     return f"{line}: {place} has no {key}{told}"
 
 

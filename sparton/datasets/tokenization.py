@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sparton.arguments import ArgumentError
 from sparton.types import Forms, Markup, Side, TextForm, TokenBatch, TokenRows
 
 if TYPE_CHECKING:
@@ -177,9 +178,11 @@ class _Texts:
         """Raise ValueError unless the model has the positions and the length has room for text."""
         name, length = f"{self._side}_length", form.length
         if self._max_length is not None and length > self._max_length:
-            raise ValueError(
-                f"{name}={length} is more than the {self._max_length} positions of the model: "
-                f"set {name} to {self._max_length} or less"
+            most = self._max_length
+            raise ArgumentError(
+                f"{{{name}}} is more than the {most} positions of the model: set "
+                f"{{{name}:name}} to {most} or less",
+                **{name: length},
             )
         self._tokenizer.no_truncation()
         prompted = len(self._tokenizer.encode(form.prompt, add_special_tokens=False))
@@ -187,9 +190,10 @@ class _Texts:
             beside = f"{self._special} special tokens"
             if prompted:
                 beside += f" and {prompted} of the prompt"
-            raise ValueError(
-                f"{name}={length} leaves no room for text beside {beside}: set {name} to "
-                f"{self._special + prompted + 1} or more"
+            raise ArgumentError(
+                f"{{{name}}} leaves no room for text beside {beside}: set {{{name}:name}} to "
+                f"{self._special + prompted + 1} or more",
+                **{name: length},
             )
         before = self._opening + (self._marker is not None)
         included = self._include_prompt or not prompted

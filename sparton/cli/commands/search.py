@@ -10,20 +10,20 @@ them: index=DOCS query='...'.
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparton.cli.commands.flags import command_parser, flags_named
+from sparton.cli.commands.flags import command_parser, flag, flags_named
 
 if TYPE_CHECKING:
     from sparton.datasets.files import DataFile
+    from sparton.datasets.preparation import OnError
     from sparton.retriever import TextIndex
 
 _PROMPT = "query> "
-_SETTINGS = ("query", "queries", "output", "k", "model", "device", "precision")
+_SETTINGS = ("query", "queries", "on_error", "output", "k", "model", "device", "precision")
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -66,14 +66,17 @@ def main(arguments: Sequence[str]) -> None:
     retriever = load(model, device=parsed.device, precision=parsed.precision)
     index = retriever.index(documents)
     if files is not None:
-        _write_run(index, files, parsed.output, parsed.k or 1000)
+        with flags_named():
+            _write_run(index, files, parsed.on_error, parsed.output, parsed.k or 1000)
     else:
         for query in [parsed.query] if parsed.query is not None else _asked():
             for hit in index.search([query], parsed.k or 10)[0]:
                 print(f"{hit.score:.4f}\t{hit.id}", flush=True)
 
 
-def _write_run(index: "TextIndex", files: "list[DataFile]", output: Path, k: int) -> None:
+def _write_run(
+    index: "TextIndex", files: "list[DataFile]", on_error: "OnError", output: Path, k: int
+) -> None:
     """Search with all queries of some files."""
     from rich.console import Console
 
@@ -83,7 +86,7 @@ def _write_run(index: "TextIndex", files: "list[DataFile]", output: Path, k: int
     from sparton.retrieval.trec import write_run
     from sparton.writing import replacing
 
-    table = text_table("queries", files, Reading())
+    table = text_table("queries", files, Reading(on_error=on_error))
     ids, texts = table.take(range(len(table)))
     hits = index.search(texts, k, progress=True)
     scores = {name: {str(hit.id): hit.score for hit in own} for name, own in zip(ids, hits)}
@@ -109,9 +112,10 @@ def _asked() -> Iterator[str]:
 
 def _as_flag(word: str) -> str:
     """``query=TEXT`` as ``--query=TEXT``, and ``index=DOCS`` as ``DOCS``."""
-    if word.startswith("index="):
-        return word.removeprefix("index=")
-    return f"--{word}" if re.match(f"({'|'.join(_SETTINGS)})=", word) else word
+    name, _, value = word.partition("=")
+    if name == "index":
+        return value
+    return f"{flag(name)}={value}" if name in _SETTINGS and name != word else word
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -124,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         help="JSON lines, TSV, CSV or Parquet of id and text, or a folder in the layout of BEIR",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="RUN", help="of --queries, as TREC has it")
+    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop")
     parser.add_argument("--k", type=int, help="most results of a query; default: 10, of a run 1000")
     parser.add_argument("--model", help="folder or hub name; default: where it was when it encoded")
     parser.add_argument("--precision", help="fp32, bf16 or fp16; default: by device")

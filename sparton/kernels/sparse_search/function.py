@@ -5,6 +5,7 @@ Q queries, N documents, V terms, K results.
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,15 +35,18 @@ def search_postings(
         scores fp32 and numbers of documents int64, ``[Q, K]`` each, on the host; 0 and -1 where
         there is no result.
     """
-    keys = torch.zeros(queries.num_vectors, k, dtype=torch.int64)
+    scores = np.zeros((queries.num_vectors, k), np.float32)
+    rows = np.full((queries.num_vectors, k), -1, np.int64)
     if postings.num_documents and queries.num_vectors:
         search = _search_gpu if postings.places.is_cuda else _search_cpu
-        row = 0
-        for best in search(postings, queries, k, excluded):
-            keys[row : row + len(best), : best.shape[1]] = best
-            row += len(best)
-    scores, rows = from_keys(keys)
-    return scores, rows.masked_fill_(scores <= 0, -1)
+        first = 0
+        for keys in search(postings, queries, k, excluded):
+            found, numbers = from_keys(keys)  # where they are: a host may be slower at it
+            numbers.masked_fill_(found <= 0, -1)
+            own = slice(first, first + len(keys)), slice(keys.shape[1])
+            scores[own], rows[own] = found.clamp_(min=0).cpu().numpy(), numbers.cpu().numpy()
+            first += len(keys)
+    return torch.from_numpy(scores), torch.from_numpy(rows)
 
 
 def _search_cpu(
