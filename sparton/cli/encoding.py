@@ -19,12 +19,12 @@ from sparton.encoded import (
     EncodedTexts,
     begin_folder,
     encode_shards,
-    find_texts,
     open_encoded,
     plan_encoding,
 )
 from sparton.encoded.collection import missing_shards
 from sparton.encoded.facts import Facts, check_place, read_facts
+from sparton.encoded.folders import find_texts
 from sparton.errors import RunError
 from sparton.evaluation import check_model, check_vector_dtype, choose_device, load_retriever
 from sparton.representations import KINDS

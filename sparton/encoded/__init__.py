@@ -2,7 +2,7 @@
 
 from sparton.encoded.collection import EncodedTexts, delete_texts, open_encoded
 from sparton.encoded.encoding import encode_collection, encode_shards, plan_encoding
-from sparton.encoded.folders import begin_folder, find_texts
+from sparton.encoded.folders import begin_folder
 
 __all__ = [
     "EncodedTexts",
@@ -10,7 +10,6 @@ __all__ = [
     "delete_texts",
     "encode_collection",
     "encode_shards",
-    "find_texts",
     "open_encoded",
     "plan_encoding",
 ]

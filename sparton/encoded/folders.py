@@ -61,7 +61,7 @@ def begin_folder(
 
     Args:
         output: the folder.
-        settings: as :func:`~sparton.encoded.encoding.plan_encoding` gives them.
+        settings: as :func:`plan_encoding` gives them.
         texts: with an identifier each.
         name: of the model, to be kept for those who search.
         append: add the texts to those that are there; where they are there already, bring back

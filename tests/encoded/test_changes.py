@@ -162,7 +162,7 @@ def test_a_file_without_ids_is_refused(content, message, tmp_path):
 def test_what_cannot_be_deleted_is_refused(model, tmp_path):
     encoded(model, tmp_path / "docs", FIRST)
     before = files(tmp_path / "docs")
-    with pytest.raises(ValueError, match="has no text with the id 'x': nothing was deleted$"):
+    with pytest.raises(ValueError, match=r"has no text with the id 'x': nothing was deleted$"):
         delete_texts(tmp_path / "docs", ["0-1", "x"])
     with pytest.raises(ValueError, match="there are no ids of texts to delete from"):
         delete_texts(tmp_path / "docs", [])
