@@ -212,7 +212,8 @@ def encode_collection(
 
 def _sweep(output: Path) -> None:
     """Remove what processes that died have left in a complete folder."""
-    for path in (*output.rglob("*.tmp"), *(output / _CLAIMS).glob("*")):
+    # Files of the second pattern are those of safetensors.
+    for path in (*output.rglob("*.tmp"), *output.rglob(".tmp*"), *(output / _CLAIMS).glob("*")):
         path.unlink(missing_ok=True)
     with suppress(OSError):  # another process sweeps, too
         (output / _CLAIMS).rmdir()

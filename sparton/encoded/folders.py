@@ -145,9 +145,13 @@ def _restore(output: Path, deleted: NDArray[np.int64]) -> None:
 
 def _write(output: Path, facts: Facts, texts: Texts) -> None:
     """Add texts to what a folder says of itself."""
-    seal = write_ids(output / ids_file(len(facts.parts)), _ids(texts))
-    part = Part(texts.digest, len(texts), seal)
-    facts._replace(parts=(*facts.parts, part)).write(output)
+    try:
+        seal = write_ids(output / ids_file(len(facts.parts)), _ids(texts))
+        part = Part(texts.digest, len(texts), seal)
+        facts._replace(parts=(*facts.parts, part)).write(output)
+    except OSError:
+        if find_texts(output, texts) is None:  # else another has added them, and swept up
+            raise
 
 
 def _ids(texts: Texts) -> Iterator[str]:

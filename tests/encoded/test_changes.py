@@ -130,6 +130,32 @@ def test_texts_are_added_in_shards_as_large_as_those_there(model, tmp_path):
     assert [part.num_texts for part in both.shards()] == [8, 8, 4, 8, 1]
 
 
+def test_what_a_process_that_died_has_left_is_swept(model, tmp_path):
+    encoded(model, tmp_path / "docs", FIRST)
+    before = files(tmp_path / "docs")
+    shards = tmp_path / "docs" / "shards"
+    (shards / "00001.safetensors").rename(shards / ".tmpAb12cd")  # as safetensors names its own
+    (tmp_path / "docs" / "ids.arrow.0a1b2c3d.tmp").write_text("")
+    encoded(model, tmp_path / "docs", FIRST)
+    assert files(tmp_path / "docs") == before
+
+
+def test_a_process_that_another_has_overtaken_goes_on(model, tmp_path, monkeypatch):
+    def fail(*_: object) -> None:
+        raise OSError("swept up")
+
+    def overtaken(*_: object) -> None:
+        monkeypatch.undo()
+        encoded(model, tmp_path / "docs", FIRST)
+        fail()
+
+    monkeypatch.setattr("sparton.encoded.folders.write_ids", fail)
+    with pytest.raises(OSError, match="swept up"):
+        encoded(model, tmp_path / "docs", FIRST)
+    monkeypatch.setattr("sparton.encoded.folders.write_ids", overtaken)
+    assert len(encoded(model, tmp_path / "docs", FIRST)) == 20
+
+
 def test_an_id_that_was_deleted_counts_as_deleted_already(model, tmp_path, capsys):
     docs = tmp_path / "docs"
     encoded(model, docs, make_texts(3))
