@@ -26,11 +26,11 @@ from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import check_precision
 from sparton.training.distributed import World, join_world, leave_world
 from sparton.training.manifest import describe_environment
+from sparton.training.outcome import ECHO
 from sparton.training.processes import run_ranks
 from sparton.types import RetrievalTask
 
 System = Callable[..., evaluation.TaskResult]  # of a RetrievalTask
-_ECHO = 5.0  # seconds in which a process ends others that fail as it did
 
 
 def evaluate_here(cfg: DictConfig, again: Sequence[str]) -> Exception | None:
@@ -53,7 +53,7 @@ def evaluate_here(cfg: DictConfig, again: Sequence[str]) -> Exception | None:
             leave_world()
     except EXPECTED_ERRORS as error:
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(_ECHO)
+            time.sleep(ECHO)  # the main process says the same
         return error
     return None
 

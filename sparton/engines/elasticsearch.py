@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 from sparton.engines.lucene import LuceneEngine
 from sparton.types import Kind
 
-_MAXSIM = "Math.max(0.0, maxSimDotProduct(params.query, 'tokens'))"  # scores cannot be negative
-
 
 class Elasticsearch(LuceneEngine):
     """See :class:`~sparton.engines.engine.Engine`; the key is an encoded API key."""
@@ -26,20 +24,17 @@ class Elasticsearch(LuceneEngine):
         "tokens": "nothing; negative scores are 0",
     }
     key_variable = "ELASTICSEARCH_API_KEY"
+    maxsim = "Math.max(0.0, maxSimDotProduct(params.query, 'tokens'))"  # no score is negative
+    scored: ClassVar[Mapping[str, Any]] = {"exists": {"field": "tokens"}}
 
-    def fields(self) -> dict[str, Any]:
-        types = {
+    def field_types(self) -> dict[str, Any]:
+        return {
             "sparse": {"type": "sparse_vector", "index_options": {"prune": False}},
             "tokens": {"type": "rank_vectors", "dims": self.settings.token_width},
         }
-        return {kind: types[kind] for kind in sorted(self.kinds)}
 
     def headers(self, key: str) -> dict[str, str]:
         return {"Authorization": f"ApiKey {key}"}
 
     def sparse_query(self, weights: dict[str, float]) -> dict[str, Any]:
         return {"sparse_vector": {"field": "sparse", "query_vector": weights, "prune": False}}
-
-    def maxsim_query(self, vectors: list[list[float]]) -> dict[str, Any]:
-        script = {"source": _MAXSIM, "params": {"query": vectors}}
-        return {"script_score": {"query": {"exists": {"field": "tokens"}}, "script": script}}

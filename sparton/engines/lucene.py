@@ -6,8 +6,8 @@ and names of features without dots.
 
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from sparton.engines.engine import BUSY, Answer, Client, Document, Engine, Request
 from sparton.engines.json_text import vectors_text
@@ -19,28 +19,29 @@ class LuceneEngine(Engine):
     suffix = ".ndjson"
     compressed = True
 
+    maxsim: ClassVar[str]  # a script of what scores token vectors, given params.query
+    scored: ClassVar[Mapping[str, Any]]  # the query whose documents it scores
+
     @abstractmethod
-    def fields(self) -> dict[str, Any]:
-        """Types of the fields."""
+    def field_types(self) -> dict[str, Any]:
+        """Types of the fields, by name, of those that are not used, too."""
 
     @abstractmethod
     def sparse_query(self, weights: dict[str, float]) -> dict[str, Any]:
         """A query by terms and their weights."""
 
-    @abstractmethod
     def maxsim_query(self, vectors: list[list[float]]) -> dict[str, Any]:
         """A query that scores all documents with token vectors."""
+        script = {"source": self.maxsim, "params": {"query": vectors}}
+        return {"script_score": {"query": dict(self.scored), "script": script}}
 
     def term_key(self, term: int, name: str) -> str:
         return f"[row {term}]" if "." in name or not name else name
 
     def mapping(self) -> dict[str, Any]:
-        return {
-            "mappings": {
-                "_meta": {"sparton": self.described()},
-                "properties": self.fields(),
-            }
-        }
+        types = self.field_types()
+        fields = {kind: types[kind] for kind in sorted(self.kinds)}
+        return {"mappings": {"_meta": {"sparton": self.described()}, "properties": fields}}
 
     def setup(self) -> dict[str, str]:
         return {"index.json": json.dumps(self.mapping(), indent=2) + "\n"}

@@ -15,12 +15,6 @@ from typing import Any, ClassVar
 from sparton.engines.lucene import LuceneEngine
 from sparton.types import Kind
 
-# Of products x it makes x + 1, or 1 / (1 - x) of negative ones, because scores are not negative.
-_MAXSIM = (
-    "params._source.containsKey('tokens') ? "
-    "lateInteractionScore(params.query, 'tokens', params._source, 'innerproduct') : 0.0"
-)
-
 
 class OpenSearch(LuceneEngine):
     """See :class:`~sparton.engines.engine.Engine`; the key is ``USER:PASSWORD``."""
@@ -31,20 +25,21 @@ class OpenSearch(LuceneEngine):
         "tokens": "nothing; a score is MaxSim plus the number of the query's tokens",
     }
     key_variable = "OPENSEARCH_CREDENTIALS"
+    # It makes x + 1 of products x, or 1 / (1 - x) of negative ones: scores are not negative.
+    maxsim = (
+        "params._source.containsKey('tokens') ? "
+        "lateInteractionScore(params.query, 'tokens', params._source, 'innerproduct') : 0.0"
+    )
+    scored: ClassVar[Mapping[str, Any]] = {"match_all": {}}
 
-    def fields(self) -> dict[str, Any]:
-        types = {
+    def field_types(self) -> dict[str, Any]:
+        return {
             "sparse": {"type": "rank_features"},
             "tokens": {"type": "object", "enabled": False},
         }
-        return {kind: types[kind] for kind in sorted(self.kinds)}
 
     def headers(self, key: str) -> dict[str, str]:
         return {"Authorization": f"Basic {base64.b64encode(key.encode()).decode()}"}
 
     def sparse_query(self, weights: dict[str, float]) -> dict[str, Any]:
         return {"neural_sparse": {"sparse": {"query_tokens": weights}}}
-
-    def maxsim_query(self, vectors: list[list[float]]) -> dict[str, Any]:
-        script = {"source": _MAXSIM, "params": {"query": vectors}}
-        return {"script_score": {"query": {"match_all": {}}, "script": script}}

@@ -124,7 +124,7 @@ def encode_texts(
         for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), own):
             for first, last in _batches(tokens.cu_seqlens, *bounds):
                 batch = tokens.select(first, last)
-                if device.type == "cuda":  # what is not pinned would wait for all that it has to do
+                if device.type == "cuda":  # a copy from memory that is not pinned waits for the GPU
                     batch = batch.pin_memory().to(device, non_blocking=True)
                 flight.append(_launch(encoder, batch, side, kept, max_terms, travels_as))
                 ends.append(last == tokens.num_sequences)

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 # When a process dies, the collectives of the others fail. Whoever started them ends them within
 # this many seconds; an error that is still there afterwards is their own.
-_ECHO = 5.0
+ECHO = 5.0
 
 
 def run_here(
@@ -72,7 +72,7 @@ def run_here(
             lacks_memory = is_out_of_memory(error)
             told = DeviceMemoryError(str(error)) if lacks_memory else error
             if size > 1 and not isinstance(told, (DeviceMemoryError, *expected)):
-                time.sleep(_ECHO)
+                time.sleep(ECHO)
             if dist.is_torchelastic_launched():
                 get_error_handler().record_exception(error)  # for torchrun's own report
             status = Status(OOM if lacks_memory else FAILED, explain(told))
