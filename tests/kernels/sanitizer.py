@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton import ops
-from sparton.kernels import encoder_layer, hybrid_head, sparse_products
+from sparton.kernels import encoder_layer, hybrid_head, sparse_products, sparse_search
 from sparton.sparse_vectors import SparseVectors
 from sparton.training.manifest import describe_environment
 
@@ -38,6 +38,7 @@ TOOLS = {
 }
 PLANTED = {"planted write": ("memcheck",), "planted read": ("initcheck",)}
 AT_ONCE, PATIENCE, FAULTY = 8, 200, 97  # processes, seconds, exit code
+SAID = 40  # last lines of what a process said that are recorded if it is not as it should be
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 D, V, E = 128, 300, 64
 LENGTHS = (9, 0, 31, 33)  # of texts, one of them empty
@@ -126,6 +127,8 @@ def compressed_maxsim() -> None:
     queries, sides = rows(12, D), (bounds(3, 7, 2), bounds(*LENGTHS))
     for tokens in (documents, ops.with_inverse_norms(codec, documents)):
         learn(ops.maxsim_residual_varlen(queries, tokens, codec, *sides))
+        pairs = torch.tensor([[0, 3], [1, 0], [1, 1]], device=DEVICE)
+        ops.maxsim_residual_varlen(queries.detach(), tokens, codec, *sides, pairing=pairs)
     ops.maxsim_centroids(queries.detach(), documents.codes, centroids, *sides)
 
 
@@ -152,6 +155,13 @@ def products() -> None:
     learn(sparse_products.dense_dot_products(*(side.dense() for side in sides)))
     learn(sparse_products.row_sums(sides[0]))
     learn(sparse_products.column_sums(sides[1], torch.ones(7, device=DEVICE)))
+
+
+def postings() -> None:
+    dense = [rows(count, V, dtype=torch.float32).detach().relu() for count in (200, 3)]
+    documents, queries = (SparseVectors.from_dense(side).to("cpu") for side in dense)
+    inverted = sparse_search.invert([documents], on_gpu=DEVICE.type == "cuda").to(DEVICE)
+    sparse_search.search_postings(inverted, queries, 9, torch.tensor([-1, 4, -1]))
 
 
 @triton.jit
@@ -186,6 +196,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "attention": attention,
     "encoder layer": layer,
     "sparse products": products,
+    "sparse search": postings,
     "planted write": lambda: planted(0, 40),
     "planted read": lambda: planted(32, 0),
 }
@@ -211,7 +222,7 @@ def examine(family: str, tool: str) -> dict[str, Any]:
         "errors": int(found[1]) if found else None,
         "seconds": round(time.monotonic() - began, 1),
         "exit_code": code,
-        "last_line": (said.strip().splitlines() or [""])[-1],
+        "said": said.strip().splitlines()[-SAID:],
     }
 
 
@@ -241,13 +252,16 @@ def main() -> None:
         if asked.only in family or family in PLANTED
     ]
     shared = {"environment": describe_environment(), "date": datetime.now(UTC).isoformat()}
+    wrong = 0
     with ThreadPoolExecutor(AT_ONCE) as pool, asked.output.open("w") as file:
-        records = list(pool.map(lambda job: examine(*job), jobs))
-        file.writelines(json.dumps(record | shared) + "\n" for record in records)
-    wrong = [record for record in records if not is_right(record)]
-    for record in wrong:
-        print(json.dumps(record))  # noqa: T201
-    print(f"{len(records) - len(wrong)} of {len(records)} as they should be")  # noqa: T201
+        for record in pool.map(lambda job: examine(*job), jobs):
+            if is_right(record):
+                record["said"] = record["said"][-1:]
+            else:
+                wrong += 1
+                print(json.dumps(record), flush=True)  # noqa: T201
+            print(json.dumps(record | shared), file=file, flush=True)
+    print(f"{len(jobs) - wrong} of {len(jobs)} as they should be")  # noqa: T201
     sys.exit(bool(wrong))
 
 

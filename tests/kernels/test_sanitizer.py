@@ -52,7 +52,7 @@ def test_what_the_tool_finds_is_written_down(
         ("planted write", "memcheck"),
         ("planted read", "initcheck"),
     ]
-    assert records[1]["errors"] == int(hazards[0]) and "SUMMARY" in records[1]["last_line"]
+    assert records[1]["errors"] == int(hazards[0]) and "SUMMARY" in records[1]["said"][-1]
     assert {"seconds", "exit_code", "environment", "date"} <= records[0].keys()
 
 
