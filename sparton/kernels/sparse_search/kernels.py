@@ -34,19 +34,6 @@ def _sort_keys(scores, numbers):
 
 
 @triton.jit
-def _row_of(entry, last, values_ptr, terms_ptr, starts_ptr):
-    """Weight of a query's entry, and where the postings of its term begin and end."""
-    inside = entry < last
-    row_ptr = starts_ptr + tl.load(terms_ptr + entry, inside, other=0)
-    begin = tl.load(row_ptr, inside, other=0)
-    return (
-        tl.load(values_ptr + entry, inside, other=0.0),
-        begin,
-        tl.load(row_ptr + 1, inside, other=0),
-    )
-
-
-@triton.jit
 def _score_kernel(
     places_ptr, weights_ptr, starts_ptr, terms_ptr, values_ptr, bounds_ptr, excluded_ptr,
     scores_ptr, maxima_ptr, width, num_scores,
@@ -63,12 +50,10 @@ def _score_kernel(
     tl.debug_barrier()
     offs = tl.arange(0, CHUNK)
     first, last = tl.load(bounds_ptr + pid_q), tl.load(bounds_ptr + pid_q + 1)
-    # Where a term's postings are is asked while those of the term before it are added up.
-    weight, begin, end = _row_of(first, last, values_ptr, terms_ptr, starts_ptr + pid_b * width)
     for entry in range(first, last):
-        next_weight, next_begin, next_end = _row_of(
-            entry + 1, last, values_ptr, terms_ptr, starts_ptr + pid_b * width
-        )
+        weight = tl.load(values_ptr + entry)
+        row_ptr = starts_ptr + pid_b * width + tl.load(terms_ptr + entry)
+        begin, end = tl.load(row_ptr), tl.load(row_ptr + 1)
         for posting in range(begin, end, CHUNK):
             inside = posting + offs < end
             # Read once, past the first cache, in which scores are.
@@ -79,7 +64,6 @@ def _score_kernel(
             )
             tl.store(own, tl.load(own, inside, other=0.0) + product, inside)
         tl.debug_barrier()
-        weight, begin, end = next_weight, next_begin, next_end
     excluded = tl.load(excluded_ptr + pid_q) - pid_b * BLOCK
     tl.store(own_ptr + excluded, 0.0, (excluded >= 0) & (excluded < BLOCK))
     tl.debug_barrier()
