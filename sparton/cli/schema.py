@@ -137,16 +137,18 @@ def total_steps(cfg: DictConfig) -> int:
 
 
 def without_replaced(cfg: DictConfig) -> DictConfig:
-    """The settings that count: of a backbone that ``init_from`` replaces, how it runs."""
+    """The settings that count: of a backbone that ``init_from`` replaces, those of
+    :func:`body_options`."""
     if cfg.init_from is None:
         return cfg
     cfg = cfg.copy()
-    cfg.backbone = {name: cfg.backbone.get(name, False) for name in body_options()}
+    kept = [name for name in body_options() if name in cfg.backbone]
+    cfg.backbone = {name: cfg.backbone[name] for name in kept}
     return cfg
 
 
 def body_options() -> list[str]:
-    """The settings of a backbone that say how it runs, whatever its weights."""
+    """The settings of a backbone that say how it runs and learns, whatever its weights."""
     from sparton.types import BodyOptions
 
     return list(BodyOptions.__annotations__)

@@ -26,8 +26,9 @@ class Precision:
             raise ValueError("precision=fp16 needs a CUDA GPU; use bf16 or fp32 on a CPU")
 
     @property
-    def parameter_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.name == "bf16_pure" else torch.float32
+    def parameter_dtype(self) -> torch.dtype | None:
+        """Of all parameters; None for the dtypes that models have: fp32 of what learns."""
+        return torch.bfloat16 if self.name == "bf16_pure" else None
 
     @property
     def compute_dtype(self) -> torch.dtype:
