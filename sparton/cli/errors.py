@@ -41,6 +41,7 @@ _SETTINGS = {
     "alpha": "data.alpha",
     "attention": "backbone.attention",
     "config_args": "backbone.config_args",
+    "freeze_backbone": "head.freeze_backbone",
     "homogeneous": "data.homogeneous",
     "lora": "backbone.lora",
     "mode": "logger.wandb.mode",

@@ -173,7 +173,7 @@ class EncoderBody(nn.Module):
             raise ArgumentError(
                 "{lora} saves adapters alone, and the weights that they belong to are in no folder "
                 "and not on the hub: they are random, or were changed after they were read (tokens "
-                'that were added, a rescaled head). Save them merged: save="merged"',
+                "that were added, a rescaled head). Save them merged",
                 lora=self.lora and self.lora._asdict(),
             )
         return self.base

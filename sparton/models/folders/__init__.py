@@ -89,7 +89,7 @@ def check_saving(encoder: Encoder) -> None:
             if isinstance(encoder, JointEncoder | AsymmetricEncoder):
                 raise ArgumentError(
                     "{lora}: the folder of a {} holds two models, and adapters alone are saved of "
-                    'one: save them merged, save="merged"',
+                    "one: save them merged",
                     type(encoder).__name__,
                     lora=body.lora and body.lora._asdict(),
                 )
