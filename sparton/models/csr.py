@@ -113,7 +113,7 @@ class AutoencoderEncoder(Encoder):
         super().__init__(backbone.tokenizer, backbone.max_length)
         if head.freeze_backbone and isinstance(backbone, EncoderBody) and backbone.lora is not None:
             raise ArgumentError(
-                "{freeze_backbone} would freeze the adapters, too: make it False, or leave lora out",
+                "{freeze_backbone} would freeze adapters, too: make it False, or leave lora out",
                 freeze_backbone=True,
             )
         if isinstance(backbone, CachedBackbone):
