@@ -160,7 +160,7 @@ def test_an_adapter_of_a_causal_base_stays_bidirectional_or_is_refused(base, tmp
         ValueError, match=r"holds an adapter alone.* attention='bidirectional' or c"
     ):
         load_lm(folder)
-    tokens = batch(LENGTHS)
+    tokens, choices = batch(LENGTHS), ("bidirectional", "causal")
     found = [alone(load_lm(folder, attention=each).eval(), tokens) for each in choices]
     expected = encoder.backbone.decoder(encoder.backbone(tokens))
     assert close(found[0], expected) and not close(found[1], expected)
@@ -230,12 +230,10 @@ def test_adapters_that_do_not_fit_or_are_missing_are_refused(base, tmp_path):
     folder = save(trained(base, EagerHead(), ALONE), tmp_path / "alone")
     learned = load_file(folder / WEIGHTS)
     name = next(iter(learned))
+    stranger = {"base_model.model.model.layers.7.x.lora_A.weight": torch.ones(4, 4)}
     for wrong, message in (
         ({key: value for key, value in learned.items() if key != name}, "do not both have"),
-        (
-            learned | {"base_model.model.model.layers.7.x.lora_A.weight": torch.ones(4, 4)},
-            "layers.7",
-        ),
+        (learned | stranger, "layers.7"),
         (learned | {name: learned[name][:, :-1].contiguous()}, "does not fit its model"),
         (learned | {name: learned[name] * float("nan")}, "are not all finite numbers"),
     ):
