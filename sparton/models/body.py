@@ -164,7 +164,7 @@ class EncoderBody(nn.Module):
         return self.lora is not None and self.lora.save == "adapter"
 
     def need_base(self) -> Source:
-        """``base``.
+        """The model that adapters saved alone belong to, ``base``.
 
         Raises:
             ValueError: it is None, so that adapters alone would belong to no model.
