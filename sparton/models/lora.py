@@ -195,13 +195,15 @@ def adapter_base(source: Source, subfolder: str) -> Source | None:
     or no adapter.
 
     Raises:
-        ValueError: the adapter does not say.
+        ValueError: the adapter does not say, or is of another kind than LoRA.
     """
     if source.file("config.json", subfolder) is not None:
         return None
     if source.file(CONFIG, subfolder) is None:
         return None
     fields = source.fields(CONFIG, subfolder)
+    if fields.need("peft_type", str) != "LORA":
+        fields.refuse("peft_type", "'LORA', the only kind of adapter that is read here")
     return source._replace(
         name=fields.need("base_model_name_or_path", str), revision=fields.get("revision", str)
     )

@@ -27,7 +27,8 @@ class Precision:
 
     @property
     def parameter_dtype(self) -> torch.dtype | None:
-        """Of all parameters; None for the dtypes that models have: fp32 of what learns."""
+        """What all parameters are brought to; None leaves them as models have them, in fp32 but for
+        frozen weights."""
         return torch.bfloat16 if self.name == "bf16_pure" else None
 
     @property

@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from transformers import PreTrainedModel
 
 from sparton.models import layers
@@ -60,6 +61,10 @@ def distance(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return max(float((found[name] - each).abs().max()) for name, each in expected.items()) / largest
 
 
+def far(found: Tensor, truth: Tensor) -> float:
+    return float((found.detach().float() - truth.detach()).norm() / truth.detach().norm())
+
+
 def assert_as_peft(backbone: Backbone, other: PreTrainedModel, stock: PreTrainedModel) -> None:
     tokens = batch(LENGTHS)
     expected, found = alone(other, tokens), backbone.decoder(backbone(tokens))
@@ -90,6 +95,25 @@ def test_decoders_with_adapters_are_those_of_peft(architecture, tokenizer):
     learn(backbone)
     stock, other = (build(architecture, "bidirectional") for _ in range(2))
     assert_as_peft(backbone, by_peft(other), stock)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_layers_with_adapters_compile_without_a_break(kind, build_mlm, tokenizer, monkeypatch):
+    """A break would be an error, by fullgraph=True."""
+    counter, compile = CompileCounter(), nn.Module.compile
+
+    def counted(module: nn.Module, *, dynamic: bool, options: dict[str, bool]) -> None:
+        compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
+
+    monkeypatch.setattr(nn.Module, "compile", counted)
+    torch._dynamo.reset()
+    found = []
+    for compiled in (False, True):
+        model = build("llama", "bidirectional") if kind == "llama" else build_mlm("bert")
+        backbone = Backbone(model, tokenizer, lora=FP32 | {"dropout": 0.1}, compile=compiled)
+        found.append(learn(backbone).eval()(batch(LENGTHS)))
+        assert bool(counter.frame_count) == compiled
+    assert close(*found)
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["query", "value"], ["output.dense"]])
@@ -198,10 +222,10 @@ def test_bf16_weights_are_as_near_to_fp32_as_autocast_is(family, build_mlm, toke
     errors = []
     for dtype in ("fp32", "bf16"):
         with torch.autocast("cpu", torch.bfloat16):
-            errors.append(float((make(dtype=dtype)(tokens).float() - truth).norm() / truth.norm()))
+            errors.append(far(make(dtype=dtype)(tokens), truth))
     assert errors[1] < 2 * errors[0] + 1e-3
     other = make(dtype="fp32", alpha=12)(tokens)
-    assert float((other - truth).norm() / truth.norm()) > 2 * errors[0] + 1e-3
+    assert far(other, truth) > 2 * errors[0] + 1e-3
 
 
 def test_weights_that_are_stored_in_bf16_are_never_fp32(tokenizer, tmp_path, monkeypatch):

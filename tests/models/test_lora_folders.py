@@ -120,6 +120,9 @@ def test_folders_of_adapters_load_in_sentence_transformers(kind, base, tmp_path)
     encoder = trained(base, HEADS[kind], ALONE)
     given = values(encoder)
     folder = save(encoder, tmp_path / "alone")
+    card = (folder / "README.md").read_text()
+    assert f"adapters alone; loading them reads `{base}`" in card
+    assert f"{sum(p.numel() for n, p in encoder.named_parameters() if 'lora' not in n):,}" in card
     assert not (folder / "config.json").exists() and not (folder / "model.safetensors").exists()
     assert close(values(load_encoder(folder)), given)
     assert close(in_sentence_transformers(kind, folder), given)
@@ -246,6 +249,9 @@ def test_adapters_that_do_not_fit_or_are_missing_are_refused(base, tmp_path):
     (folder / WEIGHTS).unlink()
     with pytest.raises(FileNotFoundError, match=f"{CONFIG}, but no {WEIGHTS}"):
         load_encoder(folder)
-    (folder / CONFIG).write_text("{}")
+    (folder / CONFIG).write_text('{"peft_type": "IA3", "base_model_name_or_path": "x"}')
+    with pytest.raises(ValueError, match=r"peft_type is 'IA3', .*'LORA', the only kind of adapter"):
+        load_encoder(folder)
+    (folder / CONFIG).write_text('{"peft_type": "LORA"}')
     with pytest.raises(ValueError, match="base_model_name_or_path"):
         load_encoder(folder)
