@@ -151,7 +151,7 @@ def _check_lora(cfg: DictConfig) -> None:
     """Precisions that would not keep adapters and frozen weights in their dtypes."""
     for name in ("backbone.lora", "query_encoder.backbone.lora"):
         lora = OmegaConf.select(cfg, name)
-        if lora is None:
+        if not OmegaConf.is_dict(lora):
             continue
         if cfg.precision == "bf16_pure":
             raise ValueError(

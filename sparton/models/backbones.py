@@ -28,7 +28,7 @@ from sparton.models.body import EncoderBody, without_attention_dropout
 from sparton.models.causal_lm import Attention, SpecialTokens, set_special_tokens
 from sparton.models.checkpoint import load_body, load_lm, load_tokenizer
 from sparton.models.folders.files import module_kinds
-from sparton.models.lora import Lora
+from sparton.models.lora import Lora, own_base
 from sparton.models.origin import Origin, origin_of_trained
 from sparton.models.repository import ReadingOptions, Source
 
@@ -82,7 +82,7 @@ def pretrained(
         gradient_checkpointing=gradient_checkpointing,
         lora=lora,
     )
-    backbone.origin, backbone.base = origin_of_trained(source), source
+    backbone.origin, backbone.base = origin_of_trained(source), own_base(source, "")
     if (logit_scale, logit_shift) != (1.0, 0.0):
         rescale_logits(backbone, logit_scale, logit_shift)
     return backbone
@@ -127,7 +127,7 @@ def bare(
         gradient_checkpointing=gradient_checkpointing,
         lora=lora,
     )
-    body.origin, body.base = origin_of_trained(source), source
+    body.origin, body.base = origin_of_trained(source), own_base(source, "")
     return body
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sparton.arguments import ArgumentError
@@ -57,6 +57,12 @@ class Lora(NamedTuple):
         Raises:
             ValueError: an unknown name, or a value that cannot be.
         """
+        if not isinstance(options, Mapping):
+            raise ArgumentError(
+                "{lora:name} is {!r}, and must be settings by their names, such as {lora}",
+                options,
+                lora={"rank": 16},
+            )
         if unknown := [name for name in options if name not in cls._fields]:
             raise ArgumentError(
                 "{lora} has {}, and adapters have only {}",
@@ -156,15 +162,16 @@ def merged(model: Model) -> Model:
     """A copy of a model in which adapters are part of the weights, fp32 on the CPU. The model
     itself is left alone: to merge and unmerge weights of 16 bits would change them."""
     # What deepcopy is to take in the place of an object, by the object's identity.
-    copies: dict[int, Any] = {
-        id(each): nn.Parameter(each.detach().float().cpu(), requires_grad=False)
-        for each in model.parameters()
-    }
-    for layer in _adapted(model).values():
-        plain = copy.deepcopy(layer.get_base_layer(), copies)
-        delta = layer.get_delta_weight(_NAME).cpu()
-        plain.weight = nn.Parameter(plain.weight + delta, requires_grad=False)
-        copies[id(layer)] = plain
+    copies: dict[int, Any] = {}
+    layers = _adapted(model).values()
+    for layer in layers:
+        weight = layer.get_base_layer().weight
+        copies[id(weight)] = _on_cpu(weight.float() + layer.get_delta_weight(_NAME))
+    for parameter in model.parameters():
+        if id(parameter) not in copies:
+            copies[id(parameter)] = _on_cpu(parameter.detach().float())
+    for layer in layers:
+        copies[id(layer)] = copy.deepcopy(layer.get_base_layer(), copies)
     return copy.deepcopy(model, copies)
 
 
@@ -238,6 +245,10 @@ def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreT
         )
     whole: PreTrainedModel = adapted.merge_and_unload()
     return whole
+
+
+def _on_cpu(weight: Tensor) -> nn.Parameter:
+    return nn.Parameter(weight.cpu(), requires_grad=False)
 
 
 def _is_number(value: object) -> bool:

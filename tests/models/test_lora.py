@@ -294,6 +294,7 @@ def test_equal_arguments_give_equal_adapters():
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
+        (True, r"lora is True, and must be settings by their names, such as lora={'rank': 16}"),
         ({"rnk": 4}, "has rnk, and adapters have only rank, alpha, dropout"),
         ({"rank": 0}, "has rank=0, which must be a whole number from 1 on"),
         ({"rank": "lots"}, "has rank='lots', which must be a whole number"),

@@ -52,7 +52,8 @@ def base(tmp_path, build_mlm, request) -> Path:
 
 
 def is_bert(base: Path) -> bool:
-    return json.loads((base / "config.json").read_text())["model_type"] == "bert"
+    config = base / "config.json"
+    return config.exists() and json.loads(config.read_text())["model_type"] == "bert"
 
 
 def trained(base: Path, head: Any, lora: dict[str, Any] | None) -> Encoder:
@@ -204,6 +205,8 @@ def test_training_goes_on_from_either_folder(saving, base, tmp_path):
     else:
         with pytest.raises(ValueError, match="saves adapters alone, and the weights"):
             save(second, tmp_path / "second")
+        with pytest.raises(ValueError, match="saves adapters alone, and the weights"):
+            check_saving(trained(folder, EagerHead(), ALONE))
 
 
 def test_adapters_alone_are_refused_where_no_file_has_the_rest(base, tmp_path):
