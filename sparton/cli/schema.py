@@ -142,8 +142,7 @@ def without_replaced(cfg: DictConfig) -> DictConfig:
     if cfg.init_from is None:
         return cfg
     cfg = cfg.copy()
-    kept = [name for name in body_options() if name in cfg.backbone]
-    cfg.backbone = {name: cfg.backbone[name] for name in kept}
+    cfg.backbone = {name: cfg.backbone.get(name) for name in body_options()}
     return cfg
 
 
