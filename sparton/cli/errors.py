@@ -39,8 +39,11 @@ EXPECTED_ERRORS = (
 # The settings that give the arguments of these names.
 _SETTINGS = {
     "alpha": "data.alpha",
+    "attention": "backbone.attention",
     "config_args": "backbone.config_args",
+    "freeze_backbone": "head.freeze_backbone",
     "homogeneous": "data.homogeneous",
+    "lora": "backbone.lora",
     "mode": "logger.wandb.mode",
     "model_args": "backbone.model_args",
     "normalize": "head.normalize",

@@ -20,7 +20,7 @@ def encoder_digest(encoder: Encoder) -> str:
     tokenizers = (encoder.tokenizer, encoder.query_tokenizer)
     said = [without_truncation(each).to_str() for each in tokenizers]
     said += [type(encoder).__name__, encoder.similarity, *_settings(encoder)]
-    return texts_digest([weights_digest(encoder), *said])
+    return texts_digest([weights_digest(encoder.state_dict()), *said])
 
 
 def _settings(encoder: Encoder) -> Iterator[str]:

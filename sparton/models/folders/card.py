@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparton.models.asymmetric import AsymmetricEncoder
+from sparton.models.body import EncoderBody
 from sparton.models.colbert import ColbertEncoder
 from sparton.models.csr import AutoencoderEncoder
 from sparton.models.dense import DenseEncoder
@@ -14,6 +15,7 @@ from sparton.models.encoder import Encoder
 from sparton.models.folders.files import Lengths
 from sparton.models.joint import JointEncoder
 from sparton.models.origin import CARD, Origin
+from sparton.models.repository import Source
 from sparton.models.splade import SpladeEncoder
 from sparton.types import SIDES
 
@@ -110,7 +112,7 @@ for hit in index.search(["Where is the cat?"], k=2)[0]:
     print(f"{{hit.score:.2f}}", documents[hit.id])
 ```
 
-The folder also loads in sentence-transformers:
+{_also(encoder)} in sentence-transformers:
 
 ```python
 from sentence_transformers import {kind.loader}
@@ -133,6 +135,12 @@ Not measured yet: `sparton evaluate model={name}`, then `sparton card`.
 """
 
 
+def _also(encoder: Encoder) -> str:
+    if _base_of_adapters(encoder) is None:
+        return "The folder also loads"
+    return "Beside peft, and unless its attention is not that of its base, the folder also loads"
+
+
 def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
     base = encoder.origin.base_model
     facts = [("starts from", base or "random weights, or weights without a name")]
@@ -144,8 +152,17 @@ def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
             facts.append((f"before a {side}", f"`{prompt}`"))
     if not encoder.markup.include_prompt and isinstance(encoder, POOLED_BY_SPLADE):
         facts.append(("pooled", "what follows a prompt; sentence-transformers pools all tokens"))
-    parameters = sum(each.numel() for each in encoder.parameters())
-    return [*facts, ("parameters", f"{parameters:,}")]
+    parameters = sum(p.numel() for name, p in encoder.named_parameters() if ".lora_" not in name)
+    facts.append(("parameters", f"{parameters:,}"))
+    if adapted := _base_of_adapters(encoder):
+        facts.append(("holds", f"low-rank adapters alone; loading them reads `{adapted}`, too"))
+    return facts
+
+
+def _base_of_adapters(encoder: Encoder) -> Source | None:
+    """The model without which a folder of adapters is none; None for complete folders."""
+    bodies = (part for part in encoder.modules() if isinstance(part, EncoderBody))
+    return next((each.base for each in bodies if each.saves_adapters_alone), None)
 
 
 def _terms(origin: Origin) -> str:

@@ -42,7 +42,6 @@ from sparton.models.folders.splade import (
     describe_lm,
     describe_pooling,
     load_layout,
-    save_checkpoint,
     splade_layout,
     transformer_type,
 )
@@ -73,7 +72,7 @@ def save_router(
     encoder: AsymmetricEncoder, path: Path, *, query_length: int, document_length: int
 ) -> None:
     """Fill the folder ``path``."""
-    save_checkpoint(encoder.document, path)
+    encoder.document.backbone.save(path)
     pooling = f"document_1_{class_name(POOLING)}"
     routes = {"document": {"": transformer_type(encoder.document), pooling: POOLING}}
     files = {
@@ -91,7 +90,7 @@ def save_router(
         routes["query"] = {folder: transformer, pooling: POOLING}
         files[f"{folder}/{TRANSFORMER_FILE}"] = describe_lm(encoder.query, query_length)
         files[f"{pooling}/config.json"] = describe_pooling(encoder.query)
-        save_checkpoint(encoder.query, path / folder)
+        encoder.query.backbone.save(path / folder)
     own = describe_own(Lengths(query_length, document_length), encoder.markup)
     files[DESCRIPTION] = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
     write_json(path, files | _describe_routes(routes) | {"sparton.json": own})

@@ -29,6 +29,7 @@ from sparton.models.folders.files import (
     write_json,
 )
 from sparton.models.heads import SpartonHead, SpladeHead
+from sparton.models.lora import own_base
 from sparton.models.repository import Source, join
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
@@ -54,15 +55,8 @@ def save_splade(
     encoder: SpladeEncoder, path: Path, *, query_length: int, document_length: int
 ) -> None:
     """Fill the folder ``path``."""
-    save_checkpoint(encoder, path)
+    encoder.backbone.save(path)
     write_json(path, describe_splade(encoder, query_length, document_length))
-
-
-def save_checkpoint(encoder: SpladeEncoder, path: Path) -> None:
-    """The masked-language model and its tokenizer, as Hugging Face has them."""
-    with encoder.backbone.decoder_in_place() as mlm:
-        mlm.save_pretrained(path)
-    encoder.tokenizer.save_pretrained(path)
 
 
 def transformer_type(encoder: SpladeEncoder) -> str:
@@ -72,7 +66,7 @@ def transformer_type(encoder: SpladeEncoder) -> str:
 
 def describe_lm(encoder: SpladeEncoder, *lengths: int) -> dict[str, Any]:
     """The settings of :func:`transformer_type`, for texts of these lengths at most."""
-    content = describe_transformer(encoder.tokenizer, *lengths)
+    content = describe_transformer(encoder.backbone, *lengths)
     if transformer_type(encoder) == MASKED:
         return content
     return content | {
@@ -161,6 +155,7 @@ def load_layout(
         load_tokenizer(source, subfolder=subfolder),
         **options,
     )
+    backbone.base = own_base(source, subfolder)
     return SpladeEncoder(backbone, head)
 
 
