@@ -12,7 +12,7 @@ baselines of :class:`SpartonHead`.
 """
 
 from collections.abc import Callable
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,21 @@ from torch import Tensor, nn
 from sparton.kernels.hybrid_head import hybrid_head
 from sparton.kernels.hybrid_head.logits import vocabulary_tile
 from sparton.kernels.splade_head import HeadMemory, TopK, splade_head, splade_head_topk
-from sparton.kernels.splade_head.variants import Activation, Pooling, activate, check_variant
+from sparton.kernels.splade_head.token_topk import first_maxima, largest_of_rows
+from sparton.kernels.splade_head.variants import (
+    Activation,
+    Pooling,
+    activate,
+    check_token_topk,
+    check_variant,
+)
 from sparton.types import Markup, Prompts, TokenBatch
 
 
 class OtherSettings(Prompts, total=False):
     """The settings of a :class:`SpladeHead` that are the same for every one."""
 
+    token_topk: int | None
     chunk_size: int | None
 
 
@@ -36,13 +44,15 @@ class SpladeHead(nn.Module):
     Args:
         pooling: over the tokens of a sequence, "max" or "sum" of the activated logits.
         activation: "relu" for ``log1p(relu(x))``, "log1p_relu" for ``log1p(log1p(relu(x)))``.
+        token_topk: of the terms of each token so many with the largest logits are pooled, among
+            equal ones the first of the vocabulary; None for all.
         chunk_size: how many tokens of a text SpladePooling takes at a time. Accepted with its
             other settings, and without effect: the result is the same with any, and heads that
             save memory do so in other ways.
         prompts: what is put before texts, see :class:`~sparton.types.Markup`.
 
     Raises:
-        ValueError: another name.
+        ValueError: another name, or no such number of terms.
     """
 
     fp8 = False
@@ -52,20 +62,26 @@ class SpladeHead(nn.Module):
         pooling: Pooling = "max",
         activation: Activation = "relu",
         *,
+        token_topk: int | None = None,
         chunk_size: int | None = None,
         **prompts: Unpack[Prompts],
     ) -> None:
         super().__init__()
         check_variant(pooling, activation)
+        check_token_topk(token_topk)
         self.pooling: Pooling = pooling
         self.activation: Activation = activation
+        self.token_topk = token_topk
         self.markup = Markup(**prompts)
 
     def topk(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch, k: int
     ) -> TopK:
         """The k largest entries of each representation, without a gradient; by the fused kernel
-        whichever the head."""
+        whichever the head, but with ``token_topk`` from the whole representations."""
+        if self.token_topk is not None:
+            with torch.no_grad():
+                return TopK(*largest_of_rows(self(hidden, weight, bias, tokens), k))
         return splade_head_topk(
             hidden,
             weight,
@@ -85,6 +101,7 @@ def _padded_head(
     mask: Tensor,
     pooling: Pooling,
     activation: Activation,
+    token_topk: int | None,
 ) -> Tensor:
     """Algorithm 1 of the Sparton paper: the full logits, then one operation after the other.
 
@@ -93,18 +110,61 @@ def _padded_head(
         weight: ``[V, D]``.
         bias: ``[V]`` or None.
         mask: bool ``[N, S]``, True at real tokens.
-        pooling, activation: see :class:`SpladeHead`.
+        pooling, activation, token_topk: see :class:`SpladeHead`.
 
     Returns:
         fp32 ``[N, V]``.
     """
-    logits = hidden @ weight.mT
-    if bias is not None:
-        logits = logits + bias.to(logits.dtype)
-    values = activate(logits * mask[..., None], activation)
+    values = _token_values(hidden, weight, bias, mask, activation)
+    if token_topk is not None:
+        return _pool_entries(*_largest(values, token_topk), weight.shape[0], pooling)
     if pooling == "sum":
         return values.sum(dim=1, dtype=torch.float32)
     return values.max(dim=1).values.float()
+
+
+def _token_values(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor, activation: Activation
+) -> Tensor:
+    """Activated logits ``[N, S, V]``."""
+    logits = hidden @ weight.mT
+    if bias is not None:
+        logits = logits + bias.to(logits.dtype)
+    return activate(logits * mask[..., None], activation)
+
+
+def _largest_of_tile(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    mask: Tensor,
+    activation: Activation,
+    k: int,
+) -> tuple[Tensor, Tensor]:
+    """Of the activated logits the :func:`_largest`."""
+    return _largest(_token_values(hidden, weight, bias, mask, activation), k)
+
+
+def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The min(k, V) largest of ``values [N, S, V]`` of each token and where they are,
+    ``[N, S, min(k, V)]`` each."""
+    N, S, V = values.shape
+    _, terms = largest_of_rows(values.detach().reshape(N * S, V).float(), min(k, V))
+    terms = terms.view(N, S, -1)
+    return values.gather(2, terms), terms
+
+
+def _pool_entries(values: Tensor, terms: Tensor, V: int, pooling: Pooling) -> Tensor:
+    """Representations fp32 ``[N, V]`` of entries ``values`` at ``terms``, ``[N, S, k]`` each. Of
+    equal maxima the first token gets the gradient."""
+    N = values.shape[0]
+    rows = torch.arange(N, device=values.device)[:, None, None]
+    places, values = (rows * V + terms).flatten(), values.float().flatten()
+    if pooling == "max":
+        _, winners = first_maxima(values.detach(), places, N * V)
+        entries = torch.arange(values.numel(), device=values.device)
+        values = torch.where(winners[places] == entries, values, 0.0)
+    return values.new_zeros(N * V).index_add(0, places, values).view(N, V)
 
 
 class EagerHead(SpladeHead):
@@ -121,7 +181,8 @@ class EagerHead(SpladeHead):
         memory: HeadMemory | None = None,
     ) -> Tensor:
         padded, mask = tokens.pad(hidden), tokens.padding_mask()
-        return self._head(padded, weight, bias, mask, self.pooling, self.activation)
+        variant = (self.pooling, self.activation, self.token_topk)
+        return self._head(padded, weight, bias, mask, *variant)
 
 
 class CompiledHead(EagerHead):
@@ -144,7 +205,8 @@ class CompiledHead(EagerHead):
 class TiledHead(SpladeHead):
     """The eager (or compiled) head on one tile of the vocabulary after the other.
 
-    Bounds the memory of the forward without a graph; with one, autograd keeps every tile.
+    Bounds the memory of the forward without a graph; with one, autograd keeps every tile. With
+    ``token_topk`` the largest of each tile are found first, and then the largest of these.
 
     Args:
         tile: vocabulary rows per tile. By default as many as give 64 MiB of 16-bit logits, in
@@ -166,9 +228,8 @@ class TiledHead(SpladeHead):
         if tile is not None and tile < 1:
             raise ValueError(f"tile must be a positive number of vocabulary rows, got {tile}")
         self.tile = tile
-        self._head: Callable[..., Tensor] = (
-            torch.compile(_padded_head, dynamic=True) if compiled else _padded_head
-        )
+        of_tile: Callable[..., Any] = _padded_head if self.token_topk is None else _largest_of_tile
+        self._of_tile = torch.compile(of_tile, dynamic=True) if compiled else of_tile
 
     def forward(
         self,
@@ -182,9 +243,18 @@ class TiledHead(SpladeHead):
         tile = self.tile or vocabulary_tile(mask.numel())
         weights = weight.split(tile)
         biases = [None] * len(weights) if bias is None else bias.split(tile)
-        variant = (self.pooling, self.activation)
         tiles = zip(weights, biases, strict=True)
-        return torch.cat([self._head(padded, *rows, mask, *variant) for rows in tiles], dim=1)
+        k = self.token_topk
+        if k is None:
+            variant = (self.pooling, self.activation, None)
+            return torch.cat(
+                [self._of_tile(padded, *rows, mask, *variant) for rows in tiles], dim=1
+            )
+        found = [self._of_tile(padded, *rows, mask, self.activation, k) for rows in tiles]
+        # Tiles, and equal values within each, are in the order of the vocabulary.
+        terms = torch.cat([terms + row * tile for row, (_, terms) in enumerate(found)], dim=2)
+        values, places = _largest(torch.cat([values for values, _ in found], dim=2), k)
+        return _pool_entries(values, terms.gather(2, places), weight.shape[0], self.pooling)
 
 
 class HybridHead(SpladeHead):
@@ -197,7 +267,7 @@ class HybridHead(SpladeHead):
 
     Args:
         pooling, activation: "max" and "relu", the only ones of the paper's kernels.
-        others: see :class:`SpladeHead`.
+        others: see :class:`SpladeHead`; without ``token_topk``, which these do not know either.
 
     Raises:
         ValueError: others.
@@ -215,6 +285,11 @@ class HybridHead(SpladeHead):
                 f"HybridHead has the paper's kernels, which know max pooling and relu alone, got "
                 f"pooling={pooling!r} and activation={activation!r}: take another head, such as "
                 "SpartonHead"
+            )
+        if self.token_topk is not None:
+            raise ValueError(
+                f"HybridHead has the paper's kernels, which pool all terms of a token, got "
+                f"token_topk={self.token_topk}: take another head, such as SpartonHead"
             )
 
     def forward(
@@ -245,7 +320,7 @@ class SpartonHead(SpladeHead):
         **others: Unpack[OtherSettings],
     ) -> None:
         super().__init__(pooling, activation, **others)
-        check_variant(pooling, activation, fp8)
+        check_variant(pooling, activation, fp8, self.token_topk)
         self.fp8 = fp8
 
     def forward(
@@ -264,5 +339,6 @@ class SpartonHead(SpladeHead):
             pooling=self.pooling,
             activation=self.activation,
             fp8=self.fp8,
+            token_topk=self.token_topk,
             memory=memory,
         )
