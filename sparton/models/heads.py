@@ -12,7 +12,8 @@ baselines of :class:`SpartonHead`.
 """
 
 from collections.abc import Callable
-from typing import Any, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +21,29 @@ from torch import Tensor, nn
 from sparton.kernels.hybrid_head import hybrid_head
 from sparton.kernels.hybrid_head.logits import vocabulary_tile
 from sparton.kernels.splade_head import HeadMemory, TopK, splade_head, splade_head_topk
-from sparton.kernels.splade_head.token_topk import first_maxima, largest_of_rows
+from sparton.kernels.splade_head.token_topk import largest_of_rows
 from sparton.kernels.splade_head.variants import (
     Activation,
     Pooling,
-    activate,
     check_token_topk,
     check_variant,
 )
+from sparton.models.folding import Folding, read_folding
+from sparton.models.padded import largest, largest_of_tile, padded_head, pool_entries
 from sparton.types import Markup, Prompts, TokenBatch
+
+if TYPE_CHECKING:
+    from sparton.models.backbone import Backbone
+
+EXCLUDED = -1e4  # a bias that no logit makes up for; 16-bit numbers hold it
 
 
 class OtherSettings(Prompts, total=False):
     """The settings of a :class:`SpladeHead` that are the same for every one."""
 
     token_topk: int | None
+    special_terms: bool
+    folding: str | Path | None
     chunk_size: int | None
 
 
@@ -46,6 +55,10 @@ class SpladeHead(nn.Module):
         activation: "relu" for ``log1p(relu(x))``, "log1p_relu" for ``log1p(log1p(relu(x)))``.
         token_topk: of the terms of each token so many with the largest logits are pooled, among
             equal ones the first of the vocabulary; None for all.
+        special_terms: False takes the tokenizer's special tokens, such as [CLS] and [SEP], out of
+            the terms: the bias of the decoder is set to :data:`EXCLUDED` there, for good.
+        folding: terms that count as one, see :func:`~sparton.models.folding.read_folding`; None
+            for none. Each token's ``token_topk`` are chosen before.
         chunk_size: how many tokens of a text SpladePooling takes at a time. Accepted with its
             other settings, and without effect: the result is the same with any, and heads that
             save memory do so in other ways.
@@ -63,6 +76,8 @@ class SpladeHead(nn.Module):
         activation: Activation = "relu",
         *,
         token_topk: int | None = None,
+        special_terms: bool = True,
+        folding: str | Path | None = None,
         chunk_size: int | None = None,
         **prompts: Unpack[Prompts],
     ) -> None:
@@ -72,16 +87,38 @@ class SpladeHead(nn.Module):
         self.pooling: Pooling = pooling
         self.activation: Activation = activation
         self.token_topk = token_topk
+        self.special_terms = special_terms
+        self.folding = folding
+        self.fold: Folding | None = None
         self.markup = Markup(**prompts)
+
+    def settle(self, backbone: "Backbone") -> None:
+        """Take out special terms and read the folding; an encoder calls it with its backbone.
+
+        Raises:
+            FileNotFoundError, ValueError: the folding cannot be read, see
+                :func:`~sparton.models.folding.read_folding`, or there is no bias to take out terms.
+        """
+        if not self.special_terms:
+            _exclude_special_terms(backbone)
+        if self.folding is not None and self.fold is None:
+            self.fold = read_folding(
+                self.folding, backbone.tokenizer, backbone.decoder.out_features
+            )
+
+    def folded(self, reps: Tensor) -> Tensor:
+        """What an encoder gives of the ``reps [N, V]`` of a call: folded, if there is a folding."""
+        return reps if self.fold is None else self.fold(reps)
 
     def topk(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch, k: int
     ) -> TopK:
-        """The k largest entries of each representation, without a gradient; by the fused kernel
-        whichever the head, but with ``token_topk`` from the whole representations."""
-        if self.token_topk is not None:
+        """The k largest entries of each :meth:`folded` representation, without a gradient; by the
+        fused kernel whichever the head, but with ``token_topk`` or folding from all entries."""
+        if self.token_topk is not None or self.fold is not None:
             with torch.no_grad():
-                return TopK(*largest_of_rows(self(hidden, weight, bias, tokens), k))
+                reps = self.folded(self(hidden, weight, bias, tokens))
+                return TopK(*largest_of_rows(reps, k))
         return splade_head_topk(
             hidden,
             weight,
@@ -94,83 +131,22 @@ class SpladeHead(nn.Module):
         )
 
 
-def _padded_head(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor,
-    pooling: Pooling,
-    activation: Activation,
-    token_topk: int | None,
-) -> Tensor:
-    """Algorithm 1 of the Sparton paper: the full logits, then one operation after the other.
-
-    Args:
-        hidden: ``[N, S, D]``.
-        weight: ``[V, D]``.
-        bias: ``[V]`` or None.
-        mask: bool ``[N, S]``, True at real tokens.
-        pooling, activation, token_topk: see :class:`SpladeHead`.
-
-    Returns:
-        fp32 ``[N, V]``.
-    """
-    values = _token_values(hidden, weight, bias, mask, activation)
-    if token_topk is not None:
-        return _pool_entries(*_largest(values, token_topk), weight.shape[0], pooling)
-    if pooling == "sum":
-        return values.sum(dim=1, dtype=torch.float32)
-    return values.max(dim=1).values.float()
-
-
-def _token_values(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor, activation: Activation
-) -> Tensor:
-    """Activated logits ``[N, S, V]``."""
-    logits = hidden @ weight.mT
-    if bias is not None:
-        logits = logits + bias.to(logits.dtype)
-    return activate(logits * mask[..., None], activation)
-
-
-def _largest_of_tile(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor,
-    activation: Activation,
-    k: int,
-) -> tuple[Tensor, Tensor]:
-    """Of the activated logits the :func:`_largest`."""
-    return _largest(_token_values(hidden, weight, bias, mask, activation), k)
-
-
-def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The min(k, V) largest of ``values [N, S, V]`` of each token and where they are,
-    ``[N, S, min(k, V)]`` each."""
-    N, S, V = values.shape
-    _, terms = largest_of_rows(values.detach().reshape(N * S, V).float(), min(k, V))
-    terms = terms.view(N, S, -1)
-    return values.gather(2, terms), terms
-
-
-def _pool_entries(values: Tensor, terms: Tensor, V: int, pooling: Pooling) -> Tensor:
-    """Representations fp32 ``[N, V]`` of entries ``values`` at ``terms``, ``[N, S, k]`` each. Of
-    equal maxima the first token gets the gradient."""
-    N = values.shape[0]
-    rows = torch.arange(N, device=values.device)[:, None, None]
-    places, values = (rows * V + terms).flatten(), values.float().flatten()
-    if pooling == "max":
-        _, winners = first_maxima(values.detach(), places, N * V)
-        entries = torch.arange(values.numel(), device=values.device)
-        values = torch.where(winners[places] == entries, values, 0.0)
-    return values.new_zeros(N * V).index_add(0, places, values).view(N, V)
+@torch.no_grad()
+def _exclude_special_terms(backbone: "Backbone") -> None:
+    bias = backbone.decoder.bias
+    if bias is None:
+        raise ValueError(
+            f"special_terms=False: the decoder of {type(backbone.model).__name__} has no bias by "
+            "which terms are taken out. Name them in a file of folding, each as null, and set "
+            "folding to its path"
+        )
+    bias[backbone.tokenizer.all_special_ids] = EXCLUDED
 
 
 class EagerHead(SpladeHead):
     """Materialises the logits ``[N, S, V]`` and every step after them: the common practice."""
 
-    _head = staticmethod(_padded_head)
+    _head = staticmethod(padded_head)
 
     def forward(
         self,
@@ -199,7 +175,7 @@ class CompiledHead(EagerHead):
         **others: Unpack[OtherSettings],
     ) -> None:
         super().__init__(pooling, activation, **others)
-        self._head = torch.compile(_padded_head, dynamic=True)
+        self._head = torch.compile(padded_head, dynamic=True)
 
 
 class TiledHead(SpladeHead):
@@ -228,7 +204,7 @@ class TiledHead(SpladeHead):
         if tile is not None and tile < 1:
             raise ValueError(f"tile must be a positive number of vocabulary rows, got {tile}")
         self.tile = tile
-        of_tile: Callable[..., Any] = _padded_head if self.token_topk is None else _largest_of_tile
+        of_tile: Callable[..., Any] = padded_head if self.token_topk is None else largest_of_tile
         self._of_tile = torch.compile(of_tile, dynamic=True) if compiled else of_tile
 
     def forward(
@@ -253,8 +229,8 @@ class TiledHead(SpladeHead):
         found = [self._of_tile(padded, *rows, mask, self.activation, k) for rows in tiles]
         # Tiles, and equal values within each, are in the order of the vocabulary.
         terms = torch.cat([terms + row * tile for row, (_, terms) in enumerate(found)], dim=2)
-        values, places = _largest(torch.cat([values for values, _ in found], dim=2), k)
-        return _pool_entries(values, terms.gather(2, places), weight.shape[0], self.pooling)
+        values, places = largest(torch.cat([values for values, _ in found], dim=2), k)
+        return pool_entries(values, terms.gather(2, places), weight.shape[0], self.pooling)
 
 
 class HybridHead(SpladeHead):

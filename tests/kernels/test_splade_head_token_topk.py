@@ -124,11 +124,11 @@ def test_the_kernels_are_the_torch_version_to_the_bit(V, k, bias, device):
 
 
 def test_first_maxima_by_hand(device):
-    values = torch.tensor([2.0, 3, 3, 0, float("nan"), 9], device=device)
-    places = torch.tensor([4, 1, 1, 0, 2, 2], device=device)
+    values = torch.tensor([2.0, 3, 3, 0, 9, float("nan"), 9], device=device)
+    places = torch.tensor([4, 1, 1, 0, 2, 2, 2], device=device)
     best, entries = first_maxima(values, places, 6)
     assert best.nan_to_num(-1).tolist() == [0, 3, -1, 0, 2, 0]
-    assert entries.tolist() == [3, 1, 4, 6, 0, 6]
+    assert entries.tolist() == [3, 1, 5, 7, 0, 7]
     assert first_maxima(values, places, 6, first=False)[1].numel() == 0
 
 

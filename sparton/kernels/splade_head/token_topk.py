@@ -110,7 +110,7 @@ def first_maxima(
     if not first:
         return best, places.new_zeros(0, dtype=torch.int32)
     entries = torch.arange(M, dtype=torch.int32, device=values.device)
-    wins = torch.where(values < best[places], M, entries)
+    wins = torch.where((values == best[places]) | values.isnan(), entries, M)
     return best, entries.new_full((size,), M).scatter_reduce(0, places, wins, "amin")
 
 

@@ -12,6 +12,8 @@ from sparton.models.csr import AutoencoderEncoder
 from sparton.models.dense import DenseEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders.files import Lengths
+from sparton.models.folders.splade import OWN_POOLING, pooling_type
+from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder
 from sparton.models.origin import CARD, Origin
 from sparton.models.splade import SpladeEncoder
@@ -90,6 +92,7 @@ def _front_matter(origin: Origin, kind: Kind, name: str) -> str:
 
 def _body(encoder: Encoder, kind: Kind, name: str, lengths: Lengths) -> str:
     rows = "\n".join(f"| {label} | {value} |" for label, value in _facts(encoder, lengths))
+    own = any(pooling_type(each) == OWN_POOLING for each in _splade_heads(encoder))
     return f"""# {name}
 
 A {kind.title}, trained with [sparton](https://pypi.org/project/sparton/).
@@ -110,12 +113,12 @@ for hit in index.search(["Where is the cat?"], k=2)[0]:
     print(f"{{hit.score:.2f}}", documents[hit.id])
 ```
 
-The folder also loads in sentence-transformers:
+The folder also loads in sentence-transformers{", where sparton is installed" if own else ""}:
 
 ```python
 from sentence_transformers import {kind.loader}
 
-model = {kind.loader}("{name}")
+model = {kind.loader}("{name}"{", trust_remote_code=True" if own else ""})
 queries = model.encode_query(["Where is the cat?"])
 documents = model.encode_document(["Paris is the capital of France.", "A cat sleeps on the sofa."])
 print(model.similarity(queries, documents))
@@ -144,8 +147,18 @@ def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
             facts.append((f"before a {side}", f"`{prompt}`"))
     if not encoder.markup.include_prompt and isinstance(encoder, POOLED_BY_SPLADE):
         facts.append(("pooled", "what follows a prompt; sentence-transformers pools all tokens"))
+    for head in _splade_heads(encoder):
+        if head.token_topk is not None:
+            facts.append(("terms of each token", f"the {head.token_topk} largest"))
+        if head.fold is not None:
+            facts.append(("terms that count as one", f"{head.fold.num_groups:,} groups of them"))
     parameters = sum(each.numel() for each in encoder.parameters())
     return [*facts, ("parameters", f"{parameters:,}")]
+
+
+def _splade_heads(encoder: Encoder) -> list[SpladeHead]:
+    """The SPLADE heads of an encoder."""
+    return [each for each in encoder.modules() if isinstance(each, SpladeHead)]
 
 
 def _terms(origin: Origin) -> str:
