@@ -62,7 +62,8 @@ class Folding(nn.Module):
             "targets": targets,
             "emptied": (folded | of_group).nonzero().flatten(),
         }.items():
-            self.register_buffer(name, tensor, persistent=False)
+            # What tells models apart are their weights: a folding is one of them.
+            self.register_buffer(name, tensor, persistent=name == "columns")
 
     def forward(self, reps: Tensor) -> Tensor:
         """Fold ``reps [N, V]``, none below zero. The gradient of a maximum goes to the term that
@@ -162,8 +163,8 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerFast) -> bool:
 
 
 def _lower_bytes(name: str) -> str:
-    """Of a term whose characters stand for bytes; one that ends within a character is left as it
-    is, lest it become another."""
+    """A term, whose characters stand for bytes, in lower case; one that ends within a letter stays
+    as it is, lest it become another."""
     letters = bytes_to_unicode()
     numbers = {letter: number for number, letter in letters.items()}
     try:

@@ -57,7 +57,7 @@ def largest_of_tile(
     activation: Activation,
     k: int,
 ) -> tuple[Tensor, Tensor]:
-    """Of the activated logits the :func:`largest`."""
+    """The :func:`largest` of the activated logits of a tile of the vocabulary."""
     return largest(_token_values(hidden, weight, bias, mask, activation), k)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sparton.datasets.tokenization import PackedTokenizer
+from sparton.encoded.identity import encoder_digest
 from sparton.evaluation.explanation import explain
 from sparton.integrations.sentence_transformers import fuse
 from sparton.losses.objective import Objective
@@ -147,6 +148,21 @@ def test_folders_load_here_and_in_sentence_transformers(pooling, folding, tmp_pa
     torch.testing.assert_close(elsewhere(tmp_path / "theirs", trust_remote_code=True)[1], expected)
     theirs = load_encoder(tmp_path / "theirs").eval()
     torch.testing.assert_close(theirs(batch(theirs)), expected)
+
+
+def test_a_model_is_told_from_others_by_what_its_head_does(folding, tmp_path):
+    """Wherever its folding lies, and whether its weights had their special terms before."""
+    encoder = make_encoder(EagerHead(token_topk=3, folding=folding, special_terms=False))
+    save_encoder(encoder, tmp_path / "model", **LENGTHS)
+    head = EagerHead(token_topk=3, folding=folding, special_terms=False)
+    own = encoder_digest(load_encoder(tmp_path / "model", head))
+    file = tmp_path / "model/1_SpladePooling/folding.safetensors"
+    again = load_encoder(tmp_path / "model", EagerHead(token_topk=3, folding=file))
+    assert encoder_digest(again) == own
+    again.head.token_topk = 4
+    assert encoder_digest(again) != own
+    again.head.token_topk, again.head.fold = 3, None
+    assert encoder_digest(again) != own
 
 
 def test_cards_say_what_it_takes(folding, tmp_path):
