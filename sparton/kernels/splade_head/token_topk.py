@@ -129,7 +129,8 @@ def _largest_logits(
         if logits.is_cuda and k <= MOST_BY_KERNEL:
             from sparton.kernels.splade_head.token_topk_kernels import largest_of_logits
 
-            largest_of_logits(logits, bias, values[rows], terms[rows])
+            shift = None if bias is None else bias.contiguous()
+            largest_of_logits(logits, shift, values[rows], terms[rows])
             continue
         if bias is not None:
             logits = logits + bias.to(logits.dtype)
