@@ -338,18 +338,22 @@ def rescale_logits(backbone: Backbone, scale: float, shift: float = 0.0) -> None
     collapse in training unless its logits start about 16 times smaller (arXiv 2606.18811); a
     negative shift thins out models that start with every term active.
 
+    A shift of -c alone gives ``log(1 + relu(x - c))``: its terms are those whose logits exceed c.
+
     Raises:
-        ValueError: the head has no LayerNorm, or a shift is asked for and the decoder has no bias.
+        ValueError: a scale is asked for and the head has no LayerNorm, or a shift and the decoder
+            has no bias.
     """
     body = set(backbone.model.base_model.modules())
     norms = [m for m in backbone.model.modules() if isinstance(m, nn.LayerNorm) and m not in body]
     kind = type(backbone.model).__name__
-    if not norms:
+    if scale != 1.0 and not norms:
         raise ValueError(f"the head of {kind} has no LayerNorm to carry logit_scale={scale}")
     if shift and backbone.decoder.bias is None:
         raise ValueError(f"the decoder of {kind} has no bias to carry logit_shift={shift}")
-    for parameter in norms[-1].parameters():
-        parameter.mul_(scale)
+    if norms:
+        for parameter in norms[-1].parameters():
+            parameter.mul_(scale)
     if backbone.decoder.bias is not None:
         backbone.decoder.bias.mul_(scale).add_(shift)
     backbone.base = None

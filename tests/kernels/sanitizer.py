@@ -201,6 +201,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "splade head, fp8": lambda: head(fp8=True),
     "splade head, sums": lambda: head(pooling="sum"),
     "splade head, top entries": top_entries,
+    "splade head, largest of tokens": lambda: head(token_topk=3),
     "segment maximum, portable": portable_head,
     "hybrid head": padded_head,
     "maxsim": lambda: padded_maxsim(20, "lowmem"),

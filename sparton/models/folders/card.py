@@ -13,6 +13,8 @@ from sparton.models.csr import AutoencoderEncoder
 from sparton.models.dense import DenseEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders.files import Lengths
+from sparton.models.folders.splade import OWN_POOLING, pooling_type
+from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder
 from sparton.models.origin import CARD, Origin
 from sparton.models.repository import Source
@@ -92,6 +94,7 @@ def _front_matter(origin: Origin, kind: Kind, name: str) -> str:
 
 def _body(encoder: Encoder, kind: Kind, name: str, lengths: Lengths) -> str:
     rows = "\n".join(f"| {label} | {value} |" for label, value in _facts(encoder, lengths))
+    own = any(pooling_type(each) == OWN_POOLING for each in _splade_heads(encoder))
     return f"""# {name}
 
 A {kind.title}, trained with [sparton](https://pypi.org/project/sparton/).
@@ -112,12 +115,12 @@ for hit in index.search(["Where is the cat?"], k=2)[0]:
     print(f"{{hit.score:.2f}}", documents[hit.id])
 ```
 
-{_also(encoder)} in sentence-transformers:
+{_also(encoder)} in sentence-transformers{", where sparton is installed" if own else ""}:
 
 ```python
 from sentence_transformers import {kind.loader}
 
-model = {kind.loader}("{name}")
+model = {kind.loader}("{name}"{", trust_remote_code=True" if own else ""})
 queries = model.encode_query(["Where is the cat?"])
 documents = model.encode_document(["Paris is the capital of France.", "A cat sleeps on the sofa."])
 print(model.similarity(queries, documents))
@@ -152,6 +155,11 @@ def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
             facts.append((f"before a {side}", f"`{prompt}`"))
     if not encoder.markup.include_prompt and isinstance(encoder, POOLED_BY_SPLADE):
         facts.append(("pooled", "what follows a prompt; sentence-transformers pools all tokens"))
+    for head in _splade_heads(encoder):
+        if head.token_topk is not None:
+            facts.append(("terms of each token", f"the {head.token_topk} largest"))
+        if head.fold is not None:
+            facts.append(("terms that count as one", f"{head.fold.num_groups:,} groups of them"))
     parameters = sum(p.numel() for name, p in encoder.named_parameters() if ".lora_" not in name)
     facts.append(("parameters", f"{parameters:,}"))
     if adapted := _base_of_adapters(encoder):
@@ -163,6 +171,11 @@ def _base_of_adapters(encoder: Encoder) -> Source | None:
     """The model without which a folder of adapters is none; None for complete folders."""
     bodies = (part for part in encoder.modules() if isinstance(part, EncoderBody))
     return next((each.base for each in bodies if each.saves_adapters_alone), None)
+
+
+def _splade_heads(encoder: Encoder) -> list[SpladeHead]:
+    """The SPLADE heads of an encoder."""
+    return [each for each in encoder.modules() if isinstance(each, SpladeHead)]
 
 
 def _terms(origin: Origin) -> str:

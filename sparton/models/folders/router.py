@@ -42,6 +42,8 @@ from sparton.models.folders.splade import (
     describe_lm,
     describe_pooling,
     load_layout,
+    pooling_type,
+    save_folding,
     splade_layout,
     transformer_type,
 )
@@ -74,7 +76,8 @@ def save_router(
     """Fill the folder ``path``."""
     encoder.document.backbone.save(path)
     pooling = f"document_1_{class_name(POOLING)}"
-    routes = {"document": {"": transformer_type(encoder.document), pooling: POOLING}}
+    kinds = {"": transformer_type(encoder.document), pooling: pooling_type(encoder.document.head)}
+    routes = {"document": kinds}
     files = {
         TRANSFORMER_FILE: describe_lm(encoder.document, document_length),
         f"{pooling}/config.json": describe_pooling(encoder.document),
@@ -87,13 +90,16 @@ def save_router(
     else:
         transformer = transformer_type(encoder.query)
         folder, pooling = f"query_0_{class_name(transformer)}", f"query_1_{class_name(POOLING)}"
-        routes["query"] = {folder: transformer, pooling: POOLING}
+        routes["query"] = {folder: transformer, pooling: pooling_type(encoder.query.head)}
         files[f"{folder}/{TRANSFORMER_FILE}"] = describe_lm(encoder.query, query_length)
         files[f"{pooling}/config.json"] = describe_pooling(encoder.query)
         encoder.query.backbone.save(path / folder)
     own = describe_own(Lengths(query_length, document_length), encoder.markup)
     files[DESCRIPTION] = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
     write_json(path, files | _describe_routes(routes) | {"sparton.json": own})
+    for side, pooling in ((side, [*routes[side]][-1]) for side in SIDES):
+        if isinstance(part := encoder.of(side), SpladeEncoder):
+            save_folding(part, path / pooling)
 
 
 def load_router(
