@@ -29,6 +29,7 @@ GROUPS = {
     "evaluation": "evaluation",
     "optimizer": "optimizer",
     "scheduler": "scheduler",
+    "averaging": "averaging",
     "logger": "logger",
     "experiment": "experiment",
     "debug": "debug",

@@ -37,6 +37,7 @@ from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.training.assembly import build_objective
+from sparton.training.averaging import AveragedWeights
 from sparton.training.distributed import World
 from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, open_loggers
@@ -53,7 +54,7 @@ from sparton.types import RetrievalTask, Tokenizer, TrainBatch
 log = logging.getLogger(__name__)
 _PARTS = (
     "backbone", "head", "query_encoder", "loss", "query_regularizer", "document_regularizer",
-    "optimizer", "scheduler",
+    "optimizer", "scheduler", "averaging",
 )  # fmt: skip
 
 
@@ -152,6 +153,9 @@ def build_trainer(
         watch=LearningWatch(objective.ranking),
         fit=MicroBatchSearch(step, optimizer, **lengths) if fits else None,
         sources=list(data.sources),
+        averages=AveragedWeights(encoder, instantiate(cfg.averaging), steps)
+        if cfg.averaging
+        else None,
     )
     return trainer, tokenizer
 

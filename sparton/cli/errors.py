@@ -40,6 +40,7 @@ EXPECTED_ERRORS = (
 _SETTINGS = {
     "alpha": "data.alpha",
     "config_args": "backbone.config_args",
+    "decay": "averaging.decay",
     "homogeneous": "data.homogeneous",
     "mode": "logger.wandb.mode",
     "model_args": "backbone.model_args",
@@ -47,6 +48,7 @@ _SETTINGS = {
     "on_error": "data.on_error",
     "on_unknown": "evaluation.on_unknown",
     "query_expansion": "head.query_expansion",
+    "start": "averaging.start",
     "tokenizer_args": "backbone.tokenizer_args",
     "warmup": "scheduler.warmup",
     "weights": "data.weights",

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -10,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from sparton.errors import OtherRunError
+from sparton.training.averaging import AveragedWeights
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.finite import FiniteWatch
 from sparton.training.learning import LearningWatch
@@ -24,7 +26,9 @@ from sparton.training.throughput import Batch, ThroughputMeter
 
 log = logging.getLogger(__name__)
 
-_STATE = ("encoder", "optimizer", "scaler", "best", "micro_batch", "identity")  # of a checkpoint
+_STATE = (  # of a checkpoint
+    "encoder", "averages", "optimizer", "scaler", "best", "micro_batch", "identity",
+)  # fmt: skip
 OwnStep = TypeVar("OwnStep", bound=Step)
 
 
@@ -70,6 +74,7 @@ class Trainer(Generic[OwnStep]):
             fits; ``choice`` is what a checkpoint keeps of it. None where the step has its own.
         sources: names of the sources of the data, by number; their losses are logged if there are
             several.
+        averages: of the weights, which are evaluated and saved in their place; None for none.
     """
 
     step: OwnStep
@@ -86,6 +91,7 @@ class Trainer(Generic[OwnStep]):
     watch: LearningWatch | None = None
     fit: MicroBatchSearch | None = None
     sources: Sequence[str] = ()
+    averages: AveragedWeights | None = None
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
@@ -109,6 +115,8 @@ class Trainer(Generic[OwnStep]):
             return 0
         self._check_identity(state["identity"])
         self.encoder.load_state_dict(state["encoder"])
+        if self.averages is not None:
+            self.averages.load_state_dict(state["averages"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.best, self.start_step = state["best"], state["step"]
@@ -137,6 +145,8 @@ class Trainer(Generic[OwnStep]):
             output = self.step(batch, step, self.scaler.scale)
             rate_factor = self.schedule(step, self.settings.steps)
             norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
+            if self.averages is not None:
+                self.averages.update(step + 1)
             self._finite.note(step + 1, output.loss, norm)
             self.meter.count(batch, waited)
             if output.sources is not None and output.by_query is not None:
@@ -145,8 +155,8 @@ class Trainer(Generic[OwnStep]):
             del output  # the representations of a global batch, while the next is encoded
         if self.settings.evaluate_every is None:
             self._finite.check(self.settings.steps, wait=True, saving=True)
-            if self.world.is_main:
-                self.save_model(self.encoder, self.folder / "model")
+            with self._averaged():
+                self._save_model()
         self.world.barrier()  # all may read it now
 
     def _finish_step(
@@ -205,23 +215,31 @@ class Trainer(Generic[OwnStep]):
         """Dev metrics, of all ranks together; the main one saves the model that is the best so
         far."""
         metrics: dict[str, float] = {}
-        if self.evaluate is not None:
-            self.encoder.eval()
-            metrics = self.evaluate(self.encoder)
-            self.encoder.train()
-        if metrics and metrics[self.settings.select_by] > self.best:
-            self.best = metrics[self.settings.select_by]
-            if self.world.is_main:
-                self.save_model(self.encoder, self.folder / "model")
+        with self._averaged():
+            if self.evaluate is not None:
+                self.encoder.eval()
+                metrics = self.evaluate(self.encoder)
+                self.encoder.train()
+            if metrics and metrics[self.settings.select_by] > self.best:
+                self.best = metrics[self.settings.select_by]
+                self._save_model()
         self.world.barrier()
         self.meter.restart()
         return {f"dev_{name}": value for name, value in metrics.items()}
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.averages is None else self.averages.applied()
+
+    def _save_model(self) -> None:
+        if self.world.is_main:
+            self.save_model(self.encoder, self.folder / "model")
 
     def _checkpoint(self, completed: int) -> None:
         with self.meter.paused():
             if self.world.is_main:
                 state = {
                     "encoder": self.encoder.state_dict(),
+                    "averages": self.averages and self.averages.state_dict(),
                     "optimizer": self.optimizer.state_dict(),
                     "scaler": self.scaler.state_dict(),
                     "best": self.best,
