@@ -23,7 +23,7 @@ from sparton.pipelines.mining import (
 )
 from sparton.pipelines.mining.mining import Mining
 from sparton.pipelines.mining.selection import choose, ordered, window
-from tests.pipelines.mining_problems import generate, mine, read_records, write
+from tests.pipelines.mining_problems import bm25_scores, generate, mine, read_records, write
 
 
 def table(folder: Path, texts: list[str]) -> TextTable:
@@ -31,22 +31,6 @@ def table(folder: Path, texts: list[str]) -> TextTable:
     records = [{"_id": str(row), "text": text} for row, text in enumerate(texts)]
     files = locate(str(write(folder / "collection.jsonl", records)))
     return text_table("collection", files, Reading())
-
-
-def bm25_scores(query: str, documents: list[str], k1: float = 0.9, b: float = 0.4) -> list[float]:
-    """Lucene's formula, word for word."""
-    bags = [Counter(document.split()) for document in documents]
-    mean = sum(bag.total() for bag in bags) / len(bags)
-    scores = []
-    for bag in bags:
-        score = 0.0
-        for term in query.split():
-            df = sum(term in other for other in bags)
-            idf = math.log(1 + (len(bags) - df + 0.5) / (df + 0.5))
-            saturation = k1 * (1 - b + b * bag.total() / mean)
-            score += idf * bag[term] / (bag[term] + saturation)
-        scores.append(score)
-    return scores
 
 
 def plain_ranking(query: str, positive: str, documents: list[str]) -> list[tuple[str, float]]:
