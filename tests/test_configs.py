@@ -30,6 +30,7 @@ GROUPS = {
     "optimizer": "optimizer",
     "scheduler": "scheduler",
     "averaging": "averaging",
+    "refresh": "refresh",
     "logger": "logger",
     "experiment": "experiment",
     "debug": "debug",

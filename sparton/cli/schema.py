@@ -60,6 +60,7 @@ class TrainConfig:
     optimizer: dict[str, Any] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
     averaging: dict[str, Any] = field(default_factory=dict)
+    refresh: dict[str, Any] = field(default_factory=dict)
     logger: dict[str, Any] = field(default_factory=dict)
 
 

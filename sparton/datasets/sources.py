@@ -78,6 +78,23 @@ def text_records(
     return Records(name, table, negatives=negatives)
 
 
+def mined_records(source: Records, file: Path, *, cache_dir: str | None = None) -> Records:
+    """The examples of a source with other negatives: those of a file that was mined for them, of
+    texts, or of ids where the source has such.
+
+    Raises:
+        ValueError: a malformed record, with its line.
+    """
+    files, kind = [DataFile(file.name, file)], TEXTS if source.texts is None else IDS
+    texts = [side.table.folder.name for side in source.texts or ()]
+    key = fingerprint(files, kind="mined", texts=texts)
+    read = _reader(files, Reading(), kind, False, EQUAL_TEACHERS)
+    table = example_table(
+        source.name, key, read, on_error="stop", texts=source.texts, cache_dir=cache_dir
+    )
+    return Records(source.name, table, source.texts, source.negatives)
+
+
 def listed_records(
     records: Iterable[object], *, name: str = "examples", cache_dir: str | None = None
 ) -> Records:

@@ -48,7 +48,7 @@ class Teachers:
 
     @classmethod
     def of(cls, settings: "Teachers | Mapping[str, Any]") -> "Teachers":
-        """Of the fields, if they are not made yet."""
+        """Teachers as they are, or made of their fields."""
         return settings if isinstance(settings, Teachers) else cls(**settings)
 
     def combine(self, scores: Sequence[Sequence[float]]) -> tuple[list[float], int]:

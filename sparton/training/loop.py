@@ -1,7 +1,6 @@
 """The training loop: step, update, log, evaluate, checkpoint; and going on where a run stopped."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from sparton.training.throughput import Batch, ThroughputMeter
 log = logging.getLogger(__name__)
 
 _STATE = (  # of a checkpoint
-    "encoder", "averages", "optimizer", "scaler", "best", "micro_batch", "identity",
+    "encoder", "averages", "optimizer", "scaler", "best", "micro_batch", "mined", "identity",
 )  # fmt: skip
 OwnStep = TypeVar("OwnStep", bound=Step)
 
@@ -75,6 +74,8 @@ class Trainer(Generic[OwnStep]):
         sources: names of the sources of the data, by number; their losses are logged if there are
             several.
         averages: of the weights, which are evaluated and saved in their place; None for none.
+        mined: the name of the negatives that its model has mined last, which checkpoints keep; None
+            while it trains on those of the data.
     """
 
     step: OwnStep
@@ -92,6 +93,7 @@ class Trainer(Generic[OwnStep]):
     fit: MicroBatchSearch | None = None
     sources: Sequence[str] = ()
     averages: AveragedWeights | None = None
+    mined: str | None = None
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
@@ -119,7 +121,7 @@ class Trainer(Generic[OwnStep]):
             self.averages.load_state_dict(state["averages"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        self.best, self.start_step = state["best"], state["step"]
+        self.best, self.start_step, self.mined = state["best"], state["step"], state["mined"]
         if self.fit is not None:
             self.fit.choice = state["micro_batch"]
         return self.start_step
@@ -138,7 +140,7 @@ class Trainer(Generic[OwnStep]):
         if self.best > float("-inf"):
             self._replace_missing_model()
         self.meter.restart()
-        for step, (batch, waited) in enumerate(_timed(batches), self.start_step):
+        for step, (batch, waited) in enumerate(self._timed(batches), self.start_step):
             if self.fit is not None and step == self.start_step:
                 self.fit(batch)
                 self.meter.restart()
@@ -155,7 +157,7 @@ class Trainer(Generic[OwnStep]):
             del output  # the representations of a global batch, while the next is encoded
         if self.settings.evaluate_every is None:
             self._finite.check(self.settings.steps, wait=True, saving=True)
-            with self._averaged():
+            with self.averaged():
                 self._save_model()
         self.world.barrier()  # all may read it now
 
@@ -215,7 +217,7 @@ class Trainer(Generic[OwnStep]):
         """Dev metrics, of all ranks together; the main one saves the model that is the best so
         far."""
         metrics: dict[str, float] = {}
-        with self._averaged():
+        with self.averaged():
             if self.evaluate is not None:
                 self.encoder.eval()
                 metrics = self.evaluate(self.encoder)
@@ -227,7 +229,8 @@ class Trainer(Generic[OwnStep]):
         self.meter.restart()
         return {f"dev_{name}": value for name, value in metrics.items()}
 
-    def _averaged(self) -> AbstractContextManager[None]:
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside, the encoder has its averaged weights, if there are such."""
         return nullcontext() if self.averages is None else self.averages.applied()
 
     def _save_model(self) -> None:
@@ -244,6 +247,7 @@ class Trainer(Generic[OwnStep]):
                     "scaler": self.scaler.state_dict(),
                     "best": self.best,
                     "micro_batch": self.fit and self.fit.choice,
+                    "mined": self.mined,
                     "identity": dict(self.identity),
                 }
                 save_checkpoint(self.folder / "checkpoints", completed, state)
@@ -256,14 +260,13 @@ class Trainer(Generic[OwnStep]):
                 f"{', '.join(changed)}. Give this run a folder of its own, or delete that one"
             )
 
-
-def _timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Each batch with the seconds spent waiting for it."""
-    iterator = iter(batches)
-    while True:
-        start = time.perf_counter()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        yield batch, time.perf_counter() - start
+    def _timed(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
+        """Each batch with the seconds spent waiting for it."""
+        iterator = iter(batches)
+        while True:
+            start = self.meter.clock()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            yield batch, self.meter.clock() - start

@@ -177,6 +177,7 @@ def _show(parsed: argparse.Namespace, counts: Mapping[str, int]) -> None:
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     short = {"keep": "kept as they are", "pad": "padded or dropped", "drop": "dropped"}
+    short["former"] = "kept, with their former ones where there are none"
     rows = [
         ("examples read", "examples"),
         ("examples written", "written"),
@@ -239,9 +240,10 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--output", type=Path, required=True, help="file.jsonl or file.jsonl.gz")
     group.add_argument("--ids", action="store_true", help="write ids; default: texts")
     group.add_argument(
-        "--short", choices=("keep", "pad", "drop"), default="keep",
+        "--short", choices=("keep", "pad", "drop", "former"), default="keep",
         help="examples with too few negatives: keep what there is; pad: repeat it, and drop "
-        "examples without any; drop",
+        "examples without any; drop; former: keep, and those without any have the negatives that "
+        "they had",
     )  # fmt: skip
     return parser
 

@@ -13,12 +13,19 @@ import numpy as np
 
 from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow
-from sparton.pipelines.mining.examples import Hashes, Item, Positives, hash_text, read_items
+from sparton.pipelines.mining.examples import (
+    Hashes,
+    Item,
+    Positives,
+    former_negatives,
+    hash_text,
+    read_items,
+)
 from sparton.pipelines.mining.miners import Pairs, Ranker, Score
 from sparton.pipelines.mining.selection import Rule, Scores, choose, ordered, window
 from sparton.representations import Representations
 
-Short = Literal["keep", "pad", "drop"]
+Short = Literal["keep", "pad", "drop", "former"]
 
 
 class Output(NamedTuple):
@@ -26,7 +33,8 @@ class Output(NamedTuple):
 
     Attributes:
         short: what becomes of an example with too few negatives. ``pad`` repeats its own in turn,
-            as training does when it reads it, and drops an example that has none.
+            as training does when it reads it, and drops an example that has none; ``former``
+            leaves one that has none the negatives that it had before.
         ids: write ids; otherwise texts.
         exclude_self: the document with the query's own id is no negative.
     """
@@ -87,8 +95,8 @@ class Mining:
         counts: Counter[str] = Counter(examples=len(items))
         chosen = self._choose(start, items, windows, queries, counts)
         lines = [
-            json.dumps(self._record(item, each), ensure_ascii=False) + "\n"
-            for item, each in zip(items, self._settle(chosen, counts))
+            json.dumps(self._record(number, item, each), ensure_ascii=False) + "\n"
+            for number, item, each in zip(range(start, stop), items, self._settle(chosen, counts))
             if each is not None
         ]
         counts["written"] = len(lines)
@@ -183,7 +191,7 @@ class Mining:
             counts["negatives"] += found
             counts["short"] += found < self.rule.negatives
             counts["none"] += not found
-            if found == self.rule.negatives or self.output.short == "keep":
+            if found == self.rule.negatives or self.output.short in ("keep", "former"):
                 settled.append(each)
             elif self.output.short == "drop" or not found:
                 counts["dropped"] += 1
@@ -194,18 +202,22 @@ class Mining:
                 settled.append(each._replace(rows=[each.rows[i] for i in again], scores=scores))
         return settled
 
-    def _record(self, item: Item, chosen: Chosen) -> dict[str, object]:
+    def _record(self, number: int, item: Item, chosen: Chosen) -> dict[str, object]:
+        if chosen.rows or self.output.short != "former":
+            negatives = self.collection.take(chosen.rows)
+        else:
+            negatives = former_negatives(self.records, number)
         if self.output.ids:
             record: dict[str, object] = {
                 "query_id": item.query_id,
                 "positive_ids": list(item.positive_ids),
-                "negative_ids": list(self.collection.take(chosen.rows).ids),
+                "negative_ids": list(negatives.ids),
             }
         else:
             record = {
                 "query": item.query,
                 "pos": list(item.positives),
-                "neg": list(self.collection.take(chosen.rows).texts),
+                "neg": list(negatives.texts),
             }
         if self.teachers:
             record["pos_scores"] = _by_document(chosen.positive_scores)

@@ -64,7 +64,8 @@ def mine_hard_negatives(
             margins in the place of the miner. A record has a number for each document, or of
             several teachers a list, in which they have this order.
         short: what becomes of examples with too few negatives: "keep" what there is; "pad" repeats
-            it, as training does, and drops examples without any; "drop".
+            it, as training does, and drops examples without any; "drop"; "former" is as "keep", but
+            those without any keep the negatives that they have, which no teacher scores.
         ids: write ids; otherwise texts.
         exclude_self: a document with the query's own id is no negative (ArguAna, Quora).
         device: where models run and vectors are compared, to which models that were loaded are
@@ -87,6 +88,11 @@ def mine_hard_negatives(
     if short not in get_args(Short):
         raise ArgumentError("{short} must be {}", ", ".join(get_args(Short)), short=short)
     written = Output(short, ids, exclude_self)
+    if short == "former" and teachers:
+        raise ArgumentError(
+            "{short} keeps negatives that no teacher has scored: take another with teachers",
+            short=short,
+        )
     collection = _collection(examples, collection, written)
     on = choose_device(device)
     folder = parts.working_folder(output)
