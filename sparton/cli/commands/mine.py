@@ -103,7 +103,7 @@ def _miner(parsed: argparse.Namespace) -> "BM25Miner | TrainedModel":
 
 
 def _kinds(parsed: argparse.Namespace) -> list[str]:
-    """Of the teachers: bm25 where one is called so, else as --teacher-kind says."""
+    """The kinds of the teachers: bm25 where one is called so, else as --teacher-kind says."""
     models = [name for name in parsed.teacher if name != BM25]
     told = parsed.teacher_kind
     if len(told) > 1 and len(told) != len(models):

@@ -28,6 +28,7 @@ from sparton.models.folders.files import (
     read_similarity,
     write_json,
 )
+from sparton.models.grafting import every_weight
 from sparton.models.heads import SpartonHead, SpladeHead
 from sparton.models.repository import Source, join
 from sparton.models.splade import SpladeEncoder
@@ -61,7 +62,7 @@ def save_splade(
 def save_checkpoint(encoder: SpladeEncoder, path: Path) -> None:
     """The masked-language model and its tokenizer, as Hugging Face has them."""
     with encoder.backbone.decoder_in_place() as mlm:
-        mlm.save_pretrained(path)
+        mlm.save_pretrained(path, state_dict=every_weight(mlm))
     encoder.tokenizer.save_pretrained(path)
 
 
