@@ -176,8 +176,12 @@ def _show(parsed: argparse.Namespace, counts: Mapping[str, int]) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    short = {"keep": "kept as they are", "pad": "padded or dropped", "drop": "dropped"}
-    short["former"] = "kept, with their former ones where there are none"
+    short = {
+        "keep": "kept as they are",
+        "pad": "padded or dropped",
+        "drop": "dropped",
+        "former": "kept, with their former ones where there are none",
+    }
     rows = [
         ("examples read", "examples"),
         ("examples written", "written"),
