@@ -242,7 +242,7 @@ def _check_teachers(name: str, found: int, teachers: Teachers) -> None:
             "{teachers:name} of source {} says how the scores of several teachers are combined, "
             "but its records have those of one at most: leave it out",
             name,
-            teachers=teachers,
+            teachers=None,
         )
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sparton.cli.errors import explain
 from sparton.datasets.mixture import text_mixture
 from sparton.datasets.sources import text_records
 from sparton.datasets.teachers import Teachers
@@ -50,8 +51,11 @@ def test_other_scales_and_numbers_of_weights_are_refused(write_jsonl):
     ):
         text_records(write_jsonl([record]), teachers={"weights": [1, 2, 3]}, on_error="skip")
     lone = write_jsonl([record | {"scores": [1, 0]}], "lone.jsonl")
-    with pytest.raises(ValueError, match=r"teachers of source .*lone\.jsonl .* one at most: leave"):
+    with pytest.raises(
+        ValueError, match=r"teachers of source .*lone\.jsonl .* one at most: leave"
+    ) as told:
         text_records(lone, teachers=Teachers([1, 2]))
+    assert explain(told.value).startswith("data.teachers of source")
 
 
 def test_weights_can_change_and_choose_another_positive(write_jsonl):
