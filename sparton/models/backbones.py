@@ -96,6 +96,7 @@ def grafted(
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
     **reading: Unpack[ReadingOptions],
 ) -> Backbone:
     """The body of a dense or late-interaction model, with the masked-LM head and decoder of the
@@ -104,7 +105,7 @@ def grafted(
     Args:
         name: hub name or path of the body, whose tokenizer it is.
         mlm_head_from: the same of the masked-language model.
-        compile, half_residual, gradient_checkpointing: see :class:`Backbone`.
+        compile, half_residual, gradient_checkpointing, lora: see :class:`Backbone`.
         reading: of the body; see :class:`~sparton.models.repository.Source`.
 
     Raises:
@@ -121,6 +122,7 @@ def grafted(
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
     )
     backbone.origin = origin_of_trained(source)
     return backbone
