@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, expla
 from sparton.evaluation.models import choose_device, load_retriever
 from sparton.representations import Representations
 from sparton.retrieval.encoding import encode_texts
+from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Index
-from sparton.retrieval.storing import VectorDtype
+from sparton.retrieval.storing import VectorDtype, query_dtype
 from sparton.types import Side
 
 if TYPE_CHECKING:
@@ -181,13 +182,15 @@ class Retriever:
             if documents.facts.settings.side != "document":
                 raise ValueError(f"{documents.folder} holds queries, and documents are searched")
             documents.check_model(self.encoder)
-            encoded, ids = documents.representations(), documents.ids
+            ids, stored = documents.ids, documents.facts.settings.vector_dtype
+            indexed = documents.documents()
         else:
             encoded = self._encoded(documents, "document")
             if ids is not None:
                 _check_ids(ids, encoded.num_texts)
-        index = build(encoded, self.device, rerank_depth=rerank_depth)
-        return TextIndex(self, index, ids, _stored_dtype(encoded))
+            indexed, stored = Documents.of(encoded), _stored_dtype(encoded)
+        index = build(indexed, self.device, rerank_depth=rerank_depth)
+        return TextIndex(self, index, ids, query_dtype(stored))
 
     def explain(
         self, text: str, document: str | None = None, *, k: int = 20
@@ -339,9 +342,9 @@ def load(
 
 
 def _stored_dtype(documents: Representations) -> VectorDtype:
-    """In which token vectors are stored, as those of queries must be."""
-    tokens = documents.tokens
-    return "float32" if tokens is not None and tokens.values.dtype == torch.float32 else "float16"
+    if documents.tokens is None:
+        return "float16"
+    return cast(VectorDtype, str(documents.tokens.values.dtype).removeprefix("torch."))
 
 
 def _check_ids(ids: Sequence[str], num_documents: int) -> None:

@@ -142,7 +142,10 @@ def test_documents_are_found_alike_where_they_were_encoded_before(models, monkey
         (["kinds=[dense]"], "kinds=['dense']: there are sparse and tokens"),
         (["gpus=0"], "gpus=0 must be at least 1"),
         (["precision=fp8"], "precision=fp8: must be fp32, bf16, fp16"),
-        (["vector_dtype=int8"], "vector_dtype=int8: must be float16 or float32"),
+        (
+            ["vector_dtype=int8"],
+            "vector_dtype=int8: must be float16, bfloat16, float32, ",
+        ),
         (["on_error=ask"], "on_error='ask' must be 'stop' or 'skip'"),
         (["data=[]"], "data=[]: name a folder, or files as in [a.jsonl,b.jsonl]"),
         (["data=nowhere"], "nowhere"),

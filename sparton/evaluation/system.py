@@ -17,6 +17,7 @@ from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.crew import Crew
+from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Found
 from sparton.retrieval.metrics import evaluate_queries, mean_of_queries
@@ -39,7 +40,7 @@ class System(NamedTuple):
     documents: Callable[[Sequence[str], bool], Representations]
     queries: Callable[[Sequence[str], bool], Representations]
     words: BM25 | None = None
-    stored: Callable[[], Representations] | None = None
+    stored: Callable[[], Documents] | None = None
 
 
 def retrieve(
@@ -72,12 +73,12 @@ def retrieve(
         system.documents(task.documents.texts[:WARM_UP_DOCUMENTS], False)
     clock = _Clock()
     if system.stored is None:
-        documents = system.documents(task.documents.texts, True)
+        documents = Documents.of(system.documents(task.documents.texts, True))
     else:
         documents = system.stored()
     stored = documents
     if words is not None:
-        stored = documents._replace(sparse=words.fit(task.documents.texts))
+        stored = documents.with_sparse(words.fit(task.documents.texts))
     clock.stop("documents")
     queries = system.queries(texts, True)
     asked = _with_words(queries, texts, words)
@@ -149,14 +150,17 @@ def _with_words(
     return queries if words is None else queries._replace(sparse=words.queries(texts))
 
 
-def _sizes(queries: Representations, documents: Representations) -> dict[str, float]:
+def _sizes(queries: Representations, documents: Documents) -> dict[str, float]:
     """The fields of a result that tell how large the representations are."""
     sizes: dict[str, float] = {}
-    asked, answers = queries.sparse, documents.sparse
-    if isinstance(asked, SparseVectors) and isinstance(answers, SparseVectors):
-        sizes["query_terms"], sizes["document_terms"] = asked.mean_entries, answers.mean_entries
-        sizes["flops"] = mean_flops(asked, answers)
-    if queries.tokens is not None and documents.tokens is not None:
+    asked, total = queries.sparse, max(documents.num_texts, 1)
+    if isinstance(asked, SparseVectors):
+        answers = documents.sparse
+        sizes["query_terms"] = asked.mean_entries
+        sizes["document_terms"] = sum(part.num_entries for part in answers) / total
+        flops = (mean_flops(asked, part) * part.num_vectors for part in answers)
+        sizes["flops"] = sum(flops) / total
+    if queries.tokens is not None:
         sizes["query_vectors"] = queries.tokens.mean_tokens
-        sizes["document_vectors"] = documents.tokens.mean_tokens
+        sizes["document_vectors"] = documents.tokens.num_tokens / total
     return sizes
