@@ -89,6 +89,17 @@ def test_a_folder_in_the_layout_of_beir_is_encoded_and_searched(models, monkeypa
     assert [name for name, _ in rankings["q0"]] == [hit.id for hit in expected]
 
 
+def test_collections_of_ir_datasets_and_of_the_hub_are_encoded(models, monkeypatch, capsys):
+    from tests.datasets.test_downloads import CORPUS, write_hub
+
+    hub = write_hub(Path("hub"), {"corpus": {"test": CORPUS, "dev": CORPUS[:1]}})
+    encode(monkeypatch, models["splade"], "source=hub", "data=hub")
+    assert list(open_encoded("docs").ids) == ["d1", "d2"]
+    part = f"data={{repository: {hub}, split: dev}}"
+    encode(monkeypatch, models["splade"], "source=hub", part, output="part")
+    assert list(open_encoded("part").ids) == ["d1"]
+
+
 def test_documents_are_found_alike_where_they_were_encoded_before(models, monkeypatch, capsys):
     task = ["evaluation=beir_folder", "evaluation.path=toy", "device=cpu", "encoder.k=5"]
     for kind in KINDS:
@@ -149,6 +160,13 @@ def test_documents_are_found_alike_where_they_were_encoded_before(models, monkey
         (["on_error=ask"], "on_error='ask' must be 'stop' or 'skip'"),
         (["data=[]"], "data=[]: name a folder, or files as in [a.jsonl,b.jsonl]"),
         (["data=nowhere"], "nowhere"),
+        (["source=web"], "source=web: must be files, ir_datasets or hub"),
+        (["source=ir_datasets", "data=[a,b]"], "data=['a', 'b']: name a collection of ir_datasets"),
+        (["source=ir_datasets", "data=beir/scifakt"], "knows no dataset 'beir/scifakt'"),
+        (["source=hub", "data={repository: a, name: b}"], "name a data set of the hub, as in "),
+            ["source=hub", "data={repository: a, name: b}"],
+            "name a data set of the hub, as in mteb/",
+        ),
         (["model=bm25"], "model=bm25 is no encoder: name a trained model"),
         (["model=no/such/folder"], "no/such/folder"),
         (["output=toy"], "toy is there and holds no encoded texts: choose another output"),

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from sparton.arguments import refuse_below
 from sparton.cli.collections import text_files
 from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS
+from sparton.datasets.downloads import hub_texts, ir_datasets_texts
 from sparton.datasets.preparation import Reading
 from sparton.datasets.texts import TextTable, text_table
 from sparton.encoded import (
@@ -64,8 +65,7 @@ def check_encoding(cfg: DictConfig) -> None:
     """
     numbers = ("gpus", "length", "max_terms", "pool_factor", "rows_per_shard", "batch_tokens")
     refuse_below(1, **{name: cfg[name] for name in numbers})
-    if not isinstance(cfg.data, str | ListConfig) or not len(cfg.data):
-        raise ValueError(f"data={cfg.data}: name a folder, or files as in [a.jsonl,b.jsonl]")
+    _check_source(cfg)
     if cfg.side not in SIDES:
         raise ValueError(f"side={cfg.side}: must be {' or '.join(SIDES)}")
     for kind in cfg.kinds or ():
@@ -80,13 +80,47 @@ def check_encoding(cfg: DictConfig) -> None:
     check_place(Path(cfg.output))
 
 
+def _check_source(cfg: DictConfig) -> None:
+    """Refuse what names no texts."""
+    data = OmegaConf.to_container(cfg.data) if OmegaConf.is_config(cfg.data) else cfg.data
+    match cfg.source, data:
+        case "files", str() | [_, *_] if data:
+            return
+        case "files", _:
+            raise ValueError(f"data={data}: name a folder, or files as in [a.jsonl,b.jsonl]")
+        case "ir_datasets", str() if data:
+            return
+        case "ir_datasets", _:
+            raise ValueError(f"data={data}: name a collection of ir_datasets, as in beir/scifact")
+        case "hub", str() if data:
+            return
+        case "hub", {"repository": str(), **more} if more.keys() <= {"split", "subset"}:
+            return
+        case "hub", _:
+            raise ValueError(
+                f"data={data}: name a data set of the hub, as in mteb/scifact or, with a split or "
+                "a subset, {repository: xlangai/BRIGHT, split: biology}"
+            )
+    raise ValueError(f"source={cfg.source}: must be files, ir_datasets or hub")
+
+
+def _texts(cfg: DictConfig) -> TextTable:
+    """The texts that ``data`` names, on disk."""
+    if cfg.source == "ir_datasets":
+        return ir_datasets_texts(cfg.data, cfg.side)
+    if cfg.source == "hub":
+        named = {"repository": cfg.data} if isinstance(cfg.data, str) else dict(cfg.data)
+        return hub_texts(side=cfg.side, on_error=cfg.on_error, **named)
+    names = [cfg.data] if isinstance(cfg.data, str) else [str(name) for name in cfg.data]
+    files = text_files(names, cfg.side)
+    return text_table(_PLURAL[cfg.side], files, Reading(on_error=cfg.on_error))
+
+
 def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
     """Encode what the configuration names, and say what there is."""
     check_encoding(cfg)
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "0"))
-    names = [cfg.data] if isinstance(cfg.data, str) else [str(name) for name in cfg.data]
-    files = text_files(names, cfg.side)
-    texts = text_table(_PLURAL[cfg.side], files, Reading(on_error=cfg.on_error))
+    texts = _texts(cfg)
     output = Path(cfg.output)
     found = find_texts(output, texts)
     complete = found is not None and not found.missing

@@ -89,6 +89,7 @@ class EncodeConfig:
 
     model: str
     data: Any
+    source: str
     output: str
     append: bool
     side: str
