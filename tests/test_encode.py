@@ -141,8 +141,32 @@ def test_documents_are_found_alike_where_they_were_encoded_before(models, monkey
     assert "document 4 is 'd4' and not 'd5'" in told("documents=splade")
     write_beir(Path("other"))
     two = ["evaluation=folders", "evaluation.paths=[toy,other]", "documents=splade"]
-    assert "are those of one task, and there are 2: toy, other" in refused(
+    assert "there is no splade/toy: encode them with that as output" in refused(
         monkeypatch, capsys, "evaluate.py", f"model={models['splade']}", *two
+    )
+
+
+def test_each_of_several_tasks_has_documents_of_its_own(models, monkeypatch, capsys):
+    write_beir(Path("other"))
+    lines = Path("other/corpus.jsonl").read_text()
+    Path("other/corpus.jsonl").write_text(lines.replace("green bird", "green dog"))
+    model, tasks = models["splade"], ["toy", "other"]
+    for name in tasks:
+        encode(monkeypatch, model, f"data={name}", output=f"all/{name}")
+    words = [f"model={model}", "evaluation=folders", "evaluation.paths=[toy,other]", "device=cpu"]
+    run(monkeypatch, "evaluate.py", *words, "documents=all", "output=stored")
+    run(monkeypatch, "evaluate.py", *words, "output=anew")
+    stored, anew = (
+        json.loads(Path(how, "results.json").read_text())["tasks"] for how in ("stored", "anew")
+    )
+    assert [task["name"] for task in stored] == tasks
+    assert [task["metrics"] for task in stored] == [task["metrics"] for task in anew]
+    assert [task["speed"]["documents_per_second"] for task in stored] == [None, None]
+    Path("all/other").rename("all/toy2")
+    Path("all/toy").rename("all/other")
+    Path("all/toy2").rename("all/toy")
+    assert "all/toy holds other texts than the task toy has" in refused(
+        monkeypatch, capsys, "evaluate.py", *words, "documents=all", "output=swapped"
     )
 
 
@@ -163,10 +187,7 @@ def test_documents_are_found_alike_where_they_were_encoded_before(models, monkey
         (["source=web"], "source=web: must be files, ir_datasets or hub"),
         (["source=ir_datasets", "data=[a,b]"], "data=['a', 'b']: name a collection of ir_datasets"),
         (["source=ir_datasets", "data=beir/scifakt"], "knows no dataset 'beir/scifakt'"),
-        (["source=hub", "data={repository: a, name: b}"], "name a data set of the hub, as in "),
-            ["source=hub", "data={repository: a, name: b}"],
-            "name a data set of the hub, as in mteb/",
-        ),
+        (["source=hub", "data={repository: a, name: b}"], "name a data set of the hub, as in"),
         (["model=bm25"], "model=bm25 is no encoder: name a trained model"),
         (["model=no/such/folder"], "no/such/folder"),
         (["output=toy"], "toy is there and holds no encoded texts: choose another output"),
