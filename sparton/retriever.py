@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparton.arguments import ArgumentError
 from sparton.encoded import EncodedTexts, open_encoded
 from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
 from sparton.evaluation.models import choose_device, load_retriever
@@ -22,7 +23,7 @@ from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Index
 from sparton.retrieval.storing import VectorDtype, query_dtype
-from sparton.types import Side
+from sparton.types import PLURAL, Side
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from sparton.models.repository import ReadingOptions
 
 _SHOWN_FROM = 1000  # texts from which on a bar of progress is shown unless it is said
-_PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
 
 
 class Hit(NamedTuple):
@@ -131,7 +131,7 @@ class Retriever:
             max_terms=max_terms,
             vector_dtype=vector_dtype,
             pool_factor=pool_factor,
-            progress=_PLURAL[side] if shown else None,
+            progress=PLURAL[side] if shown else None,
         )
 
     def similarity(
@@ -189,7 +189,10 @@ class Retriever:
             if ids is not None:
                 _check_ids(ids, encoded.num_texts)
             indexed, stored = Documents.of(encoded), _stored_dtype(encoded)
-        index = build(indexed, self.device, rerank_depth=rerank_depth)
+        try:
+            index = build(indexed, self.device, rerank_depth=rerank_depth)
+        except ArgumentError as error:  # which names what evaluations call the builder
+            raise error.renamed(index="build") from error
         return TextIndex(self, index, ids, query_dtype(stored))
 
     def explain(

@@ -82,11 +82,43 @@ def test_a_folder_in_the_layout_of_beir_is_encoded_and_searched(models, monkeypa
     assert [name for _, name in found] == [hit.id for hit in hits]
     monkeypatch.setattr(sys, "stdin", io.StringIO("red cat\n\ngreen\n"))
     run(monkeypatch, "search.py", "docs", "--k", 1, "--device", "cpu")
-    assert capsys.readouterr().out.count("\t") == 2
+    said = capsys.readouterr().out.splitlines()
+    assert [line.count("\t") for line in said] == [1, 0, 1, 0], "an empty line ends each"
     run(monkeypatch, "search.py", "docs", "--queries", "toy", "--output", "run.trec", "k=2")
     rankings = dict(read_run("run.trec").rankings())
     expected = own.search([QUERIES["q0"]], 2)[0]
     assert [name for name, _ in rankings["q0"]] == [hit.id for hit in expected]
+    rows = [
+        {"docno": name, "number": row, "text": QUERIES[name]} for row, name in enumerate(QUERIES)
+    ]
+    Path("own.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    capsys.readouterr()
+    words = ["docs", "--queries", "own.jsonl", "--columns", "docno=_id"]
+    run(monkeypatch, "search.py", *words, "--k", 2, "--output", "own.trec")
+    assert "docno" in capsys.readouterr().out, "which column was taken as the id"
+    assert dict(read_run("own.trec").rankings()) == rankings
+
+
+def test_a_compressed_index_is_built_by_the_first_search_alone(models, monkeypatch, capsys):
+    encode(monkeypatch, models["colbert"])
+    words = ["index=docs", "query=red cat", "nbits=8", "device=cpu"]
+    run(monkeypatch, "search.py", *words)
+    first = [line for line in capsys.readouterr().out.splitlines() if "\t" in line]
+    assert [path.name for path in Path("docs/indexes").iterdir()] == [
+        "compressed-8-bits-cpu.safetensors"
+    ]
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("built again")
+
+    monkeypatch.setattr("sparton.retrieval.indexes.compression.train_codec", never)
+    run(monkeypatch, "search.py", *words)
+    assert [line for line in capsys.readouterr().out.splitlines() if "\t" in line] == first != []
+    message = "--nbits must be one of"
+    assert message in refused(monkeypatch, capsys, "search.py", *words[:2], "nbits=3")
+    encode(monkeypatch, models["splade"], output="sparse")
+    said = refused(monkeypatch, capsys, "search.py", "index=sparse", *words[1:])
+    assert "--nbits 8 compresses token vectors, and sparse has none" in said
 
 
 def test_collections_of_ir_datasets_and_of_the_hub_are_encoded(models, monkeypatch, capsys):
@@ -221,7 +253,7 @@ def test_what_a_folder_has_is_said_and_not_encoded_again(models, monkeypatch, ca
     for words in ([], ["gpus=2"]):
         told = said(*words)
         assert told[-2] == "complete already" and told[-1].startswith("7 documents of ")
-    assert said("append=true")[-2] == "nothing to add: these texts are there already"
+    assert said("append=true")[-2] == "these texts are there already"
 
     delete_texts("docs", ["new", "d0", "d1"])
     told = said(data="more.jsonl")

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from rich.console import Console
 
-from sparton.arguments import refuse_below
+from sparton.arguments import refuse_below, refuse_ignored
 from sparton.cli.collections import text_files
 from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS
@@ -31,13 +31,11 @@ from sparton.evaluation import check_model, check_vector_dtype, choose_device, l
 from sparton.representations import KINDS
 from sparton.retrieval.encoding import check_precision
 from sparton.training.processes import run_workers
-from sparton.types import SIDES, Side
+from sparton.types import PLURAL, SIDES, Side
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
-
-_PLURAL: dict[Side, str] = {"document": "documents", "query": "queries"}
 
 
 def encode_here(cfg: DictConfig, program: Sequence[str]) -> Exception | None:
@@ -73,7 +71,9 @@ def check_encoding(cfg: DictConfig) -> None:
             raise ValueError(f"kinds={list(cfg.kinds)}: there are {' and '.join(KINDS)}")
     check_vector_dtype(cfg.vector_dtype)
     check_precision(cfg.precision)
-    Reading(on_error=cfg.on_error).check()
+    _reading(cfg).check()
+    if cfg.source != "files":
+        refuse_ignored(f"source={cfg.source}", columns=cfg.columns)
     if cfg.model == "bm25":
         raise ValueError("model=bm25 is no encoder: name a trained model")
     check_model(cfg.model)
@@ -113,7 +113,15 @@ def _texts(cfg: DictConfig) -> TextTable:
         return hub_texts(side=cfg.side, on_error=cfg.on_error, **named)
     names = [cfg.data] if isinstance(cfg.data, str) else [str(name) for name in cfg.data]
     files = text_files(names, cfg.side)
-    return text_table(_PLURAL[cfg.side], files, Reading(on_error=cfg.on_error))
+    return text_table(PLURAL[cfg.side], files, _reading(cfg))
+
+
+def _reading(cfg: DictConfig) -> Reading:
+    columns = cfg.columns
+    if not isinstance(columns, ListConfig | DictConfig | None):
+        raise ValueError(f"columns={columns}: write a list, or {{NAME: KNOWN}}")
+    plain: Any = columns and OmegaConf.to_container(columns)
+    return Reading(columns=plain or None, on_error=cfg.on_error)
 
 
 def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
@@ -201,12 +209,12 @@ def _device(name: str | None) -> torch.device:
 def _already(deleted: int, side: Side, *, append: bool) -> str:
     """What became of texts that a folder had, of which as many were deleted."""
     if not deleted:
-        return "nothing to add: these texts are there already" if append else "complete already"
+        return "these texts are there already" if append else "complete already"
     if append:
-        return f"{_count(deleted, side, _PLURAL[side])} brought back"
+        return f"{_count(deleted, side, PLURAL[side])} brought back"
     verb, pronoun = ("is", "it") if deleted == 1 else ("are", "them")
     return (
-        f"complete already; {deleted:,} of these {_PLURAL[side]} {verb} deleted: append=true "
+        f"complete already; {deleted:,} of these {PLURAL[side]} {verb} deleted: append=true "
         f"brings {pronoun} back"
     )
 
@@ -217,7 +225,7 @@ def _summary(encoded: EncodedTexts) -> str:
     means = [f"{found[kind][1] / stored:.1f} {found[kind][0]}" for kind in settings.kinds]
     deleted = f", {len(encoded.deleted):,} deleted" if len(encoded.deleted) else ""
     return (
-        f"{_count(len(encoded), settings.side, _PLURAL[settings.side])} of {' and '.join(means)} "
+        f"{_count(len(encoded), settings.side, PLURAL[settings.side])} of {' and '.join(means)} "
         f"in {encoded.folder}: {_count(len(encoded.facts.shards()), 'shard', 'shards')}, "
         f"{encoded.nbytes / 2**20:,.1f} MiB{deleted}"
     )

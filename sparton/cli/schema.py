@@ -90,6 +90,7 @@ class EncodeConfig:
     model: str
     data: Any
     source: str
+    columns: Any
     output: str
     append: bool
     side: str

@@ -39,14 +39,13 @@ from sparton.retrieval.settings import (
     check_term_bounds,
 )
 from sparton.retrieval.storing import VectorDtype, query_dtype
-from sparton.types import SIDES, RetrievalTask, Side, TextForm, Tokenizer
+from sparton.types import PLURAL, SIDES, RetrievalTask, Side, TextForm, Tokenizer
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
 
 TIMED_QUERIES = 50
 log = logging.getLogger(__name__)
-_PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
 
 
 def evaluate_encoder(
@@ -138,7 +137,7 @@ def evaluate_encoder(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
             batch_tokens=batch_tokens, pool_factor=pool_factor,
             vector_dtype=vector_dtype if side == "document" else query_dtype(vector_dtype),
-            form=form, progress=f"{task.name}: {_PLURAL[side]}" if bar else None,
+            form=form, progress=f"{task.name}: {PLURAL[side]}" if bar else None,
             crew=crew if whole else ALONE,
         )  # fmt: skip
 

@@ -210,8 +210,9 @@ def _seismic() -> Any:
         _ = seismic.SeismicDataset.add_documents_by_id
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            "Seismic needs pyseismic-lsr from 0.5.4 on, which there is for Python 3.11: "
-            "pip install 'sparton[seismic]'"
+            "Seismic needs pyseismic-lsr from 0.5.4 on, which there is for Python below 3.12, and "
+            f"this is {sys.version_info.major}.{sys.version_info.minor}: "
+            + ("pip install 'sparton[seismic]'" if sys.version_info < (3, 12) else "use another")
         ) from error
     return seismic
 
