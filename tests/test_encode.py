@@ -83,7 +83,7 @@ def test_a_folder_in_the_layout_of_beir_is_encoded_and_searched(models, monkeypa
     monkeypatch.setattr(sys, "stdin", io.StringIO("red cat\n\ngreen\n"))
     run(monkeypatch, "search.py", "docs", "--k", 1, "--device", "cpu")
     said = capsys.readouterr().out.splitlines()
-    assert [line.count("\t") for line in said] == [1, 0, 1, 0], "an empty line ends each"
+    assert [line.count("\t") for line in said[-4:]] == [1, 0, 1, 0], "an empty line ends each"
     run(monkeypatch, "search.py", "docs", "--queries", "toy", "--output", "run.trec", "k=2")
     rankings = dict(read_run("run.trec").rankings())
     expected = own.search([QUERIES["q0"]], 2)[0]
@@ -95,7 +95,8 @@ def test_a_folder_in_the_layout_of_beir_is_encoded_and_searched(models, monkeypa
     capsys.readouterr()
     words = ["docs", "--queries", "own.jsonl", "--columns", "docno=_id"]
     run(monkeypatch, "search.py", *words, "--k", 2, "--output", "own.trec")
-    assert "docno" in capsys.readouterr().out, "which column was taken as the id"
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "of 3 queries (_id, text; not used: 'number'), written to own.trec" in said
     assert dict(read_run("own.trec").rankings()) == rankings
 
 
@@ -114,7 +115,7 @@ def test_a_compressed_index_is_built_by_the_first_search_alone(models, monkeypat
     monkeypatch.setattr("sparton.retrieval.indexes.compression.train_codec", never)
     run(monkeypatch, "search.py", *words)
     assert [line for line in capsys.readouterr().out.splitlines() if "\t" in line] == first != []
-    message = "--nbits must be one of"
+    message = "--nbits 3 must be one of (1, 2, 4, 8)"
     assert message in refused(monkeypatch, capsys, "search.py", *words[:2], "nbits=3")
     encode(monkeypatch, models["splade"], output="sparse")
     said = refused(monkeypatch, capsys, "search.py", "index=sparse", *words[1:])
