@@ -91,6 +91,8 @@ class EncodeConfig:
 
     model: str
     data: Any
+    source: str
+    columns: Any
     output: str
     append: bool
     side: str

@@ -19,11 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparton.arguments import refuse_below, refuse_ignored
-from sparton.cli.commands.flags import command_parser, flag, flags_named, given
+from sparton.cli.commands.flags import (
+    add_columns,
+    command_parser,
+    flag,
+    flags_named,
+    given,
+    named_columns,
+)
 
 if TYPE_CHECKING:
     from sparton.datasets.lookup import Records
-    from sparton.datasets.preparation import Columns
     from sparton.datasets.texts import TextTable
     from sparton.pipelines.mining import BM25Miner, Rule, TrainedModel
     from sparton.pipelines.mining.teachers import Teacher
@@ -146,7 +152,7 @@ def _read(parsed: argparse.Namespace) -> "tuple[Records, TextTable | None]":
     if parsed.beir:
         settings = given(parsed, ["split", "on_error"])
         return beir_pairs(parsed.beir, **settings), None
-    columns, on_error = _columns(parsed.columns), parsed.on_error
+    columns, on_error = named_columns(parsed.columns), parsed.on_error
     if parsed.queries:
         return id_records(
             parsed.files,
@@ -161,13 +167,6 @@ def _read(parsed: argparse.Namespace) -> "tuple[Records, TextTable | None]":
     if collection is None:
         return examples, None
     return examples, text_table("collection", collection, Reading())
-
-
-def _columns(names: list[str] | None) -> "Columns | None":
-    """A mapping if the names are written NAME=KNOWN, else a list."""
-    if names and all("=" in name for name in names):
-        return dict(name.split("=", 1) for name in names)
-    return names
 
 
 def _show(parsed: argparse.Namespace, counts: Mapping[str, int]) -> None:
@@ -258,10 +257,7 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--queries", nargs="+", help="texts of the queries: the files hold ids")
     group.add_argument("--beir", help="folder: pairs of its judgments, mined in its corpus")
     group.add_argument("--split", help="of the BEIR folder's judgments; default: train")
-    group.add_argument(
-        "--columns", nargs="+", metavar="NAME[=KNOWN]",
-        help="question=query renames; for TSV: the names in order",
-    )  # fmt: skip
+    add_columns(group)
     group.add_argument("--on-error", choices=("stop", "skip"), default="stop")
     group.add_argument("--limit", type=int, help="read this many examples, drawn at random")
     group.add_argument(
