@@ -26,8 +26,9 @@ from transformers import (
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
 from sparton.models.causal_lm import Attention, SpecialTokens, set_special_tokens
-from sparton.models.checkpoint import load_body, load_lm, load_tokenizer
+from sparton.models.checkpoint import load_body, load_lm, load_logit_bias, load_tokenizer
 from sparton.models.folders.files import module_kinds
+from sparton.models.logits import start_logits
 from sparton.models.origin import Origin, origin_of_trained
 from sparton.models.repository import ReadingOptions, Source
 
@@ -45,8 +46,9 @@ def pretrained(
     *,
     attention: Attention | None = None,
     special_tokens: SpecialTokens | None = None,
+    center: bool = False,
     logit_scale: float = 1.0,
-    logit_shift: float = 0.0,
+    decoder_bias: float = 0.0,
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
@@ -59,8 +61,8 @@ def pretrained(
         attention: of a causal language model; see :func:`~sparton.models.causal_lm.set_attention`.
         special_tokens: around every text; see
             :func:`~sparton.models.causal_lm.set_special_tokens`.
-        logit_scale, logit_shift: see :func:`rescale_logits`. For models whose untrained
-            representations are dense or collapsed.
+        center, logit_scale, decoder_bias: see :func:`~sparton.models.logits.start_logits`. For
+            models whose untrained representations are dense or collapsed.
         compile, half_residual, gradient_checkpointing: see :class:`Backbone`.
         reading: see :class:`~sparton.models.repository.Source`.
 
@@ -75,13 +77,13 @@ def pretrained(
     backbone = Backbone(
         load_lm(source, attention=attention),
         tokenizer,
+        logit_bias=load_logit_bias(source),
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
     )
     backbone.origin = origin_of_trained(source)
-    if (logit_scale, logit_shift) != (1.0, 0.0):
-        rescale_logits(backbone, logit_scale, logit_shift)
+    start_logits(backbone, center=center, scale=logit_scale, bias=decoder_bias)
     return backbone
 
 
@@ -89,6 +91,7 @@ def bare(
     name: str,
     *,
     attention: Attention | None = None,
+    special_tokens: SpecialTokens | None = None,
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
@@ -99,7 +102,7 @@ def bare(
 
     Args:
         name: hub name or path; of a sentence-transformers model with its transformer at the root.
-        attention: of a causal language model; see :func:`~sparton.models.causal_lm.set_attention`.
+        attention, special_tokens: see :func:`pretrained`.
         compile, half_residual, gradient_checkpointing: see
             :class:`~sparton.models.body.EncoderBody`.
         reading: see :class:`~sparton.models.repository.Source`.
@@ -115,9 +118,11 @@ def bare(
             f"{name} has trained weights beside its transformer ({', '.join(trained)}), which a "
             "bare encoder leaves out; load_encoder reads all of it"
         )
+    tokenizer = load_tokenizer(source)
+    set_special_tokens(tokenizer, special_tokens)
     body = EncoderBody(
         load_body(source, attention=attention),
-        load_tokenizer(source),
+        tokenizer,
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
@@ -311,31 +316,6 @@ def start_near_identity(backbone: Backbone, *, bias: float) -> None:
     norm.weight.fill_(1.0)
     norm.bias.zero_()
     backbone.decoder.bias.fill_(bias)
-
-
-@torch.no_grad()
-def rescale_logits(backbone: Backbone, scale: float, shift: float = 0.0) -> None:
-    """Make the model's logits ``scale * logits + shift``, folded into its weights in place.
-
-    The scale goes into the last LayerNorm of the head and the decoder's bias, so a decoder tied to
-    the embeddings stays tied and the saved checkpoint a stock one. ModernBERT's representations
-    collapse in training unless its logits start about 16 times smaller (arXiv 2606.18811); a
-    negative shift thins out models that start with every term active.
-
-    Raises:
-        ValueError: the head has no LayerNorm, or a shift is asked for and the decoder has no bias.
-    """
-    body = set(backbone.model.base_model.modules())
-    norms = [m for m in backbone.model.modules() if isinstance(m, nn.LayerNorm) and m not in body]
-    kind = type(backbone.model).__name__
-    if not norms:
-        raise ValueError(f"the head of {kind} has no LayerNorm to carry logit_scale={scale}")
-    if shift and backbone.decoder.bias is None:
-        raise ValueError(f"the decoder of {kind} has no bias to carry logit_shift={shift}")
-    for parameter in norms[-1].parameters():
-        parameter.mul_(scale)
-    if backbone.decoder.bias is not None:
-        backbone.decoder.bias.mul_(scale).add_(shift)
 
 
 def word_tokenizer(words: Sequence[str], max_length: int) -> PreTrainedTokenizerFast:
