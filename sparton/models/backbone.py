@@ -183,6 +183,7 @@ class _Output(BaseModelOutputWithPast):
     """What heads look for in the result of a body; all but the states is None."""
 
     global_attentions: None = None
+    router_logits: None = None
 
 
 class _GivenStates(nn.Module):

@@ -19,6 +19,7 @@ from sparton.types import TokenBatch
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
+UNLIMITED = 2**31 - 1  # positions
 ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
@@ -242,7 +243,8 @@ def _positions(model: PreTrainedModel) -> tuple[int, int]:
     )
     padding = next((table.padding_idx for table in tables), None)
     offset = 0 if padding is None else padding + 1
-    return offset, model.config.max_position_embeddings - offset
+    # Models whose attention falls off with the distance, or that remember, have no last position.
+    return offset, getattr(model.config, "max_position_embeddings", UNLIMITED) - offset
 
 
 @torch.no_grad()

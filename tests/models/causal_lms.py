@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+)
 
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.assembly import build_encoder
@@ -29,8 +35,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "mistral": WINDOW,
     "olmo2": {},
     "phi3": WINDOW,
-    # Its tokenizer adds a token when it is read.
-    "qwen2": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1, "vocab_size": 64},
+    "qwen2": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
     "qwen3": {"head_dim": 16},
     "smollm3": {},
 }
@@ -66,10 +71,20 @@ def build(architecture: str, attention: str | None, **others: Any) -> PreTrained
     return model.eval()
 
 
+def tokenizer_of(model: PreTrainedModel) -> PreTrainedTokenizerFast:
+    """Of words; of Qwen 2, whose folders are read with a class that knows pairs of bytes alone, of
+    letters."""
+    if model.config.model_type != "qwen2":
+        return word_tokenizer(WORDS, 96)
+    letters = ["<pad>", "<unk>", "<s>", "<|endoftext|>", "\u0120", "w", *"0123456789"]
+    vocabulary = {letter: row for row, letter in enumerate(letters)}
+    return Qwen2Tokenizer(vocabulary, [], model_max_length=96)
+
+
 @torch.no_grad()
 def saved(model: PreTrainedModel, head: nn.Module, path: Path) -> tuple[Encoder, Representations]:
     """An encoder that was saved there, and what it makes of :data:`TEXTS`."""
-    encoder = build_encoder(Backbone(model, word_tokenizer(WORDS, 96)), head).eval()
+    encoder = build_encoder(Backbone(model, tokenizer_of(model)), head).eval()
     save_encoder(encoder, path, query_length=16, document_length=32)
     return encoder, encode(encoder)
 

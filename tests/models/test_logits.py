@@ -18,13 +18,13 @@ from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.logits import start_logits
 from sparton.models.splade import SpladeEncoder
 from tests.models.alone import alone, batch, close
-from tests.models.causal_lms import ARCHITECTURES, TEXTS, WORDS, build, encode
+from tests.models.causal_lms import ARCHITECTURES, TEXTS, WORDS, build, encode, tokenizer_of
 
 LENGTHS = (3, 1, 30, 2, 17)
 
 
 def started(model: PreTrainedModel, **start: float) -> Backbone:
-    backbone = Backbone(model, word_tokenizer(WORDS, 96)).eval()
+    backbone = Backbone(model, tokenizer_of(model)).eval()
     start_logits(backbone, **start)
     return backbone
 
