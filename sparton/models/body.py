@@ -161,7 +161,7 @@ class EncoderBody(nn.Module):
         spans = sum(min(sequence_length, window) for window in windows)
         head_width = getattr(config, "head_dim", None)
         width = config.num_attention_heads * head_width if head_width else self.hidden_size
-        forward = matrices + 4.0 * width * spans * (0.5 if self._is_causal else 1.0)
+        forward = matrices + 4.0 * width * spans * (0.5 if self.is_causal else 1.0)
         return 3.0 * forward if training else forward
 
     @property
@@ -171,7 +171,8 @@ class EncoderBody(nn.Module):
         return base
 
     @property
-    def _is_causal(self) -> bool:
+    def is_causal(self) -> bool:
+        """Whether a token attends to those before it and itself alone."""
         layers = (getattr(part, "is_causal", False) for part in self.model.modules())
         return bool(getattr(self.model.config, "is_causal", True) and any(layers))
 

@@ -91,5 +91,5 @@ def saved(model: PreTrainedModel, head: nn.Module, path: Path) -> tuple[Encoder,
 
 @torch.no_grad()
 def encode(encoder: Encoder) -> Representations:
-    tokenizer = PackedTokenizer(encoder.tokenizer, 16, 32)
+    tokenizer = PackedTokenizer(encoder.tokenizer, 16, 32, markup=encoder.markup)
     return encoder.eval().encode(tokenizer.documents(TEXTS), "document")

@@ -144,6 +144,14 @@ def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
             facts.append((f"before a {side}", f"`{prompt}`"))
     if not encoder.markup.include_prompt and isinstance(encoder, POOLED_BY_SPLADE):
         facts.append(("pooled", "what follows a prompt; sentence-transformers pools all tokens"))
+    if encoder.markup.echo is not None:
+        facts.append(
+            (
+                "read twice",
+                f"with `{encoder.markup.echo}` between, and the second copy pooled; "
+                "sentence-transformers reads texts once, and scores other than here",
+            )
+        )
     parameters = sum(each.numel() for each in encoder.parameters())
     return [*facts, ("parameters", f"{parameters:,}")]
 
