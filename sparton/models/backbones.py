@@ -139,7 +139,7 @@ def minilm(
     Its checkpoint has no masked-language-modelling head. The decoder is tied to the word
     embeddings and :func:`start_near_identity` fills the transform: its last states still lie close
     to the embeddings of their own and of related words, so that the untrained representations
-    hold a text's words and some hundred associations. ``sparton.pipelines.adapt_mlm`` trains a
+    hold a text's words and some hundred associations. ``sparton.pipelines.adapt_lm`` trains a
     head.
 
     Raises:
