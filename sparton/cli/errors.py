@@ -39,8 +39,11 @@ EXPECTED_ERRORS = (
 # The settings that give the arguments of these names.
 _SETTINGS = {
     "alpha": "data.alpha",
+    "attend_to_expansion": "head.attend_to_expansion",
+    "center": "backbone.center",
     "config_args": "backbone.config_args",
     "homogeneous": "data.homogeneous",
+    "logit_scale": "backbone.logit_scale",
     "mode": "logger.wandb.mode",
     "model_args": "backbone.model_args",
     "normalize": "head.normalize",
