@@ -92,6 +92,8 @@ def test_a_bias_that_a_checkpoint_has_no_place_for_is_kept_beside_it(attention, 
     save_encoder(encoder, tmp_path, query_length=16, document_length=32)
     assert close(encode(load_encoder(tmp_path)).sparse, given)
     assert close(logits(pretrained(str(tmp_path)).eval()).double(), expected)
+    card = (tmp_path / "README.md").read_text()
+    assert f'SparseEncoder("{tmp_path.name}", trust_remote_code=True)' in card
     with pytest.raises(ValueError, match="trust_remote_code"):
         sentence_transformers.SparseEncoder(str(tmp_path), device="cpu")
     stock = sentence_transformers.SparseEncoder(str(tmp_path), device="cpu", trust_remote_code=True)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparton.models.asymmetric import AsymmetricEncoder
+from sparton.models.backbone import Backbone
+from sparton.models.causal_lm import is_causal_lm
 from sparton.models.colbert import ColbertEncoder
 from sparton.models.csr import AutoencoderEncoder
 from sparton.models.dense import DenseEncoder
@@ -110,12 +112,12 @@ for hit in index.search(["Where is the cat?"], k=2)[0]:
     print(f"{{hit.score:.2f}}", documents[hit.id])
 ```
 
-The folder also loads in sentence-transformers:
+{_elsewhere(encoder)}
 
 ```python
 from sentence_transformers import {kind.loader}
 
-model = {kind.loader}("{name}")
+model = {_call(encoder, kind, name)}
 queries = model.encode_query(["Where is the cat?"])
 documents = model.encode_document(["Paris is the capital of France.", "A cat sleeps on the sofa."])
 print(model.similarity(queries, documents))
@@ -131,6 +133,31 @@ Not measured yet: `sparton evaluate model={name}`, then `sparton card`.
 
 {_terms(encoder.origin)}
 """
+
+
+def _elsewhere(encoder: Encoder) -> str:
+    """What sentence-transformers needs to load the folder."""
+    backbones = _backbones(encoder)
+    if any(each.logit_bias is not None for each in backbones):
+        return (
+            "The folder also loads in sentence-transformers 6.2 and later, where sparton is "
+            "installed: its logits have a bias, for which the model's architecture has no place."
+        )
+    if any(is_causal_lm(each.model.config) for each in backbones):
+        return (
+            "The folder also loads in sentence-transformers 6.2 and later; those before may read "
+            "other logits without a word."
+        )
+    return "The folder also loads in sentence-transformers:"
+
+
+def _call(encoder: Encoder, kind: Kind, name: str) -> str:
+    has_bias = any(each.logit_bias is not None for each in _backbones(encoder))
+    return f'{kind.loader}("{name}"{", trust_remote_code=True" if has_bias else ""})'
+
+
+def _backbones(encoder: Encoder) -> list[Backbone]:
+    return [each for each in encoder.modules() if isinstance(each, Backbone)]
 
 
 def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
