@@ -93,6 +93,7 @@ def splade_head(
     pooling: Pooling = "max",
     activation: Activation = "relu",
     fp8: bool = False,
+    token_topk: int | None = None,
 ) -> Tensor:
     """SPLADE representations without their logits in memory, of packed or of padded hidden states.
 
@@ -112,18 +113,21 @@ def splade_head(
         pooling: "max" or "sum" over the tokens of a sequence.
         activation: "relu", or "log1p_relu" for a second log1p.
         fp8: look for the maxima in FP8, on GPUs that have it.
+        token_topk: only so many of the largest logits of each token enter the maximum, which keeps
+            the logits of a few tokens at a time, 128 MiB on a GPU; None for all.
 
     Returns:
         fp32 ``[N, V]``, differentiable once with respect to hidden, weight and bias.
 
     Raises:
         ValueError: neither or both of cu_seqlens and attention_mask, operands that do not fit
-            together, an unknown name, or what FP8 does not serve.
+            together, an unknown name, or what FP8 or ``token_topk`` does not serve.
     """
     tokens, bounds = _packed_hidden(hidden, cu_seqlens, attention_mask)
     return _head.splade_head(
-        tokens, weight, bias, bounds, pooling=pooling, activation=activation, fp8=fp8
-    )
+        tokens, weight, bias, bounds, pooling=pooling, activation=activation, fp8=fp8,
+        token_topk=token_topk,
+    )  # fmt: skip
 
 
 def splade_head_topk(

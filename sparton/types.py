@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 import torch
 from torch import Tensor
@@ -268,7 +268,6 @@ class Prompts(TypedDict, total=False):
     query_prompt: str
     document_prompt: str
     include_prompt: bool
-    echo: str | None
 
 
 class Example(NamedTuple):
@@ -374,8 +373,10 @@ class RetrievalTask(NamedTuple):
 
 
 class BodyOptions(TypedDict, total=False):
-    """How a body runs, whatever its weights; see :class:`~sparton.models.body.EncoderBody`."""
+    """How a body runs and learns, whatever its weights; see
+    :class:`~sparton.models.body.EncoderBody`."""
 
     compile: bool
     half_residual: bool
     gradient_checkpointing: bool
+    lora: Mapping[str, Any] | None

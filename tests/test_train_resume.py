@@ -31,6 +31,7 @@ KINDS = {
     "joint": [*QUICK, *JOINT, "loss=joint"],
     "static": [*QUICK, *LEARNED],
     "separate": [*QUICK, *SMALL],
+    "lora": [*QUICK, *RANDOM, "precision=bf16", "backbone.lora={rank: 4, dropout: 0.1}"],
 }
 
 

@@ -108,15 +108,20 @@ def caption(records: Sequence[Record]) -> str:
     return f"<sub>{'; '.join(parts)}</sub>\n"
 
 
-def run_caption(environment: Record) -> str:
-    """Of the manifest of a run: card or processor, software, commit."""
-    hardware, packages, git = (environment[key] for key in ("hardware", "packages", "git"))
+def run_caption(*environments: Record) -> str:
+    """Of the manifests of runs on one device: card or processor, software, commits."""
+    hardware, packages = (environments[0][key] for key in ("hardware", "packages"))
     parts = [hardware.get("gpu") or hardware.get("cpu", "CPU")]
     parts += [f"driver {hardware['driver']}"] if hardware.get("driver") else []
     parts += [f"{name} {packages[name]}" for name in ("torch", "triton") if name in packages]
-    changed = ", modified" if git and git.get("dirty") else ""
-    parts.append(f"commit {git['sha'][:9]}{changed}" if git else "no commit known")
+    parts += dict.fromkeys(_commit(environment["git"]) for environment in environments)
     return f"<sub>{'; '.join(parts)}</sub>\n"
+
+
+def _commit(git: Record | None) -> str:
+    if not git:
+        return "no commit known"
+    return f"commit {git['sha'][:9]}{', modified' if git.get('dirty') else ''}"
 
 
 def find(records: Sequence[Record], cell: Any = None, **wanted: Any) -> Record:

@@ -17,10 +17,10 @@ def reports(study: str, printed: str | None = None, experiment: str | None = Non
     texts = []
     for folder in device_folders(study):
         records = read_file(folder / f"{study}.jsonl")
-        described = next(record["environment"] for record in records if record["environment"])
-        examples = described["config"]["examples"] if published else None
+        described = [record["environment"] for record in records if record["environment"]]
+        examples = described[0]["config"]["examples"] if published else None
         table, notes = tabulate(records, examples, published)
-        texts.append(f"{in_markdown(table, notes)}\n{run_caption(described)}\n")
+        texts.append(f"{in_markdown(table, notes)}\n{run_caption(*described)}\n")
     return "\n".join(texts) or NOT_TRAINED.format(experiment or study)
 
 

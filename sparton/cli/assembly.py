@@ -35,7 +35,8 @@ from sparton.losses.contract import Loss
 from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.encoder import Encoder
-from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.folders import check_saving, load_encoder, save_encoder
+from sparton.models.identity import weights_digest
 from sparton.training.assembly import build_objective
 from sparton.training.distributed import World
 from sparton.training.learning import LearningWatch
@@ -46,6 +47,7 @@ from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.optimization import build_optimizer
 from sparton.training.precision import Precision
 from sparton.training.settings import FITTING
+from sparton.training.state import frozen_state
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import RetrievalTask, Tokenizer, TrainBatch
@@ -119,7 +121,9 @@ def build_trainer(
     encoder = build_model(cfg)
     if hub := cfg.data.get("hub"):
         encoder.origin = encoder.origin._replace(datasets=(hub,))
-    encoder.to(world.device, precision.parameter_dtype)
+    check_saving(encoder)
+    frozen = frozen_identity(encoder)
+    encoder.to(device=world.device, dtype=precision.parameter_dtype)
     world.broadcast(encoder)
     lengths = {"query_length": cfg.query_length, "document_length": cfg.document_length}
     tokenizer = training_tokenizer(encoder, dev_tasks, **lengths)
@@ -148,7 +152,7 @@ def build_trainer(
             [evaluate(model, task=task, timed_queries=0, crew=world) for task in dev_tasks]
         ),
         save_model=partial(save_encoder, **lengths),
-        identity=identity(cfg) | data.identity() | dev_identity(dev_tasks, world),
+        identity=identity(cfg) | frozen | data.identity() | dev_identity(dev_tasks, world),
         watch=LearningWatch(objective.ranking),
         fit=MicroBatchSearch(step, optimizer, **lengths) if fits else None,
         sources=list(data.sources),
@@ -165,6 +169,12 @@ def build_model(cfg: DictConfig) -> Encoder:
     if isinstance(encoder, AsymmetricEncoder) and "query" in encoder.regularized:
         log.warning("the queries of %s learn at optimizer.lr, as its documents do", cfg.init_from)
     return encoder
+
+
+def frozen_identity(encoder: Encoder) -> dict[str, str]:
+    """What tells whether weights that no checkpoint has are those of an earlier run."""
+    frozen = frozen_state(encoder)
+    return {"frozen_weights": weights_digest(frozen)} if frozen else {}
 
 
 def loop_settings(cfg: DictConfig) -> LoopSettings:

@@ -36,6 +36,7 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     _check_names(cfg)
     _check_numbers(cfg)
     _check_precision(cfg)
+    _check_lora(cfg)
     _check_evaluation(cfg)
     _check_regularizers(cfg)
     _check_steps(cfg, world_size)
@@ -143,6 +144,24 @@ def _check_precision(cfg: DictConfig) -> None:
             raise ValueError(
                 f"{name}=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
                 f"{name}=false"
+            )
+
+
+def _check_lora(cfg: DictConfig) -> None:
+    """Precisions that would not keep adapters and frozen weights in their dtypes."""
+    for name in ("backbone.lora", "query_encoder.backbone.lora"):
+        lora = OmegaConf.select(cfg, name)
+        if not OmegaConf.is_dict(lora):
+            continue
+        if cfg.precision == "bf16_pure":
+            raise ValueError(
+                f"precision=bf16_pure would keep the adapters of {name} in 16 bits, in which small "
+                "updates are lost: set precision=bf16; the frozen weights are in bf16 there, too"
+            )
+        if cfg.precision == "fp32" and lora.get("dtype", "bf16") != "fp32":
+            raise ValueError(
+                f"precision=fp32 has no products with the frozen weights of {name}, which are in "
+                f"bf16: add dtype: fp32 to {name}, or set precision=bf16"
             )
 
 

@@ -137,16 +137,17 @@ def total_steps(cfg: DictConfig) -> int:
 
 
 def without_replaced(cfg: DictConfig) -> DictConfig:
-    """The settings that count: of a backbone that ``init_from`` replaces, how it runs."""
+    """The settings that count: of a backbone that ``init_from`` replaces, those of
+    :func:`body_options`."""
     if cfg.init_from is None:
         return cfg
     cfg = cfg.copy()
-    cfg.backbone = {name: cfg.backbone.get(name, False) for name in body_options()}
+    cfg.backbone = {name: cfg.backbone.get(name) for name in body_options()}
     return cfg
 
 
 def body_options() -> list[str]:
-    """The settings of a backbone that say how it runs, whatever its weights."""
+    """The settings of a backbone that say how it runs and learns, whatever its weights."""
     from sparton.types import BodyOptions
 
     return list(BodyOptions.__annotations__)

@@ -11,7 +11,8 @@ from sparton.models.encoder import Encoder
 from sparton.models.identity import weights_digest
 
 _SIMPLE = (str, int, float, bool, type(None))
-_ELSEWHERE = ("training", "origin")  # of how it runs, and where it comes from
+# Of how it runs, where it comes from, and what stands in its weights.
+_ELSEWHERE = ("training", "origin", "special_terms", "folding")
 
 
 def encoder_digest(encoder: Encoder) -> str:
@@ -20,7 +21,7 @@ def encoder_digest(encoder: Encoder) -> str:
     tokenizers = (encoder.tokenizer, encoder.query_tokenizer)
     said = [without_truncation(each).to_str() for each in tokenizers]
     said += [type(encoder).__name__, encoder.similarity, *_settings(encoder)]
-    return texts_digest([weights_digest(encoder), *said])
+    return texts_digest([weights_digest(encoder.state_dict()), *said])
 
 
 def _settings(encoder: Encoder) -> Iterator[str]:

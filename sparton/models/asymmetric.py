@@ -14,6 +14,7 @@ from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.assembly import build_encoder
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
+from sparton.models.folding import same_folding
 from sparton.models.idf import read_idf
 from sparton.models.splade import SpladeEncoder
 from sparton.models.static import StaticEncoder, static_weights
@@ -196,6 +197,15 @@ def _check_space(query: SpladeEncoder | StaticEncoder, document: SpladeEncoder) 
         raise ValueError(
             f"the query encoder has {query.vocabulary_size} vocabulary rows, the document encoder "
             f"{document.vocabulary_size}: both need the vocabulary of one tokenizer"
+        )
+    own, other = (
+        encoder.head.fold if isinstance(encoder, SpladeEncoder) else None
+        for encoder in (query, document)
+    )
+    if not same_folding(own, other):
+        raise ValueError(
+            "the head of one side folds terms and that of the other does not, or others: give both "
+            "one folding, and none where queries are looked up"
         )
     names, others = (
         {row: token for token, row in encoder.tokenizer.get_vocab().items()}

@@ -4,9 +4,11 @@ T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabular
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from sparton.models.body import EncoderBody, compile_part
+from sparton.models.checkpoint import save_logit_bias
+from sparton.models.lora import freeze
 from sparton.models.output_embeddings import Decoder, find_decoder, linear_of
 from sparton.types import TokenBatch
 
@@ -31,8 +35,8 @@ class Backbone(EncoderBody):
             hidden dropout may stay.
         tokenizer: its fast tokenizer.
         logit_bias: fp32 ``[V]``, see :meth:`add_logit_bias`.
-        compile, half_residual, gradient_checkpointing: see :class:`EncoderBody`. Compiled,
-            :meth:`transform` is one graph.
+        compile, half_residual, gradient_checkpointing, lora: see :class:`EncoderBody`. Compiled,
+            :meth:`transform` is one graph. Beside adapters the decoder is frozen, too.
 
     Raises:
         ValueError: no decoder is found, the body runs in no layout, or model and tokenizer do not
@@ -50,19 +54,23 @@ class Backbone(EncoderBody):
         compile: bool = False,
         half_residual: bool = False,
         gradient_checkpointing: bool = False,
+        lora: Mapping[str, Any] | None = None,
     ) -> None:
         place = find_decoder(mlm)
+        place.remove()  # before adapters come, of which it gets none
         super().__init__(
             mlm,
             tokenizer,
             compile=compile,
             half_residual=half_residual,
             gradient_checkpointing=gradient_checkpointing,
+            lora=lora,
         )
         self.decoder = place.decoder
+        if self.lora is not None:
+            freeze(self.decoder, self.lora)
         # In a tuple, lest what stands in for each other be registered beside it.
         self._place = (place,)
-        place.remove()
         self._head = (_without_body(mlm),)
         if logit_bias is not None:
             self.add_logit_bias(logit_bias)
@@ -85,7 +93,15 @@ class Backbone(EncoderBody):
 
     def bare(self) -> EncoderBody:
         """The body alone, with the same parameters, without the masked-LM head."""
-        return EncoderBody(self._base, self.tokenizer).train(self.training)
+        body = EncoderBody(self._base, self.tokenizer, layout=self.layout).train(self.training)
+        body.lora, body.base = self.lora, self.base
+        return body
+
+    def save(self, folder: Path) -> None:
+        """See :meth:`EncoderBody.save <sparton.models.body.EncoderBody.save>`."""
+        with self.decoder_in_place():
+            super().save(folder)
+        save_logit_bias(self.logit_bias, folder)
 
     @property
     def logit_bias(self) -> Tensor | None:
@@ -151,11 +167,12 @@ class Backbone(EncoderBody):
 
         To those of :meth:`EncoderBody.flops_per_token` comes the decoder: 2 D V, and in training
         4 D V / S, because through the maximum each vocabulary entry of a sequence has a gradient
-        at one token only.
+        at one token only; half of it where the decoder is frozen.
         """
         body = super().flops_per_token(sequence_length, training=training)
         decoder = 2.0 * self.decoder.weight.numel()
-        return body + decoder + (2.0 * decoder / sequence_length if training else 0.0)
+        gradients = 2.0 if self.decoder.weight.requires_grad else 1.0
+        return body + decoder + (gradients * decoder / sequence_length if training else 0.0)
 
     @torch.no_grad()
     def _resize(self, rows: int) -> None:

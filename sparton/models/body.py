@@ -3,18 +3,22 @@
 T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabulary, L layers.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import AddedToken, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from sparton.arguments import ArgumentError
 from sparton.models.elementwise import replace_dropout, replace_layer_norms
 from sparton.models.layers import fuse_layers
-from sparton.models.layouts import choose_layout
+from sparton.models.layouts import Layout, choose_layout
+from sparton.models.lora import Lora, add_adapters, freeze, merged, save_adapter
 from sparton.models.origin import Origin
+from sparton.models.repository import Source
 from sparton.types import TokenBatch
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
@@ -41,12 +45,21 @@ class EncoderBody(nn.Module):
         half_residual: keep what layers pass on in bfloat16 too under bfloat16 autocast, see
             :class:`~sparton.models.elementwise.HalfLayerNorm`.
         gradient_checkpointing: recompute each layer in the backward pass.
+        lora: settings of :class:`~sparton.models.lora.Lora` by name, for adapters that learn in the
+            place of the weights; None for none.
+        layout: how the body runs; None for the best that it can.
+
+    Attributes:
+        base: where the model is that adapters belong to; None where no file has its weights as
+            they are here. Whoever loads them says it.
 
     Raises:
-        ValueError: the body runs in no layout, or model and tokenizer do not fit.
+        ValueError: the body runs in no layout, or model and tokenizer do not fit, or settings of
+            ``lora`` that cannot be.
     """
 
     origin = Origin()  # of the weights; whoever loads them says it
+    base: Source | None = None
 
     def __init__(
         self,
@@ -56,16 +69,24 @@ class EncoderBody(nn.Module):
         compile: bool = False,
         half_residual: bool = False,
         gradient_checkpointing: bool = False,
+        lora: Mapping[str, Any] | None = None,
+        layout: Layout | None = None,
     ) -> None:
         super().__init__()
+        self.lora = None if lora is None else Lora.of(lora)
         self.model = model
         self.tokenizer = tokenizer
         first_position, self.max_length = _positions(model)
         self._check_vocabulary()
         _check_dropout(model.config)
-        self.layout = choose_layout(model, len(tokenizer), self.max_length, first_position)
+        self.layout = layout or choose_layout(
+            model, len(tokenizer), self.max_length, first_position
+        )
         if self.layout.packed:
             fuse_layers(model, checkpointed=gradient_checkpointing)
+        if self.lora is not None:
+            add_adapters(model, self.lora)
+            freeze(model, self.lora)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         if half_residual:
@@ -123,6 +144,41 @@ class EncoderBody(nn.Module):
             self._resize(words)
             _start_near_mean(self._embeddings().weight, rows)
 
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer as Hugging Face has them, with adapters as a part of the
+        weights; or the adapters alone, as peft has them, where ``lora.save`` says so.
+
+        Raises:
+            ValueError: see :meth:`need_base`.
+        """
+        if self.lora is None:
+            self.model.save_pretrained(folder)
+        elif self.saves_adapters_alone:
+            save_adapter(self.model, self.lora, self.need_base(), folder)
+        else:
+            merged(self.model).save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    @property
+    def saves_adapters_alone(self) -> bool:
+        """Whether :meth:`save` leaves the weights of the model out."""
+        return self.lora is not None and self.lora.save == "adapter"
+
+    def need_base(self) -> Source:
+        """The model that adapters saved alone belong to, ``base``.
+
+        Raises:
+            ValueError: it is None, so that adapters alone would belong to no model.
+        """
+        if self.base is None:
+            raise ArgumentError(
+                "{lora} saves adapters alone, and the weights that they belong to are in no folder "
+                "and not on the hub: they are random, or were changed after they were read (tokens "
+                "that were added, a rescaled head). Save them merged",
+                lora=self.lora and self.lora._asdict(),
+            )
+        return self.base
+
     @property
     def hidden_size(self) -> int:
         """D, the width of the hidden states."""
@@ -143,7 +199,7 @@ class EncoderBody(nn.Module):
         Forward: 2 per weight of every linear layer (embedding tables are look-ups), 4 D S for the
         scores and the mixing of each attention layer (D the width of all its heads, S capped by the
         window ``2 w + 1`` of local layers), half of it where attention is causal. Training adds
-        twice the forward.
+        twice the forward; once for frozen weights, which need no gradient of their own.
 
         Args:
             sequence_length: mean number of tokens S of a sequence.
@@ -151,6 +207,9 @@ class EncoderBody(nn.Module):
         """
         linears = [module for module in self.model.modules() if isinstance(module, nn.Linear)]
         matrices = 2.0 * sum(linear.weight.numel() for linear in linears)
+        frozen = 2.0 * sum(
+            linear.weight.numel() for linear in linears if not linear.weight.requires_grad
+        )
         windows = [
             2.0 * window - 1
             for module in self.model.modules()
@@ -162,7 +221,7 @@ class EncoderBody(nn.Module):
         head_width = getattr(config, "head_dim", None)
         width = config.num_attention_heads * head_width if head_width else self.hidden_size
         forward = matrices + 4.0 * width * spans * (0.5 if self.is_causal else 1.0)
-        return 3.0 * forward if training else forward
+        return 3.0 * forward - frozen if training else forward
 
     @property
     def _base(self) -> PreTrainedModel:
@@ -183,6 +242,7 @@ class EncoderBody(nn.Module):
 
     def _resize(self, rows: int) -> None:
         self.model.resize_token_embeddings(rows, mean_resizing=False)
+        self.base = None
 
     def _check_vocabulary(self) -> None:
         words, rows = len(self.tokenizer), self.num_embeddings

@@ -25,6 +25,7 @@ from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
 from sparton.models.causal_lm import Attention, is_causal_lm, set_attention
 from sparton.models.damage import check_finite, check_weights, readable
 from sparton.models.layouts import without_warnings
+from sparton.models.lora import adapter_base, with_adapter
 from sparton.models.repository import Source, join
 from sparton.reading import Fields
 
@@ -64,24 +65,34 @@ MOST_LAYERS = 1000  # more would be built for hours before their weights are mis
 
 
 def load_lm(
-    source: str | Path | Source, *, attention: Attention | None = None, subfolder: str = ""
+    source: str | Path | Source,
+    *,
+    attention: Attention | None = None,
+    subfolder: str = "",
+    halves: bool = False,
 ) -> PreTrainedModel:
     """The language model of a checkpoint, masked or causal, in fp32 and without attention dropout.
 
     Args:
-        source: path or hub name, or a source that says more.
+        source: path or hub name, or a source that says more. A folder of an adapter alone stands
+            for the model that it belongs to, with the adapter in its weights.
         attention: of a causal language model, see :func:`~sparton.models.causal_lm.set_attention`.
         subfolder: where in it the checkpoint lies.
+        halves: leave weights in bf16 that are stored so.
 
     Raises:
         ValueError: weights are missing from the checkpoint, or a weights file is damaged, or an
-            argument of the source is not to be chosen.
+            argument of the source is not to be chosen, or an adapter does not say whether
+            attention is causal.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
     source = Source.of(source)
+    if base := adapter_base(source, subfolder):
+        base, attention = _as_adapted(base, attention, source, subfolder)
+        return with_adapter(load_lm(base, attention=attention), source, subfolder)
     config = _config(source, attention, subfolder)
     kind = AutoModelForCausalLM if is_causal_lm(config) else AutoModelForMaskedLM
-    model, missing = _load(kind, source, config, subfolder)
+    model, missing = _load(kind, source, config, subfolder, halves)
     if missing:
         raise ValueError(
             f"{source} is not a complete language model, its checkpoint lacks "
@@ -93,23 +104,31 @@ def load_lm(
 
 
 def load_body(
-    source: str | Path | Source, *, attention: Attention | None = None, subfolder: str = ""
+    source: str | Path | Source,
+    *,
+    attention: Attention | None = None,
+    subfolder: str = "",
+    halves: bool = False,
 ) -> PreTrainedModel:
     """The body of a checkpoint without any head or pooler, in fp32 and without attention dropout.
 
     Args:
-        source, attention, subfolder: as in :func:`load_lm`.
+        source, attention, subfolder, halves: as in :func:`load_lm`.
 
     Raises:
         ValueError: weights of the encoder are missing, or a weights file is damaged, or an
-            argument of the source is not to be chosen.
+            argument of the source is not to be chosen, or an adapter does not say whether
+            attention is causal.
         OSError: no such folder or hub name, no ``config.json`` or no weights in it.
     """
     source = Source.of(source)
+    if base := adapter_base(source, subfolder):
+        base, attention = _as_adapted(base, attention, source, subfolder)
+        return with_adapter(load_body(base, attention=attention), source, subfolder)
     config = _config(source, attention, subfolder)
     # Heads that a body leaves behind are no news, and what it lacks is an error here.
     with without_warnings():
-        model, missing = _load(AutoModel, source, config, subfolder)
+        model, missing = _load(AutoModel, source, config, subfolder, halves)
     missing = [key for key in missing if not key.startswith("pooler.")]
     if missing:
         raise ValueError(
@@ -191,10 +210,34 @@ def load_tokenizer(source: str | Path | Source, *, subfolder: str = "") -> PreTr
     return tokenizer
 
 
+def _as_adapted(
+    base: Source, attention: Attention | None, adapter: Source, subfolder: str
+) -> tuple[Source, Attention | None]:
+    """The model of an adapter and its attention, as the adapter's folder says."""
+    check_weights(Path(adapter.name) / subfolder)
+    arguments = _arguments(adapter, _settings(adapter, subfolder), "config_args")
+    is_causal = arguments.pop("is_causal", None)
+    if attention is None and is_causal is not None:
+        attention = "causal" if is_causal else "bidirectional"
+    base = base._replace(config_args=arguments)
+    config = _config(base, None, "")
+    if is_causal_lm(config) and attention is None and not hasattr(config, "is_causal"):
+        raise ArgumentError(
+            "{} holds an adapter alone, and nothing says whether the tokens of its causal language "
+            "model attended to those behind them in training: name it as a backbone, with "
+            "{attention} or causal",
+            join(adapter.name, subfolder),
+            attention="bidirectional",
+        )
+    return base, attention
+
+
 def _load(
-    kind: Any, source: Source, config: PreTrainedConfig, subfolder: str
+    kind: Any, source: Source, config: PreTrainedConfig, subfolder: str, halves: bool
 ) -> tuple[Any, list[str]]:
     """A model of ``kind``, and what its checkpoint lacks."""
+    stored = getattr(config, "dtype", None)
+    keeps = halves and str(stored).removeprefix("torch.") == "bfloat16"
     arguments = _arguments(source, Fields({}, ""), "model_args")  # those of a folder load elsewhere
     with readable(source, subfolder, "checkpoint"):
         try:
@@ -202,7 +245,7 @@ def _load(
                 source.name,
                 config=config,
                 subfolder=subfolder,
-                dtype=torch.float32,
+                dtype=torch.bfloat16 if keeps else torch.float32,
                 output_loading_info=True,
                 trust_remote_code=False,
                 weights_only=True,

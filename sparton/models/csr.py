@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sparton.arguments import ArgumentError
 from sparton.kernels.splade_head import TopK
 from sparton.models.autoencoder import SparseAutoencoder, check_sizes, residual_variance
 from sparton.models.body import EncoderBody
@@ -102,13 +103,19 @@ class AutoencoderEncoder(Encoder):
         head: everything else.
 
     Raises:
-        ValueError: cached embeddings that were made with another pooling or other prompts.
+        ValueError: cached embeddings that were made with another pooling or other prompts, or
+            adapters in a backbone that is frozen.
     """
 
     regularized = ()  # k latents are active, whatever a regularizer asks for
 
     def __init__(self, backbone: EncoderBody | CachedBackbone, head: AutoencoderHead) -> None:
         super().__init__(backbone.tokenizer, backbone.max_length)
+        if head.freeze_backbone and isinstance(backbone, EncoderBody) and backbone.lora is not None:
+            raise ArgumentError(
+                "{freeze_backbone} would freeze adapters, too: make it False, or leave lora out",
+                freeze_backbone=True,
+            )
         if isinstance(backbone, CachedBackbone):
             backbone.check(head.pool, head.markup)
             self.text_rows = backbone.text_rows

@@ -12,7 +12,8 @@ baselines of :class:`SpartonHead`.
 """
 
 from collections.abc import Callable
-from typing import Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +21,31 @@ from torch import Tensor, nn
 from sparton.kernels.hybrid_head import hybrid_head
 from sparton.kernels.hybrid_head.logits import vocabulary_tile
 from sparton.kernels.splade_head import HeadMemory, TopK, splade_head, splade_head_topk
-from sparton.kernels.splade_head.variants import Activation, Pooling, activate, check_variant
+from sparton.kernels.splade_head.token_topk import largest_of_rows
+from sparton.kernels.splade_head.variants import (
+    Activation,
+    Pooling,
+    check_token_topk,
+    check_variant,
+)
+from sparton.models.folding import Folding, read_folding
+from sparton.models.padded import largest, largest_of_tile, padded_head, pool_entries
 from sparton.types import Markup, Prompts, TokenBatch
+
+if TYPE_CHECKING:
+    from sparton.models.backbone import Backbone
+
+EXCLUDED = -1e4  # a bias that no logit makes up for; 16-bit numbers hold it
 
 
 class OtherSettings(Prompts, total=False):
     """The settings of a :class:`SpladeHead` that are the same for every one."""
 
+    token_topk: int | None
+    special_terms: bool
+    folding: str | Path | None
     chunk_size: int | None
+    echo: str | None
 
 
 class SpladeHead(nn.Module):
@@ -36,13 +54,20 @@ class SpladeHead(nn.Module):
     Args:
         pooling: over the tokens of a sequence, "max" or "sum" of the activated logits.
         activation: "relu" for ``log1p(relu(x))``, "log1p_relu" for ``log1p(log1p(relu(x)))``.
+        token_topk: of the terms of each token so many with the largest logits are pooled, among
+            equal ones the first of the vocabulary; None for all.
+        special_terms: False takes the tokenizer's special tokens, such as [CLS] and [SEP], out of
+            the terms: the bias of the decoder is set to :data:`EXCLUDED` there, for good.
+        folding: terms that count as one, see :func:`~sparton.models.folding.read_folding`; None
+            for none. Each token's ``token_topk`` are chosen before.
         chunk_size: how many tokens of a text SpladePooling takes at a time. Accepted with its
             other settings, and without effect: the result is the same with any, and heads that
             save memory do so in other ways.
-        prompts: what is put before texts, see :class:`~sparton.types.Markup`.
+        echo: read texts twice, with this between, see :class:`~sparton.types.Markup`.
+        prompts: what is put before texts, see there.
 
     Raises:
-        ValueError: another name.
+        ValueError: another name, or no such number of terms.
     """
 
     fp8 = False
@@ -52,20 +77,51 @@ class SpladeHead(nn.Module):
         pooling: Pooling = "max",
         activation: Activation = "relu",
         *,
+        token_topk: int | None = None,
+        special_terms: bool = True,
+        folding: str | Path | None = None,
         chunk_size: int | None = None,
+        echo: str | None = None,
         **prompts: Unpack[Prompts],
     ) -> None:
         super().__init__()
         check_variant(pooling, activation)
+        check_token_topk(token_topk)
         self.pooling: Pooling = pooling
         self.activation: Activation = activation
-        self.markup = Markup(**prompts)
+        self.token_topk = token_topk
+        self.special_terms = special_terms
+        self.folding = folding
+        self.fold: Folding | None = None
+        self.markup = Markup(**prompts, echo=echo)
+
+    def settle(self, backbone: "Backbone") -> None:
+        """Take out special terms and read the folding; an encoder calls it with its backbone.
+
+        Raises:
+            FileNotFoundError, ValueError: the folding cannot be read, see
+                :func:`~sparton.models.folding.read_folding`, or there is no bias to take out terms.
+        """
+        if not self.special_terms:
+            _exclude_special_terms(backbone)
+        if self.folding is not None and self.fold is None:
+            self.fold = read_folding(
+                self.folding, backbone.tokenizer, backbone.decoder.out_features
+            )
+
+    def folded(self, reps: Tensor) -> Tensor:
+        """What an encoder gives of the ``reps [N, V]`` of a call: folded, if there is a folding."""
+        return reps if self.fold is None else self.fold(reps)
 
     def topk(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, tokens: TokenBatch, k: int
     ) -> TopK:
-        """The k largest entries of each representation, without a gradient; by the fused kernel
-        whichever the head."""
+        """The k largest entries of each :meth:`folded` representation, without a gradient; by the
+        fused kernel whichever the head, but with ``token_topk`` or folding from all entries."""
+        if self.token_topk is not None or self.fold is not None:
+            with torch.no_grad():
+                reps = self.folded(self(hidden, weight, bias, tokens))
+                return TopK(*largest_of_rows(reps, k))
         return splade_head_topk(
             hidden,
             weight,
@@ -78,39 +134,22 @@ class SpladeHead(nn.Module):
         )
 
 
-def _padded_head(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    mask: Tensor,
-    pooling: Pooling,
-    activation: Activation,
-) -> Tensor:
-    """Algorithm 1 of the Sparton paper: the full logits, then one operation after the other.
-
-    Args:
-        hidden: ``[N, S, D]``.
-        weight: ``[V, D]``.
-        bias: ``[V]`` or None.
-        mask: bool ``[N, S]``, True at real tokens.
-        pooling, activation: see :class:`SpladeHead`.
-
-    Returns:
-        fp32 ``[N, V]``.
-    """
-    logits = hidden @ weight.mT
-    if bias is not None:
-        logits = logits + bias.to(logits.dtype)
-    values = activate(logits * mask[..., None], activation)
-    if pooling == "sum":
-        return values.sum(dim=1, dtype=torch.float32)
-    return values.max(dim=1).values.float()
+@torch.no_grad()
+def _exclude_special_terms(backbone: "Backbone") -> None:
+    bias = backbone.decoder.bias
+    if bias is None:
+        raise ValueError(
+            f"special_terms=False: the decoder of {type(backbone.model).__name__} has no bias by "
+            "which terms are taken out. Name them in a file of folding, each as null, and set "
+            "folding to its path"
+        )
+    bias[backbone.tokenizer.all_special_ids] = EXCLUDED
 
 
 class EagerHead(SpladeHead):
     """Materialises the logits ``[N, S, V]`` and every step after them: the common practice."""
 
-    _head = staticmethod(_padded_head)
+    _head = staticmethod(padded_head)
 
     def forward(
         self,
@@ -121,7 +160,8 @@ class EagerHead(SpladeHead):
         memory: HeadMemory | None = None,
     ) -> Tensor:
         padded, mask = tokens.pad(hidden), tokens.padding_mask()
-        return self._head(padded, weight, bias, mask, self.pooling, self.activation)
+        variant = (self.pooling, self.activation, self.token_topk)
+        return self._head(padded, weight, bias, mask, *variant)
 
 
 class CompiledHead(EagerHead):
@@ -138,13 +178,14 @@ class CompiledHead(EagerHead):
         **others: Unpack[OtherSettings],
     ) -> None:
         super().__init__(pooling, activation, **others)
-        self._head = torch.compile(_padded_head, dynamic=True)
+        self._head = torch.compile(padded_head, dynamic=True)
 
 
 class TiledHead(SpladeHead):
     """The eager (or compiled) head on one tile of the vocabulary after the other.
 
-    Bounds the memory of the forward without a graph; with one, autograd keeps every tile.
+    Bounds the memory of the forward without a graph; with one, autograd keeps every tile. With
+    ``token_topk`` the largest of each tile are found first, and then the largest of these.
 
     Args:
         tile: vocabulary rows per tile. By default as many as give 64 MiB of 16-bit logits, in
@@ -166,9 +207,8 @@ class TiledHead(SpladeHead):
         if tile is not None and tile < 1:
             raise ValueError(f"tile must be a positive number of vocabulary rows, got {tile}")
         self.tile = tile
-        self._head: Callable[..., Tensor] = (
-            torch.compile(_padded_head, dynamic=True) if compiled else _padded_head
-        )
+        of_tile: Callable[..., Any] = padded_head if self.token_topk is None else largest_of_tile
+        self._of_tile = torch.compile(of_tile, dynamic=True) if compiled else of_tile
 
     def forward(
         self,
@@ -182,9 +222,18 @@ class TiledHead(SpladeHead):
         tile = self.tile or vocabulary_tile(mask.numel())
         weights = weight.split(tile)
         biases = [None] * len(weights) if bias is None else bias.split(tile)
-        variant = (self.pooling, self.activation)
         tiles = zip(weights, biases, strict=True)
-        return torch.cat([self._head(padded, *rows, mask, *variant) for rows in tiles], dim=1)
+        k = self.token_topk
+        if k is None:
+            variant = (self.pooling, self.activation, None)
+            return torch.cat(
+                [self._of_tile(padded, *rows, mask, *variant) for rows in tiles], dim=1
+            )
+        found = [self._of_tile(padded, *rows, mask, self.activation, k) for rows in tiles]
+        # Tiles, and equal values within each, are in the order of the vocabulary.
+        terms = torch.cat([terms + row * tile for row, (_, terms) in enumerate(found)], dim=2)
+        values, places = largest(torch.cat([values for values, _ in found], dim=2), k)
+        return pool_entries(values, terms.gather(2, places), weight.shape[0], self.pooling)
 
 
 class HybridHead(SpladeHead):
@@ -197,7 +246,7 @@ class HybridHead(SpladeHead):
 
     Args:
         pooling, activation: "max" and "relu", the only ones of the paper's kernels.
-        others: see :class:`SpladeHead`.
+        others: see :class:`SpladeHead`; without ``token_topk``, which these do not know either.
 
     Raises:
         ValueError: others.
@@ -215,6 +264,11 @@ class HybridHead(SpladeHead):
                 f"HybridHead has the paper's kernels, which know max pooling and relu alone, got "
                 f"pooling={pooling!r} and activation={activation!r}: take another head, such as "
                 "SpartonHead"
+            )
+        if self.token_topk is not None:
+            raise ValueError(
+                f"HybridHead has the paper's kernels, which pool all terms of a token, got "
+                f"token_topk={self.token_topk}: take another head, such as SpartonHead"
             )
 
     def forward(
@@ -245,7 +299,7 @@ class SpartonHead(SpladeHead):
         **others: Unpack[OtherSettings],
     ) -> None:
         super().__init__(pooling, activation, **others)
-        check_variant(pooling, activation, fp8)
+        check_variant(pooling, activation, fp8, self.token_topk)
         self.fp8 = fp8
 
     def forward(
@@ -264,5 +318,6 @@ class SpartonHead(SpladeHead):
             pooling=self.pooling,
             activation=self.activation,
             fp8=self.fp8,
+            token_topk=self.token_topk,
             memory=memory,
         )

@@ -76,6 +76,7 @@ class JointEncoder(Encoder):
     def __init__(self, backbone: Backbone, head: JointHead) -> None:
         super().__init__(backbone.tokenizer, backbone.max_length)
         backbone.add_tokens(head.tokens.markers)
+        head.sparse.settle(backbone)
         self.backbone = backbone
         self.head = head
         self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, head.tokens.bias)
@@ -133,7 +134,8 @@ class JointEncoder(Encoder):
         weight, bias = self.projection.weight, self.projection.bias
         vectors = self.head.tokens(hidden, weight, bias, tokens, counted)
         inputs = self._sparse_inputs(hidden, tokens)
-        return Representations(self.head.sparse(*inputs, memory), vectors)
+        sparse = self.head.sparse
+        return Representations(sparse.folded(sparse(*inputs, memory)), vectors)
 
     def _sparse_inputs(
         self, hidden: Tensor, tokens: TokenBatch

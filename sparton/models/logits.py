@@ -11,9 +11,9 @@ from sparton.models.backbone import Backbone
 
 
 def start_logits(
-    backbone: Backbone, *, center: bool = False, scale: float = 1.0, bias: float = 0.0
+    backbone: Backbone, *, center: bool = False, scale: float = 1.0, shift: float = 0.0
 ) -> None:
-    """Make the logits of a model ``scale * (logits - shared) + bias``, folded into its weights in
+    """Make the logits of a model ``scale * (logits - shared) + shift``, folded into its weights in
     place.
 
     Args:
@@ -27,8 +27,9 @@ def start_logits(
             checkpoint a stock one. Heads without one, as those of causal models, have it in the
             decoder, which is untied as well. ModernBERT's representations collapse in training
             unless its logits start about 16 times smaller (arXiv 2606.18811).
-        bias: added to the decoder's bias, which is made where there is none. A negative one thins
-            out models that start with every term active.
+        shift: added to the decoder's bias, which is made where there is none. A negative one thins
+            out models that start with every term active; -c alone gives
+            ``log(1 + relu(x - c))``.
 
     Raises:
         ArgumentError: the head holds its decoder in a form of its own, and it would have to be
@@ -41,8 +42,10 @@ def start_logits(
         _center(backbone)
     if scale != 1:
         _scale(backbone, scale)
-    if bias:
-        _shift(backbone, bias)
+    if shift:
+        _shift(backbone, shift)
+    if center or scale != 1 or shift:
+        backbone.base = None  # of which adapters alone could be saved
 
 
 @torch.no_grad()
@@ -66,11 +69,11 @@ def _scale(backbone: Backbone, scale: float) -> None:
 
 
 @torch.no_grad()
-def _shift(backbone: Backbone, bias: float) -> None:
+def _shift(backbone: Backbone, shift: float) -> None:
     if backbone.decoder.bias is None:
         weight = backbone.decoder.weight
         backbone.add_logit_bias(weight.new_zeros(backbone.decoder.out_features))
-    backbone.decoder.bias.add_(bias)
+    backbone.decoder.bias.add_(shift)
 
 
 def _untie(backbone: Backbone, name: str, value: object) -> None:

@@ -3,7 +3,11 @@
 import re
 from pathlib import Path
 
-MODEL_FILES = ("config.json", "modules.json")  # a model has one of them at least
+MODEL_FILES = (
+    "config.json",
+    "modules.json",
+    "adapter_config.json",
+)  # a model has one of them at least
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 

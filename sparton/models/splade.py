@@ -28,12 +28,14 @@ class SpladeEncoder(Encoder):
     def __init__(self, backbone: Backbone, head: SpladeHead) -> None:
         super().__init__(backbone.tokenizer, backbone.max_length)
         self.backbone = backbone
+        head.settle(backbone)
         self.head = head
         self.markup = head.markup
 
     def forward(self, tokens: TokenBatch, memory: HeadMemory | None = None) -> Tensor:
         """Representations fp32 ``[N, V]``, by default log1p(relu(maximum over the tokens))."""
-        return self.head(*self._inputs(self.backbone(tokens), tokens), memory)
+        inputs = self._inputs(self.backbone(tokens), tokens)
+        return self.head.folded(self.head(*inputs, memory))
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         """:meth:`forward` of either side."""
@@ -46,7 +48,8 @@ class SpladeEncoder(Encoder):
         sides = queries, documents
         states = self.backbone.in_one_pass(self.backbone, *sides)
         of_queries, of_documents = (
-            self.head(*inputs, memory) for inputs in map(self._inputs, states, sides)
+            self.head.folded(self.head(*inputs, memory))
+            for inputs in map(self._inputs, states, sides)
         )
         return Representations(of_queries), Representations(of_documents)
 

@@ -139,7 +139,7 @@ def adapt_lm(
     usual = "bf16" if world.device.type == "cuda" else "fp32"
     number_format = Precision(precision or usual, world.device)
     encoder = SpladeEncoder(_load(backbone, plan.objective, compile), SpartonHead())
-    encoder.to(world.device, number_format.parameter_dtype)
+    encoder.to(device=world.device, dtype=number_format.parameter_dtype)
     length = min(plan.length, encoder.backbone.max_length)
     training, held_out = _split(tokenize(texts, encoder.tokenizer, length), plan.seed)
     model = _Model(encoder, held_out, length, plan, Path(output))

@@ -149,7 +149,7 @@ def _facts(texts: _Texts, encoder: DenseEncoder, tokenizer: PackedTokenizer) -> 
         normalized=encoder.pooling.normalize,
         query_prompt=encoder.markup.query_prompt,
         document_prompt=encoder.markup.document_prompt,
-        weights=weights_digest(encoder.body.model),
+        weights=weights_digest(encoder.body.model.state_dict()),
         include_prompt=encoder.markup.include_prompt,
     )
 

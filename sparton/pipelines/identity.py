@@ -14,7 +14,7 @@ def model_identity(model: str | Path | nn.Module) -> str:
     """What a model is: its weights where it is in memory, its name where it is on the hub; of a
     folder the state of its files, too."""
     if isinstance(model, nn.Module):
-        return f"weights {weights_digest(model)}"
+        return f"weights {weights_digest(model.state_dict())}"
     if not Path(model).is_dir():
         return str(model)
     files = (file for file in sorted(Path(model).rglob("*")) if file.is_file())

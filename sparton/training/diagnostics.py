@@ -133,7 +133,7 @@ def _terms_warning(
         return (
             f"a {side} has {figures['active_terms']:,.0f} active terms of {vocabulary_size:,} and "
             "they do not get fewer: raise the regularizer's weight, shorten its ramp, or let the "
-            "logits start lower (center, decoder_bias)"
+            "logits start lower (center, logit_shift)"
         )
     return None
 

@@ -19,7 +19,7 @@ class FiniteWatch:
     host by themselves, and before anything is saved.
 
     Args:
-        encoder: whose weights are looked at, too, before they are saved.
+        encoder: whose weights that learn are looked at, too, before they are saved.
         checkpoints: where the last good ones are, for the message.
         scaled: whether the loss is scaled, as for fp16: overflows of the gradient are expected
             then, and their updates skipped.
@@ -48,7 +48,7 @@ class FiniteWatch:
         while self._arriving and (wait or self._is_there()):
             self._look(*self._arriving.popleft())
         if saving:
-            weights = [parameter.detach() for parameter in self._encoder.parameters()]
+            weights = [p.detach() for p in self._encoder.parameters() if p.requires_grad]
             if not nn.utils.get_total_norm(weights).isfinite().item():
                 self._end(f"a weight was not finite after step {step}")
 

@@ -18,7 +18,13 @@ from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.optimization import Optimizer, learning_rates, update
 from sparton.training.settings import SELECT_BY
 from sparton.training.sources import SourceLosses
-from sparton.training.state import changes, load_checkpoint, save_checkpoint
+from sparton.training.state import (
+    changes,
+    learned_state,
+    load_checkpoint,
+    load_learned_state,
+    save_checkpoint,
+)
 from sparton.training.step import Step, StepOutput
 from sparton.training.throughput import Batch, ThroughputMeter
 
@@ -108,7 +114,7 @@ class Trainer(Generic[OwnStep]):
         if state is None:
             return 0
         self._check_identity(state["identity"])
-        self.encoder.load_state_dict(state["encoder"])
+        load_learned_state(self.encoder, state["encoder"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         self.best, self.start_step = state["best"], state["step"]
@@ -221,7 +227,7 @@ class Trainer(Generic[OwnStep]):
         with self.meter.paused():
             if self.world.is_main:
                 state = {
-                    "encoder": self.encoder.state_dict(),
+                    "encoder": learned_state(self.encoder),
                     "optimizer": self.optimizer.state_dict(),
                     "scaler": self.scaler.state_dict(),
                     "best": self.best,

@@ -26,8 +26,10 @@ class Precision:
             raise ValueError("precision=fp16 needs a CUDA GPU; use bf16 or fp32 on a CPU")
 
     @property
-    def parameter_dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.name == "bf16_pure" else torch.float32
+    def parameter_dtype(self) -> torch.dtype | None:
+        """What all parameters are brought to; None leaves them as models have them, in fp32 but for
+        frozen weights."""
+        return torch.bfloat16 if self.name == "bf16_pure" else None
 
     @property
     def compute_dtype(self) -> torch.dtype:

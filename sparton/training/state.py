@@ -7,6 +7,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import torch
+from torch import Tensor, nn
 
 from sparton.errors import CheckpointError
 from sparton.writing import replacing, room
@@ -70,6 +71,34 @@ def load_checkpoint(folder: Path, keys: Collection[str] = ()) -> dict[str, Any] 
             "start from step 0, or put back a good copy"
         )
     return None
+
+
+def learned_state(encoder: nn.Module) -> dict[str, Tensor]:
+    """The state of an encoder without its frozen parameters, which are where it began."""
+    frozen = frozen_state(encoder)
+    return {name: value for name, value in encoder.state_dict().items() if name not in frozen}
+
+
+def frozen_state(encoder: nn.Module) -> dict[str, Tensor]:
+    """The parameters that do not learn, by every name that they have."""
+    named = encoder.named_parameters(remove_duplicate=False)
+    return {name: value.detach() for name, value in named if not value.requires_grad}
+
+
+def load_learned_state(encoder: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Bring an encoder to what :func:`learned_state` gave.
+
+    Raises:
+        CheckpointError: the encoder learns something else.
+    """
+    differing = sorted(state.keys() ^ learned_state(encoder).keys())
+    if differing:
+        raise CheckpointError(
+            f"the checkpoint and the model do not both have {', '.join(differing[:4])}"
+            f"{' ...' if len(differing) > 4 else ''}: it was written by another version, go on "
+            "with that, or give this run a folder of its own"
+        )
+    encoder.load_state_dict(state, strict=False)
 
 
 def changes(stored: Mapping[str, object], fresh: Mapping[str, object]) -> list[str]:

@@ -41,6 +41,8 @@ from sparton.kernels.sparse_search.kernels import best_keys_gpu
 from sparton.kernels.sparse_search.postings import CPU_BLOCK, GPU_BLOCK, LARGEST_BLOCK, Postings
 from sparton.kernels.splade_head.fp8 import rescore
 from sparton.kernels.splade_head.sum_backward import splade_head_sum_backward
+from sparton.kernels.splade_head.token_topk import MOST_BY_KERNEL
+from sparton.kernels.splade_head.token_topk_kernels import largest_of_logits
 from sparton.kernels.varlen_attention import forward as attention_kernels
 from sparton.kernels.varlen_attention.backward import varlen_attention_backward
 from sparton.kernels.varlen_attention.operands import attention_operands
@@ -178,6 +180,11 @@ def sums_of_logits(dtype: torch.dtype) -> None:
     splade_head_sum_backward(torch.zeros(2, 1024), tokens, rows, torch.zeros(1024), cu_seqlens)
 
 
+def largest_of_tokens(V: int, k: int, bias: torch.Tensor | None) -> None:
+    terms = torch.zeros(8, k, dtype=torch.int64)
+    largest_of_logits(torch.zeros(8, V), bias, torch.zeros(8, k), terms)
+
+
 def rescored(D: int) -> None:
     tokens, rows = torch.zeros(600, D, dtype=BF16), torch.zeros(1024, D, dtype=BF16)
     reps, winners = torch.zeros(2, 1024), torch.zeros(2, 1024, dtype=torch.int32)
@@ -312,6 +319,9 @@ def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]
         yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
     for Lq, pairing in ((40, "cross"), (40, 1), (2, "cross"), (300, "cross")):
         yield f"stated lengths {Lq} {pairing}", partial(stated_lengths, Lq, pairing)
+    for V, k in ((30522, 12), (256000, 12), (256000, MOST_BY_KERNEL)):
+        yield f"largest of tokens {V} {k}", partial(largest_of_tokens, V, k, torch.zeros(V))
+    yield "largest of tokens, without bias", partial(largest_of_tokens, 30522, 12, None)
     for W in (1, 32, 200):
         yield f"centroids {W}", partial(centroids, W)
     for d in (64, 128):

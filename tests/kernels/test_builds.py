@@ -40,6 +40,8 @@ KERNELS = {
     "dweight_kernel",
     "_search_hidden_kernel",
     "_project_backward_kernel",
+    "_maxima_kernel",
+    "_largest_kernel",
 }
 ONLY = {"9.0": {"_segment_max_hopper_kernel"}}
 FP8 = {"_quantize_kernel", "_rescore_kernel"}

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from tests.kernels import sanitizer
 
@@ -52,8 +54,44 @@ def test_what_the_tool_finds_is_written_down(
         ("planted write", "memcheck"),
         ("planted read", "initcheck"),
     ]
-    assert records[1]["errors"] == int(hazards[0]) and "SUMMARY" in records[1]["last_line"]
+    assert records[1]["errors"] == int(hazards[0]) and "SUMMARY" in records[1]["said"][-1]
     assert {"seconds", "exit_code", "environment", "date"} <= records[0].keys()
+
+
+def test_reads_that_triton_adds_are_told_from_races_of_ours():
+    name = "_segment_max_hopper_kernel"
+    lines = sanitizer.SPECIALISED.read_text().splitlines()
+    (line,) = (n for n, text in enumerate(lines, 1) if text.startswith(f"def {name}("))
+    reported = "========= Error: Race reported between {} access at {}+0x160 in {}:{}\n"
+    own = reported.format("Read", name, "hopper.py", line)
+    others = [
+        reported.format("Read", name, "hopper.py", line + 14),
+        reported.format("Write", name, "hopper.py", line),
+        reported.format("Read", "_segment_max_kernel", "portable.py", line),
+    ]
+    assert sanitizer.handshakes(2 * own) == 2
+    assert sanitizer.handshakes("".join(others)) == 0
+    ended = {"family": "splade head", "exit_code": sanitizer.FAULTY, "handshakes": 2}
+    assert sanitizer.is_right({**ended, "errors": 2})
+    assert not sanitizer.is_right({**ended, "errors": 3})
+
+
+def test_products_are_written_into_zeros(monkeypatch):
+    left, right, total = torch.randn(3, 4), torch.randn(4, 5), torch.randn(3, 5)
+
+    def products() -> list[Tensor]:
+        return [left @ right, torch.addmm(total, left, right), F.linear(left, right.T)]
+
+    def counted(self: Tensor, *shape: int, **options: torch.dtype) -> Tensor:
+        filled.append(shape)
+        return new_zeros(self, *shape, **options)
+
+    expected, filled, new_zeros = products(), [], Tensor.new_zeros
+    monkeypatch.setattr(Tensor, "new_zeros", counted)
+    with sanitizer.ProductsIntoZeros():
+        found = products()
+    assert filled == [((3, 5),)] * 3
+    assert all(map(torch.equal, found, expected))
 
 
 def test_without_the_tool_it_is_said(tmp_path, monkeypatch):

@@ -130,14 +130,14 @@ def test_minilm_names_the_missing_package(monkeypatch):
 def test_rescaled_logits_survive_in_a_stock_checkpoint(family, build_mlm, tokenizer, tmp_path):
     shift = 0.0 if build_mlm(family).get_output_embeddings().bias is None else -3.0
     plain, scaled = (Backbone(build_mlm(family), tokenizer) for _ in range(2))
-    start_logits(scaled, scale=1 / 16, bias=shift)
+    start_logits(scaled, scale=1 / 16, shift=shift)
     with scaled.decoder_in_place() as mlm:
         mlm.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     tokens = TokenBatch.from_lists([[5, 6, 7], [8, 9]])
     expected = logits(plain, tokens) / 16 + shift
     torch.testing.assert_close(logits(pretrained(str(tmp_path)), tokens), expected)
-    folded = pretrained(str(tmp_path), logit_scale=16.0, decoder_bias=-16 * shift)
+    folded = pretrained(str(tmp_path), logit_scale=16.0, logit_shift=-16 * shift)
     torch.testing.assert_close(logits(folded, tokens), logits(plain, tokens), rtol=1e-4, atol=1e-4)
 
 

@@ -3,6 +3,8 @@
 The other side of each comparison is transformers' own model, given every text by itself.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -99,11 +101,19 @@ def test_attentions_that_do_not_exist_are_refused(build_mlm, tokenizer, tmp_path
     assert pretrained(str(tmp_path), attention="bidirectional").layout.packed
 
 
+@pytest.mark.parametrize("options", [{}, {"token_topk": 3, "folding": "terms.json"}])
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_folders_load_in_sentence_transformers(attention, tmp_path):
+def test_folders_load_in_sentence_transformers(attention, options, tmp_path, monkeypatch):
+    """Also of heads that leave out terms of a decoder without a bias."""
     sentence_transformers = pytest.importorskip("sentence_transformers", "6.2")
-    encoder, given = saved(build("llama", attention), EagerHead(), tmp_path)
-    stock = sentence_transformers.SparseEncoder(str(tmp_path), device="cpu")
+    monkeypatch.chdir(tmp_path)
+    Path("terms.json").write_text('{"[SEP]": null, "w7": "w9"}')
+    model = build("llama", attention)
+    encoder, given = saved(model, EagerHead(**options), tmp_path / "model")
+    assert given.sparse[:, [3, 7]].any() != bool(options)  # [SEP] and w7
+    tmp_path /= "model"
+    trusted = {"trust_remote_code": True} if options else {}
+    stock = sentence_transformers.SparseEncoder(str(tmp_path), device="cpu", **trusted)
     found = stock.encode(TEXTS, convert_to_sparse_tensor=False)
     assert close(torch.as_tensor(found), given.sparse)
     assert not close(torch.as_tensor(found).roll(1, 0), given.sparse)

@@ -114,7 +114,8 @@ def test_a_frozen_backbone_learns_nothing_and_drops_nothing(frozen):
     assert any(learning) == (not frozen)
     assert encoder.learning_rates() == {"autoencoder": 1e-3}
     assert make_encoder().learning_rates() == {}
-    ours, backbones = encoder.flops_per_token(10.0), encoder.backbone.flops_per_token(10.0)
+    learns = make_encoder(freeze_backbone=False).backbone
+    ours, backbones = encoder.flops_per_token(10.0), learns.flops_per_token(10.0)
     text = 3 * 8 * 64 * 32 / 10
     assert ours == pytest.approx(backbones / (3 if frozen else 1) + text)
     encoder.eval().train()

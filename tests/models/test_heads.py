@@ -93,6 +93,70 @@ def test_other_poolings_and_activations(name, pooling, activation):
             torch.testing.assert_close(a.double() * 1.01, b, rtol=1e-5, atol=1e-5)
 
 
+def truth_of_token_topk(k, pooling, activation):
+    """In the dtype of the operands: all but the k largest of a token's logits become 0."""
+
+    def reference(hidden, weight, bias, tokens):
+        rows = []
+        for states in hidden.split(tokens.cu_seqlens.diff().tolist()):
+            logits = (states @ weight.T + bias).relu()
+            kept = logits.detach().sort(descending=True, stable=True).indices[:, :k]
+            values = (logits * torch.zeros_like(logits).scatter(1, kept, 1.0)).log1p()
+            values = values.log1p() if activation == "log1p_relu" else values
+            values = torch.cat([values, values.new_zeros(1, V)])
+            rows.append(values.sum(0) if pooling == "sum" else values.max(0).values)
+        return torch.stack(rows)
+
+    return reference
+
+
+@pytest.mark.parametrize(("pooling", "activation"), [("max", "relu"), *VARIANTS])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.values[0] in BUILDERS])
+def test_the_largest_terms_of_each_token(name, pooling, activation):
+    variant = {"pooling": pooling, "activation": activation}
+    if (name, pooling) == ("sparton", "sum"):
+        with pytest.raises(ValueError, match=r"token_topk=4 for max pooling.*TiledHead"):
+            BUILDERS[name](**variant, token_topk=4)
+        return
+    hidden, weight, shift, tokens = problem()
+    head = BUILDERS[name](**variant, token_topk=4)
+    actual = results(head, hidden, weight, shift, tokens)
+    double = [x.detach().double().requires_grad_() for x in (hidden, weight, shift)]
+    truth, other = (
+        results(truth_of_token_topk(k, pooling, activation), *double, tokens) for k in (4, 3)
+    )
+    assert actual[0].dtype == torch.float32
+    for a, b, c in zip(actual, truth, other, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(a.double(), c, rtol=1e-5, atol=1e-5)
+    values, indices = head.topk(hidden, weight, shift, tokens, 7)
+    expected = actual[0].detach().sort(dim=1, descending=True, stable=True)
+    assert torch.equal(values, expected.values[:, :7])
+    assert torch.equal(indices, expected.indices[:, :7])
+    assert not values.requires_grad
+
+
+@pytest.mark.parametrize("name", ["eager", "tiled", "sparton"])
+def test_equal_logits_of_a_token(name):
+    """Of a token the first terms are kept, and of equal tokens the first has the gradient."""
+    tokens = TokenBatch.from_lists([[1, 1], [1]]).to(DEVICE)
+    hidden = torch.ones(3, 2, device=DEVICE, requires_grad=True)
+    weight = torch.ones(20, 2, device=DEVICE)
+    reps = BUILDERS[name](token_topk=9)(hidden, weight, None, tokens)
+    assert reps.count_nonzero(1).tolist() == [9, 9]
+    assert reps[:, :9].all()
+    reps.sum().backward()
+    expected = torch.tensor([[3.0, 3], [0, 0], [3, 3]], device=DEVICE)  # 9 / (1 + 2)
+    torch.testing.assert_close(hidden.grad, expected)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_the_number_of_terms_is_checked_when_a_head_is_built(name):
+    with pytest.raises(ValueError, match=r"token_topk must be a whole number .* got 0"):
+        BUILDERS[name](token_topk=0)
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_names_are_checked_when_a_head_is_built(name):
     with pytest.raises(ValueError, match="pooling must be one of max, sum, got 'mean'"):
@@ -149,6 +213,8 @@ def test_the_papers_kernels_know_one_variant(other):
     ((name, value),) = other.items()
     with pytest.raises(ValueError, match=f"HybridHead.* got .*{name}={value!r}.*SpartonHead$"):
         HybridHead(**other)
+    with pytest.raises(ValueError, match=r"HybridHead.* token_topk=3: take another"):
+        HybridHead(token_topk=3)
     assert (HybridHead("max", "relu").pooling, HybridHead().activation) == ("max", "relu")
 
 

@@ -81,7 +81,7 @@ def test_centering_a_tied_decoder_costs_a_matrix_and_an_untied_one_nothing():
 def test_a_bias_that_a_checkpoint_has_no_place_for_is_kept_beside_it(attention, tmp_path):
     sentence_transformers = pytest.importorskip("sentence_transformers", "6.2")
     model = build("llama", attention, tie_word_embeddings=True)
-    backbone = started(model, center=True, scale=0.5, bias=-2.0)
+    backbone = started(model, center=True, scale=0.5, shift=-2.0)
     with torch.no_grad():
         backbone.decoder.bias += torch.arange(60) / 60
     expected = 0.5 * centered(build("llama", attention, tie_word_embeddings=True))
@@ -106,7 +106,7 @@ def test_a_bias_that_a_checkpoint_has_no_place_for_is_kept_beside_it(attention, 
 
 
 def test_a_bias_of_its_own_learns_and_grows_with_the_vocabulary():
-    backbone = started(build("llama", None), bias=-0.25)
+    backbone = started(build("llama", None), shift=-0.25)
     assert backbone.logit_bias is backbone.decoder.bias
     SpladeEncoder(backbone, SpartonHead())(batch(LENGTHS)).sum().backward()
     assert backbone.logit_bias.grad.any()

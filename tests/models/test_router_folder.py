@@ -287,5 +287,5 @@ def test_damaged_or_unfitting_weights_are_named(saved):
 
 
 def test_a_head_that_differs_from_the_folder_is_refused(saved):
-    with pytest.raises(ValueError, match="has pooling=max and activation=relu, but the head"):
+    with pytest.raises(ValueError, match=r"pooling='sum' \(the folder: 'max'\)"):
         load_encoder(saved, EagerHead("sum"))

@@ -165,7 +165,7 @@ def test_pooling_and_activation_travel_both_ways(pooling, activation, head, tmp_
 
 def test_a_head_that_differs_from_the_folder_is_refused(saved, tmp_path):
     path, _ = saved
-    message = "has pooling=max and activation=relu, but the head has sum and relu"
+    message = r"pooling='sum' \(the folder: 'max'\); set the head's"
     with pytest.raises(ValueError, match=message):
         load_encoder(path, EagerHead("sum"))
     (path / "modules.json").unlink()  # a plain checkpoint does not say

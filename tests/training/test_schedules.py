@@ -38,8 +38,8 @@ def test_constant_only_warms_up():
 @pytest.mark.parametrize(
     ("name", "parameters", "compute"),
     [
-        ("fp32", torch.float32, torch.float32),
-        ("bf16", torch.float32, torch.bfloat16),
+        ("fp32", None, torch.float32),
+        ("bf16", None, torch.bfloat16),
         ("bf16_pure", torch.bfloat16, torch.bfloat16),
     ],
 )
@@ -47,7 +47,7 @@ def test_precisions(name, parameters, compute):
     precision = Precision(name, CPU)
     assert precision.parameter_dtype == parameters
     with precision.autocast():
-        weight = torch.ones(2, 2, dtype=parameters)
+        weight = torch.ones(2, 2, dtype=parameters or torch.float32)
         assert (weight @ weight).dtype == compute
     assert not precision.grad_scaler().is_enabled()
 

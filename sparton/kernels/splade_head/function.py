@@ -19,6 +19,7 @@ from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_hea
 from sparton.kernels.splade_head.fp8_cpu import splade_head_forward_fp8_cpu
 from sparton.kernels.splade_head.memory import HeadMemory
 from sparton.kernels.splade_head.sum_function import sum_op
+from sparton.kernels.splade_head.token_topk import token_topk_op
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 
 
@@ -148,6 +149,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup_context)
+token_topk_op.register_autograd(_backward, setup_context=_setup_context)
 
 
 class _Repeated(torch.autograd.Function):
@@ -173,6 +175,7 @@ def splade_head(
     pooling: Pooling = "max",
     activation: Activation = "relu",
     fp8: bool = False,
+    token_topk: int | None = None,
     memory: HeadMemory | None = None,
 ) -> Tensor:
     """SPLADE representations of N packed sequences without materialising their logits.
@@ -201,6 +204,10 @@ def splade_head(
             vocabulary row), then compute the logits of the tokens found from the given operands.
             Near-ties may go to another token. For float16 and bfloat16, on GPUs of compute
             capability 8.9 or later; CPU tensors run an emulation.
+        token_topk: only so many of the largest logits of each token enter the maximum, among equal
+            ones those of the first rows of ``weight``; None for all. Logits then lie in memory for
+            a few tokens at a time, 128 MiB of them on a GPU, beside 12 bytes for each of the
+            T times ``token_topk`` entries. NaN counts as the largest and is never ignored.
         memory: keeps the maxima of a call without a graph for one that encodes the same texts with
             a graph; see :class:`HeadMemory`. A sum keeps nothing.
 
@@ -210,10 +217,10 @@ def splade_head(
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit together, an unknown name, what fp8
-            does not serve (sum pooling, other operands, an older GPU), or on a CPU boundaries that
-            do not ascend from 0 to T.
+            does not serve (sum pooling, other operands, an older GPU), ``token_topk`` with sum
+            pooling or fp8, or on a CPU boundaries that do not ascend from 0 to T.
     """
-    check_variant(pooling, activation, fp8)
+    check_variant(pooling, activation, fp8, token_topk)
     cu_seqlens = int32_boundaries("cu_seqlens", cu_seqlens)
     hidden, weight = cast_for_autocast(hidden, weight)
     operands = (hidden, weight, bias)
@@ -229,7 +236,10 @@ def splade_head(
         x is not None and x.requires_grad for x in operands
     )
     wants_argmax = differentiate or memory is not None
-    reps, argmax = _forward_op(*operands, cu_seqlens, activation, fp8, wants_argmax)
+    if token_topk is None:
+        reps, argmax = _forward_op(*operands, cu_seqlens, activation, fp8, wants_argmax)
+    else:
+        reps, argmax = token_topk_op(*operands, cu_seqlens, activation, token_topk, wants_argmax)
     if memory is not None:
         memory.keep(reps, argmax)
     return reps

@@ -186,7 +186,8 @@ def _walk(
     rows = _tiles(T, config.tokens)
     stride = cdiv(rows[0].stop, _UNIT) * _UNIT
     columns = _tiles(V, config.logits // stride)
-    buffer = torch.empty(columns[0].stop, stride, dtype=hidden.dtype, device=hidden.device)
+    # Products read whole vectors, and with them the ends of rows that no token fills.
+    buffer = hidden.new_zeros(columns[0].stop, stride)
     for t in rows:
         total = torch.zeros(t.stop - t.start, D, dtype=torch.float32, device=hidden.device)
         for v in columns:

@@ -6,6 +6,7 @@ from typing import Unpack
 
 from sparton.arguments import ArgumentError, Instance
 from sparton.models.asymmetric import AsymmetricEncoder
+from sparton.models.body import EncoderBody
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
@@ -32,6 +33,7 @@ from sparton.writing import replacing_folder
 
 __all__ = [
     "Lengths",
+    "check_saving",
     "encoder_lengths",
     "find_model",
     "load_encoder",
@@ -50,8 +52,9 @@ def save_encoder(
 
     Raises:
         OSError: the disk is full or not writable.
-        ValueError: an encoder of a kind that has no folder.
+        ValueError: an encoder of a kind that has no folder, or see :func:`check_saving`.
     """
+    check_saving(encoder)
     lengths = {"query_length": query_length, "document_length": document_length}
     folder = Path(path)
     with replacing_folder(folder) as fresh:
@@ -73,6 +76,24 @@ def save_encoder(
         write_card(
             encoder, fresh, name=Path(path).name, lengths=Lengths(query_length, document_length)
         )
+
+
+def check_saving(encoder: Encoder) -> None:
+    """Refuse an encoder whose adapters are to be saved alone, where that cannot be.
+
+    Raises:
+        ValueError: names the reason and the remedy.
+    """
+    for body in encoder.modules():
+        if isinstance(body, EncoderBody) and body.saves_adapters_alone:
+            if isinstance(encoder, JointEncoder | AsymmetricEncoder):
+                raise ArgumentError(
+                    "{lora}: the folder of a {} holds two models, and adapters alone are saved of "
+                    "one: save them merged",
+                    type(encoder).__name__,
+                    lora=body.lora and body.lora._asdict(),
+                )
+            body.need_base()
 
 
 def load_encoder(

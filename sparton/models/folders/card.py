@@ -8,14 +8,18 @@ from typing import NamedTuple
 
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.backbone import Backbone
+from sparton.models.body import EncoderBody
 from sparton.models.causal_lm import is_causal_lm
 from sparton.models.colbert import ColbertEncoder
 from sparton.models.csr import AutoencoderEncoder
 from sparton.models.dense import DenseEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders.files import Lengths
+from sparton.models.folders.splade import OWN_POOLING, pooling_type
+from sparton.models.heads import SpladeHead
 from sparton.models.joint import JointEncoder
 from sparton.models.origin import CARD, Origin
+from sparton.models.repository import Source
 from sparton.models.splade import SpladeEncoder
 from sparton.types import SIDES
 
@@ -92,6 +96,9 @@ def _front_matter(origin: Origin, kind: Kind, name: str) -> str:
 
 def _body(encoder: Encoder, kind: Kind, name: str, lengths: Lengths) -> str:
     rows = "\n".join(f"| {label} | {value} |" for label, value in _facts(encoder, lengths))
+    own = any(pooling_type(each) == OWN_POOLING for each in _splade_heads(encoder)) or any(
+        each.logit_bias is not None for each in _backbones(encoder)
+    )
     return f"""# {name}
 
 A {kind.title}, trained with [sparton](https://pypi.org/project/sparton/).
@@ -112,12 +119,12 @@ for hit in index.search(["Where is the cat?"], k=2)[0]:
     print(f"{{hit.score:.2f}}", documents[hit.id])
 ```
 
-{_elsewhere(encoder)}
+{_also(encoder)} in sentence-transformers{", where sparton is installed" if own else ""}:
 
 ```python
 from sentence_transformers import {kind.loader}
 
-model = {_call(encoder, kind, name)}
+model = {kind.loader}("{name}"{", trust_remote_code=True" if own else ""})
 queries = model.encode_query(["Where is the cat?"])
 documents = model.encode_document(["Paris is the capital of France.", "A cat sleeps on the sofa."])
 print(model.similarity(queries, documents))
@@ -135,29 +142,10 @@ Not measured yet: `sparton evaluate model={name}`, then `sparton card`.
 """
 
 
-def _elsewhere(encoder: Encoder) -> str:
-    """What sentence-transformers needs to load the folder."""
-    backbones = _backbones(encoder)
-    if any(each.logit_bias is not None for each in backbones):
-        return (
-            "The folder also loads in sentence-transformers 6.2 and later, where sparton is "
-            "installed: its logits have a bias, for which the model's architecture has no place."
-        )
-    if any(is_causal_lm(each.model.config) for each in backbones):
-        return (
-            "The folder also loads in sentence-transformers 6.2 and later; those before may read "
-            "other logits without a word."
-        )
-    return "The folder also loads in sentence-transformers:"
-
-
-def _call(encoder: Encoder, kind: Kind, name: str) -> str:
-    has_bias = any(each.logit_bias is not None for each in _backbones(encoder))
-    return f'{kind.loader}("{name}"{", trust_remote_code=True" if has_bias else ""})'
-
-
-def _backbones(encoder: Encoder) -> list[Backbone]:
-    return [each for each in encoder.modules() if isinstance(each, Backbone)]
+def _also(encoder: Encoder) -> str:
+    if _base_of_adapters(encoder) is None:
+        return "The folder also loads"
+    return "Beside peft, and unless its attention is not that of its base, the folder also loads"
 
 
 def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
@@ -179,8 +167,34 @@ def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
                 "sentence-transformers reads texts once, and scores other than here",
             )
         )
-    parameters = sum(each.numel() for each in encoder.parameters())
-    return [*facts, ("parameters", f"{parameters:,}")]
+    if any(is_causal_lm(each.model.config) for each in _backbones(encoder)):
+        facts.append(("logits", "of all tokens: sentence-transformers reads them from 6.2 on"))
+    for head in _splade_heads(encoder):
+        if head.token_topk is not None:
+            facts.append(("terms of each token", f"the {head.token_topk} largest"))
+        if head.fold is not None:
+            facts.append(("terms that count as one", f"{head.fold.num_groups:,} groups of them"))
+    parameters = sum(p.numel() for name, p in encoder.named_parameters() if ".lora_" not in name)
+    facts.append(("parameters", f"{parameters:,}"))
+    if adapted := _base_of_adapters(encoder):
+        facts.append(("holds", f"low-rank adapters alone; loading them reads `{adapted}`, too"))
+    return facts
+
+
+def _base_of_adapters(encoder: Encoder) -> Source | None:
+    """The model without which a folder of adapters is none; None for complete folders."""
+    bodies = (part for part in encoder.modules() if isinstance(part, EncoderBody))
+    return next((each.base for each in bodies if each.saves_adapters_alone), None)
+
+
+def _backbones(encoder: Encoder) -> list[Backbone]:
+    """Those with a decoder, of which logits are read."""
+    return [each for each in encoder.modules() if isinstance(each, Backbone)]
+
+
+def _splade_heads(encoder: Encoder) -> list[SpladeHead]:
+    """The SPLADE heads of an encoder."""
+    return [each for each in encoder.modules() if isinstance(each, SpladeHead)]
 
 
 def _terms(origin: Origin) -> str:

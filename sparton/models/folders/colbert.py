@@ -11,7 +11,6 @@ from typing import Any, Unpack
 
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerFast
 
 from sparton.models.body import EncoderBody
 from sparton.models.checkpoint import TRANSFORMER_FILE, load_body, load_tokenizer
@@ -25,6 +24,7 @@ from sparton.models.folders.files import (
     write_json,
 )
 from sparton.models.folders.vectors import check_head, read_lengths, read_modules, read_vectors
+from sparton.models.lora import own_base
 from sparton.models.repository import Source, join
 from sparton.types import BodyOptions
 
@@ -43,17 +43,16 @@ def save_colbert(
     ``pool_factor``, is sentence-transformers' alone. PyLate applies the folder's
     prompts only where ``encode`` is given their ``prompt_name``, "query" or "document".
     """
-    encoder.backbone.model.save_pretrained(path)
-    encoder.tokenizer.save_pretrained(path)
+    encoder.backbone.save(path)
     lengths = Lengths(query_length, document_length)
-    write_vectors(path, encoder.head, encoder.projection, encoder.tokenizer, lengths)
+    write_vectors(path, encoder.head, encoder.projection, encoder.backbone, lengths)
 
 
 def write_vectors(
     path: Path,
     head: ColbertHead,
     projection: nn.Linear,
-    tokenizer: PreTrainedTokenizerFast,
+    body: EncoderBody,
     lengths: Lengths,
 ) -> None:
     """The projection and the descriptions, all but the checkpoint and its tokenizer.
@@ -61,9 +60,9 @@ def write_vectors(
     Args:
         projection: from D to E.
     """
-    skipped = head.skipped(tokenizer)  # PyLate would take words that are no tokens for [UNK]
+    skipped = head.skipped(body.tokenizer)  # PyLate would take words that are no tokens for [UNK]
     files = _descriptions(head, projection, skipped, lengths)
-    files[TRANSFORMER_FILE] = describe_transformer(tokenizer, *lengths)
+    files[TRANSFORMER_FILE] = describe_transformer(body, *lengths)
     write_json(path, files)
     state = projection.state_dict().items()
     weights = {f"linear.{key}": value.cpu().contiguous() for key, value in state}
@@ -99,6 +98,7 @@ def load_colbert(
         tokenizer,
         **options,
     )
+    body.base = own_base(source, subfolder)
     encoder = ColbertEncoder(body, head or found)
     fill_projection(encoder.projection, projection, join(source.name, modules.projections[0]))
     return encoder

@@ -23,6 +23,7 @@ from sparton.models.folders.files import (
     read_similarity,
     write_json,
 )
+from sparton.models.lora import own_base
 from sparton.models.pooling import Pooling, pooling_mode
 from sparton.models.repository import Source, join
 from sparton.reading import Fields
@@ -94,12 +95,9 @@ def write_dense(
     encoder: DenseEncoder, path: Path, *, query_length: int, document_length: int
 ) -> None:
     """Checkpoint, tokenizer and the descriptions of the modules, all but ``modules.json``."""
-    encoder.body.model.save_pretrained(path)
-    encoder.body.tokenizer.save_pretrained(path)
+    encoder.body.save(path)
     files: dict[str, Any] = {
-        TRANSFORMER_FILE: describe_transformer(
-            encoder.body.tokenizer, query_length, document_length
-        ),
+        TRANSFORMER_FILE: describe_transformer(encoder.body, query_length, document_length),
         "sparton.json": {"query_length": query_length, "document_length": document_length},
     }
     for part in dense_parts(encoder.pooling)[1:]:
@@ -153,6 +151,7 @@ def read_dense(
         load_tokenizer(source, subfolder=transformer),
         **options,
     )
+    body.base = own_base(source, transformer)
     content = read_module(source, f"{pooling}/config.json")
     markup = (read_prompts(source) or Markup())._replace(
         include_prompt=content.get("include_prompt", bool, True)

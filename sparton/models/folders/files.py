@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
 
+from sparton.models.body import EncoderBody
+from sparton.models.causal_lm import is_causal_lm
 from sparton.models.checkpoint import TRANSFORMER_FILE, lowers_case
 from sparton.models.damage import check_finite
 from sparton.models.repository import Source, join
@@ -175,10 +176,28 @@ def check_active_dims(source: Source, own: int | None) -> None:
         )
 
 
-def describe_transformer(tokenizer: PreTrainedTokenizerFast, *lengths: int) -> dict[str, Any]:
+def describe_transformer(body: EncoderBody, *lengths: int) -> dict[str, Any]:
     """The ``sentence_bert_config.json`` of a Transformer of texts of these lengths, of which
-    sentence-transformers knows one."""
-    return {"max_seq_length": max(lengths), "do_lower_case": lowers_case(tokenizer)}
+    sentence-transformers knows one; beside adapters alone also how the model that they belong to is
+    read."""
+    content = {"max_seq_length": max(lengths), "do_lower_case": lowers_case(body.tokenizer)}
+    return content | (_describe_base(body) if body.saves_adapters_alone else {})
+
+
+def _describe_base(body: EncoderBody) -> dict[str, Any]:
+    """How the configuration of a body differs from that of the folder in which its weights are."""
+    base, config = body.need_base(), body.model.config
+    model_args: dict[str, Any] = {"torch_dtype": "float32"}
+    config_args = dict(base.config_args or {})
+    if is_causal_lm(config):
+        config_args["is_causal"] = is_causal = getattr(config, "is_causal", True)
+        if is_causal != base.fields("config.json").get("is_causal", bool, True):
+            # transformers leaves out, without a word, what is new to a configuration, and attention
+            # would be another. No model takes this as an argument: such a folder is refused.
+            model_args["is_causal"] = is_causal
+        if hasattr(config, "final_logit_softcapping"):
+            config_args["final_logit_softcapping"] = None
+    return {"model_args": model_args, "config_args": config_args}
 
 
 def describe_own(lengths: Lengths, markup: Markup) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Unpack
 
 from sparton.models.folders.colbert import fill_projection, write_vectors
-from sparton.models.folders.files import Lengths, agreed_prompts, join, write_json
-from sparton.models.folders.splade import describe_splade, load_sparse, save_checkpoint
+from sparton.models.folders.files import Lengths, agreed_prompts, join
+from sparton.models.folders.splade import describe_splade, load_sparse, write_splade
 from sparton.models.folders.vectors import check_head, read_modules, read_vectors
 from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.repository import Source
@@ -36,16 +36,16 @@ def save_joint(
         include_prompt=encoder.markup.include_prompt,
     )
     sparse.similarity = encoder.similarity
-    save_checkpoint(sparse, path)
+    encoder.backbone.save(path)
     (path / VECTORS_FOLDER).mkdir()
     for file in path.iterdir():
         if file.is_file():
             _link(file, path / VECTORS_FOLDER / file.name)
     files = describe_splade(sparse, query_length, document_length)
     files["sparton.json"][VECTORS_KEY] = VECTORS_FOLDER
-    write_json(path, files)
+    write_splade(sparse, path, files)
     lengths = Lengths(query_length, document_length)
-    write_vectors(path / VECTORS_FOLDER, head, encoder.projection, encoder.tokenizer, lengths)
+    write_vectors(path / VECTORS_FOLDER, head, encoder.projection, encoder.backbone, lengths)
 
 
 def is_joint(name: str | Path | Source) -> bool:

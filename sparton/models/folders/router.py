@@ -43,7 +43,7 @@ from sparton.models.folders.splade import (
     describe_pooling,
     load_layout,
     modules_of,
-    save_checkpoint,
+    save_folding,
     splade_layout,
     transformer_type,
 )
@@ -74,7 +74,7 @@ def save_router(
     encoder: AsymmetricEncoder, path: Path, *, query_length: int, document_length: int
 ) -> None:
     """Fill the folder ``path``."""
-    save_checkpoint(encoder.document, path)
+    encoder.document.backbone.save(path)
     pooling = f"document_1_{class_name(POOLING)}"
     routes = {"document": modules_of(encoder.document, pooling)}
     files = {
@@ -92,10 +92,13 @@ def save_router(
         routes["query"] = modules_of(encoder.query, pooling, folder)
         files[f"{folder}/{TRANSFORMER_FILE}"] = describe_lm(encoder.query, query_length)
         files[f"{pooling}/config.json"] = describe_pooling(encoder.query)
-        save_checkpoint(encoder.query, path / folder)
+        encoder.query.backbone.save(path / folder)
     own = describe_own(Lengths(query_length, document_length), encoder.markup)
     files[DESCRIPTION] = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
     write_json(path, files | _describe_routes(routes) | {"sparton.json": own})
+    for side, pooling in ((side, [*routes[side]][-1]) for side in SIDES):
+        if isinstance(part := encoder.of(side), SpladeEncoder):
+            save_folding(part, path / pooling)
 
 
 def load_router(

@@ -5,9 +5,9 @@ which sentence-transformers (5 and 6) composes a ``SparseEncoder``, and ``sparto
 lengths of training. V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, NamedTuple, TypedDict, Unpack, cast
 
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
@@ -18,7 +18,6 @@ from sparton.models.checkpoint import (
     load_lm,
     load_logit_bias,
     load_tokenizer,
-    save_logit_bias,
 )
 from sparton.models.folders.files import (
     DESCRIPTION,
@@ -26,6 +25,7 @@ from sparton.models.folders.files import (
     Part,
     agreed_prompts,
     check_active_dims,
+    check_settings,
     class_name,
     composition,
     describe_model,
@@ -36,7 +36,10 @@ from sparton.models.folders.files import (
     read_similarity,
     write_json,
 )
-from sparton.models.heads import SpartonHead, SpladeHead
+from sparton.models.folding import FILE as FOLDING
+from sparton.models.folding import read_folding, same_folding, write_folding
+from sparton.models.heads import SpartonHead, SpladeHead, TiledHead
+from sparton.models.lora import own_base
 from sparton.models.repository import Source, join
 from sparton.models.splade import SpladeEncoder
 from sparton.types import BodyOptions
@@ -47,34 +50,48 @@ POOLING_FOLDER = "1_SpladePooling"
 # of a causal one, which 6.2 reads. Between them a bias that the checkpoint has no place for; as no
 # library but this has such a module, none gives logits without it.
 MASKED, POOLING = f"{MODULES}.MLMTransformer", f"{MODULES}.SpladePooling"
+OWN_POOLING = "sparton.integrations.sentence_transformers.pooling.SpladePooling"
 CAUSAL = "sentence_transformers.base.modules.transformer.Transformer"
 BIAS = "sparton.integrations.sentence_transformers.LogitBias"
 KINDS = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])
 TASKS = ("fill-mask", "text-generation")
 
 
+class HeadSettings(TypedDict):
+    """The settings of a SPLADE head that a folder has; ``folding`` is the path of its file."""
+
+    pooling: Pooling
+    activation: Activation
+    token_topk: int | None
+    folding: Path | None
+
+
 class Layout(NamedTuple):
-    """Where a masked-LM checkpoint lies in a folder, and the pooling and activation after it, which
-    a plain checkpoint does not say."""
+    """Where a masked-LM checkpoint lies in a folder, and the head after it, of which a plain
+    checkpoint says nothing."""
 
     subfolder: str
-    variant: tuple[Pooling, Activation] | None
+    head: HeadSettings | None
 
 
 def save_splade(
     encoder: SpladeEncoder, path: Path, *, query_length: int, document_length: int
 ) -> None:
     """Fill the folder ``path``."""
-    save_checkpoint(encoder, path)
-    write_json(path, describe_splade(encoder, query_length, document_length))
+    encoder.backbone.save(path)
+    write_splade(encoder, path, describe_splade(encoder, query_length, document_length))
 
 
-def save_checkpoint(encoder: SpladeEncoder, path: Path) -> None:
-    """The masked-language model and its tokenizer, as Hugging Face has them."""
-    with encoder.backbone.decoder_in_place() as mlm:
-        mlm.save_pretrained(path)
-    save_logit_bias(encoder.backbone.logit_bias, path)
-    encoder.tokenizer.save_pretrained(path)
+def write_splade(encoder: SpladeEncoder, path: Path, files: Mapping[str, Any]) -> None:
+    """The files of :func:`describe_splade`, and the folding beside them."""
+    write_json(path, files)
+    save_folding(encoder, path / POOLING_FOLDER)
+
+
+def save_folding(encoder: SpladeEncoder, folder: Path) -> None:
+    """Write into the pooling's folder which terms count as one, if any do."""
+    if encoder.head.fold is not None:
+        write_folding(encoder.head.fold, folder)
 
 
 def transformer_type(encoder: SpladeEncoder) -> str:
@@ -92,12 +109,19 @@ def modules_of(encoder: SpladeEncoder, pooling: str, folder: str = "") -> dict[s
     modules = {folder: transformer_type(encoder)}
     if encoder.backbone.logit_bias is not None:
         modules[join(folder, LOGIT_BIAS)] = BIAS
-    return modules | {pooling: POOLING}
+    return modules | {pooling: pooling_type(encoder.head)}
+
+
+def pooling_type(head: SpladeHead) -> str:
+    """The class that pools logits so in sentence-transformers: its own, unless that lacks a
+    setting of the head. Ours is imported only where ``trust_remote_code`` is true, so that nobody
+    computes other representations unawares."""
+    return POOLING if head.token_topk is None and head.fold is None else OWN_POOLING
 
 
 def describe_lm(encoder: SpladeEncoder, *lengths: int) -> dict[str, Any]:
     """The settings of :func:`transformer_type`, for texts of these lengths at most."""
-    content = describe_transformer(encoder.tokenizer, *lengths)
+    content = describe_transformer(encoder.backbone, *lengths)
     if transformer_type(encoder) == MASKED:
         return content
     return content | {
@@ -109,12 +133,15 @@ def describe_lm(encoder: SpladeEncoder, *lengths: int) -> dict[str, Any]:
 
 
 def describe_pooling(encoder: SpladeEncoder) -> dict[str, Any]:
-    """The ``config.json`` of a SpladePooling."""
-    return {
+    """The ``config.json`` of that class."""
+    content = {
         "pooling_strategy": encoder.head.pooling,
         "activation_function": encoder.head.activation,
         "word_embedding_dimension": encoder.vocabulary_size,
     }
+    if encoder.head.token_topk is not None:
+        content["token_topk"] = encoder.head.token_topk
+    return content
 
 
 def load_splade(
@@ -127,15 +154,16 @@ def load_splade(
 
     Args:
         name: path or hub name, or a source that says more.
-        head: how representations are computed; when None a ``SpartonHead`` with the pooling and the
-            activation that the folder names (a plain checkpoint: maximum and relu). Its prompts
-            must be those of the folder, if it names any.
+        head: how representations are computed; when None a ``SpartonHead`` with the settings that
+            the folder names (a plain checkpoint: maximum and relu), or a ``TiledHead`` for a sum
+            of the largest terms of each token. Its prompts must be those of the folder, if it
+            names any.
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
-        ValueError: the folder describes another kind of model, or another pooling, activation or
-            prompt than those of ``head``, or a similarity other than dot product and cosine, or its
-            weights are damaged or incomplete.
+        ValueError: the folder describes another kind of model, or another pooling, activation,
+            token_topk, folding or prompt than those of ``head``, or a similarity other than dot
+            product and cosine, or its weights are damaged or incomplete.
         OSError: files are missing, among them the tokenizer.
     """
     source = Source.of(name)
@@ -173,21 +201,45 @@ def load_layout(
     **options: Unpack[BodyOptions],
 ) -> SpladeEncoder:
     """:func:`load_splade` of a model whose layout is known."""
-    subfolder, variant = layout
+    subfolder, settings = layout
     if head is None:
-        head = SpartonHead(*(variant or ("max", "relu")))
-    elif variant not in (None, (head.pooling, head.activation)):
-        raise ValueError(
-            f"{source} has pooling={variant[0]} and activation={variant[1]}, but the head has "
-            f"{head.pooling} and {head.activation}; set the head's to those of the folder"
-        )
+        head = _usual_head(settings)
+    elif settings is not None:
+        found = {key: value for key, value in settings.items() if key != "folding"}
+        check_settings(source, {key: getattr(head, key) for key in found}, found)
     backbone = Backbone(
         load_lm(source, subfolder=subfolder),
         load_tokenizer(source, subfolder=subfolder),
         logit_bias=load_logit_bias(source, subfolder=subfolder),
         **options,
     )
-    return SpladeEncoder(backbone, head)
+    backbone.base = own_base(source, subfolder)
+    encoder = SpladeEncoder(backbone, head)
+    if settings is not None:
+        _check_folding(source, encoder, settings["folding"])
+    return encoder
+
+
+def _check_folding(source: Source, encoder: SpladeEncoder, path: Path | None) -> None:
+    """Refuse a head that folds other terms than the file of the folder, if it has one."""
+    folding = None
+    if path is not None:
+        folding = read_folding(path, encoder.tokenizer, encoder.vocabulary_size)
+    if not same_folding(encoder.head.fold, folding):
+        given = encoder.head.folding
+        check_settings(
+            source,
+            {"folding": None if given is None else str(given)},
+            {"folding": None if path is None else str(path)},
+        )
+
+
+def _usual_head(settings: HeadSettings | None) -> SpladeHead:
+    if settings is None:
+        return SpartonHead()
+    if settings["pooling"] == "sum" and settings["token_topk"] is not None:
+        return TiledHead(**settings)
+    return SpartonHead(**settings)
 
 
 def describe_splade(
@@ -237,4 +289,10 @@ def splade_layout(source: Source, parts: Sequence[Part], *, described_in: str) -
         check_variant(strategy, activation)
     except ValueError as error:
         raise ValueError(f"{content.place}: {error}") from None
-    return Layout(transformer, (cast(Pooling, strategy), cast(Activation, activation)))
+    settings: HeadSettings = {
+        "pooling": cast(Pooling, strategy),
+        "activation": cast(Activation, activation),
+        "token_topk": content.count("token_topk"),
+        "folding": source.file(FOLDING, pooling),
+    }
+    return Layout(transformer, settings)
