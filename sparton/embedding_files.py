@@ -49,7 +49,7 @@ class CacheFacts(NamedTuple):
     queries: int
     query_length: int
     document_length: int
-    pooling: Literal["mean", "cls"]
+    pooling: Literal["mean", "cls", "last"]
     normalized: bool
     query_prompt: str
     document_prompt: str
@@ -161,7 +161,7 @@ def _facts(path: Path) -> CacheFacts:
     unlike = [
         name for name, kind in kinds.items() if type(stored.get(name)) is not kind
     ] + [name for name in stored if name not in kinds]  # fmt: skip
-    if not unlike and stored["pooling"] not in ("mean", "cls"):
+    if not unlike and stored["pooling"] not in ("mean", "cls", "last"):
         unlike.append("pooling")
     if not unlike:
         counts = (stored["queries"], stored["query_length"] - 1, stored["document_length"] - 1)

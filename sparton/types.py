@@ -235,6 +235,8 @@ class Markup(NamedTuple):
         query_prompt, document_prompt: put before the text itself, to be tokenised with it.
         include_prompt: whether heads that make one vector of a text pool the tokens of its prompt
             and those before them, which the other tokens attend to in any case.
+        echo: what stands between a text and its repetition, which alone is pooled; None where texts
+            are read once.
     """
 
     query_marker: int | None = None
@@ -244,6 +246,7 @@ class Markup(NamedTuple):
     query_prompt: str = ""
     document_prompt: str = ""
     include_prompt: bool = True
+    echo: str | None = None
 
 
 class TokenPooling(NamedTuple):

@@ -39,11 +39,14 @@ EXPECTED_ERRORS = (
 # The settings that give the arguments of these names.
 _SETTINGS = {
     "alpha": "data.alpha",
+    "attend_to_expansion": "head.attend_to_expansion",
     "attention": "backbone.attention",
+    "center": "backbone.center",
     "config_args": "backbone.config_args",
     "decay": "averaging.decay",
     "freeze_backbone": "head.freeze_backbone",
     "homogeneous": "data.homogeneous",
+    "logit_scale": "backbone.logit_scale",
     "lora": "backbone.lora",
     "mode": "logger.wandb.mode",
     "model_args": "backbone.model_args",

@@ -26,7 +26,8 @@ class PackedTokenizer:
         tokenizer: a fast tokenizer of Hugging Face transformers.
         query_length: tokens kept of a query, special tokens and marker included; with an expansion
             token the number that every query has.
-        document_length: tokens kept of a document, special tokens and marker included.
+        document_length: tokens kept of a document, special tokens and marker included. Where texts
+            are repeated, either length is that of both copies and what stands between them.
         max_length: positions the model supports, if known.
         markup: what the model adds to the tokens of a text.
         query_tokenizer: of the queries, where it is another.
@@ -127,11 +128,13 @@ class _Texts:
         self._usual = usual
         self._marker = markup.query_marker if side == "query" else markup.document_marker
         self._include_prompt = markup.include_prompt
+        self._echo = markup.echo
         self._max_length = max_length
         marked = self._marker is not None
         self._special = tokenizer.num_special_tokens_to_add(False) + marked
         special = tokenizer.encode("a").special_tokens_mask
         self._opening = special.index(0) if 0 in special else len(special)
+        self._closing = self._special - marked - self._opening
         self._unpooled: dict[_Form, int] = {}  # how many first tokens are not pooled, by form
         self._check(usual)
 
@@ -140,7 +143,11 @@ class _Texts:
         limits, unpooled = np.empty((2, len(texts)), np.int64)
         for form, rows in self._groups(len(texts), forms).items():
             limits[rows], unpooled[rows] = form.length, self._unpooled[form]
-            encoded = self._encode([form.prompt + texts[row] for row in rows], form.length)
+            chosen = [texts[row] for row in rows]
+            if self._echo is None:
+                encoded = self._encode([form.prompt + text for text in chosen], form.length)
+            else:
+                encoded, unpooled[rows] = self._encode_twice(chosen, form)
             for row, sequence in zip(rows, encoded, strict=True):
                 sequences[row] = sequence
         lengths = np.fromiter(map(len, sequences), np.int64, count=len(sequences))
@@ -185,19 +192,45 @@ class _Texts:
                 **{name: length},
             )
         self._tokenizer.no_truncation()
-        prompted = len(self._tokenizer.encode(form.prompt, add_special_tokens=False))
-        if length <= self._special + prompted:
+        prompted, between = (self._count(text) for text in (form.prompt, self._echo or ""))
+        least = self._special + prompted + between + (1 if self._echo is None else 2)
+        if length < least:
             beside = f"{self._special} special tokens"
             if prompted:
                 beside += f" and {prompted} of the prompt"
+            if self._echo is not None:
+                beside += f" and {between} between its two copies"
             raise ArgumentError(
                 f"{{{name}}} leaves no room for text beside {beside}: set {{{name}:name}} to "
-                f"{self._special + prompted + 1} or more",
+                f"{least} or more",
                 **{name: length},
             )
         before = self._opening + (self._marker is not None)
         included = self._include_prompt or not prompted
         self._unpooled[form] = 0 if included else before + prompted
+
+    def _count(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return len(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _encode_twice(self, texts: list[str], form: _Form) -> tuple[list[list[int]], list[int]]:
+        """Ids of texts that are repeated, either copy cut at the same length, and how many tokens
+        come before the second, the marker included."""
+        assert self._echo is not None
+        marked = self._marker is not None
+        between, before = self._count(self._echo), self._special + self._count(form.prompt)
+        room = (form.length - before - between) // 2
+        whole = self._encode([form.prompt + text for text in texts], before + room)
+        self._tokenizer.enable_truncation(between + room)
+        again = [self._echo + text for text in texts]
+        copies = self._tokenizer.encode_batch(again, add_special_tokens=False)
+        sequences, unpooled = [], []
+        for ids, second in zip(whole, copies, strict=True):
+            end = len(ids) - self._closing
+            sequences.append(ids[:end] + second.ids + ids[end:])
+            outside = sum(stop <= len(self._echo) for _, stop in second.offsets)
+            unpooled.append(end + outside + marked)
+        return sequences, unpooled
 
     def _encode(self, texts: list[str], length: int) -> list[list[int]]:
         self._tokenizer.enable_truncation(length if self._marker is None else length - 1)

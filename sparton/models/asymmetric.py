@@ -175,6 +175,11 @@ def _both_markups(query: Markup, document: Markup) -> Markup:
                 f"{name}={given!r} stands in the head of an encoder that does not encode {side}: "
                 f"set it in the head of the {side}, and leave it out where these are looked up"
             )
+    if query.echo != document.echo:
+        raise ValueError(
+            f"echo is {query.echo!r} for queries and {document.echo!r} for documents: set it in "
+            "both heads, or in none where queries are looked up"
+        )
     if query.include_prompt != document.include_prompt and query.query_prompt:
         raise ValueError(
             f"include_prompt is {query.include_prompt} for queries and {document.include_prompt} "

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from sparton.models.body import EncoderBody, compile_part
+from sparton.models.checkpoint import save_logit_bias
 from sparton.models.lora import freeze
-from sparton.models.output_embeddings import Decoder, find_decoder
+from sparton.models.output_embeddings import Decoder, find_decoder, linear_of
 from sparton.types import TokenBatch
 
 
@@ -26,13 +27,14 @@ class Backbone(EncoderBody):
 
     The decoder (output embeddings) leaves the Hugging Face model and becomes ``decoder``; what
     the model then calls logits are the transformed hidden states that the decoder would read. A
-    decoder tied to the input embeddings stays tied.
+    decoder tied to the input embeddings stays tied until :meth:`untie`.
 
     Args:
         mlm: a model of ``AutoModelForMaskedLM`` or ``AutoModelForCausalLM``; its attention dropout
             must be 0 (:func:`~sparton.models.body.without_attention_dropout` before it is built),
             hidden dropout may stay.
         tokenizer: its fast tokenizer.
+        logit_bias: fp32 ``[V]``, see :meth:`add_logit_bias`.
         compile, half_residual, gradient_checkpointing, lora: see :class:`EncoderBody`. Compiled,
             :meth:`transform` is one graph. Beside adapters the decoder is frozen, too.
 
@@ -48,6 +50,7 @@ class Backbone(EncoderBody):
         mlm: PreTrainedModel,
         tokenizer: PreTrainedTokenizerFast,
         *,
+        logit_bias: Tensor | None = None,
         compile: bool = False,
         half_residual: bool = False,
         gradient_checkpointing: bool = False,
@@ -69,6 +72,8 @@ class Backbone(EncoderBody):
         # In a tuple, lest what stands in for each other be registered beside it.
         self._place = (place,)
         self._head = (_without_body(mlm),)
+        if logit_bias is not None:
+            self.add_logit_bias(logit_bias)
         if compile:
             compile_part(self._head[0])
 
@@ -96,6 +101,56 @@ class Backbone(EncoderBody):
         """See :meth:`EncoderBody.save <sparton.models.body.EncoderBody.save>`."""
         with self.decoder_in_place():
             super().save(folder)
+        save_logit_bias(self.logit_bias, folder)
+
+    @property
+    def logit_bias(self) -> Tensor | None:
+        """The decoder's bias where transformers' model has no place for it, as Llama; else None."""
+        (place,) = self._place
+        has_place = not isinstance(place.whole, nn.Linear) or place.whole.bias is not None
+        return None if has_place else self.decoder.bias
+
+    def add_logit_bias(self, bias: Tensor) -> None:
+        """Give a decoder that has no bias this one ``[V]``, to be learned. Transformers' own model
+        does not get it, see :func:`~sparton.models.checkpoint.save_logit_bias`.
+
+        Raises:
+            ValueError: the decoder has a bias, or another number of rows.
+        """
+        rows, kind = self.decoder.out_features, type(self.model).__name__
+        if self.decoder.bias is not None:
+            raise ValueError(f"the decoder of {kind} has a bias of its own")
+        if bias.shape != (rows,):
+            raise ValueError(
+                f"{kind} has {rows} vocabulary rows, and the bias of its logits {len(bias)} numbers"
+            )
+        (place,) = self._place
+        weight = self.decoder.weight
+        bias = bias.to(weight.device, weight.dtype)
+        self.decoder = linear_of(weight, nn.Parameter(bias, requires_grad=weight.requires_grad))
+        self._place = (place._replace(decoder=self.decoder),)
+
+    def untie(self) -> None:
+        """Give a decoder that is tied to the embeddings a matrix of its own, which the
+        configuration then says; any other stays.
+
+        Raises:
+            ValueError: the head holds its decoder in a form of its own, or has two names for its
+                bias, as BERT's.
+        """
+        (place,) = self._place
+        kind, shared = type(self.model).__name__, self._embeddings().weight
+        if not isinstance(place.whole, nn.Linear):
+            raise ValueError(f"the head of {kind} holds its decoder in a form of its own")
+        assert isinstance(self.decoder, nn.Linear)
+        if self.decoder.weight is not shared:
+            return
+        if len(self.model.all_tied_weights_keys) > 1:  # its configuration knows all or none
+            raise ValueError(f"the head of {kind} has more than its decoder in two places")
+        own = nn.Parameter(shared.detach().clone(), requires_grad=shared.requires_grad)
+        self.decoder.weight = place.whole.weight = own
+        self.model.config.tie_word_embeddings = False
+        self.model.all_tied_weights_keys = self.model.get_expanded_tied_weights_keys()
 
     @contextmanager
     def decoder_in_place(self) -> Iterator[PreTrainedModel]:
@@ -122,9 +177,9 @@ class Backbone(EncoderBody):
     @torch.no_grad()
     def _resize(self, rows: int) -> None:
         """New rows of the decoder's bias start at the mean of the others."""
-        old = self.decoder.out_features
+        old, logit_bias = self.decoder.out_features, self.logit_bias
         (place,) = self._place
-        if place.decoder is not place.whole:
+        if not isinstance(place.whole, nn.Linear):
             raise ValueError(
                 f"the vocabulary of {type(self.model).__name__} cannot grow, because its head "
                 f"holds the decoder in a form of its own: use {self.num_embeddings} tokens at most"
@@ -134,6 +189,8 @@ class Backbone(EncoderBody):
         place = find_decoder(self.model)
         self.decoder, self._place = place.decoder, (place,)
         place.remove()
+        if logit_bias is not None:
+            self.add_logit_bias(nn.functional.pad(logit_bias, (0, rows - old)))
         if self.decoder.bias is not None:
             self.decoder.bias[old:] = self.decoder.bias[:old].mean()
 
@@ -143,6 +200,7 @@ class _Output(BaseModelOutputWithPast):
     """What heads look for in the result of a body; all but the states is None."""
 
     global_attentions: None = None
+    router_logits: None = None
 
 
 class _GivenStates(nn.Module):

@@ -26,9 +26,10 @@ from transformers import (
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
 from sparton.models.causal_lm import Attention, SpecialTokens, set_special_tokens
-from sparton.models.checkpoint import load_body, load_lm, load_tokenizer
+from sparton.models.checkpoint import load_body, load_lm, load_logit_bias, load_tokenizer
 from sparton.models.folders.files import module_kinds
 from sparton.models.grafting import check_vocabulary, graft
+from sparton.models.logits import start_logits
 from sparton.models.lora import Lora, own_base
 from sparton.models.origin import Origin, origin_of_trained
 from sparton.models.repository import ReadingOptions, Source
@@ -47,6 +48,7 @@ def pretrained(
     *,
     attention: Attention | None = None,
     special_tokens: SpecialTokens | None = None,
+    center: bool = False,
     logit_scale: float = 1.0,
     logit_shift: float = 0.0,
     compile: bool = False,
@@ -62,8 +64,8 @@ def pretrained(
         attention: of a causal language model; see :func:`~sparton.models.causal_lm.set_attention`.
         special_tokens: around every text; see
             :func:`~sparton.models.causal_lm.set_special_tokens`.
-        logit_scale, logit_shift: see :func:`rescale_logits`. For models whose untrained
-            representations are dense or collapsed.
+        center, logit_scale, logit_shift: see :func:`~sparton.models.logits.start_logits`. For
+            models whose untrained representations are dense or collapsed.
         compile, half_residual, gradient_checkpointing, lora: see :class:`Backbone`.
         reading: see :class:`~sparton.models.repository.Source`.
 
@@ -78,14 +80,14 @@ def pretrained(
     backbone = Backbone(
         load_lm(source, attention=attention, halves=_keeps_halves(lora)),
         tokenizer,
+        logit_bias=load_logit_bias(source),
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
         lora=lora,
     )
     backbone.origin, backbone.base = origin_of_trained(source), own_base(source, "")
-    if (logit_scale, logit_shift) != (1.0, 0.0):
-        rescale_logits(backbone, logit_scale, logit_shift)
+    start_logits(backbone, center=center, scale=logit_scale, shift=logit_shift)
     return backbone
 
 
@@ -132,6 +134,7 @@ def bare(
     name: str,
     *,
     attention: Attention | None = None,
+    special_tokens: SpecialTokens | None = None,
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
@@ -143,7 +146,7 @@ def bare(
 
     Args:
         name: hub name or path; of a sentence-transformers model with its transformer at the root.
-        attention: of a causal language model; see :func:`~sparton.models.causal_lm.set_attention`.
+        attention, special_tokens: see :func:`pretrained`.
         compile, half_residual, gradient_checkpointing, lora: see
             :class:`~sparton.models.body.EncoderBody`.
         reading: see :class:`~sparton.models.repository.Source`.
@@ -159,9 +162,11 @@ def bare(
             f"{name} has trained weights beside its transformer ({', '.join(trained)}), which a "
             "bare encoder leaves out; load_encoder reads all of it"
         )
+    tokenizer = load_tokenizer(source)
+    set_special_tokens(tokenizer, special_tokens)
     body = EncoderBody(
         load_body(source, attention=attention, halves=_keeps_halves(lora)),
-        load_tokenizer(source),
+        tokenizer,
         compile=compile,
         half_residual=half_residual,
         gradient_checkpointing=gradient_checkpointing,
@@ -183,7 +188,7 @@ def minilm(
     Its checkpoint has no masked-language-modelling head. The decoder is tied to the word
     embeddings and :func:`start_near_identity` fills the transform: its last states still lie close
     to the embeddings of their own and of related words, so that the untrained representations
-    hold a text's words and some hundred associations. ``sparton.pipelines.adapt_mlm`` trains a
+    hold a text's words and some hundred associations. ``sparton.pipelines.adapt_lm`` trains a
     head.
 
     Raises:
@@ -367,36 +372,6 @@ def start_near_identity(backbone: Backbone, *, bias: float) -> None:
     norm.weight.fill_(1.0)
     norm.bias.zero_()
     backbone.decoder.bias.fill_(bias)
-
-
-@torch.no_grad()
-def rescale_logits(backbone: Backbone, scale: float, shift: float = 0.0) -> None:
-    """Make the model's logits ``scale * logits + shift``, folded into its weights in place.
-
-    The scale goes into the last LayerNorm of the head and the decoder's bias, so a decoder tied to
-    the embeddings stays tied and the saved checkpoint a stock one. ModernBERT's representations
-    collapse in training unless its logits start about 16 times smaller (arXiv 2606.18811); a
-    negative shift thins out models that start with every term active.
-
-    A shift of -c alone gives ``log(1 + relu(x - c))``: its terms are those whose logits exceed c.
-
-    Raises:
-        ValueError: a scale is asked for and the head has no LayerNorm, or a shift and the decoder
-            has no bias.
-    """
-    body = set(backbone.model.base_model.modules())
-    norms = [m for m in backbone.model.modules() if isinstance(m, nn.LayerNorm) and m not in body]
-    kind = type(backbone.model).__name__
-    if scale != 1.0 and not norms:
-        raise ValueError(f"the head of {kind} has no LayerNorm to carry logit_scale={scale}")
-    if shift and backbone.decoder.bias is None:
-        raise ValueError(f"the decoder of {kind} has no bias to carry logit_shift={shift}")
-    if norms:
-        for parameter in norms[-1].parameters():
-            parameter.mul_(scale)
-    if backbone.decoder.bias is not None:
-        backbone.decoder.bias.mul_(scale).add_(shift)
-    backbone.base = None
 
 
 def _keeps_halves(lora: Mapping[str, Any] | None) -> bool:

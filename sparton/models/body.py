@@ -23,6 +23,7 @@ from sparton.types import TokenBatch
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
 
+UNLIMITED = 2**31 - 1  # positions
 ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
@@ -218,7 +219,7 @@ class EncoderBody(nn.Module):
         spans = sum(min(sequence_length, window) for window in windows)
         head_width = getattr(config, "head_dim", None)
         width = config.num_attention_heads * head_width if head_width else self.hidden_size
-        forward = matrices + 4.0 * width * spans * (0.5 if self._is_causal else 1.0)
+        forward = matrices + 4.0 * width * spans * (0.5 if self.is_causal else 1.0)
         return 3.0 * forward - frozen if training else forward
 
     @property
@@ -228,7 +229,8 @@ class EncoderBody(nn.Module):
         return base
 
     @property
-    def _is_causal(self) -> bool:
+    def is_causal(self) -> bool:
+        """Whether a token attends to those before it and itself alone."""
         layers = (getattr(part, "is_causal", False) for part in self.model.modules())
         return bool(getattr(self.model.config, "is_causal", True) and any(layers))
 
@@ -315,7 +317,8 @@ def _positions(model: PreTrainedModel) -> tuple[int, int]:
     )
     padding = next((table.padding_idx for table in tables), None)
     offset = 0 if padding is None else padding + 1
-    return offset, model.config.max_position_embeddings - offset
+    # Models whose attention falls off with the distance, or that remember, have no last position.
+    return offset, getattr(model.config, "max_position_embeddings", UNLIMITED) - offset
 
 
 @torch.no_grad()

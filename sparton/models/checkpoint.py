@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -34,6 +37,7 @@ VOCABULARY_FILES = (
     "spiece.model",
     "tokenizer.model",
 )
+LOGIT_BIAS = "1_LogitBias"  # folder beside a checkpoint, as sentence-transformers would name it
 TRANSFORMER_FILE = "sentence_bert_config.json"  # of a Transformer module of sentence-transformers
 # The older and the newer names of sentence-transformers; ours are the older.
 _NEWER = {
@@ -134,6 +138,36 @@ def load_body(
     if hasattr(model, "pooler"):
         model.pooler = None  # reads the first state only, and nobody reads it
     return model
+
+
+def save_logit_bias(bias: Tensor | None, folder: Path) -> None:
+    """Write beside a checkpoint what it has no place for; see :func:`load_logit_bias`."""
+    if bias is not None:
+        place = folder / LOGIT_BIAS
+        place.mkdir()
+        state = {"bias": bias.detach().float().cpu().contiguous()}
+        save_file(state, place / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_logit_bias(source: str | Path | Source, *, subfolder: str = "") -> Tensor | None:
+    """What is added to the logits of a language model whose architecture has no such bias, as
+    Llama's: fp32 ``[V]``; None where there is none.
+
+    Args:
+        source, subfolder: as in :func:`load_lm`.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    file = Source.of(source).file("model.safetensors", join(subfolder, LOGIT_BIAS))
+    if file is None:
+        return None
+    try:
+        (bias,) = load_file(file).values()
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{file} is damaged ({error}): copy or download it again") from error
+    check_finite([("bias", bias)], str(file))
+    return bias.float()
 
 
 def load_tokenizer(source: str | Path | Source, *, subfolder: str = "") -> PreTrainedTokenizerFast:

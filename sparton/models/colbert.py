@@ -195,6 +195,9 @@ class ColbertEncoder(Encoder):
         backbone: packed tokens to hidden states ``[T, D]``. Only its body is kept; the tokenizer
             learns the markers.
         head: settings.
+
+    Raises:
+        ArgumentError: texts are to attend to their expansion, and attention is causal.
     """
 
     kinds = ("tokens",)
@@ -203,6 +206,13 @@ class ColbertEncoder(Encoder):
 
     def __init__(self, backbone: EncoderBody, head: ColbertHead) -> None:
         super().__init__(backbone.tokenizer, backbone.max_length)
+        if head.attend_to_expansion and backbone.is_causal:
+            raise ArgumentError(
+                "{attend_to_expansion}: where attention is causal no token of a query sees those "
+                "that fill it up behind: leave it out, or load the backbone with "
+                "attention='bidirectional'",
+                attend_to_expansion=True,
+            )
         backbone.add_tokens(head.markers)
         self.backbone = backbone.bare()
         self.head = head

@@ -26,7 +26,8 @@ class DenseEncoder(Encoder):
             perhaps normalised; None for all. Training compares what is left, as search does.
 
     Raises:
-        ValueError: see :func:`check_truncate_dim`.
+        ValueError: see :func:`check_truncate_dim`; or the first token is pooled of a body whose
+            attention is causal.
     """
 
     kinds = ("tokens",)
@@ -42,6 +43,11 @@ class DenseEncoder(Encoder):
         truncate_dim: int | None = None,
     ) -> None:
         super().__init__(body.tokenizer, body.max_length)
+        if pooling.mode == "cls" and body.is_causal:
+            raise ValueError(
+                "cls pools the first token of a text, which attends to no other where attention is "
+                "causal: pool the last one, or load the model with attention='bidirectional'"
+            )
         self.body = body.bare()
         self.pooling = pooling
         self.markup = markup

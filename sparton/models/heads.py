@@ -45,6 +45,7 @@ class OtherSettings(Prompts, total=False):
     special_terms: bool
     folding: str | Path | None
     chunk_size: int | None
+    echo: str | None
 
 
 class SpladeHead(nn.Module):
@@ -62,7 +63,8 @@ class SpladeHead(nn.Module):
         chunk_size: how many tokens of a text SpladePooling takes at a time. Accepted with its
             other settings, and without effect: the result is the same with any, and heads that
             save memory do so in other ways.
-        prompts: what is put before texts, see :class:`~sparton.types.Markup`.
+        echo: read texts twice, with this between, see :class:`~sparton.types.Markup`.
+        prompts: what is put before texts, see there.
 
     Raises:
         ValueError: another name, or no such number of terms.
@@ -79,6 +81,7 @@ class SpladeHead(nn.Module):
         special_terms: bool = True,
         folding: str | Path | None = None,
         chunk_size: int | None = None,
+        echo: str | None = None,
         **prompts: Unpack[Prompts],
     ) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class SpladeHead(nn.Module):
         self.special_terms = special_terms
         self.folding = folding
         self.fold: Folding | None = None
-        self.markup = Markup(**prompts)
+        self.markup = Markup(**prompts, echo=echo)
 
     def settle(self, backbone: "Backbone") -> None:
         """Take out special terms and read the folding; an encoder calls it with its backbone.

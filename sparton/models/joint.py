@@ -45,6 +45,11 @@ class JointHead(nn.Module):
                     f"{getattr(sparse.markup, name)!r} stands in its sparse half: set {name} of "
                     "the head of the tokens instead"
                 )
+        if sparse.markup.echo is not None:
+            raise ValueError(
+                f"a joint head reads the tokens of a text once, and echo={sparse.markup.echo!r} "
+                "repeats it: leave that out"
+            )
         if len(tokens.widths) > 1:
             raise ValueError(
                 "a joint head has one width: its sparse half would be trained once for each; leave "

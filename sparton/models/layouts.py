@@ -19,6 +19,7 @@ from sparton.models.attention import (
     PACKED_ATTENTION,
     register_packed_attention,
 )
+from sparton.models.causal_lm import is_causal_lm
 from sparton.types import TokenBatch
 
 logger = logging.getLogger(__name__)
@@ -131,7 +132,8 @@ def choose_layout(
         first_position: id of a sequence's first position, for the packed layout.
 
     Raises:
-        ValueError: an encoder-decoder, or a body that in no layout repeats its own states.
+        ValueError: an encoder-decoder, a body that in no layout repeats its own states, or one that
+            does not attend as its configuration says.
     """
     packed = PackedLayout(first_position)
     if model.config._attn_implementation in (PACKED_ATTENTION, DROPLESS_ATTENTION):
@@ -152,11 +154,13 @@ def choose_layout(
         model.set_attn_implementation(PACKED_ATTENTION)
         if _repeats(packed, body, tokens, expected):
             logger.info(f"{kind} runs on {packed.name} tokens")
+            _check_direction(packed, body, tokens)
             return packed
         model.set_attn_implementation(own_attention)
         for layout in others:
             if _repeats(layout, body, tokens, expected):
                 logger.info(f"{kind} cannot run on packed tokens; it runs {layout.name}")
+                _check_direction(layout, body, tokens)
                 return layout
     raise ValueError(
         f"{kind} gives a sequence other states among others than alone, packed, padded and among "
@@ -178,9 +182,40 @@ def _repeats(layout: Layout, body: nn.Module, tokens: TokenBatch, expected: Tens
         states = layout.states(body, tokens)
     except (TypeError, AttributeError, ValueError):  # it wants or gives other arguments
         return False
+    return _are_close(states, expected)
+
+
+def _are_close(states: Tensor, expected: Tensor) -> bool:
     # Rounding differs between batches, by more where products are in TF32 or weights in 16 bits.
     tolerance = max(1e-3, 4 * torch.finfo(expected.dtype).eps)
     return bool((states - expected).float().norm() <= tolerance * expected.float().norm())
+
+
+def _check_direction(layout: Layout, body: Any, tokens: TokenBatch) -> None:
+    """Refuse a body whose code passes over what its configuration says of the tokens behind one,
+    as those that remember in place of attending do, and some that attend."""
+    causal = getattr(body.config, "is_causal", None)
+    if causal is None or not is_causal_lm(body.config):
+        return
+    changed = tokens.input_ids.clone()
+    last = tokens.cu_seqlens[1:].long() - 1
+    changed[last] = changed[last] - 1
+    before = torch.ones_like(changed, dtype=torch.bool).index_fill(0, last, False)
+    states, others = (
+        layout.states(body, tokens._replace(input_ids=ids))[before]
+        for ids in (tokens.input_ids, changed)
+    )
+    kind = type(body).__name__
+    if not causal and torch.equal(states, others):
+        raise ValueError(
+            f"{kind} is to be bidirectional, but what it makes of a token does not depend on those "
+            "behind it, whatever its configuration says: load it with attention='causal'"
+        )
+    if causal and not _are_close(states, others):
+        raise ValueError(
+            f"{kind} is to be causal, but what it makes of a token depends on those behind it, "
+            "whatever its configuration says: load it with attention='bidirectional'"
+        )
 
 
 @contextmanager

@@ -83,7 +83,7 @@ def find_decoder(mlm: Any) -> DecoderPlace:
         return DecoderPlace(split, mlm.cls, "predictions", whole, whole.transform)
     if hasattr(mlm, "lm_predictions"):
         head = mlm.lm_predictions
-        tied = _tied(mlm.get_input_embeddings().weight, head.lm_head.bias)
+        tied = linear_of(mlm.get_input_embeddings().weight, head.lm_head.bias)
         return DecoderPlace(tied, head, "lm_head", head.lm_head, _DebertaTransform(head.lm_head))
     if decoder.out_features != mlm.config.vocab_size:
         raise ValueError(
@@ -106,7 +106,8 @@ class _DebertaTransform(nn.Module):
         return self.LayerNorm(self.transform_act_fn(self.dense(states)))
 
 
-def _tied(weight: nn.Parameter, bias: nn.Parameter) -> nn.Linear:
+def linear_of(weight: nn.Parameter, bias: nn.Parameter) -> nn.Linear:
+    """A linear layer of these very parameters, which others may hold, too."""
     decoder = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     decoder.weight, decoder.bias = weight, bias
     return decoder

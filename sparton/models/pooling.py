@@ -3,6 +3,7 @@
 T packed tokens, N texts, D hidden width.
 """
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sparton.types import TokenBatch
 
-PoolingMode = Literal["mean", "cls"]
+PoolingMode = Literal["mean", "cls", "last"]
 
 
 def pooling_mode(name: str) -> PoolingMode:
@@ -30,7 +31,8 @@ class Pooling(NamedTuple):
     """How a dense encoder makes an embedding of its hidden states.
 
     Attributes:
-        mode: "mean" over a text's tokens, special ones included, or "cls", its first token.
+        mode: "mean" over a text's tokens, special ones included, "cls", its first token, or "last",
+            its last one, which alone has seen all of a text where attention is causal.
         normalize: to length 1.
     """
 
@@ -41,8 +43,7 @@ class Pooling(NamedTuple):
         """``[T, D]`` to fp32 ``[N, D]`` of the tokens that are pooled, zeros for a text without
         any; the same from call to call on every device."""
         hidden, tokens = tokens.to_pool(hidden)
-        pool = _means if self.mode == "mean" else _firsts
-        pooled = pool(hidden, tokens.cu_seqlens).float()
+        pooled = _POOLS[self.mode](hidden, tokens.cu_seqlens).float()
         return F.normalize(pooled, dim=-1) if self.normalize else pooled
 
 
@@ -57,3 +58,17 @@ def _firsts(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
         return hidden.new_zeros(cu_seqlens.shape[0] - 1, hidden.shape[1])
     starts = cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1)
     return hidden[starts].where(cu_seqlens.diff()[:, None] > 0, 0)
+
+
+def _lasts(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    if hidden.shape[0] == 0:
+        return hidden.new_zeros(cu_seqlens.shape[0] - 1, hidden.shape[1])
+    ends = (cu_seqlens[1:] - 1).clamp(min=0)
+    return hidden[ends].where(cu_seqlens.diff()[:, None] > 0, 0)
+
+
+_POOLS: dict[PoolingMode, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": _means,
+    "cls": _firsts,
+    "last": _lasts,
+}

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparton.pipelines.adaptation import adapt_mlm
+    from sparton.pipelines.adaptation import adapt_lm
     from sparton.pipelines.averaging import average_models
     from sparton.pipelines.embeddings import cache_embeddings
     from sparton.pipelines.export import export_vectors
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sparton.pipelines.mining import mine_hard_negatives
 
 __all__ = [
-    "adapt_mlm",
+    "adapt_lm",
     "average_models",
     "cache_embeddings",
     "compute_idf",
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _MODULES = {
-    "adapt_mlm": "adaptation",
+    "adapt_lm": "adaptation",
     "average_models": "averaging",
     "cache_embeddings": "embeddings",
     "compute_idf": "idf",

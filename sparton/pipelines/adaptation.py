@@ -1,4 +1,4 @@
-"""Gives a backbone a masked-language-modelling head that fits a collection.
+"""Gives a backbone a language-modelling head that fits a collection.
 
 T packed tokens, N texts, V vocabulary.
 """
@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from sparton.arguments import refuse_ignored
+from sparton.arguments import ArgumentError, refuse_ignored
 from sparton.datasets.permutation import derive_key, permute
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.digests import texts_digest
@@ -26,19 +25,23 @@ from sparton.evaluation import choose_device
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import minilm, minilm_folder, pretrained
 from sparton.models.body import EncoderBody
+from sparton.models.causal_lm import Attention, is_causal_lm
 from sparton.models.folders import save_encoder
 from sparton.models.heads import SpartonHead
+from sparton.models.logits import start_logits
 from sparton.models.splade import SpladeEncoder
 from sparton.packing import ranges_of
 from sparton.pipelines.identity import model_identity
+from sparton.pipelines.language_loss import predict
 from sparton.pipelines.masked_language import (
     CHOSEN,
     MaskedLanguageStep,
+    Objective,
     Plan,
     TextBatch,
-    hidden_logits,
-    hide,
+    mask_token,
     shuffled_batches,
+    to_predict,
 )
 from sparton.training.distributed import World
 from sparton.training.loggers import open_loggers
@@ -57,7 +60,7 @@ _LOG_LINES = 20
 
 
 class HeldOut(NamedTuple):
-    """Mean loss of the hidden tokens of held-out texts, and the share of those predicted."""
+    """Mean loss of tokens of held-out texts, and the share of those that are predicted rightly."""
 
     loss: float
     accuracy: float
@@ -78,7 +81,7 @@ class Adaptation(NamedTuple):
     shift: float
 
 
-def adapt_mlm(
+def adapt_lm(
     texts: Iterable[str],
     output: str | Path,
     *,
@@ -90,11 +93,13 @@ def adapt_mlm(
     checkpoint_every: int | None = 500,
     progress: bool = True,
 ) -> Adaptation:
-    """Train a masked language model on texts, and write it as a SPLADE folder.
+    """Train a language model on texts, masked or causal, and write it as a SPLADE folder.
 
-    Masked-language modelling leaves the level of the logits open (softmax does not see a constant),
-    while SPLADE cuts them at zero; the decoder's bias is therefore shifted at the end so that
-    held-out texts have ``plan.active_terms`` terms on average.
+    Language modelling leaves the level of the logits open (softmax does not see a constant), while
+    SPLADE cuts them at zero; the decoder's bias is therefore shifted at the end so that held-out
+    texts have ``plan.active_terms`` terms on average. The decoder of a causal language model is
+    centred before (:func:`~sparton.models.logits.start_logits`), and gets a bias; its texts are
+    read without special tokens.
 
     The folder ``<output>.run`` has the log and, until the model is written, checkpoints: the same
     call goes on from the last of them.
@@ -102,8 +107,9 @@ def adapt_mlm(
     Args:
         texts: those of nothing but white space are left out.
         output: folder of the model, which is replaced where it exists.
-        backbone: a masked language model, or its folder or hub name; None for all-MiniLM-L6-v2 with
-            a head that starts as the identity.
+        backbone: a language model, or its folder or hub name, masked for the objective "mlm" and
+            causal for the others; None for all-MiniLM-L6-v2 with a head that starts as the
+            identity. A loaded one must be bidirectional for "mntp" and causal for "clm".
         plan: how it is trained.
         precision: see :class:`~sparton.training.precision.Precision`; None for bf16 on a GPU and
             fp32 on a CPU.
@@ -113,8 +119,9 @@ def adapt_mlm(
         progress: show the log on standard output.
 
     Raises:
-        ValueError: there are no texts, or the model is no complete masked language model, or one
-            without a bias of its decoder.
+        ValueError: there are no texts, or the model is no complete language model, or not of the
+            kind and attention that the objective asks for, or a masked one without a bias of its
+            decoder.
         OSError: there is no such model, the disk is full or not writable, or another process
             writes the same.
         CheckpointError: the run folder has checkpoints of another plan, other texts or another
@@ -131,11 +138,11 @@ def adapt_mlm(
     world = World(0, 1, choose_device(device))
     usual = "bf16" if world.device.type == "cuda" else "fp32"
     number_format = Precision(precision or usual, world.device)
-    encoder = SpladeEncoder(_load(backbone, compile), SpartonHead())
+    encoder = SpladeEncoder(_load(backbone, plan.objective, compile), SpartonHead())
     encoder.to(device=world.device, dtype=number_format.parameter_dtype)
     length = min(plan.length, encoder.backbone.max_length)
     training, held_out = _split(tokenize(texts, encoder.tokenizer, length), plan.seed)
-    model = _Model(encoder, held_out, length, plan.active_terms, Path(output))
+    model = _Model(encoder, held_out, length, plan, Path(output))
     before = model.measure()
     settings = LoopSettings(
         plan.steps, max(1, plan.steps // _LOG_LINES), checkpoint_every=checkpoint_every
@@ -153,7 +160,7 @@ class _Model:
     encoder: SpladeEncoder
     held_out: TokenBatch
     length: int
-    active_terms: int
+    plan: Plan
     output: Path
     shift: float = 0.0
 
@@ -161,33 +168,70 @@ class _Model:
     def measure(self) -> HeldOut:
         """Loss and accuracy on the held-out texts, always with the same tokens hidden."""
         backbone, generator = self.encoder.backbone.eval(), torch.Generator().manual_seed(0)
-        masked = hide(self.held_out, backbone.tokenizer, generator).to(self.encoder.device)
-        logits = hidden_logits(backbone, masked).float()
-        right = (logits.argmax(1) == masked.targets).float().mean().item()
-        return HeldOut(F.cross_entropy(logits, masked.targets).item(), right)
+        masked = to_predict(self.plan.objective, self.held_out, backbone.tokenizer, generator).to(
+            self.encoder.device
+        )
+        states = backbone(masked.tokens)[masked.places]
+        loss, right = (each.item() for each in predict(backbone.decoder, states, masked.targets))
+        return HeldOut(loss / max(len(states), 1), right / max(len(states), 1))
 
     def save(self, _: nn.Module, __: Path) -> None:
         """Write the model to ``output`` and not into the folder of the run, with its active terms
         levelled."""
-        tokens = self.held_out.to(self.encoder.device)
-        self.shift = level_active_terms(self.encoder.backbone, tokens, self.active_terms)
+        tokens, backbone = self.held_out.to(self.encoder.device), self.encoder.backbone
+        if is_causal_lm(backbone.model.config):
+            start_logits(backbone, center=True)
+        if backbone.decoder.bias is None:
+            backbone.add_logit_bias(torch.zeros(backbone.decoder.out_features))
+        self.shift = level_active_terms(backbone, tokens, self.plan.active_terms)
         lengths = {"query_length": self.length, "document_length": self.length}
         save_encoder(self.encoder, self.output, **lengths)
 
 
-def _load(backbone: str | Path | Backbone | None, compile: bool) -> Backbone:
+def _load(backbone: str | Path | Backbone | None, objective: Objective, compile: bool) -> Backbone:
     if isinstance(backbone, Backbone):
         refuse_ignored("a loaded backbone", compile=compile or None)
     elif backbone is None:
         backbone = minilm(compile=compile)
-    else:
+    elif objective == "mlm":
         backbone = pretrained(str(backbone), compile=compile)
-    if backbone.decoder.bias is None:
+    else:
+        attention: Attention = "causal" if objective == "clm" else "bidirectional"
+        backbone = pretrained(
+            str(backbone), attention=attention, special_tokens="none", compile=compile
+        )
+    _check_objective(backbone, objective)
+    return backbone
+
+
+def _check_objective(backbone: Backbone, objective: Objective) -> None:
+    """Refuse a model that does not predict as the objective asks it to."""
+    kind = type(backbone.model).__name__
+    if is_causal_lm(backbone.model.config) != (objective != "mlm"):
+        others = "mlm" if objective != "mlm" else "mntp or clm"
+        raise ArgumentError(
+            "{objective} is for {} language models, and {} is none: choose {}",
+            "masked" if objective == "mlm" else "causal",
+            kind,
+            others,
+            objective=objective,
+        )
+    if objective != "mlm" and backbone.is_causal != (objective == "clm"):
+        wanted = "causal" if objective == "clm" else "bidirectional"
+        raise ArgumentError(
+            "{objective} needs attention that is {}: load {} with attention={!r}",
+            wanted,
+            kind,
+            wanted,
+            objective=objective,
+        )
+    if objective != "clm":
+        mask_token(backbone.tokenizer)
+    if objective == "mlm" and backbone.decoder.bias is None:
         raise ValueError(
             f"the decoder of {type(backbone.model).__name__} has no bias, by which the number of "
             "active terms is set: choose a backbone that has one"
         )
-    return backbone
 
 
 def tokenize(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int) -> TokenBatch:
@@ -217,27 +261,29 @@ def _build_trainer(
     encoder, backbone = model.encoder, model.encoder.backbone
     adamw = partial(
         torch.optim.AdamW,
-        lr=plan.head_lr,
+        lr=plan.head_lr if plan.objective == "mlm" else plan.lr,
         betas=(0.9, 0.98),
         fused=world.device.type == "cuda",
     )
     body = f"backbone.model.{backbone.model.base_model_prefix}"
     return Trainer(
-        step=MaskedLanguageStep(encoder, world, number_format, plan.seed),
+        step=MaskedLanguageStep(encoder, plan, world, number_format),
         optimizer=build_optimizer(encoder, adamw, 0.01, {body: plan.lr}),
         schedule=LinearSchedule(plan.warmup),
         settings=settings,
         folder=model.output.with_name(f"{model.output.name}.run"),
-        meter=ThroughputMeter(world.device, lambda mean, _: _flops_per_token(backbone, mean)),
+        meter=ThroughputMeter(
+            world.device, lambda mean, _: _flops_per_token(backbone, plan.objective, mean)
+        ),
         save_model=model.save,
         identity=identity,
     )
 
 
-def _flops_per_token(backbone: Backbone, sequence_length: float) -> float:
-    """Model FLOPs per real token of a step, of which few pass through the decoder."""
+def _flops_per_token(backbone: Backbone, objective: Objective, sequence_length: float) -> float:
+    """Model FLOPs per real token of a step, of which few may pass through the decoder."""
     decoder = 6.0 * backbone.decoder.weight.numel()
-    return EncoderBody.flops_per_token(backbone, sequence_length) + CHOSEN * decoder
+    return EncoderBody.flops_per_token(backbone, sequence_length) + CHOSEN[objective] * decoder
 
 
 def _train(

@@ -1,22 +1,22 @@
-"""Masked-language modelling: its plan, its batches, and a step for the training loop.
+"""Language modelling on texts: its plan, its batches, and a step for the training loop.
 
-T packed tokens, M hidden ones, N texts, V vocabulary.
+T packed tokens, M predicted ones, N texts, D hidden width.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sparton.arguments import ArgumentError, refuse_below
 from sparton.datasets.permutation import derive_key, permute
 from sparton.packing import cu_seqlens_of, ranges_within
+from sparton.pipelines.language_loss import language_loss
 from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.schedules import LinearSchedule
@@ -26,34 +26,44 @@ from sparton.types import Side, TokenBatch
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from sparton.models.backbone import Backbone
     from sparton.models.splade import SpladeEncoder
 
-CHOSEN = 0.15  # of the tokens
+Objective = Literal["mlm", "mntp", "clm"]
+# Of the tokens, so many are predicted.
+CHOSEN: dict[Objective, float] = {"mlm": 0.15, "mntp": 0.2, "clm": 1.0}
+BLANK = "_"  # hides tokens where a tokenizer has no mask token, as in LLM2Vec
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a head is trained.
+    """How a language model is trained.
 
     Attributes:
+        objective: "mlm", hidden tokens are predicted where they stand (Devlin et al., 2019);
+            "mntp", where the token before them stands, as causal language models predict, by one
+            that is made bidirectional (BehnamGhader et al., LLM2Vec, arXiv 2404.05961); or "clm",
+            every token is predicted from those before it.
         steps: optimizer steps.
         batch_tokens: bound of the tokens of a step, unless a single text has more.
         length: tokens at which texts are cut, at most those that the model supports.
-        lr, head_lr: largest learning rates of AdamW, of the body and of the head.
+        lr, head_lr: largest learning rates of AdamW, of the body and of the head; of a causal
+            language model, whose head is its decoder alone, ``lr`` is that of all.
+        relu_weight: see :func:`~sparton.pipelines.language_loss.language_loss`; 1 in CSPLADE.
         warmup: share of the steps in which they grow; then they fall to 0, both linearly.
         active_terms: of a held-out text, on average, when all is done.
         seed: of the order of the texts, of what is hidden, and of dropout.
 
     Raises:
-        ArgumentError: a number out of range.
+        ArgumentError: a number out of range, or an objective that does not exist.
     """
 
+    objective: Objective = "mlm"
     steps: int = 3000
     batch_tokens: int = 65_536
     length: int = 256
     lr: float = 2e-4
     head_lr: float = 1e-3
+    relu_weight: float = 0.0
     warmup: float = 0.06
     active_terms: int = 400
     seed: int = 0
@@ -61,6 +71,11 @@ class Plan:
     def __post_init__(self) -> None:
         counts = ("steps", "batch_tokens", "length", "active_terms")
         refuse_below(1, **{name: getattr(self, name) for name in counts})
+        refuse_below(0, relu_weight=self.relu_weight)
+        if self.objective not in (known := get_args(Objective)):
+            raise ArgumentError(
+                "{objective} is not one of {}", ", ".join(known), objective=self.objective
+            )
         for name in ("lr", "head_lr"):
             if not getattr(self, name) > 0:
                 value = getattr(self, name)
@@ -79,8 +94,8 @@ class TextBatch(NamedTuple):
 
 
 class Masked(NamedTuple):
-    """Tokens with some of them hidden: their places int64 ``[M]``, and what stood there, int64
-    ``[M]``."""
+    """Tokens, some of them perhaps hidden; from the states at which places, int64 ``[M]``, others
+    are predicted; and these, int64 ``[M]``."""
 
     tokens: TokenBatch
     places: Tensor
@@ -93,19 +108,19 @@ class Masked(NamedTuple):
 
 @dataclass
 class MaskedLanguageStep:
-    """Accumulates into ``.grad`` the gradient of the mean cross-entropy of hidden tokens.
+    """Accumulates into ``.grad`` the gradient of the mean cross-entropy of predicted tokens.
 
     Attributes:
         encoder: whose backbone learns.
+        plan: says what is predicted; what is hidden, and dropout, are functions of its seed and of
+            the step: a resumed run repeats an uninterrupted one.
         world: of one process.
-        seed: what is hidden, and dropout, are functions of (seed, step): a resumed run repeats an
-            uninterrupted one.
     """
 
     encoder: "SpladeEncoder"
+    plan: Plan
     world: World
     precision: Precision
-    seed: int = 0
 
     def __call__(self, batch: TextBatch, step: int, scale: Scale = unscaled) -> StepOutput:
         """
@@ -114,40 +129,65 @@ class MaskedLanguageStep:
             step: decides what is hidden.
             scale: multiplies the loss before it is differentiated, for fp16.
         """
-        seed = int(derive_key(self.seed, step)[0] >> np.uint64(1))
+        seed = int(derive_key(self.plan.seed, step)[0] >> np.uint64(1))
         torch.manual_seed(seed)
         backbone = self.encoder.backbone
-        masked = hide(batch.tokens, backbone.tokenizer, torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        masked = to_predict(self.plan.objective, batch.tokens, backbone.tokenizer, generator)
         masked = masked.to(self.world.device)
         with self.precision.autocast():
-            logits = hidden_logits(backbone, masked)
+            states = backbone(masked.tokens)[masked.places]
+            total = language_loss(backbone.decoder, states, masked.targets, self.plan.relu_weight)
         # A batch of which nothing was chosen has no loss, and no mean.
-        total = F.cross_entropy(logits.float(), masked.targets, reduction="sum")
         loss = total / max(len(masked.targets), 1)
         scale(loss).backward()
         return StepOutput(loss.detach())
 
 
-def hide(
-    tokens: TokenBatch, tokenizer: "PreTrainedTokenizerFast", generator: torch.Generator
+def to_predict(
+    objective: Objective,
+    tokens: TokenBatch,
+    tokenizer: "PreTrainedTokenizerFast",
+    generator: torch.Generator,
 ) -> Masked:
-    """Choose 15 % of the tokens, special ones excepted; replace 80 % of these by the mask token
-    and 10 % by a random one, and leave 10 % as they are (Devlin et al., 2019)."""
+    """What is predicted of texts, and from where.
+
+    Of the tokens, special ones excepted, 15 % are chosen for "mlm" and 20 % for "mntp". Of these,
+    80 % are replaced by the mask token and 10 % by a random one, and 10 % stay (Devlin et al.,
+    2019). For "clm" all are chosen, and nothing is replaced. What is predicted from the token
+    before it is never the first of a text.
+    """
     ids = tokens.input_ids
     special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
-    chosen = (torch.rand(ids.shape, generator=generator) < CHOSEN) & ~special
+    chosen = (torch.rand(ids.shape, generator=generator) < CHOSEN[objective]) & ~special
+    if objective != "mlm":
+        chosen &= tokens.position_ids > 0
     places = chosen.nonzero().squeeze(1)
+    if objective == "clm":
+        return Masked(tokens, places - 1, ids[places])
     fate = torch.rand(places.shape, generator=generator)
     noise = torch.randint(len(tokenizer), places.shape, generator=generator)
     targets = ids[places]
-    shown = torch.where(fate < 0.8, tokenizer.mask_token_id, noise)
+    shown = torch.where(fate < 0.8, mask_token(tokenizer), noise)
     shown = torch.where(fate < 0.9, shown, targets)
-    return Masked(tokens._replace(input_ids=ids.index_copy(0, places, shown)), places, targets)
+    hidden = tokens._replace(input_ids=ids.index_copy(0, places, shown))
+    return Masked(hidden, places - 1 if objective == "mntp" else places, targets)
 
 
-def hidden_logits(backbone: "Backbone", masked: Masked) -> Tensor:
-    """Logits ``[M, V]`` at the hidden places alone: 15 % of the decoder's work and memory."""
-    return backbone.decoder(backbone(masked.tokens)[masked.places])
+def mask_token(tokenizer: "PreTrainedTokenizerFast") -> int:
+    """Id of the token that hides others: the mask token, or an underscore where there is none.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    if tokenizer.mask_token_id is not None:
+        return tokenizer.mask_token_id
+    if BLANK not in (vocabulary := tokenizer.get_vocab()):
+        raise ValueError(
+            f"the tokenizer has neither a mask token nor the token {BLANK!r} to hide others with: "
+            "give it one (tokenizer.mask_token)"
+        )
+    return vocabulary[BLANK]
 
 
 def shuffled_batches(

@@ -132,7 +132,8 @@ def _terms_warning(
     if figures["active_terms"] > 0.5 * vocabulary_size and not falling:
         return (
             f"a {side} has {figures['active_terms']:,.0f} active terms of {vocabulary_size:,} and "
-            "they do not get fewer: raise the regularizer's weight or shorten its ramp"
+            "they do not get fewer: raise the regularizer's weight, shorten its ramp, or let the "
+            "logits start lower (center, logit_shift)"
         )
     return None
 

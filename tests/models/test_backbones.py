@@ -21,9 +21,9 @@ from sparton.models.backbones import (
     pretrained,
     random_bert,
     random_xlm_roberta,
-    rescale_logits,
     tiny,
 )
+from sparton.models.logits import start_logits
 from sparton.types import TokenBatch
 
 TEXTS = ["The quick fox jumps", "a lazy Fox sleeps", "the dog barks at the fox"]
@@ -130,7 +130,7 @@ def test_minilm_names_the_missing_package(monkeypatch):
 def test_rescaled_logits_survive_in_a_stock_checkpoint(family, build_mlm, tokenizer, tmp_path):
     shift = 0.0 if build_mlm(family).get_output_embeddings().bias is None else -3.0
     plain, scaled = (Backbone(build_mlm(family), tokenizer) for _ in range(2))
-    rescale_logits(scaled, 1 / 16, shift)
+    start_logits(scaled, scale=1 / 16, shift=shift)
     with scaled.decoder_in_place() as mlm:
         mlm.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -4,26 +4,20 @@ The other side of each comparison is transformers' own model, given every text b
 """
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import bare, pretrained, word_tokenizer
-from sparton.models.body import without_attention_dropout
-from sparton.models.causal_lm import set_attention, set_special_tokens
+from sparton.models.causal_lm import set_special_tokens
 from sparton.models.checkpoint import load_lm
 from sparton.models.colbert import ColbertHead
-from sparton.models.encoder import Encoder
-from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.folders import load_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
-from sparton.representations import Representations
 from tests.models.alone import (
     alone,
     assert_same_logits_and_gradients,
@@ -31,67 +25,9 @@ from tests.models.alone import (
     close,
     states_attending,
 )
+from tests.models.causal_lms import ARCHITECTURES, ATTENTIONS, TEXTS, WORDS, build, encode, saved
 
-WINDOW = {"sliding_window": 4}
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "gemma": {},
-    "gemma2": {**WINDOW, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 5.0},
-    "gemma3_text": WINDOW,
-    "gpt_neox": {},
-    "granite": {"logits_scaling": 2.0},
-    "llama": {},
-    "mistral": WINDOW,
-    "olmo2": {},
-    "phi3": WINDOW,
-    "qwen2": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
-    "qwen3": {"head_dim": 16},
-    "smollm3": {},
-}
-ATTENTIONS = ("bidirectional", "causal")
 LENGTHS = (3, 1, 30, 2, 17)
-TEXTS = ["w7 w9 w30", "w12", "w44 w45 w8 w9 w10 w11 w12"]
-WORDS = [f"w{row}" for row in range(5, 60)]
-
-
-def build(architecture: str, attention: str | None, **others: Any) -> PreTrainedModel:
-    options = {
-        "vocab_size": 60,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 48,
-        "max_position_embeddings": 96,
-        "pad_token_id": 0,
-        "bos_token_id": 2,
-        "eos_token_id": 3,
-        **ARCHITECTURES[architecture],
-        **others,
-    }
-    config = without_attention_dropout(AutoConfig.for_model(architecture, **options))
-    set_attention(config, attention, architecture)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(5)
-    return model.eval()
-
-
-@torch.no_grad()
-def saved(model: PreTrainedModel, head: nn.Module, path: Path) -> tuple[Encoder, Representations]:
-    """An encoder that was saved there, and what it makes of :data:`TEXTS`."""
-    encoder = build_encoder(Backbone(model, word_tokenizer(WORDS, 96)), head).eval()
-    save_encoder(encoder, path, query_length=16, document_length=32)
-    return encoder, encode(encoder)
-
-
-@torch.no_grad()
-def encode(encoder: Encoder) -> Representations:
-    tokenizer = PackedTokenizer(encoder.tokenizer, 16, 32)
-    return encoder.eval().encode(tokenizer.documents(TEXTS), "document")
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)

@@ -81,5 +81,5 @@ def test_a_head_of_another_kind_is_refused(tmp_path):
 
 
 def test_a_pooling_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="pooling='max' is not one of mean, cls"):
+    with pytest.raises(ValueError, match="pooling='max' is not one of mean, cls, last"):
         make_encoder(Pooling("max"))

@@ -14,13 +14,14 @@ def states() -> torch.Tensor:
     return torch.randn(TOKENS.num_tokens, 6, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls"])
+@pytest.mark.parametrize("mode", ["mean", "cls", "last"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_pooling_and_its_gradient(mode, normalize):
     hidden, copy = states().requires_grad_(), states().requires_grad_()
     rows = []
     for part in copy.split(LENGTHS):
-        row = (part.mean(0) if mode == "mean" else part[0]) if len(part) else torch.zeros(6)
+        pool = {"mean": part.mean(0), "cls": part[:1].sum(0), "last": part[-1:].sum(0)}
+        row = pool[mode] if len(part) else torch.zeros(6)
         rows.append(row / row.norm().clamp(min=1e-12) if normalize else row)
     expected = torch.stack(rows)
     actual = Pooling(mode, normalize)(hidden, TOKENS)
@@ -33,7 +34,7 @@ def test_pooling_and_its_gradient(mode, normalize):
     assert hidden.grad.any()
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls"])
+@pytest.mark.parametrize("mode", ["mean", "cls", "last"])
 def test_16_bit_states_are_averaged_in_fp32(mode):
     hidden = states().bfloat16()
     actual = Pooling(mode)(hidden, TOKENS)
@@ -41,13 +42,13 @@ def test_16_bit_states_are_averaged_in_fp32(mode):
     torch.testing.assert_close(actual, Pooling(mode)(hidden.float(), TOKENS), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("mode", ["mean", "cls"])
+@pytest.mark.parametrize("mode", ["mean", "cls", "last"])
 def test_texts_without_any_token_are_zeros(mode):
     tokens = TokenBatch.from_lists([[], []])
     assert torch.equal(Pooling(mode)(torch.zeros(0, 6), tokens), torch.zeros(2, 6))
 
 
 def test_other_poolings_are_refused():
-    with pytest.raises(ValueError, match="pooling='max' is not one of mean, cls"):
+    with pytest.raises(ValueError, match="pooling='max' is not one of mean, cls, last"):
         pooling_mode("max")
     assert pooling_mode("cls") == "cls"

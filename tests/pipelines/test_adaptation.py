@@ -13,12 +13,12 @@ from sparton.models.backbones import pretrained, tiny
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
-from sparton.pipelines import adapt_mlm
+from sparton.pipelines import adapt_lm
 from sparton.pipelines.masked_language import (
     MaskedLanguageStep,
     Plan,
-    hide,
     shuffled_batches,
+    to_predict,
 )
 from sparton.training.state import CheckpointError
 from sparton.types import TokenBatch
@@ -48,7 +48,7 @@ def start(tmp_path) -> Path:
 def test_some_steps_teach_the_pairs_and_the_result_loads(start, tmp_path):
     plan = replace(SHORT, steps=150, batch_tokens=1024)
     output = tmp_path / "adapted"
-    adapted = adapt_mlm(TEXTS, output, backbone=start, plan=plan, progress=False)
+    adapted = adapt_lm(TEXTS, output, backbone=start, plan=plan, progress=False)
     assert adapted.texts == 400
     assert adapted.after.loss < 0.25 * adapted.before.loss
 
@@ -90,20 +90,20 @@ def stopping_at(step: int, monkeypatch) -> list[int]:
 
 def test_a_stopped_adaptation_goes_on_to_the_same_weights(start, tmp_path, monkeypatch, capsys):
     settings = {"backbone": start, "plan": SHORT, "checkpoint_every": 2, "progress": False}
-    adapt_mlm(TEXTS, tmp_path / "whole", **settings)
+    adapt_lm(TEXTS, tmp_path / "whole", **settings)
     stopped = tmp_path / "stopped"
     with monkeypatch.context() as patched:
         assert stopping_at(5, patched) == []
         with pytest.raises(KeyboardInterrupt):
-            adapt_mlm(TEXTS, stopped, **settings)
+            adapt_lm(TEXTS, stopped, **settings)
     assert not stopped.exists()
     with pytest.raises(CheckpointError, match=r"seed=1 \(was 0\)"):
-        adapt_mlm(TEXTS, stopped, **settings | {"plan": replace(SHORT, seed=1)})
+        adapt_lm(TEXTS, stopped, **settings | {"plan": replace(SHORT, seed=1)})
     with pytest.raises(CheckpointError, match="texts="):
-        adapt_mlm(TEXTS[1:], stopped, **settings)
+        adapt_lm(TEXTS[1:], stopped, **settings)
     with monkeypatch.context() as patched:
         begun = stopping_at(-1, patched)
-        adapted = adapt_mlm(TEXTS, stopped, **settings)
+        adapted = adapt_lm(TEXTS, stopped, **settings)
     assert begun == [4, 5, 6, 7]
     assert capsys.readouterr().out == ""
     assert adapted.before.loss != adapted.after.loss
@@ -112,23 +112,23 @@ def test_a_stopped_adaptation_goes_on_to_the_same_weights(start, tmp_path, monke
     losses = [[line["loss"] for line in records(tmp_path / name)] for name in ("whole", "stopped")]
     assert losses[0] == losses[1] and len(losses[0]) == SHORT.steps
     assert not list((tmp_path / "stopped.run").glob("checkpoints"))
-    other = adapt_mlm(TEXTS, tmp_path / "other", **settings | {"plan": replace(SHORT, seed=1)})
+    other = adapt_lm(TEXTS, tmp_path / "other", **settings | {"plan": replace(SHORT, seed=1)})
     assert other.after != adapted.after, "chance has a say"
 
 
 def test_a_loaded_backbone_is_adapted_too(start, tmp_path):
     backbone = pretrained(str(start))
-    adapted = adapt_mlm(TEXTS, tmp_path / "by-object", backbone=backbone, plan=SHORT)
-    again = adapt_mlm(TEXTS, tmp_path / "by-name", backbone=start, plan=SHORT)
+    adapted = adapt_lm(TEXTS, tmp_path / "by-object", backbone=backbone, plan=SHORT)
+    again = adapt_lm(TEXTS, tmp_path / "by-name", backbone=start, plan=SHORT)
     assert adapted == again
     expected, found = weights(tmp_path / "by-name"), weights(tmp_path / "by-object")
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
     with pytest.raises(ValueError, match="a loaded backbone ignores compile"):
-        adapt_mlm(TEXTS, tmp_path / "x", backbone=backbone, compile=True)
+        adapt_lm(TEXTS, tmp_path / "x", backbone=backbone, compile=True)
 
 
 def test_the_log_has_what_trainings_log(start, tmp_path, capsys):
-    adapt_mlm(TEXTS, tmp_path / "adapted", backbone=start, plan=SHORT)
+    adapt_lm(TEXTS, tmp_path / "adapted", backbone=start, plan=SHORT)
     first, *_, last = records(tmp_path / "adapted")
     assert {"loss", "gradient_norm", "tokens_per_second", "step_ms"} <= set(first)
     assert first["learning_rate"] == first["learning_rate_backbone.model.bert"] == 0.01
@@ -159,7 +159,7 @@ def test_what_is_hidden():
     tokenizer = tiny(TEXTS, hidden_size=16, layers=1).tokenizer
     ids = tokenizer([sentence(row) for row in range(400)])["input_ids"]
     tokens = TokenBatch.from_lists(ids)
-    masked = hide(tokens, tokenizer, torch.Generator().manual_seed(0))
+    masked = to_predict("mlm", tokens, tokenizer, torch.Generator().manual_seed(0))
     assert torch.equal(tokens.input_ids[masked.places], masked.targets)
     regular = ~torch.isin(tokens.input_ids, torch.tensor(tokenizer.all_special_ids))
     assert regular[masked.places].all()
@@ -178,6 +178,8 @@ def test_what_is_hidden():
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"active_terms": 0}, "active_terms=0 must be at least 1"),
         ({"lr": 0.0}, "lr=0.0 must be positive"),
+        ({"relu_weight": -1.0}, "relu_weight=-1.0 must be at least 0"),
+        ({"objective": "nsp"}, "objective='nsp' is not one of mlm, mntp, clm"),
         ({"warmup": 1.0}, r"warmup=1.0 must be a share of the steps in \[0, 1\)"),
     ],
 )
@@ -188,9 +190,9 @@ def test_plans_that_cannot_work_are_refused(settings, message):
 
 def test_collections_and_models_without_what_is_needed_are_refused(start, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="there are no texts to learn from"):
-        adapt_mlm(["", " "], tmp_path / "x", backbone=start)
+        adapt_lm(["", " "], tmp_path / "x", backbone=start)
     backbone = pretrained(str(start))
     backbone.decoder.bias = None
     with pytest.raises(ValueError, match="has no bias, by which the number of active terms"):
-        adapt_mlm(TEXTS, tmp_path / "x", backbone=backbone)
+        adapt_lm(TEXTS, tmp_path / "x", backbone=backbone)
     assert not (tmp_path / "x.run").exists()

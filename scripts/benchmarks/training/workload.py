@@ -17,9 +17,9 @@ from benchmarks.words import AROUND, Frequencies
 from sparton.models.backbones import (
     SPECIAL_TOKENS,
     random_bert,
-    rescale_logits,
     start_near_identity,
 )
+from sparton.models.logits import start_logits
 
 PAIRS, MINIATURE_PAIRS = 32_768, 400
 # Of all logits: of BERT-base it leaves about 40 terms of a query active, and 150 of a document.
@@ -40,7 +40,7 @@ def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -
     if activity == OWN_WORDS:
         start_near_identity(backbone, bias=_MINIATURE_BIAS if miniature else _BIAS)
     else:  # at their own scale random terms would give losses of several hundred
-        rescale_logits(backbone, 1 / 16)
+        start_logits(backbone, scale=1 / 16)
     with backbone.decoder_in_place() as model:
         model.save_pretrained(folder)
     backbone.tokenizer.save_pretrained(folder)

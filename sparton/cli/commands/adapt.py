@@ -1,11 +1,15 @@
-"""Give MiniLM a masked-language-modelling head by training on the documents of BEIR-layout folders.
+"""Give MiniLM a masked-language-modelling head by training on the documents of BEIR-layout folders,
+or adapt another language model to them.
 
     sparton adapt --output models/minilm-mlm data/squad data/acl_title_abstract
     sparton train backbone=bert_base backbone.name=models/minilm-mlm
 
-Only corpus files are read, no queries and no judgments. Masked-language modelling leaves the level
-of the logits open (softmax does not see a constant), while SPLADE cuts them at zero; the decoder's
-bias is therefore shifted at the end so that held-out texts have --active-terms terms on average.
+    sparton adapt --objective mntp --backbone NAME --output models/mntp data/squad
+    sparton train backbone=causal_lm backbone.name=models/mntp
+
+Only corpus files are read, no queries and no judgments. Language modelling leaves the level of the
+logits open (softmax does not see a constant), while SPLADE cuts them at zero; the decoder's bias is
+therefore shifted at the end so that held-out texts have --active-terms terms on average.
 The folder <output>.run has the log; from its checkpoints the same command goes on where it was
 stopped.
 """
@@ -25,12 +29,21 @@ def main(arguments: Sequence[str]) -> None:
         "corpora", nargs="+", type=Path, help="folders with corpus.jsonl[.gz], or such files"
     )
     parser.add_argument("--output", type=Path, required=True, help="folder of the model")
-    parser.add_argument("--backbone", help="start from this masked-LM folder instead of MiniLM")
+    parser.add_argument("--backbone", help="start from this language model instead of MiniLM")
+    parser.add_argument(
+        "--objective",
+        default="mlm",
+        help="mlm: of a masked language model; of a causal one mntp, which makes it bidirectional, "
+        "or clm",
+    )
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--length", type=int, default=256, help="longest text in tokens")
     parser.add_argument("--lr", type=float, default=2e-4, help="of the pretrained weights")
-    parser.add_argument("--head-lr", type=float, default=1e-3, help="of the new head")
+    parser.add_argument("--head-lr", type=float, default=1e-3, help="of the new head, with mlm")
+    parser.add_argument(
+        "--relu-weight", type=float, default=0.0, help="of a loss that readies logits for SPLADE"
+    )
     parser.add_argument("--warmup", type=float, default=0.06, help="share of the steps")
     parser.add_argument("--active-terms", type=int, default=400)
     parser.add_argument("--checkpoint-every", type=int, default=500, help="steps")
@@ -51,13 +64,13 @@ def main(arguments: Sequence[str]) -> None:
         # Only now, as it takes seconds: what is wrong so far has been said.
         import transformers
 
-        from sparton.pipelines import adapt_mlm
+        from sparton.pipelines import adapt_lm
 
         transformers.utils.logging.disable_progress_bar()
-        adapted = adapt_mlm(texts, plan=plan, **settings)
+        adapted = adapt_lm(texts, plan=plan, **settings)
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{adapted.texts:,} texts")
     for when, (loss, accuracy) in (("before", adapted.before), ("after", adapted.after)):
-        console.print(f"{when}: held-out loss {loss:.3f}, {accuracy:.1%} of hidden tokens right")
+        console.print(f"{when}: held-out loss {loss:.3f}, {accuracy:.1%} of predicted tokens right")
     console.print(f"decoder bias shifted by {adapted.shift:+.2f}: {plan.active_terms} active terms")
     console.print(f"written to {settings['output']}")

@@ -19,6 +19,7 @@ if importlib.util.find_spec("sentence_transformers") is None:
     )
 
 from sparton.integrations.sentence_transformers.fusing import fuse, unfuse
+from sparton.integrations.sentence_transformers.logit_bias import LogitBias
 from sparton.integrations.sentence_transformers.scores import (
     colbert_kd_scores,
     colbert_scores,
@@ -30,6 +31,7 @@ from sparton.integrations.sentence_transformers.scores import (
 )
 
 __all__ = [
+    "LogitBias",
     "colbert_kd_scores",
     "colbert_scores",
     "colbert_scores_pairwise",

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sparton.models.asymmetric import AsymmetricEncoder
+from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody
+from sparton.models.causal_lm import is_causal_lm
 from sparton.models.colbert import ColbertEncoder
 from sparton.models.csr import AutoencoderEncoder
 from sparton.models.dense import DenseEncoder
@@ -94,7 +96,9 @@ def _front_matter(origin: Origin, kind: Kind, name: str) -> str:
 
 def _body(encoder: Encoder, kind: Kind, name: str, lengths: Lengths) -> str:
     rows = "\n".join(f"| {label} | {value} |" for label, value in _facts(encoder, lengths))
-    own = any(pooling_type(each) == OWN_POOLING for each in _splade_heads(encoder))
+    own = any(pooling_type(each) == OWN_POOLING for each in _splade_heads(encoder)) or any(
+        each.logit_bias is not None for each in _backbones(encoder)
+    )
     return f"""# {name}
 
 A {kind.title}, trained with [sparton](https://pypi.org/project/sparton/).
@@ -155,6 +159,16 @@ def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
             facts.append((f"before a {side}", f"`{prompt}`"))
     if not encoder.markup.include_prompt and isinstance(encoder, POOLED_BY_SPLADE):
         facts.append(("pooled", "what follows a prompt; sentence-transformers pools all tokens"))
+    if encoder.markup.echo is not None:
+        facts.append(
+            (
+                "read twice",
+                f"with `{encoder.markup.echo}` between, and the second copy pooled; "
+                "sentence-transformers reads texts once, and scores other than here",
+            )
+        )
+    if any(is_causal_lm(each.model.config) for each in _backbones(encoder)):
+        facts.append(("logits", "of all tokens: sentence-transformers reads them from 6.2 on"))
     for head in _splade_heads(encoder):
         if head.token_topk is not None:
             facts.append(("terms of each token", f"the {head.token_topk} largest"))
@@ -171,6 +185,11 @@ def _base_of_adapters(encoder: Encoder) -> Source | None:
     """The model without which a folder of adapters is none; None for complete folders."""
     bodies = (part for part in encoder.modules() if isinstance(part, EncoderBody))
     return next((each.base for each in bodies if each.saves_adapters_alone), None)
+
+
+def _backbones(encoder: Encoder) -> list[Backbone]:
+    """Those with a decoder, of which logits are read."""
+    return [each for each in encoder.modules() if isinstance(each, Backbone)]
 
 
 def _splade_heads(encoder: Encoder) -> list[SpladeHead]:

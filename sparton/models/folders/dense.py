@@ -40,6 +40,7 @@ POOLING_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+THEIR_LAST = POOLING_KEYS["pooling_mode_lasttoken"]  # our "last"
 
 
 def save_dense(
@@ -69,9 +70,9 @@ def load_dense(
         options: see :class:`~sparton.types.BodyOptions`.
 
     Raises:
-        ValueError: the folder composes other modules, another pooling than mean and cls or than
-            the given one, a similarity other than cosine and dot product, or a ``truncate_dim``
-            that is none, or its weights are damaged or incomplete.
+        ValueError: the folder composes other modules, another pooling than mean, cls and last
+            or than the given one, a similarity other than cosine and dot product, or a
+            ``truncate_dim`` that is none, or its weights are damaged or incomplete.
         OSError: files are missing.
     """
     source = Source.of(name)
@@ -107,6 +108,7 @@ def write_dense(
         "pooling_mode_mean_tokens": encoder.pooling.mode == "mean",
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
+        "pooling_mode_lasttoken": encoder.pooling.mode == "last",
         "include_prompt": encoder.markup.include_prompt,
     }
     write_json(path, files)
@@ -184,6 +186,7 @@ def _pooling(content: Fields, normalize: bool) -> Pooling:
     else:
         modes = [mode for key, mode in POOLING_KEYS.items() if content.get(key, bool)]
     try:
-        return Pooling(pooling_mode("+".join(modes or ["mean"])), normalize)
+        name = "+".join(modes or ["mean"])
+        return Pooling("last" if name == THEIR_LAST else pooling_mode(name), normalize)
     except ValueError as error:
         raise ValueError(f"{content.place}: {error}") from None

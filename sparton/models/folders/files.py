@@ -202,24 +202,28 @@ def _describe_base(body: EncoderBody) -> dict[str, Any]:
 
 def describe_own(lengths: Lengths, markup: Markup) -> dict[str, Any]:
     """The ``sparton.json`` of a SPLADE model: what sentence-transformers has no words for. Its
-    SpladePooling knows no ``include_prompt`` and pools prompts in any case."""
-    return {
+    SpladePooling knows no ``include_prompt`` and pools prompts in any case, and no text is read
+    twice there."""
+    own = {
         "query_length": lengths.query,
         "document_length": lengths.document,
         "include_prompt": markup.include_prompt,
     }
+    return own if markup.echo is None else own | {"echo": markup.echo}
 
 
 def read_prompts(source: Source) -> Markup | None:
     """What ``encode_query`` and ``encode_document`` of sentence-transformers put before texts, and
-    whether this project pools it; None where the folder does not say."""
+    whether this project pools it or repeats the text; None where the folder does not say."""
     prompts = read_description(source).object("prompts")
     if prompts is None:
         return None
+    own = source.fields("sparton.json")
     return Markup(
         query_prompt=prompts.get("query", str, ""),
         document_prompt=prompts.get("document", str, ""),
-        include_prompt=source.fields("sparton.json").get("include_prompt", bool, True),
+        include_prompt=own.get("include_prompt", bool, True),
+        echo=own.get("echo", str),
     )
 
 
@@ -233,7 +237,7 @@ def agreed_prompts(
     """
     found, given = read_prompts(source), None if head is None else head.markup
     if found is not None and given is not None:
-        keys = [f"{side}_prompt" for side in sides] + ["include_prompt"]
+        keys = [*(f"{side}_prompt" for side in sides), "include_prompt", "echo"]
         check_settings(
             source, *({key: getattr(each, key) for key in keys} for each in (given, found))
         )

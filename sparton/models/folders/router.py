@@ -42,7 +42,7 @@ from sparton.models.folders.splade import (
     describe_lm,
     describe_pooling,
     load_layout,
-    pooling_type,
+    modules_of,
     save_folding,
     splade_layout,
     transformer_type,
@@ -76,8 +76,7 @@ def save_router(
     """Fill the folder ``path``."""
     encoder.document.backbone.save(path)
     pooling = f"document_1_{class_name(POOLING)}"
-    kinds = {"": transformer_type(encoder.document), pooling: pooling_type(encoder.document.head)}
-    routes = {"document": kinds}
+    routes = {"document": modules_of(encoder.document, pooling)}
     files = {
         TRANSFORMER_FILE: describe_lm(encoder.document, document_length),
         f"{pooling}/config.json": describe_pooling(encoder.document),
@@ -88,9 +87,9 @@ def save_router(
         files[f"{folder}/config.json"] = {"frozen": encoder.query.frozen}
         _save_static(encoder.query, path / folder, query_length)
     else:
-        transformer = transformer_type(encoder.query)
-        folder, pooling = f"query_0_{class_name(transformer)}", f"query_1_{class_name(POOLING)}"
-        routes["query"] = {folder: transformer, pooling: pooling_type(encoder.query.head)}
+        folder = f"query_0_{class_name(transformer_type(encoder.query))}"
+        pooling = f"query_1_{class_name(POOLING)}"
+        routes["query"] = modules_of(encoder.query, pooling, folder)
         files[f"{folder}/{TRANSFORMER_FILE}"] = describe_lm(encoder.query, query_length)
         files[f"{pooling}/config.json"] = describe_pooling(encoder.query)
         encoder.query.backbone.save(path / folder)

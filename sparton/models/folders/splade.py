@@ -12,7 +12,13 @@ from typing import Any, NamedTuple, TypedDict, Unpack, cast
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 from sparton.models.backbone import Backbone
 from sparton.models.causal_lm import is_causal_lm
-from sparton.models.checkpoint import TRANSFORMER_FILE, load_lm, load_tokenizer
+from sparton.models.checkpoint import (
+    LOGIT_BIAS,
+    TRANSFORMER_FILE,
+    load_lm,
+    load_logit_bias,
+    load_tokenizer,
+)
 from sparton.models.folders.files import (
     DESCRIPTION,
     Lengths,
@@ -20,6 +26,7 @@ from sparton.models.folders.files import (
     agreed_prompts,
     check_active_dims,
     check_settings,
+    class_name,
     composition,
     describe_model,
     describe_own,
@@ -40,10 +47,13 @@ from sparton.types import BodyOptions
 MODULES = "sentence_transformers.sparse_encoder.models"
 POOLING_FOLDER = "1_SpladePooling"
 # The module before the pooling: of a masked language model, which versions 5 and 6 both read, and
-# of a causal one, which 6.2 reads.
+# of a causal one, which 6.2 reads. Between them a bias that the checkpoint has no place for; as no
+# library but this has such a module, none gives logits without it.
 MASKED, POOLING = f"{MODULES}.MLMTransformer", f"{MODULES}.SpladePooling"
 OWN_POOLING = "sparton.integrations.sentence_transformers.pooling.SpladePooling"
 CAUSAL = "sentence_transformers.base.modules.transformer.Transformer"
+BIAS = "sparton.integrations.sentence_transformers.LogitBias"
+KINDS = (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"])
 TASKS = ("fill-mask", "text-generation")
 
 
@@ -87,6 +97,19 @@ def save_folding(encoder: SpladeEncoder, folder: Path) -> None:
 def transformer_type(encoder: SpladeEncoder) -> str:
     """The class of sentence-transformers that gives the logits of this model."""
     return CAUSAL if is_causal_lm(encoder.backbone.model.config) else MASKED
+
+
+def modules_of(encoder: SpladeEncoder, pooling: str, folder: str = "") -> dict[str, str]:
+    """The classes of sentence-transformers that make up an encoder, by their folders.
+
+    Args:
+        pooling: folder of the last of them.
+        folder: of the checkpoint.
+    """
+    modules = {folder: transformer_type(encoder)}
+    if encoder.backbone.logit_bias is not None:
+        modules[join(folder, LOGIT_BIAS)] = BIAS
+    return modules | {pooling: pooling_type(encoder.head)}
 
 
 def pooling_type(head: SpladeHead) -> str:
@@ -187,6 +210,7 @@ def load_layout(
     backbone = Backbone(
         load_lm(source, subfolder=subfolder),
         load_tokenizer(source, subfolder=subfolder),
+        logit_bias=load_logit_bias(source, subfolder=subfolder),
         **options,
     )
     backbone.base = own_base(source, subfolder)
@@ -222,11 +246,11 @@ def describe_splade(
     encoder: SpladeEncoder, query_length: int, document_length: int
 ) -> dict[str, Any]:
     """The folder's JSON files; class paths and keys are those that versions 5 and 6 both read."""
-    parts = (("", transformer_type(encoder)), (POOLING_FOLDER, pooling_type(encoder.head)))
+    parts = modules_of(encoder, POOLING_FOLDER)
     return {
         "modules.json": [
             {"idx": row, "name": str(row), "path": folder, "type": kind}
-            for row, (folder, kind) in enumerate(parts)
+            for row, (folder, kind) in enumerate(parts.items())
         ],
         DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
         TRANSFORMER_FILE: describe_lm(encoder, query_length, document_length),
@@ -243,12 +267,13 @@ def splade_layout(source: Source, parts: Sequence[Part], *, described_in: str) -
         FileNotFoundError: a module's description is missing.
     """
     kinds = [part.kind for part in parts]
-    if kinds not in (["MLMTransformer", "SpladePooling"], ["Transformer", "SpladePooling"]):
+    has_bias = len(parts) == 3 and parts[1] == (class_name(BIAS), join(parts[0].path, LOGIT_BIAS))
+    if (kinds[::2] if has_bias else kinds) not in KINDS:
         raise ValueError(
             f"{source}/{described_in} composes {composition(parts)}; a SPLADE model is a language "
             "model's transformer followed by SpladePooling"
         )
-    transformer, pooling = (part.path for part in parts)
+    transformer, pooling = parts[0].path, parts[-1].path
     if kinds[0] == "Transformer":
         file = join(transformer, TRANSFORMER_FILE)
         task = read_module(source, file).get("transformer_task", str)
