@@ -100,7 +100,7 @@ class TokenVectors(NamedTuple):
         return TokenVectors(values, cu_seqlens, mask, self.max_seqlen, scales)
 
     def restored(self, dtype: torch.dtype = torch.float32) -> "TokenVectors":
-        """The same with vectors of a collection in FP8 in another dtype; all others stay as they are."""
+        """The same with vectors in FP8 in another dtype; all others stay as they are."""
         if self.scales is None:
             return self
         values = self.values.to(dtype).mul_(self.scales[:, None])
