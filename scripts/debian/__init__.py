@@ -1,0 +1,1 @@
+"""Pairs of a query and what answers it, out of Debian's packages."""
