@@ -31,6 +31,16 @@ class ArgumentError(ValueError):
         }
         return self._sentence.format(*self._parts, **shown)
 
+    def renamed(self, **names: str) -> "ArgumentError":
+        """The same of a function whose arguments of these names are called otherwise."""
+
+        def name(argument: str) -> str:
+            return names.get(argument, argument)
+
+        return ArgumentError(
+            "{}", self.told(name, lambda argument, value: _python(name(argument), value))
+        )
+
 
 def refuse_ignored(because: str, **arguments: object) -> None:
     """Refuse arguments that were given, which means that they are not None, and have no effect.

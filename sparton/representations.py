@@ -26,12 +26,15 @@ class TokenVectors(NamedTuple):
             the host.
         mask: bool ``[T]``, False where a token takes no part in MaxSim; None if all do.
         max_seqlen: upper bound of the texts' lengths, where the host knows it, or None.
+        scales: fp32 ``[T]``, what each vector of a collection in FP8 is to be multiplied with; None
+            of all others.
     """
 
     values: Tensor
     cu_seqlens: Tensor
     mask: Tensor | None = None
     max_seqlen: int | None = None
+    scales: Tensor | None = None
 
     @property
     def num_texts(self) -> int:
@@ -46,11 +49,13 @@ class TokenVectors(NamedTuple):
             total += part.values.shape[0]
         masks = [part.mask for part in parts if part.mask is not None]
         longest = [part.max_seqlen for part in parts if part.max_seqlen is not None]
+        scales = [part.scales for part in parts if part.scales is not None]
         return cls(
             torch.cat([part.values for part in parts]),
             torch.cat(bounds),
             torch.cat(masks) if masks else None,
             max(longest) if len(longest) == len(parts) else None,
+            torch.cat(scales) if scales else None,
         )
 
     def split(self, texts: Sequence[int], tokens: Sequence[int]) -> list["TokenVectors"]:
@@ -73,15 +78,15 @@ class TokenVectors(NamedTuple):
     def take(self, texts: Tensor) -> "TokenVectors":
         """The texts of these numbers, in the given order; -1 gives one without tokens."""
         rows, cu_seqlens = rows_of(texts, self.cu_seqlens)
-        mask = None if self.mask is None else self.mask[rows]
-        return TokenVectors(self.values[rows], cu_seqlens, mask, self.max_seqlen)
+        mask, scales = (None if x is None else x[rows] for x in (self.mask, self.scales))
+        return TokenVectors(self.values[rows], cu_seqlens, mask, self.max_seqlen, scales)
 
     def slice(self, start: int, stop: int) -> "TokenVectors":
         """Texts ``start : stop``; their vectors are not copied."""
         first, last = self.cu_seqlens[[start, stop]].tolist()
-        mask = None if self.mask is None else self.mask[first:last]
+        mask, scales = (None if x is None else x[first:last] for x in (self.mask, self.scales))
         cu_seqlens = self.cu_seqlens[start : stop + 1] - first
-        return TokenVectors(self.values[first:last], cu_seqlens, mask, self.max_seqlen)
+        return TokenVectors(self.values[first:last], cu_seqlens, mask, self.max_seqlen, scales)
 
     def first(self, width: int) -> "TokenVectors":
         """The first components of every vector, of length 1 again."""
@@ -91,8 +96,15 @@ class TokenVectors(NamedTuple):
     def to(self, device: torch.device | str) -> "TokenVectors":
         """The same on a device."""
         values, cu_seqlens = self.values.to(device), self.cu_seqlens.to(device)
-        mask = None if self.mask is None else self.mask.to(device)
-        return TokenVectors(values, cu_seqlens, mask, self.max_seqlen)
+        mask, scales = (None if x is None else x.to(device) for x in (self.mask, self.scales))
+        return TokenVectors(values, cu_seqlens, mask, self.max_seqlen, scales)
+
+    def restored(self, dtype: torch.dtype = torch.float32) -> "TokenVectors":
+        """The same with vectors in FP8 in another dtype; all others stay as they are."""
+        if self.scales is None:
+            return self
+        values = self.values.to(dtype).mul_(self.scales[:, None])
+        return self._replace(values=values, scales=None)
 
     @property
     def lengths(self) -> Tensor:

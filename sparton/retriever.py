@@ -7,21 +7,23 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sparton.arguments import ArgumentError
 from sparton.encoded import EncodedTexts, open_encoded
 from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
 from sparton.evaluation.models import choose_device, load_retriever
 from sparton.representations import Representations
 from sparton.retrieval.encoding import encode_texts
+from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Index
-from sparton.retrieval.storing import VectorDtype
-from sparton.types import Side
+from sparton.retrieval.storing import VectorDtype, query_dtype
+from sparton.types import PLURAL, Side
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from sparton.models.repository import ReadingOptions
 
 _SHOWN_FROM = 1000  # texts from which on a bar of progress is shown unless it is said
-_PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
 
 
 class Hit(NamedTuple):
@@ -130,7 +131,7 @@ class Retriever:
             max_terms=max_terms,
             vector_dtype=vector_dtype,
             pool_factor=pool_factor,
-            progress=_PLURAL[side] if shown else None,
+            progress=PLURAL[side] if shown else None,
         )
 
     def similarity(
@@ -181,13 +182,18 @@ class Retriever:
             if documents.facts.settings.side != "document":
                 raise ValueError(f"{documents.folder} holds queries, and documents are searched")
             documents.check_model(self.encoder)
-            encoded, ids = documents.representations(), documents.ids
+            ids, stored = documents.ids, documents.facts.settings.vector_dtype
+            indexed = documents.documents()
         else:
             encoded = self._encoded(documents, "document")
             if ids is not None:
                 _check_ids(ids, encoded.num_texts)
-        index = build(encoded, self.device, rerank_depth=rerank_depth)
-        return TextIndex(self, index, ids, _stored_dtype(encoded))
+            indexed, stored = Documents.of(encoded), _stored_dtype(encoded)
+        try:
+            index = build(indexed, self.device, rerank_depth=rerank_depth)
+        except ArgumentError as error:  # which names what evaluations call the builder
+            raise error.renamed(index="build") from error
+        return TextIndex(self, index, ids, query_dtype(stored))
 
     def explain(
         self, text: str, document: str | None = None, *, k: int = 20
@@ -339,9 +345,9 @@ def load(
 
 
 def _stored_dtype(documents: Representations) -> VectorDtype:
-    """In which token vectors are stored, as those of queries must be."""
-    tokens = documents.tokens
-    return "float32" if tokens is not None and tokens.values.dtype == torch.float32 else "float16"
+    if documents.tokens is None:
+        return "float16"
+    return cast(VectorDtype, str(documents.tokens.values.dtype).removeprefix("torch."))
 
 
 def _check_ids(ids: Sequence[str], num_documents: int) -> None:

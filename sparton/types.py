@@ -13,6 +13,7 @@ Side = Literal["query", "document"]
 Kind = Literal["sparse", "tokens"]
 Similarity = Literal["dot", "cosine"]
 SIDES: tuple[Side, Side] = ("query", "document")
+PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
 
 
 class TokenRows(NamedTuple):

@@ -29,6 +29,8 @@ GROUPS = {
     "evaluation": "evaluation",
     "optimizer": "optimizer",
     "scheduler": "scheduler",
+    "averaging": "averaging",
+    "refresh": "refresh",
     "logger": "logger",
     "experiment": "experiment",
     "debug": "debug",

@@ -82,11 +82,55 @@ def test_a_folder_in_the_layout_of_beir_is_encoded_and_searched(models, monkeypa
     assert [name for _, name in found] == [hit.id for hit in hits]
     monkeypatch.setattr(sys, "stdin", io.StringIO("red cat\n\ngreen\n"))
     run(monkeypatch, "search.py", "docs", "--k", 1, "--device", "cpu")
-    assert capsys.readouterr().out.count("\t") == 2
+    said = capsys.readouterr().out.splitlines()
+    assert [line.count("\t") for line in said[-4:]] == [1, 0, 1, 0], "an empty line ends each"
     run(monkeypatch, "search.py", "docs", "--queries", "toy", "--output", "run.trec", "k=2")
     rankings = dict(read_run("run.trec").rankings())
     expected = own.search([QUERIES["q0"]], 2)[0]
     assert [name for name, _ in rankings["q0"]] == [hit.id for hit in expected]
+    rows = [
+        {"docno": name, "number": row, "text": QUERIES[name]} for row, name in enumerate(QUERIES)
+    ]
+    Path("own.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    capsys.readouterr()
+    words = ["docs", "--queries", "own.jsonl", "--columns", "docno=_id"]
+    run(monkeypatch, "search.py", *words, "--k", 2, "--output", "own.trec")
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert "of 3 queries (_id, text; not used: 'number'), written to own.trec" in said
+    assert dict(read_run("own.trec").rankings()) == rankings
+
+
+def test_a_compressed_index_is_built_by_the_first_search_alone(models, monkeypatch, capsys):
+    encode(monkeypatch, models["colbert"])
+    words = ["index=docs", "query=red cat", "nbits=8", "device=cpu"]
+    run(monkeypatch, "search.py", *words)
+    first = [line for line in capsys.readouterr().out.splitlines() if "\t" in line]
+    assert [path.name for path in Path("docs/indexes").iterdir()] == [
+        "compressed-8-bits-cpu.safetensors"
+    ]
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("built again")
+
+    monkeypatch.setattr("sparton.retrieval.indexes.compression.train_codec", never)
+    run(monkeypatch, "search.py", *words)
+    assert [line for line in capsys.readouterr().out.splitlines() if "\t" in line] == first != []
+    message = "--nbits 3 must be one of (1, 2, 4, 8)"
+    assert message in refused(monkeypatch, capsys, "search.py", *words[:2], "nbits=3")
+    encode(monkeypatch, models["splade"], output="sparse")
+    said = refused(monkeypatch, capsys, "search.py", "index=sparse", *words[1:])
+    assert "--nbits 8 compresses token vectors, and sparse has none" in said
+
+
+def test_collections_of_ir_datasets_and_of_the_hub_are_encoded(models, monkeypatch, capsys):
+    from tests.datasets.test_downloads import CORPUS, write_hub
+
+    hub = write_hub(Path("hub"), {"corpus": {"test": CORPUS, "dev": CORPUS[:1]}})
+    encode(monkeypatch, models["splade"], "source=hub", "data=hub")
+    assert list(open_encoded("docs").ids) == ["d1", "d2"]
+    part = f"data={{repository: {hub}, split: dev}}"
+    encode(monkeypatch, models["splade"], "source=hub", part, output="part")
+    assert list(open_encoded("part").ids) == ["d1"]
 
 
 def test_documents_are_found_alike_where_they_were_encoded_before(models, monkeypatch, capsys):
@@ -130,8 +174,32 @@ def test_documents_are_found_alike_where_they_were_encoded_before(models, monkey
     assert "document 4 is 'd4' and not 'd5'" in told("documents=splade")
     write_beir(Path("other"))
     two = ["evaluation=folders", "evaluation.paths=[toy,other]", "documents=splade"]
-    assert "are those of one task, and there are 2: toy, other" in refused(
+    assert "there is no splade/toy: encode them with that as output" in refused(
         monkeypatch, capsys, "evaluate.py", f"model={models['splade']}", *two
+    )
+
+
+def test_each_of_several_tasks_has_documents_of_its_own(models, monkeypatch, capsys):
+    write_beir(Path("other"))
+    lines = Path("other/corpus.jsonl").read_text()
+    Path("other/corpus.jsonl").write_text(lines.replace("green bird", "green dog"))
+    model, tasks = models["splade"], ["toy", "other"]
+    for name in tasks:
+        encode(monkeypatch, model, f"data={name}", output=f"all/{name}")
+    words = [f"model={model}", "evaluation=folders", "evaluation.paths=[toy,other]", "device=cpu"]
+    run(monkeypatch, "evaluate.py", *words, "documents=all", "output=stored")
+    run(monkeypatch, "evaluate.py", *words, "output=anew")
+    stored, anew = (
+        json.loads(Path(how, "results.json").read_text())["tasks"] for how in ("stored", "anew")
+    )
+    assert [task["name"] for task in stored] == tasks
+    assert [task["metrics"] for task in stored] == [task["metrics"] for task in anew]
+    assert [task["speed"]["documents_per_second"] for task in stored] == [None, None]
+    Path("all/other").rename("all/toy2")
+    Path("all/toy").rename("all/other")
+    Path("all/toy2").rename("all/toy")
+    assert "all/toy holds other texts than the task toy has" in refused(
+        monkeypatch, capsys, "evaluate.py", *words, "documents=all", "output=swapped"
     )
 
 
@@ -142,10 +210,17 @@ def test_documents_are_found_alike_where_they_were_encoded_before(models, monkey
         (["kinds=[dense]"], "kinds=['dense']: there are sparse and tokens"),
         (["gpus=0"], "gpus=0 must be at least 1"),
         (["precision=fp8"], "precision=fp8: must be fp32, bf16, fp16"),
-        (["vector_dtype=int8"], "vector_dtype=int8: must be float16 or float32"),
+        (
+            ["vector_dtype=int8"],
+            "vector_dtype=int8: must be float16, bfloat16, float32, ",
+        ),
         (["on_error=ask"], "on_error='ask' must be 'stop' or 'skip'"),
         (["data=[]"], "data=[]: name a folder, or files as in [a.jsonl,b.jsonl]"),
         (["data=nowhere"], "nowhere"),
+        (["source=web"], "source=web: must be files, ir_datasets or hub"),
+        (["source=ir_datasets", "data=[a,b]"], "data=['a', 'b']: name a collection of ir_datasets"),
+        (["source=ir_datasets", "data=beir/scifakt"], "knows no dataset 'beir/scifakt'"),
+        (["source=hub", "data={repository: a, name: b}"], "name a data set of the hub, as in"),
         (["model=bm25"], "model=bm25 is no encoder: name a trained model"),
         (["model=no/such/folder"], "no/such/folder"),
         (["output=toy"], "toy is there and holds no encoded texts: choose another output"),
@@ -179,7 +254,7 @@ def test_what_a_folder_has_is_said_and_not_encoded_again(models, monkeypatch, ca
     for words in ([], ["gpus=2"]):
         told = said(*words)
         assert told[-2] == "complete already" and told[-1].startswith("7 documents of ")
-    assert said("append=true")[-2] == "nothing to add: these texts are there already"
+    assert said("append=true")[-2] == "these texts are there already"
 
     delete_texts("docs", ["new", "d0", "d1"])
     told = said(data="more.jsonl")

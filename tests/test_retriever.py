@@ -180,6 +180,11 @@ def test_a_compressed_index_of_fewer_and_narrower_vectors(kind, load):
         assert narrow.values.shape == (len(documents.tokens.values), 4)
 
 
+def test_what_an_index_refuses_is_said_of_the_builder(load):
+    with pytest.raises(ValueError, match=r"these documents have none: set build=exact_index\("):
+        load("splade").index(TEXTS, build=CompressedIndexBuilder())
+
+
 def test_importing_the_package_is_cheap():
     program = (
         "import sys, sparton; print(sorted({'torch', 'transformers', 'hydra'} & {*sys.modules}))"

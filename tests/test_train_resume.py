@@ -27,6 +27,7 @@ KINDS = {
     "compiled": [*QUICK, *RANDOM, "backbone.compile=true"],
     "half-residual": [*QUICK, *RANDOM, "precision=bf16", "backbone.half_residual=true"],
     "fp16": [*QUICK, "precision=fp16", "loss.temperature=0.05"],  # whose first gradients overflow
+    "averaged": [*QUICK, *RANDOM, "averaging=ema", "averaging.decay=0.5"],
     "csr": [*QUICK, *CSR, "head.freeze_backbone=false"],
     "joint": [*QUICK, *JOINT, "loss=joint"],
     "static": [*QUICK, *LEARNED],
@@ -57,6 +58,7 @@ def left(folder: Path) -> dict[str, torch.Tensor]:
     state = torch.load(max(folder.glob("checkpoints/*.pt")), weights_only=True)
     scale = {f"scaler.{name}": torch.tensor(value) for name, value in state["scaler"].items()}
     tensors = scale | {f"trained.{name}": value for name, value in state["encoder"].items()}
+    tensors |= {f"averaged.{name}": value for name, value in (state["averages"] or {}).items()}
     for number, moments in state["optimizer"]["state"].items():
         tensors |= {f"{number}.{name}": value for name, value in moments.items()}
     for file in (folder / "model").rglob("*.safetensors"):

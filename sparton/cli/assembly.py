@@ -31,13 +31,14 @@ from sparton.evaluation import (
     training_tokenizer,
 )
 from sparton.hub import add_results
-from sparton.losses.contract import Loss
 from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import check_saving, load_encoder, save_encoder
 from sparton.models.identity import weights_digest
+from sparton.pipelines.mining.refresh import RefreshedBatches
 from sparton.training.assembly import build_objective
+from sparton.training.averaging import AveragedWeights
 from sparton.training.distributed import World
 from sparton.training.learning import LearningWatch
 from sparton.training.loggers import Logger, open_loggers
@@ -55,7 +56,7 @@ from sparton.types import RetrievalTask, Tokenizer, TrainBatch
 log = logging.getLogger(__name__)
 _PARTS = (
     "backbone", "head", "query_encoder", "loss", "query_regularizer", "document_regularizer",
-    "optimizer", "scheduler",
+    "optimizer", "scheduler", "averaging", "refresh",
 )  # fmt: skip
 
 
@@ -97,9 +98,7 @@ def build_run(cfg: DictConfig, world: World, folder: Path, inputs: Inputs) -> Ru
     refuse_unknown_settings(cfg, _PARTS)
     trainer, tokenizer = build_trainer(cfg, world, folder, inputs.data, inputs.dev)
     start = trainer.resume()
-    batches = build_loader(
-        cfg, world, inputs.data, tokenizer, start, trainer.step.objective.ranking
-    )
+    batches = build_batches(cfg, trainer, inputs.data, tokenizer)
     loggers: list[Logger] = []
     if world.is_main:
         steps = trainer.settings.steps
@@ -156,6 +155,9 @@ def build_trainer(
         watch=LearningWatch(objective.ranking),
         fit=MicroBatchSearch(step, optimizer, **lengths) if fits else None,
         sources=list(data.sources),
+        averages=AveragedWeights(encoder, instantiate(cfg.averaging), steps)
+        if cfg.averaging
+        else None,
     )
     return trainer, tokenizer
 
@@ -196,29 +198,40 @@ def build_evaluation(cfg: DictConfig, precision: Precision) -> Callable[..., Tas
     return partial(evaluate_encoder, precision=precision.autocast_name, **search_settings(cfg))
 
 
-def build_loader(
-    cfg: DictConfig,
-    world: World,
-    data: Mixture,
-    tokenizer: Tokenizer,
-    start_step: int,
-    loss: Loss,
+def build_batches(
+    cfg: DictConfig, trainer: Trainer, data: Mixture, tokenizer: Tokenizer
 ) -> Iterable[TrainBatch]:
-    """This process's batches from ``start_step`` on, with what a loss needs of them."""
-    return train_loader(
+    """This process's batches of the steps that are left, with what the loss needs of them."""
+    loss, world = trainer.step.objective.ranking, trainer.world
+
+    def load(data: Mixture, start: int, stop: int) -> Iterable[TrainBatch]:
+        return train_loader(
+            data,
+            tokenizer,
+            batch=cfg.batch,
+            steps=stop,
+            num_negatives=cfg.num_negatives,
+            needs_negatives=loss.needs_negatives,
+            needs_teacher=loss.needs_teacher,
+            seed=cfg.seed,
+            start_step=start,
+            rank=world.rank,
+            world_size=world.size,
+            num_workers=cfg.num_workers,
+            unique_positives=cfg.unique_positives,
+        )
+
+    if not cfg.refresh:
+        return load(data, trainer.start_step, trainer.settings.steps)
+    return RefreshedBatches(
+        instantiate(cfg.refresh),
+        trainer,
         data,
-        tokenizer,
-        batch=cfg.batch,
-        steps=total_steps(cfg),
-        num_negatives=cfg.num_negatives,
-        needs_negatives=loss.needs_negatives,
-        needs_teacher=loss.needs_teacher,
-        seed=cfg.seed,
-        start_step=start_step,
-        rank=world.rank,
-        world_size=world.size,
-        num_workers=cfg.num_workers,
-        unique_positives=cfg.unique_positives,
+        load,
+        loss=loss,
+        query_length=cfg.query_length,
+        document_length=cfg.document_length,
+        precision=trainer.step.precision.autocast_name,
     )
 
 

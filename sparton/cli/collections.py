@@ -22,5 +22,14 @@ def text_files(names: Sequence[str], side: Side) -> list[DataFile]:
     path = Path(names[0])
     archive = path.suffix == ".zip" or path.with_name(f"{path.name}.zip").is_file()
     if len(names) == 1 and (path.is_dir() or archive):
-        return [beir_file(path, _FILES[side])]
+        return [beir_texts(path, side)]
     return locate(names)
+
+
+def beir_texts(folder: Path, side: Side) -> DataFile:
+    """The file of one side in a folder in the layout of BEIR, or in its zip file.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    return beir_file(folder, _FILES[side])

@@ -126,7 +126,8 @@ def composer(request: Request, command: str) -> Iterator[Composer]:
 
 
 def _hide_groups(repository: Any, schema: type) -> None:
-    """A group of files whose name is that of a plain setting of a command is none for it."""
+    """A group of files whose name is that of a plain setting of a command is none for it. Hydra has
+    no public way to say so: to it, every folder on its search path is a group."""
     plain = {field.name for field in fields(schema) if get_origin(field.type) is not dict}
     exists = repository.group_exists
     repository.group_exists = lambda config_path: config_path not in plain and exists(config_path)

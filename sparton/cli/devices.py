@@ -15,4 +15,5 @@ def check_gpus(gpus: int, device: str | None) -> None:
         )
     found = torch.cuda.device_count()
     if device is None and 0 < found < gpus:
-        raise ValueError(f"gpus={gpus}, but this machine has {found}: set gpus={found}")
+        has = "1 GPU" if found == 1 else f"{found} GPUs"
+        raise ValueError(f"gpus={gpus}, but this machine has {has}: set gpus={found}")

@@ -3,16 +3,17 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from rich.console import Console
 
-from sparton.arguments import refuse_below
+from sparton.arguments import refuse_below, refuse_ignored
 from sparton.cli.collections import text_files
 from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS
+from sparton.datasets.downloads import hub_texts, ir_datasets_texts
 from sparton.datasets.preparation import Reading
 from sparton.datasets.texts import TextTable, text_table
 from sparton.encoded import (
@@ -30,13 +31,11 @@ from sparton.evaluation import check_model, check_vector_dtype, choose_device, l
 from sparton.representations import KINDS
 from sparton.retrieval.encoding import check_precision
 from sparton.training.processes import run_workers
-from sparton.types import SIDES, Side
+from sparton.types import PLURAL, SIDES, Side
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
-
-_PLURAL: dict[Side, str] = {"document": "documents", "query": "queries"}
 
 
 def encode_here(cfg: DictConfig, program: Sequence[str]) -> Exception | None:
@@ -64,8 +63,7 @@ def check_encoding(cfg: DictConfig) -> None:
     """
     numbers = ("gpus", "length", "max_terms", "pool_factor", "rows_per_shard", "batch_tokens")
     refuse_below(1, **{name: cfg[name] for name in numbers})
-    if not isinstance(cfg.data, str | ListConfig) or not len(cfg.data):
-        raise ValueError(f"data={cfg.data}: name a folder, or files as in [a.jsonl,b.jsonl]")
+    _check_source(cfg)
     if cfg.side not in SIDES:
         raise ValueError(f"side={cfg.side}: must be {' or '.join(SIDES)}")
     for kind in cfg.kinds or ():
@@ -73,20 +71,64 @@ def check_encoding(cfg: DictConfig) -> None:
             raise ValueError(f"kinds={list(cfg.kinds)}: there are {' and '.join(KINDS)}")
     check_vector_dtype(cfg.vector_dtype)
     check_precision(cfg.precision)
-    Reading(on_error=cfg.on_error).check()
+    _reading(cfg).check()
+    if cfg.source != "files":
+        refuse_ignored(f"source={cfg.source}", columns=cfg.columns)
     if cfg.model == "bm25":
         raise ValueError("model=bm25 is no encoder: name a trained model")
     check_model(cfg.model)
     check_place(Path(cfg.output))
 
 
+def _check_source(cfg: DictConfig) -> None:
+    """Refuse what names no texts."""
+    data = OmegaConf.to_container(cfg.data) if OmegaConf.is_config(cfg.data) else cfg.data
+    match cfg.source, data:
+        case "files", str() | [_, *_] if data:
+            return
+        case "files", _:
+            raise ValueError(f"data={data}: name a folder, or files as in [a.jsonl,b.jsonl]")
+        case "ir_datasets", str() if data:
+            return
+        case "ir_datasets", _:
+            raise ValueError(f"data={data}: name a collection of ir_datasets, as in beir/scifact")
+        case "hub", str() if data:
+            return
+        case "hub", {"repository": str(), **more} if more.keys() <= {"split", "subset"}:
+            return
+        case "hub", _:
+            raise ValueError(
+                f"data={data}: name a data set of the hub, as in mteb/scifact or, with a split or "
+                "a subset, {repository: xlangai/BRIGHT, split: biology}"
+            )
+    raise ValueError(f"source={cfg.source}: must be files, ir_datasets or hub")
+
+
+def _texts(cfg: DictConfig) -> TextTable:
+    """The texts that ``data`` names, on disk."""
+    if cfg.source == "ir_datasets":
+        return ir_datasets_texts(cfg.data, cfg.side)
+    if cfg.source == "hub":
+        named = {"repository": cfg.data} if isinstance(cfg.data, str) else dict(cfg.data)
+        return hub_texts(side=cfg.side, on_error=cfg.on_error, **named)
+    names = [cfg.data] if isinstance(cfg.data, str) else [str(name) for name in cfg.data]
+    files = text_files(names, cfg.side)
+    return text_table(PLURAL[cfg.side], files, _reading(cfg))
+
+
+def _reading(cfg: DictConfig) -> Reading:
+    columns = cfg.columns
+    if not isinstance(columns, ListConfig | DictConfig | None):
+        raise ValueError(f"columns={columns}: write a list, or {{NAME: KNOWN}}")
+    plain: Any = columns and OmegaConf.to_container(columns)
+    return Reading(columns=plain or None, on_error=cfg.on_error)
+
+
 def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
     """Encode what the configuration names, and say what there is."""
     check_encoding(cfg)
     rank, workers = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "0"))
-    names = [cfg.data] if isinstance(cfg.data, str) else [str(name) for name in cfg.data]
-    files = text_files(names, cfg.side)
-    texts = text_table(_PLURAL[cfg.side], files, Reading(on_error=cfg.on_error))
+    texts = _texts(cfg)
     output = Path(cfg.output)
     found = find_texts(output, texts)
     complete = found is not None and not found.missing
@@ -167,12 +209,12 @@ def _device(name: str | None) -> torch.device:
 def _already(deleted: int, side: Side, *, append: bool) -> str:
     """What became of texts that a folder had, of which as many were deleted."""
     if not deleted:
-        return "nothing to add: these texts are there already" if append else "complete already"
+        return "these texts are there already" if append else "complete already"
     if append:
-        return f"{_count(deleted, side, _PLURAL[side])} brought back"
+        return f"{_count(deleted, side, PLURAL[side])} brought back"
     verb, pronoun = ("is", "it") if deleted == 1 else ("are", "them")
     return (
-        f"complete already; {deleted:,} of these {_PLURAL[side]} {verb} deleted: append=true "
+        f"complete already; {deleted:,} of these {PLURAL[side]} {verb} deleted: append=true "
         f"brings {pronoun} back"
     )
 
@@ -183,7 +225,7 @@ def _summary(encoded: EncodedTexts) -> str:
     means = [f"{found[kind][1] / stored:.1f} {found[kind][0]}" for kind in settings.kinds]
     deleted = f", {len(encoded.deleted):,} deleted" if len(encoded.deleted) else ""
     return (
-        f"{_count(len(encoded), settings.side, _PLURAL[settings.side])} of {' and '.join(means)} "
+        f"{_count(len(encoded), settings.side, PLURAL[settings.side])} of {' and '.join(means)} "
         f"in {encoded.folder}: {_count(len(encoded.facts.shards()), 'shard', 'shards')}, "
         f"{encoded.nbytes / 2**20:,.1f} MiB{deleted}"
     )

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
 from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import task_builders
-from sparton.encoded import open_encoded
+from sparton.encoded import EncodedTexts, open_encoded
 from sparton.errors import RunError
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import check_precision
@@ -85,15 +85,15 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
     builders = task_builders(cfg, cfg.split)
     given = [name for name in ("query_length", "document_length") if cfg[name] is not None]
     builders = {name: partial(_at_given_lengths, build, given) for name, build in builders.items()}
-    if cfg.documents is not None and len(builders) > 1:
-        raise ValueError(
-            f"documents={cfg.documents} are those of one task, and there are {len(builders)}: "
-            f"{', '.join(builders)}"
-        )
     if cfg.model == "bm25":
         evaluate = build_bm25(cfg, world.device)
     else:
-        evaluate = partial(build_encoder(cfg, typed, world.device), crew=world)
+        stored = _documents(cfg, builders)
+        system = partial(build_encoder(cfg, typed, world.device), crew=world)
+
+        def evaluate(task: RetrievalTask) -> evaluation.TaskResult:
+            return system(task, documents=stored.get(task.name))
+
     if world.is_main:
         for build in builders.values():
             build()  # Every task is downloaded and checked before the first is encoded.
@@ -108,6 +108,26 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
     )
     if world.is_main:
         Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _documents(cfg: DictConfig, tasks: Collection[str]) -> dict[str, EncodedTexts]:
+    """The documents of each task that were encoded before; nothing where none were.
+
+    Raises:
+        FileNotFoundError: one of several tasks has none.
+        ValueError: a damaged folder.
+    """
+    if cfg.documents is None:
+        return {}
+    folder = Path(cfg.documents)
+    if len(tasks) == 1 and not any((folder / name).is_dir() for name in tasks):
+        return {name: open_encoded(folder) for name in tasks}
+    if missing := [name for name in tasks if not (folder / name).is_dir()]:
+        raise FileNotFoundError(
+            f"documents={folder}: of {len(tasks)} tasks each has its documents in a folder of its "
+            f"own, and there is no {folder / missing[0]}: encode them with that as output"
+        )
+    return {name: open_encoded(folder / name) for name in tasks}
 
 
 def _at_given_lengths(build: Callable[[], RetrievalTask], given: Sequence[str]) -> RetrievalTask:
@@ -153,7 +173,4 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -
     else:
         rest = overrides_in(typed, ["bm25"])
         refuse_ignored(f"search={search} with this model takes no BM25 and", rest)
-    system = instantiate(asked, encoder, tokenizer, **words)
-    if cfg.documents is None:
-        return system
-    return partial(system, documents=open_encoded(cfg.documents))
+    return instantiate(asked, encoder, tokenizer, **words)

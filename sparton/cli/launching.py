@@ -10,6 +10,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS, explain
 from sparton.cli.folders import kept_if_begun
 from sparton.cli.logs import logged
@@ -58,6 +59,7 @@ def run_training_here(
             logged(folder / "train.log") if log else nullcontext(),
         ):
             if cfg.gpus > 1 and not is_rank:
+                check_gpus(cfg.gpus, None)
                 # Where the folder's name has a time in it, every rank would have one of its own.
                 command = run_command(again, hydra_config.overrides.task, folder)
                 run_on_gpus(command, cfg.gpus, folder)

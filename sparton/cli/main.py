@@ -20,6 +20,7 @@ COMMANDS = {
     "search": "search an encoded collection: sparton search DOCS --query TEXT",
     "delete": "delete documents of an encoded collection: sparton delete DOCS --ids ID ID",
     "compare": "say whether one run is better than another: sparton compare RUN RUN",
+    "average": "average the weights of models: sparton average MODEL MODEL --output PATH",
     "mine": "find hard negatives, and score them by a teacher",
     "adapt": "train a masked-language-modelling head on texts",
     "idf": "weigh the terms of queries by their rarity in texts",

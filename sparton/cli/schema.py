@@ -59,6 +59,8 @@ class TrainConfig:
     evaluation: dict[str, Any] = field(default_factory=dict)
     optimizer: dict[str, Any] = field(default_factory=dict)
     scheduler: dict[str, Any] = field(default_factory=dict)
+    averaging: dict[str, Any] = field(default_factory=dict)
+    refresh: dict[str, Any] = field(default_factory=dict)
     logger: dict[str, Any] = field(default_factory=dict)
 
 
@@ -89,6 +91,8 @@ class EncodeConfig:
 
     model: str
     data: Any
+    source: str
+    columns: Any
     output: str
     append: bool
     side: str

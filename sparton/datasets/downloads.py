@@ -1,18 +1,29 @@
-"""Evaluation tasks that are downloaded at their first use: of ir_datasets, and of the Hugging Face
-hub."""
+"""Evaluation tasks, and texts to encode, that are downloaded at their first use: of ir_datasets,
+and of the Hugging Face hub."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from sparton.datasets.collection import OnUnknown, build_task, collect_texts
-from sparton.datasets.files import RecordError
+from sparton.datasets.files import DataFile, RecordError
 from sparton.datasets.judgments import Judgment, parse_grade
+from sparton.datasets.preparation import OnError, Placed, Tally
 from sparton.datasets.records import parse_text
-from sparton.types import RetrievalTask
+from sparton.datasets.store import fingerprint
+from sparton.datasets.texts import TextTable, prepare_texts
+from sparton.types import RetrievalTask, Side
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 T = TypeVar("T")
 EXCLUDED = -100
+_IR_PARTS: dict[Side, str] = {"document": "docs", "query": "queries"}
+_BRIGHT = {"documents", "examples"}  # its configurations
+_TEXTS = {"documents": "content", "examples": "query"}  # and where their texts are
 Texts = Iterator[tuple[str, str, str]]
 
 
@@ -36,6 +47,47 @@ def ir_datasets_task(
             judgments.
         OSError: the download failed.
     """
+    dataset = _ir_dataset(dataset_id, "docs", "queries", "qrels")
+    with _fetching(dataset_id):
+        judgments = (
+            Judgment(each.query_id, each.doc_id, parse_grade(each.relevance), number)
+            for number, each in enumerate(dataset.qrels_iter(), start=1)
+        )
+        return build_task(
+            name or dataset_id,
+            collect_texts(_located(_ir_records(dataset_id, dataset, "document"))),
+            collect_texts(_located(_ir_records(dataset_id, dataset, "query"))),
+            judgments,
+            place=lambda number: f"{dataset_id}, judgment {number}",
+            on_unknown=on_unknown,
+            exclude_self=exclude_self,
+        )
+
+
+def ir_datasets_texts(dataset_id: str, side: Side, *, cache_dir: str | None = None) -> TextTable:
+    """Documents or queries of a collection of ir_datasets, on disk.
+
+    Args:
+        dataset_id: for example ``beir/scifact``.
+        side: which of the two.
+        cache_dir: see :func:`~sparton.datasets.store.stored_table`.
+
+    Raises:
+        ValueError: an id that ir_datasets does not know, or without such texts.
+        OSError: the download failed.
+    """
+    import ir_datasets
+
+    dataset = _ir_dataset(dataset_id, _IR_PARTS[side])
+    key = fingerprint([], kind="texts", source=[ir_datasets.__version__, dataset_id, side])
+    with _fetching(dataset_id):
+        return prepare_texts(
+            dataset_id, key, lambda _: _ir_records(dataset_id, dataset, side), "stop", cache_dir
+        )
+
+
+def _ir_dataset(dataset_id: str, *parts: str) -> Any:
+    """A collection that has these parts."""
     import ir_datasets
 
     try:
@@ -45,23 +97,16 @@ def ir_datasets_task(
             f"ir_datasets knows no dataset {dataset_id!r}: see https://ir-datasets.com, or give a "
             "folder in the layout of BEIR to beir_folder"
         ) from error
-    for part in ("docs", "queries", "qrels"):
+    for part in parts:
         if not getattr(dataset, f"has_{part}")():
             raise ValueError(f"{dataset_id} of ir_datasets has no {part}: name a split, as /test")
+    return dataset
+
+
+@contextmanager
+def _fetching(dataset_id: str) -> Iterator[None]:
     try:
-        judgments = (
-            Judgment(each.query_id, each.doc_id, parse_grade(each.relevance), number)
-            for number, each in enumerate(dataset.qrels_iter(), start=1)
-        )
-        return build_task(
-            name or dataset_id,
-            collect_texts(_ir_texts(dataset_id, "document", dataset.docs_iter())),
-            collect_texts(_ir_texts(dataset_id, "query", dataset.queries_iter())),
-            judgments,
-            place=lambda number: f"{dataset_id}, judgment {number}",
-            on_unknown=on_unknown,
-            exclude_self=exclude_self,
-        )
+        yield
     except OSError as error:
         raise OSError(
             f"ir_datasets could not fetch {dataset_id} ({error}). Without a connection, "
@@ -69,9 +114,26 @@ def ir_datasets_task(
         ) from error
 
 
-def _ir_texts(dataset_id: str, kind: str, records: Iterable[Any]) -> Texts:
+def _ir_records(dataset_id: str, dataset: Any, side: Side) -> Iterator[Placed]:
+    records = getattr(dataset, f"{_IR_PARTS[side]}_iter")()
+    origin = _Published(dataset_id, side)
     for number, record in enumerate(records, start=1):
-        yield f"{dataset_id}, {kind} {number}", record[0], record.default_text().strip()
+        yield Placed(origin, number, (record[0], record.default_text().strip()))
+
+
+class _Published(NamedTuple):
+    """A part of a published data set; an :class:`~sparton.datasets.preparation.Origin`."""
+
+    name: str
+    unit: str
+
+    def place(self, number: int) -> str:
+        return f"{self.name}, {self.unit} {number}"
+
+
+def _located(records: Iterable[Placed]) -> Texts:
+    """Place, id and text of every record."""
+    return ((each.file.place(each.number), *each.value) for each in records)
 
 
 def hub_task(
@@ -105,14 +167,12 @@ def hub_task(
             row.
         ConnectionError: the hub did not give it.
     """
-    from datasets import get_dataset_config_names
-
-    names = _fetched(repository, partial(get_dataset_config_names, repository))
-    if {"documents", "examples"} <= {*names}:
+    names = _configurations(repository)
+    if names.keys() >= _BRIGHT:
         return build_task(
             name or f"{repository.rsplit('/', 1)[-1]}/{split}",
-            collect_texts(_bright_texts(repository, "documents", split, "content")),
-            collect_texts(_bright_texts(repository, "examples", split, "query")),
+            collect_texts(_located(_hub_records(repository, "documents", split))),
+            collect_texts(_located(_hub_records(repository, "examples", split))),
             _bright_judgments(repository, split),
             place=lambda number: f"{repository}, examples {split}, row {number}",
             on_unknown=on_unknown,
@@ -130,8 +190,8 @@ def hub_task(
     place = f"{repository}, {judged} {split}"
     return build_task(
         name or "/".join(part for part in (repository.rsplit("/", 1)[-1], subset, split) if part),
-        collect_texts(_hub_texts(repository, f"{before}corpus", split)),
-        collect_texts(_hub_texts(repository, f"{before}queries", split)),
+        collect_texts(_located(_hub_records(repository, f"{before}corpus", split))),
+        collect_texts(_located(_hub_records(repository, f"{before}queries", split))),
         _hub_judgments(place, _rows(repository, judged, split)),
         place=lambda number: f"{place}, row {number}",
         on_unknown=on_unknown,
@@ -139,7 +199,55 @@ def hub_task(
     )
 
 
-def _rows(repository: str, configuration: str, split: str) -> Iterable[dict[str, Any]]:
+def hub_texts(
+    repository: str,
+    side: Side,
+    split: str = "test",
+    *,
+    subset: str = "",
+    on_error: OnError = "stop",
+    cache_dir: str | None = None,
+) -> TextTable:
+    """Documents or queries of a data set of the Hugging Face hub, on disk.
+
+    Args:
+        repository, split, subset: as :func:`hub_task` has them; judgments are not needed.
+        side: which of the two.
+        on_error: "skip" leaves malformed records out.
+        cache_dir: see :func:`~sparton.datasets.store.stored_table`.
+
+    Raises:
+        ValueError: a data set in another layout, or a malformed record.
+        ConnectionError: the hub did not give it.
+    """
+    names, document = _configurations(repository), side == "document"
+    if names.keys() >= _BRIGHT:
+        configuration = "documents" if document else "examples"
+    else:
+        configuration = f"{subset}-" * bool(subset) + ("corpus" if document else "queries")
+    if configuration not in names:
+        raise ValueError(
+            f"{repository} has the configurations {', '.join(names)}: {configuration} is needed, "
+            "as of mteb and NanoBEIR"
+        )
+    rows = _rows(repository, configuration, split)
+    held = [DataFile(repository, Path(each["filename"])) for each in rows.cache_files]
+    key = fingerprint(held, kind="texts", source=[repository, configuration, split])
+
+    def read(tally: Tally) -> Iterator[Placed]:
+        return _hub_records(repository, configuration, split, tally)
+
+    return prepare_texts(f"{repository} {configuration}", key, read, on_error, cache_dir)
+
+
+def _configurations(repository: str) -> dict[str, None]:
+    """The names of a data set's configurations, in order."""
+    from datasets import get_dataset_config_names
+
+    return dict.fromkeys(_fetched(repository, partial(get_dataset_config_names, repository)))
+
+
+def _rows(repository: str, configuration: str, split: str) -> "Dataset":
     from datasets import load_dataset
 
     splits = _fetched(repository, partial(load_dataset, repository, configuration))
@@ -160,13 +268,25 @@ def _fetched(repository: str, fetch: Callable[[], T]) -> T:
         ) from error
 
 
-def _hub_texts(repository: str, configuration: str, split: str) -> Texts:
+def _hub_records(
+    repository: str, configuration: str, split: str, tally: Tally | None = None
+) -> Iterator[Placed]:
+    """The texts of a configuration.
+
+    Args:
+        tally: is told of malformed records; None stops at the first.
+    """
+    column = _TEXTS.get(configuration)
+    origin = _Published(f"{repository}, {configuration} {split}", "row")
     for number, row in enumerate(_rows(repository, configuration, split), start=1):
-        place = f"{repository}, {configuration} {split}, row {number}"
         try:
-            yield (place, *parse_text(row))
-        except RecordError as error:
-            raise ValueError(f"{place}: {error}") from error
+            record = row if column is None else {"id": row["id"], "text": row[column]}
+            yield Placed(origin, number, parse_text(record))
+        except (KeyError, RecordError) as error:
+            expected = f"an id and the text {column} are expected: " if column else ""
+            if tally is None:
+                raise ValueError(f"{origin.place(number)}: {expected}{error}") from error
+            tally.reject(origin.place(number), f"{expected}{error}")
 
 
 def _hub_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgment]:
@@ -178,17 +298,6 @@ def _hub_judgments(place: str, rows: Iterable[dict[str, Any]]) -> Iterator[Judgm
             raise ValueError(
                 f"{place}, row {number}: query-id, corpus-id and an integer score are expected, "
                 f"not {row}"
-            ) from error
-
-
-def _bright_texts(repository: str, configuration: str, split: str, column: str) -> Texts:
-    for number, row in enumerate(_rows(repository, configuration, split), start=1):
-        place = f"{repository}, {configuration} {split}, row {number}"
-        try:
-            yield (place, *parse_text({"id": row["id"], "text": row[column]}))
-        except (KeyError, RecordError) as error:
-            raise ValueError(
-                f"{place}: an id and the text {column} are expected: {error}"
             ) from error
 
 

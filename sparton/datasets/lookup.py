@@ -40,6 +40,7 @@ class Rest:
 
     def __init__(self, source: Source, without: Sequence[int]) -> None:
         self.source = source
+        self.without = without
         # Of the examples before it that stay, how many there are.
         self._before = [row - place for place, row in enumerate(without)]
 

@@ -23,11 +23,13 @@ from sparton.datasets.proportions import (
     counts_in_block,
 )
 from sparton.datasets.sources import text_records
+from sparton.datasets.teachers import EQUAL_TEACHERS, Teachers
 from sparton.types import Example, TextForm
 
 HOMOGENEOUS_ALPHA = 0.5
 _OF_A_SOURCE = (
     "files", "root", "hub", "format", "columns", "on_error", "limit", "limit_seed", "negatives",
+    "teachers",
 )  # fmt: skip
 
 Ints = NDArray[np.int64]
@@ -218,6 +220,7 @@ def text_mixture(
     limit: int | None = None,
     limit_seed: int = 0,
     negatives: Negatives = "sample",
+    teachers: Teachers | Mapping[str, Any] = EQUAL_TEACHERS,
     cache_dir: str | None = None,
 ) -> Mixture:
     """A mixture of text files from one place, one source per entry of ``files``.
@@ -227,7 +230,7 @@ def text_mixture(
             other arguments of :func:`sparton.datasets.sources.text_records`, which hold for this
             source. Or a name or list alone, which makes one source.
         weights, alpha, homogeneous, forms: as in :class:`Mixture`.
-        root, hub, columns, on_error, limit, limit_seed, negatives, cache_dir: as in
+        root, hub, columns, on_error, limit, limit_seed, negatives, teachers, cache_dir: as in
             :func:`sparton.datasets.sources.text_records`; ``limit`` is per source.
 
     Raises:
@@ -243,6 +246,7 @@ def text_mixture(
         "limit": limit,
         "limit_seed": limit_seed,
         "negatives": negatives,
+        "teachers": Teachers.of(teachers),
         "cache_dir": cache_dir,
     }
     settings = {name: shared | _own_settings(name, entry) for name, entry in files.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -94,10 +94,18 @@ class Tally:
         }
 
 
+class Origin(Protocol):
+    """What records are read from."""
+
+    def place(self, number: int) -> str:
+        """Where record ``number`` (from 1) is, for messages."""
+        ...
+
+
 class Placed(NamedTuple):
     """A parsed record and where it stands; written out only when a message needs it."""
 
-    file: DataFile
+    file: Origin
     number: int
     value: Any
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sparton.datasets.files import RecordError
+from sparton.datasets.teachers import EQUAL_TEACHERS, Teachers
 from sparton.datasets.values import parse_json, parse_number, shown
 
 NUMBERED_NEGATIVE = re.compile(r"negative_[0-9]{1,9}")
@@ -54,7 +55,7 @@ class Row(NamedTuple):
         positives: at least one.
         negatives: any number.
         scores: empty, or one teacher score per positive, then one per negative.
-        teachers: how many teachers' scores each of ``scores`` averages.
+        teachers: how many teachers' scores each of ``scores`` combines.
     """
 
     query: str
@@ -102,12 +103,13 @@ class Layout(NamedTuple):
     negative_scores: str | None
 
 
-def parse_record(record: Any, kind: Kind) -> Row:
+def parse_record(record: Any, kind: Kind, teachers: Teachers = EQUAL_TEACHERS) -> Row:
     """Bring one record into canonical form.
 
     Args:
         record: a list ``[query, positive, negatives ...]`` or a mapping.
         kind: :data:`TEXTS` or :data:`IDS`.
+        teachers: how scores of several teachers are combined.
 
     Raises:
         RecordError: says what is missing, empty, of the wrong type or of unequal length.
@@ -125,7 +127,7 @@ def parse_record(record: Any, kind: Kind) -> Row:
         return _parse_set(record["set"])
     if "label" in record:
         _check_label(record["label"])
-    return _parse_mapping(record, kind, _layout(tuple(record), kind))
+    return _parse_mapping(record, kind, _layout(tuple(record), kind), teachers)
 
 
 def _check_label(label: Any) -> None:
@@ -154,11 +156,15 @@ def _parse_set(value: Any) -> Row:
     return Row("", members, [], [])
 
 
-def _parse_mapping(record: Mapping[str, Any], kind: Kind, layout: Layout) -> Row:
+def _parse_mapping(
+    record: Mapping[str, Any], kind: Kind, layout: Layout, teachers: Teachers
+) -> Row:
     query = _cell(record[layout.query], kind, "query")
     if layout.documents:
         documents = _cells(record[layout.documents], kind, layout.documents)
-        return _rank(query, documents, *_average(_scores(record, layout.scores, len(documents))))
+        return _rank(
+            query, documents, *teachers.combine(_scores(record, layout.scores, len(documents)))
+        )
     assert layout.positives
     positives = _cells(record[layout.positives], kind, layout.positives)
     if not positives:
@@ -172,30 +178,7 @@ def _parse_mapping(record: Mapping[str, Any], kind: Kind, layout: Layout) -> Row
             scores += _scores(record, layout.negative_scores, len(negatives))
     else:
         scores = []
-    return Row(query, positives, negatives, *_average(scores))
-
-
-def _average(scores: list[list[float]]) -> tuple[list[float], int]:
-    """One score per document, and the number of teachers.
-
-    A lone teacher's scores stay as they are. Those of several are brought to [0, 1] by minimum and
-    maximum over the record's documents, each teacher's alone, and averaged, as for SPLADE-v3
-    (arXiv 2403.06789); a teacher that finds all documents equal has no say.
-    """
-    if not scores:
-        return [], 1
-    count = len(scores[0])
-    if any(len(each) != count for each in scores):
-        raise RecordError(f"some documents have {count} teacher scores and others have not")
-    if count == 1:
-        return [score for (score,) in scores], 1
-    averages = [0.0] * len(scores)
-    for teacher in zip(*scores):
-        low, high = min(teacher), max(teacher)
-        if high > low:
-            for place, score in enumerate(teacher):
-                averages[place] += (score - low) / (high - low) / count
-    return averages, count
+    return Row(query, positives, negatives, *teachers.combine(scores))
 
 
 def _rank(query: str, documents: list[str], scores: list[float], teachers: int) -> Row:

@@ -5,10 +5,12 @@ All are converted once into memory-mapped tables; opening a prepared source take
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.collection import beir_file
 from sparton.datasets.columns import ID_EXAMPLES, TEXT_EXAMPLES
 from sparton.datasets.examples import example_table
@@ -18,6 +20,7 @@ from sparton.datasets.lookup import Negatives, Records
 from sparton.datasets.preparation import Columns, OnError, Placed, Reading, Tally, read_records
 from sparton.datasets.records import IDS, TEXTS, Kind, Row, parse_record
 from sparton.datasets.store import LAYOUT_VERSION, fingerprint
+from sparton.datasets.teachers import EQUAL_TEACHERS, Teachers
 from sparton.datasets.texts import text_table
 
 
@@ -32,6 +35,7 @@ def text_records(
     limit: int | None = None,
     limit_seed: int = 0,
     negatives: Negatives = "sample",
+    teachers: Teachers | Mapping[str, Any] = EQUAL_TEACHERS,
     name: str | None = None,
     cache_dir: str | None = None,
 ) -> Records:
@@ -51,6 +55,8 @@ def text_records(
         negatives: "sample" draws negatives of each record's own, and none where it has none: such a
             query is compared with the other documents of its batch alone. "required" counts a
             record without negatives as malformed. "none" leaves all negatives unused.
+        teachers: how the scores of several teachers are combined, or the fields of such; refused
+            where the records do not have several.
         name: for messages.
         cache_dir: by default the cache of `datasets`.
 
@@ -61,12 +67,32 @@ def text_records(
     reading.check()
     _check_negatives(negatives)
     found = locate(files, root=root, hub=hub)
-    required = negatives == "required"
-    key = fingerprint(found, kind="text", reading=reading, negatives=required)
+    required, teachers = negatives == "required", Teachers.of(teachers)
+    key = fingerprint(
+        found, kind="text", reading=reading, negatives=required, teachers=asdict(teachers)
+    )
     name = name or found[0].name
-    read = _reader(found, reading, TEXTS, required)
+    read = _reader(found, reading, TEXTS, required, teachers)
     table = example_table(name, key, read, on_error=on_error, cache_dir=cache_dir)
+    _check_teachers(name, table.facts["teachers"], teachers)
     return Records(name, table, negatives=negatives)
+
+
+def mined_records(source: Records, file: Path, *, cache_dir: str | None = None) -> Records:
+    """The examples of a source with other negatives: those of a file that was mined for them, of
+    texts, or of ids where the source has such.
+
+    Raises:
+        ValueError: a malformed record, with its line.
+    """
+    files, kind = [DataFile(file.name, file)], TEXTS if source.texts is None else IDS
+    texts = [side.table.folder.name for side in source.texts or ()]
+    key = fingerprint(files, kind="mined", texts=texts)
+    read = _reader(files, Reading(), kind, False, EQUAL_TEACHERS)
+    table = example_table(
+        source.name, key, read, on_error="stop", texts=source.texts, cache_dir=cache_dir
+    )
+    return Records(source.name, table, source.texts, source.negatives)
 
 
 def listed_records(
@@ -112,6 +138,7 @@ def id_records(
     limit: int | None = None,
     limit_seed: int = 0,
     negatives: Negatives = "sample",
+    teachers: Teachers | Mapping[str, Any] = EQUAL_TEACHERS,
     name: str | None = None,
     cache_dir: str | None = None,
 ) -> Records:
@@ -127,8 +154,8 @@ def id_records(
         collection: id, text and perhaps title of the documents: TSV, or records with ``_id`` (or
             id, document_id), text, title.
         columns, query_columns, collection_columns: as ``columns`` of :func:`text_records`.
-        root, hub, format, on_error, limit, limit_seed, negatives, name, cache_dir: as there; root,
-            hub hold for all the files, ``format`` for the examples only.
+        root, hub, format, on_error, limit, limit_seed, negatives, teachers, name, cache_dir: as
+            there; root, hub hold for all the files, ``format`` for the examples only.
 
     Raises:
         FileNotFoundError, ValueError: what is wrong, with file and line; also unknown ids.
@@ -145,17 +172,19 @@ def id_records(
             ("collection", locate(collection, root=root, hub=hub), collection_columns),
         )
     ]
-    required = negatives == "required"
-    read = _reader(found, reading, IDS, required)
+    required, teachers = negatives == "required", Teachers.of(teachers)
+    read = _reader(found, reading, IDS, required, teachers)
     key = fingerprint(
         found,
         kind="id",
         reading=reading,
         negatives=required,
+        teachers=asdict(teachers),
         texts=[side.table.folder.name for side in sides],
     )
     texts = (sides[0], sides[1])
     table = example_table(name, key, read, on_error=on_error, texts=texts, cache_dir=cache_dir)
+    _check_teachers(name, table.facts["teachers"], teachers)
     return Records(name, table, texts, negatives)
 
 
@@ -207,11 +236,25 @@ def _check_negatives(negatives: str) -> None:
         raise ValueError(f"negatives={negatives!r} must be {', '.join(get_args(Negatives))}")
 
 
+def _check_teachers(name: str, found: int, teachers: Teachers) -> None:
+    if found == 1 and teachers != EQUAL_TEACHERS:
+        raise ArgumentError(
+            "{teachers:name} of source {} says how the scores of several teachers are combined, "
+            "but its records have those of one at most: leave it out",
+            name,
+            teachers=None,
+        )
+
+
 def _reader(
-    files: Sequence[DataFile], reading: Reading, kind: Kind, negatives_required: bool
+    files: Sequence[DataFile],
+    reading: Reading,
+    kind: Kind,
+    negatives_required: bool,
+    teachers: Teachers,
 ) -> Callable[[Tally], Iterator[Placed]]:
     def parse(record: object) -> Row:
-        row = parse_record(record, kind)
+        row = parse_record(record, kind, teachers)
         if negatives_required and not row.negatives:
             raise RecordError("no negatives")
         return row

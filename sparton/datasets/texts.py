@@ -1,7 +1,7 @@
 """Texts by id on disk: a collection of any size, and an index of its ids of 16 bytes per text."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from sparton.datasets.columns import COLLECTION
 from sparton.datasets.files import DataFile
 from sparton.datasets.preparation import (
+    OnError,
+    Origin,
     Placed,
     Reading,
     Tally,
@@ -132,16 +134,41 @@ def text_table(
     reading.check()
     key = fingerprint(files, kind="texts", reading=reading)
 
+    def read(tally: Tally) -> Iterator[Placed]:
+        return read_records(files, reading, parse_text_or_fields, tally, COLLECTION)
+
+    return prepare_texts(name, key, read, reading.on_error, cache_dir)
+
+
+def prepare_texts(
+    name: str,
+    key: str,
+    read: Callable[[Tally], Iterator[Placed]],
+    on_error: OnError,
+    cache_dir: str | None = None,
+) -> TextTable:
+    """Prepare the texts that ``read`` gives, pairs of an id and a text, once.
+
+    Args:
+        name: of the texts, for messages.
+        key: see :func:`~sparton.datasets.store.fingerprint`.
+        read: tells a tally of malformed records, and leaves them out.
+        on_error: what the tally does with these.
+        cache_dir: see :func:`~sparton.datasets.store.stored_table`.
+
+    Raises:
+        ValueError: a malformed record, an id that occurs twice, with its place, or no text.
+    """
+
     def build(folder: Path) -> Facts:
-        tally = Tally(reading.on_error)
+        tally = Tally(on_error)
         hashes: list[NDArray[np.uint64]] = []
         empty: list[NDArray[np.bool_]] = []
         places, digest = _Places([], [], []), TextsDigest()
-        records = read_records(files, reading, parse_text_or_fields, tally, COLLECTION)
-        batches = _batches(records, hashes, empty, places, digest)
+        batches = _batches(read(tally), hashes, empty, places, digest)
         write_table(folder / TABLE, _schema(), batches)
         if not hashes:
-            raise ValueError(f"{name}: the files hold no text")
+            raise ValueError(f"{name}: there is no text in what was read")
         _write_index(folder, np.concatenate(hashes), places)
         _save(folder / EMPTY, np.concatenate(empty))
         return {**tally.facts(), "digest": str(digest)}
@@ -160,7 +187,7 @@ class _Places(NamedTuple):
         numbers: of the line of every row; int64, in pieces.
     """
 
-    files: list[DataFile]
+    files: list[Origin]
     starts: list[int]
     numbers: list[NDArray[np.int64]]
 

@@ -4,6 +4,8 @@ N texts.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +17,11 @@ from sparton.encoded.deletion import DELETED, read_deleted, write_deleted
 from sparton.encoded.facts import FACTS, Facts, Shard, ids_file, read_facts
 from sparton.encoded.identity import encoder_digest
 from sparton.encoded.ids import Ids
+from sparton.encoded.indexes import kept_arrays
 from sparton.encoded.shards import Stored, inspect_shard, map_shard, shard_path
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations
+from sparton.retrieval.indexes.documents import Documents
 
 
 class EncodedTexts:
@@ -67,19 +71,48 @@ class EncodedTexts:
         Raises:
             ValueError: names the file whose content is not what was written.
         """
+        for rows, encoded in self._mapped():
+            kept = np.setdiff1d(np.arange(rows.start, rows.stop), self.deleted)
+            if len(kept) == len(rows):
+                yield encoded
+            elif len(kept):
+                yield encoded.take(torch.from_numpy(kept - rows.start))
+
+    def _mapped(self) -> Iterator[tuple[range, Representations]]:
+        """Each shard, deleted texts included, with the rows of its texts."""
         for shard, stored in zip(self.facts.shards(), self._shards, strict=True):
             verify = stored.path not in self._verified
             encoded = map_shard(stored, self.facts.settings, verify=verify)
             self._verified.add(stored.path)
-            kept = np.setdiff1d(np.arange(shard.rows.start, shard.rows.stop), self.deleted)
-            if len(kept) == len(shard.rows):
-                yield encoded
-            elif len(kept):
-                yield encoded.take(torch.from_numpy(kept - shard.rows.start))
+            yield shard.rows, encoded
 
     def representations(self) -> Representations:
         """The representations of all texts in memory, or in their file where there is one alone."""
         return Representations.concatenate(list(self.shards()))
+
+    def documents(self) -> Documents:
+        """All texts, to be indexed: they lie in their files and are read where an index reads them.
+        What it makes of them is kept in the folder, and made again where texts were added or
+        deleted since.
+
+        Whoever reads them gets the errors of :meth:`shards`, and of
+        :func:`~sparton.encoded.indexes.kept_arrays`.
+        """
+        kinds = frozenset(self.facts.settings.kinds)
+        return Documents(kinds, self._runs, partial(kept_arrays, self.folder, self.digest))
+
+    def _runs(self) -> list[Representations]:
+        """All texts but deleted ones, in as few parts as need no copy."""
+        found = []
+        for rows, encoded in self._mapped():
+            own = self.deleted[(self.deleted >= rows.start) & (self.deleted < rows.stop)]
+            ends = [-1, *(own - rows.start).tolist(), len(rows)]
+            found += [
+                encoded.slice(before + 1, after)
+                for before, after in pairwise(ends)
+                if after > before + 1
+            ]
+        return found
 
     def check_model(self, encoder: Encoder) -> None:
         """Refuse a model that has not encoded these texts.

@@ -3,12 +3,13 @@
 n texts, P active entries, T tokens, V terms, E width of a token's vector.
 
 A file in the format of safetensors has of sparse vectors ``indptr`` int64 ``[n + 1]``, ``indices``
-int32 ``[P]`` and ``values`` fp32 ``[P]``; of token vectors ``boundaries`` int64 ``[n + 1]`` and
-``vectors`` fp16 or fp32 ``[T, E]``. Its metadata say which texts these are, and have a digest of
-the arrays.
+int32 ``[P]`` and ``values`` fp32 ``[P]``; of token vectors ``boundaries`` int64 ``[n + 1]``,
+``vectors`` ``[T, E]`` in the dtype of the folder and, in FP8, ``scales`` fp32 ``[T]``. Its metadata
+say which texts these are, and have a digest of the arrays.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +22,15 @@ from torch import Tensor
 from sparton.encoded.facts import SHARDS, Settings, Shard
 from sparton.reading import Fields
 from sparton.representations import Representations, TokenVectors
+from sparton.retrieval.storing import VectorDtype
 from sparton.sparse_vectors import SparseVectors
 from sparton.writing import replacing
 
-_KEY = "sparton"  # one alone: safetensors writes several in any order
+KEY = "sparton"  # one alone: safetensors writes several in any order
 _AT_ONCE = 1 << 24  # bytes
-_DTYPES = {"F32": torch.float32, "F16": torch.float16}
+_DTYPES: dict[VectorDtype, str] = {
+    "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float8_e4m3fn": "F8_E4M3"
+}  # fmt: skip
 
 
 class Stored(NamedTuple):
@@ -64,15 +68,16 @@ def write_shard(folder: Path, shard: Shard, encoded: Representations) -> None:
         tensors |= {"indptr": sparse.cu_seqlens, "indices": sparse.terms, "values": sparse.values}
     if tokens is not None:
         tensors |= {"boundaries": tokens.cu_seqlens, "vectors": tokens.values}
+        tensors |= {} if tokens.scales is None else {"scales": tokens.scales}
     told = {
         "rows": [shard.rows.start, shard.rows.stop],
         "content": shard.content,
-        "arrays": _digest(tensors),
+        "arrays": arrays_digest(tensors),
     }
     path = shard_path(folder, shard)
     try:
         with replacing(path, shared=True) as fresh:
-            save_file(tensors, fresh, {_KEY: json.dumps(told)})
+            save_file(tensors, fresh, {KEY: json.dumps(told)})
     except OSError:
         if not path.is_file():  # else another has written it meanwhile, and swept up
             raise
@@ -90,7 +95,7 @@ def inspect_shard(folder: Path, shard: Shard, settings: Settings) -> Stored:
     entries = tokens = 0
     try:
         with safe_open(path, "pt") as file:
-            told = Fields.of(json.loads((file.metadata() or {}).get(_KEY, "null")), str(path))
+            told = Fields.of(json.loads((file.metadata() or {}).get(KEY, "null")), str(path))
             shapes = {name: _shape(file, name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
@@ -102,11 +107,11 @@ def inspect_shard(folder: Path, shard: Shard, settings: Settings) -> Stored:
         }  # fmt: skip
     if "tokens" in settings.kinds:
         tokens, dtype = shapes.get("vectors", (None, 0))[1], settings.vector_dtype
-        dtype_name = {"float16": "F16", "float32": "F32"}[dtype]
         expected |= {
             "boundaries": ("I64", number + 1),
-            "vectors": (dtype_name, tokens, settings.token_width),
+            "vectors": (_DTYPES[dtype], tokens, settings.token_width),
         }
+        expected |= {"scales": ("F32", tokens)} if dtype == "float8_e4m3fn" else {}
     rows = told.get("rows", list)
     if told.get("content", str) != shard.content or rows != [shard.rows.start, shard.rows.stop]:
         raise ValueError(
@@ -131,14 +136,15 @@ def map_shard(stored: Stored, settings: Settings, *, verify: bool) -> Representa
     """
     with safe_open(stored.path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if verify and _digest(tensors) != stored.digest:
+    if verify and arrays_digest(tensors) != stored.digest:
         raise _damaged(stored.path, "it has another content than was written")
     sparse = tokens = None
     if "indptr" in tensors:
         arrays = tensors["values"], tensors["indices"], tensors["indptr"]
         sparse = SparseVectors(*arrays, settings.sparse_width)
     if "vectors" in tensors:
-        tokens = TokenVectors(tensors["vectors"], tensors["boundaries"])
+        vectors, bounds = tensors["vectors"], tensors["boundaries"]
+        tokens = TokenVectors(vectors, bounds, scales=tensors.get("scales"))
     return Representations(sparse, tokens)
 
 
@@ -148,7 +154,8 @@ def _shape(file: "safe_open", name: str) -> tuple:
     return array.get_dtype(), *array.get_shape()
 
 
-def _digest(tensors: dict[str, Tensor]) -> str:
+def arrays_digest(tensors: Mapping[str, Tensor]) -> str:
+    """A digest of the names and bytes of arrays."""
     digest = xxhash.xxh3_128()
     for name in sorted(tensors):
         digest.update(name.encode())

@@ -11,12 +11,13 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sparton.arguments import ArgumentError
 from sparton.encoded.facts import Settings
 from sparton.engines.json_text import vectors_text, weights_text
-from sparton.representations import KINDS, Representations
+from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.indexes.protocols import check_kinds, check_request
 from sparton.retrieval.settings import RERANK_DEPTH
 from sparton.sparse_vectors import SparseVectors
@@ -258,6 +259,7 @@ def documents_of(
     sparse = encoded.sparse if "sparse" in kinds else None
     tokens = encoded.tokens if "tokens" in kinds else None
     assert sparse is None or isinstance(sparse, SparseVectors), "encoded texts are held sparse"
+    values = None if tokens is None else _numpy(tokens)
     found = []
     for row, identifier in enumerate(ids):
         terms = weights = vectors = None
@@ -266,9 +268,15 @@ def documents_of(
             if last > first:
                 terms = sparse.terms[first:last].numpy()
                 weights = sparse.values[first:last].numpy()
-        if tokens is not None:
+        if tokens is not None and values is not None:
             first, last = tokens.cu_seqlens[row : row + 2].tolist()
             if last > first:
-                vectors = tokens.values[first:last].numpy()
+                vectors = values[first:last]
         found.append(Document(identifier, terms, weights, vectors))
     return found
+
+
+def _numpy(tokens: TokenVectors) -> NDArray[np.floating]:
+    """fp16 where they are stored so, else fp32: NumPy has no other."""
+    values = tokens.restored().values
+    return (values if values.dtype == torch.float16 else values.float()).numpy()

@@ -12,7 +12,7 @@ from sparton.arguments import ArgumentError
 from sparton.encoded.collection import EncodedTexts
 from sparton.engines.engine import Engine
 from sparton.engines.lines import batches, count_with_vectors, shards_with_ids
-from sparton.reading import read_json
+from sparton.reading import Fields, read_json
 from sparton.retrieval.progress import progress_bar
 from sparton.writing import replacing, replacing_folder, sweep_leftovers, writing
 
@@ -29,12 +29,13 @@ class Pushed(NamedTuple):
 def write_files(
     engine: Engine, texts: EncodedTexts, output: str | Path, *, progress: bool = True
 ) -> Pushed:
-    """Write what makes and fills an index; called again, it goes on where it was.
+    """Write what makes and fills an index; called again, it goes on where it was, and where texts
+    were added since it writes files for these alone.
 
     Args:
         engine: from :func:`~sparton.engines.engine_for`.
         texts: documents.
-        output: folder, which is made, or has the files of the same texts.
+        output: folder, which is made, or has the files of the same texts, or of the first of them.
         progress: show a bar on standard error.
 
     Raises:
@@ -43,7 +44,7 @@ def write_files(
         OSError: the disk is full or not writable.
     """
     output = Path(output)
-    _begin(output, engine.described() | {"texts": texts.digest})
+    _begin(output, engine.described(), texts)
     for name, content in engine.setup().items():
         with replacing(output / name) as fresh:
             fresh.write_text(content, encoding="utf-8")
@@ -62,20 +63,22 @@ def write_files(
     return Pushed(documents, len(texts) - documents)
 
 
-def _begin(output: Path, facts: dict) -> None:
-    """Make the folder, or see that the one that is there is of the same texts."""
-    path = output / FACTS
+def _begin(output: Path, described: dict, texts: EncodedTexts) -> None:
+    """Make the folder, or see that the one that is there is of the same texts, or of the first."""
+    path, shards = output / FACTS, [shard.content for shard in texts.facts.shards()]
+    facts = described | {"deleted": texts.deleted.tolist(), "shards": shards}
     if path.is_file():
-        if read_json(path) != facts:
+        found = Fields.of(read_json(path), str(path)).as_dict()
+        first = found.get("shards") or []
+        if found | {"shards": shards} != facts or first != shards[: len(first)]:
             raise ArgumentError(
-                "{} holds files of other texts, or for another index: choose another "
-                "{output:name}, or delete it",
+                "{} holds files of other texts or of some that are deleted now, or for another "
+                "index: choose another {output:name}, or delete it",
                 output,
                 output=output,
             )
         sweep_leftovers(output / DOCUMENTS)
-        return
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    elif output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ArgumentError(
             "{} is there and was not written by a push: choose another {output:name}",
             output,

@@ -31,12 +31,13 @@ class Qdrant(Engine):
     def collection(self) -> dict[str, Any]:
         """The body of the request that makes the collection."""
         content: dict[str, Any] = {}
+        stored = self.settings.vector_dtype
         if "tokens" in self.kinds:
             content["vectors"] = {
                 "tokens": {
                     "size": self.settings.token_width,
                     "distance": "Dot",
-                    "datatype": self.settings.vector_dtype,
+                    "datatype": "float16" if stored == "float16" else "float32",
                     "multivector_config": {"comparator": "max_sim"},
                     "hnsw_config": {"m": 0},
                 }

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparton.representations import Representations
+from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import exact_index
 from sparton.retrieval.indexes.protocols import Found
 
@@ -34,7 +35,7 @@ class ExactRecall(NamedTuple):
 def recall_of_exact(
     found: Found,
     queries: Representations,
-    documents: Representations,
+    documents: Representations | Documents,
     device: torch.device | str,
     *,
     rerank_depth: int,

@@ -85,7 +85,7 @@ def results_table(results: Sequence[TaskResult], title: str | None = None) -> Gr
 
     "terms q/d" are the mean active terms, "vectors q/d" the mean token vectors of queries and
     documents; "of exact@10" is the :class:`~sparton.evaluation.recall.ExactRecall` of an index that
-    is not exact; "docs/s", "queries/s", "ms/query p50/p95" and "index MB" are the
+    is not exact; "docs/s", "queries/s", "ms/query p50/p95/p99" and "index MB" are the
     :class:`~sparton.evaluation.speed.Speed`. A column that no result fills is left out.
     """
     found = _table(results, quality_columns(results), title)
@@ -127,7 +127,10 @@ def cost_columns(results: Sequence[TaskResult]) -> Columns:
         "of exact@100": (".4f", [(each and each.at_100,) for each in recalls]),
         "docs/s": (",.0f", [(each and each.documents_per_second,) for each in speeds]),
         "queries/s": (",.0f", [(each and each.queries_per_second,) for each in speeds]),
-        "ms/query p50/p95": (",.1f", [each.latency[:2] if each else (None,) for each in speeds]),
+        "ms/query p50/p95/p99": (
+            ",.1f",
+            [each.latency[:3] if each else (None,) for each in speeds],
+        ),
         "index MB": (",.1f", [(each and each.index_bytes / 1e6,) for each in speeds]),
         "seconds": (".1f", [(sum(each.seconds.values()),) for each in results]),
     }
@@ -235,7 +238,7 @@ def read_tasks(path: Path) -> list[dict[str, Any]]:
             recall.get("at_10", float)
         if speed is not None:
             latency = speed.need_object("latency")
-            for fields, keys in ((speed, _SPEEDS), (latency, ("p50", "p95"))):
+            for fields, keys in ((speed, _SPEEDS), (latency, ("p50", "p95", "p99"))):
                 for key in keys:
                     fields.need(key, float)
             speed.get("documents_per_second", float)

@@ -23,7 +23,7 @@ def check_vector_dtype(vector_dtype: object) -> None:
         ValueError: names the setting and its value.
     """
     if vector_dtype not in VECTOR_DTYPES:
-        raise ValueError(f"vector_dtype={vector_dtype}: must be {' or '.join(VECTOR_DTYPES)}")
+        raise ValueError(f"vector_dtype={vector_dtype}: must be {', '.join(VECTOR_DTYPES)}")
 
 
 def check_texts(task: RetrievalTask) -> None:

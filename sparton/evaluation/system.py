@@ -13,10 +13,11 @@ import torch
 from sparton.evaluation.exclusion import excluded_rows, own_rows, without
 from sparton.evaluation.recall import recall_of_exact
 from sparton.evaluation.results import TaskResult
-from sparton.evaluation.speed import WARM_UP_DOCUMENTS, Speed, time_queries
+from sparton.evaluation.speed import WARM_UP_DOCUMENTS, WARM_UP_QUERIES, Speed, time_queries
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.crew import Crew
+from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Found
 from sparton.retrieval.metrics import evaluate_queries, mean_of_queries
@@ -39,7 +40,7 @@ class System(NamedTuple):
     documents: Callable[[Sequence[str], bool], Representations]
     queries: Callable[[Sequence[str], bool], Representations]
     words: BM25 | None = None
-    stored: Callable[[], Representations] | None = None
+    stored: Callable[[], Documents] | None = None
 
 
 def retrieve(
@@ -68,16 +69,18 @@ def retrieve(
         progress: label of a bar of the search; None for no bar.
     """
     words, texts = system.words, task.queries.texts
-    if timed_queries and system.stored is None:
-        system.documents(task.documents.texts[:WARM_UP_DOCUMENTS], False)
+    if timed_queries:  # what is compiled at its first use is compiled now
+        if system.stored is None:
+            system.documents(task.documents.texts[:WARM_UP_DOCUMENTS], False)
+        system.queries(texts[:WARM_UP_QUERIES], False)
     clock = _Clock()
     if system.stored is None:
-        documents = system.documents(task.documents.texts, True)
+        documents = Documents.of(system.documents(task.documents.texts, True))
     else:
         documents = system.stored()
     stored = documents
     if words is not None:
-        stored = documents._replace(sparse=words.fit(task.documents.texts))
+        stored = documents.with_sparse(words.fit(task.documents.texts))
     clock.stop("documents")
     queries = system.queries(texts, True)
     asked = _with_words(queries, texts, words)
@@ -86,6 +89,9 @@ def retrieve(
     clock.stop("index")
     barred = excluded_rows(task)
     own = own_rows(task) if task.exclude_self else None
+    if timed_queries:
+        index.search(asked.slice(0, min(WARM_UP_QUERIES, len(texts))), k + barred.shape[1])
+        clock.restart()
     found = index.search(asked, k + barred.shape[1], exclude=own, progress=progress)
     run = Run(task.queries.ids, task.documents.ids, *without(found, barred, k))
     clock.stop("search")
@@ -138,6 +144,10 @@ class _Clock:
         self.seconds: dict[str, float] = {}
         self._last = perf_counter()
 
+    def restart(self) -> None:
+        """Leave out what was done since the last stop."""
+        self._last = perf_counter()
+
     def stop(self, name: str) -> None:
         now = perf_counter()
         self.seconds[name], self._last = now - self._last, now
@@ -149,14 +159,17 @@ def _with_words(
     return queries if words is None else queries._replace(sparse=words.queries(texts))
 
 
-def _sizes(queries: Representations, documents: Representations) -> dict[str, float]:
+def _sizes(queries: Representations, documents: Documents) -> dict[str, float]:
     """The fields of a result that tell how large the representations are."""
     sizes: dict[str, float] = {}
-    asked, answers = queries.sparse, documents.sparse
-    if isinstance(asked, SparseVectors) and isinstance(answers, SparseVectors):
-        sizes["query_terms"], sizes["document_terms"] = asked.mean_entries, answers.mean_entries
-        sizes["flops"] = mean_flops(asked, answers)
-    if queries.tokens is not None and documents.tokens is not None:
+    asked, total = queries.sparse, max(documents.num_texts, 1)
+    if isinstance(asked, SparseVectors):
+        answers = documents.sparse
+        sizes["query_terms"] = asked.mean_entries
+        sizes["document_terms"] = sum(part.num_entries for part in answers) / total
+        flops = (mean_flops(asked, part) * part.num_vectors for part in answers)
+        sizes["flops"] = sum(flops) / total
+    if queries.tokens is not None:
         sizes["query_vectors"] = queries.tokens.mean_tokens
-        sizes["document_vectors"] = documents.tokens.mean_tokens
+        sizes["document_vectors"] = documents.tokens.num_tokens / total
     return sizes

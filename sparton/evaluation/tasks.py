@@ -5,8 +5,7 @@ N documents, Q queries, K results per query.
 
 import logging
 import sys
-from collections.abc import Collection, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,15 +38,14 @@ from sparton.retrieval.settings import (
     check_search,
     check_term_bounds,
 )
-from sparton.retrieval.storing import VectorDtype
-from sparton.types import SIDES, Kind, RetrievalTask, Side, TextForm, Tokenizer
+from sparton.retrieval.storing import VectorDtype, query_dtype
+from sparton.types import PLURAL, SIDES, RetrievalTask, Side, TextForm, Tokenizer
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
 
 TIMED_QUERIES = 50
 log = logging.getLogger(__name__)
-_PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}
 
 
 def evaluate_encoder(
@@ -137,8 +135,9 @@ def evaluate_encoder(
         bar = progress and whole and not crew.rank
         return encode_texts(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
-            batch_tokens=batch_tokens, vector_dtype=vector_dtype, pool_factor=pool_factor,
-            form=form, progress=f"{task.name}: {_PLURAL[side]}" if bar else None,
+            batch_tokens=batch_tokens, pool_factor=pool_factor,
+            vector_dtype=vector_dtype if side == "document" else query_dtype(vector_dtype),
+            form=form, progress=f"{task.name}: {PLURAL[side]}" if bar else None,
             crew=crew if whole else ALONE,
         )  # fmt: skip
 
@@ -147,7 +146,7 @@ def evaluate_encoder(
         lambda texts, whole: encode(texts, "document", max_document_terms, whole),
         lambda texts, whole: encode(texts, "query", max_query_terms, whole),
         bm25 if by_words else None,
-        None if documents is None else partial(_kept, documents, kinds),
+        None if documents is None else lambda: documents.documents().only(frozenset(kinds)),
     )
     if crew.rank:
         return help_encoding(task, system, crew)
@@ -187,14 +186,6 @@ def evaluate_bm25(
     )
     return retrieve(
         task, system, metrics, k, search="bm25", timed_queries=timed_queries, device=device
-    )
-
-
-def _kept(documents: EncodedTexts, kinds: Collection[Kind]) -> Representations:
-    """Documents that were encoded before, with what is compared of them."""
-    found = documents.representations()
-    return Representations(
-        found.sparse if "sparse" in kinds else None, found.tokens if "tokens" in kinds else None
     )
 
 

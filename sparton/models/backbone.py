@@ -130,6 +130,14 @@ class Backbone(EncoderBody):
         self.decoder = linear_of(weight, nn.Parameter(bias, requires_grad=weight.requires_grad))
         self._place = (place._replace(decoder=self.decoder),)
 
+    def need_bias(self) -> Tensor:
+        """The decoder's bias ``[V]``; where it has none, zeros are added."""
+        if self.decoder.bias is None:
+            self.add_logit_bias(self.decoder.weight.new_zeros(self.decoder.out_features))
+        bias = self.decoder.bias
+        assert isinstance(bias, Tensor)
+        return bias
+
     def untie(self) -> None:
         """Give a decoder that is tied to the embeddings a matrix of its own, which the
         configuration then says; any other stays.

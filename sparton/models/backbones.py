@@ -28,6 +28,7 @@ from sparton.models.body import EncoderBody, without_attention_dropout
 from sparton.models.causal_lm import Attention, SpecialTokens, set_special_tokens
 from sparton.models.checkpoint import load_body, load_lm, load_logit_bias, load_tokenizer
 from sparton.models.folders.files import module_kinds
+from sparton.models.grafting import check_vocabulary, graft
 from sparton.models.logits import start_logits
 from sparton.models.lora import Lora, own_base
 from sparton.models.origin import Origin, origin_of_trained
@@ -87,6 +88,45 @@ def pretrained(
     )
     backbone.origin, backbone.base = origin_of_trained(source), own_base(source, "")
     start_logits(backbone, center=center, scale=logit_scale, shift=logit_shift)
+    return backbone
+
+
+def grafted(
+    name: str,
+    mlm_head_from: str,
+    *,
+    compile: bool = False,
+    half_residual: bool = False,
+    gradient_checkpointing: bool = False,
+    lora: Mapping[str, Any] | None = None,
+    **reading: Unpack[ReadingOptions],
+) -> Backbone:
+    """The body of a dense or late-interaction model, with the masked-LM head and decoder of the
+    pretrained model that it was trained from. The decoder is not tied to the body's embeddings.
+
+    Args:
+        name: hub name or path of the body, whose tokenizer it is.
+        mlm_head_from: the same of the masked-language model.
+        compile, half_residual, gradient_checkpointing, lora: see :class:`Backbone`.
+        reading: of the body; see :class:`~sparton.models.repository.Source`.
+
+    Raises:
+        ValueError: the two differ in architecture, width or vocabulary, or one is incomplete.
+        OSError: nothing of that name, or no connection to the hub.
+    """
+    source = Source(name, **reading)
+    tokenizer = load_tokenizer(source)
+    check_vocabulary(tokenizer, load_tokenizer(mlm_head_from), name, mlm_head_from)
+    mlm = graft(load_body(source), load_lm(mlm_head_from), name, mlm_head_from)
+    backbone = Backbone(
+        mlm,
+        tokenizer,
+        compile=compile,
+        half_residual=half_residual,
+        gradient_checkpointing=gradient_checkpointing,
+        lora=lora,
+    )
+    backbone.origin = origin_of_trained(source)
     return backbone
 
 

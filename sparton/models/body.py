@@ -151,12 +151,11 @@ class EncoderBody(nn.Module):
         Raises:
             ValueError: see :meth:`need_base`.
         """
-        if self.lora is None:
-            self.model.save_pretrained(folder)
-        elif self.saves_adapters_alone:
+        if self.lora is not None and self.saves_adapters_alone:
             save_adapter(self.model, self.lora, self.need_base(), folder)
         else:
-            merged(self.model).save_pretrained(folder)
+            model = self.model if self.lora is None else merged(self.model)
+            model.save_pretrained(folder, state_dict=_every_weight(model))
         self.tokenizer.save_pretrained(folder)
 
     @property
@@ -259,6 +258,20 @@ def without_attention_dropout(config: Config) -> Config:
         if hasattr(config, name):
             setattr(config, name, 0.0)
     return config
+
+
+def _every_weight(model: PreTrainedModel) -> dict[str, Tensor] | None:
+    """What to save of a model whose decoder is not tied: a weight under each of its names, of which
+    transformers would write one and miss the others; None where it is tied."""
+    if getattr(model.config, "tie_word_embeddings", True):
+        return None
+    seen: set[int] = set()
+    weights = {}
+    for name, value in model.state_dict().items():
+        # A file has no two names for one place in memory.
+        weights[name] = value.clone() if value.data_ptr() in seen else value
+        seen.add(value.data_ptr())
+    return weights
 
 
 def _compile_parts(model: PreTrainedModel) -> None:

@@ -100,10 +100,11 @@ class SpladeHead(nn.Module):
 
         Raises:
             FileNotFoundError, ValueError: the folding cannot be read, see
-                :func:`~sparton.models.folding.read_folding`, or there is no bias to take out terms.
+                :func:`~sparton.models.folding.read_folding`.
         """
         if not self.special_terms:
-            _exclude_special_terms(backbone)
+            with torch.no_grad():
+                backbone.need_bias()[backbone.tokenizer.all_special_ids] = EXCLUDED
         if self.folding is not None and self.fold is None:
             self.fold = read_folding(
                 self.folding, backbone.tokenizer, backbone.decoder.out_features
@@ -132,18 +133,6 @@ class SpladeHead(nn.Module):
             activation=self.activation,
             fp8=self.fp8,
         )
-
-
-@torch.no_grad()
-def _exclude_special_terms(backbone: "Backbone") -> None:
-    bias = backbone.decoder.bias
-    if bias is None:
-        raise ValueError(
-            f"special_terms=False: the decoder of {type(backbone.model).__name__} has no bias by "
-            "which terms are taken out. Name them in a file of folding, each as null, and set "
-            "folding to its path"
-        )
-    bias[backbone.tokenizer.all_special_ids] = EXCLUDED
 
 
 class EagerHead(SpladeHead):

@@ -70,10 +70,7 @@ def _scale(backbone: Backbone, scale: float) -> None:
 
 @torch.no_grad()
 def _shift(backbone: Backbone, shift: float) -> None:
-    if backbone.decoder.bias is None:
-        weight = backbone.decoder.weight
-        backbone.add_logit_bias(weight.new_zeros(backbone.decoder.out_features))
-    backbone.decoder.bias.add_(shift)
+    backbone.need_bias().add_(shift)
 
 
 def _untie(backbone: Backbone, name: str, value: object) -> None:

@@ -6,15 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparton.pipelines.adaptation import adapt_lm
+    from sparton.pipelines.averaging import average_models
     from sparton.pipelines.embeddings import cache_embeddings
     from sparton.pipelines.export import export_vectors
     from sparton.pipelines.idf import compute_idf
     from sparton.pipelines.mining import mine_hard_negatives
 
-__all__ = ["adapt_lm", "cache_embeddings", "compute_idf", "export_vectors", "mine_hard_negatives"]
+__all__ = [
+    "adapt_lm",
+    "average_models",
+    "cache_embeddings",
+    "compute_idf",
+    "export_vectors",
+    "mine_hard_negatives",
+]
 
 _MODULES = {
     "adapt_lm": "adaptation",
+    "average_models": "averaging",
     "cache_embeddings": "embeddings",
     "compute_idf": "idf",
     "export_vectors": "export",

@@ -32,7 +32,7 @@ from sparton.models.dense import DenseEncoder
 from sparton.models.folders.dense import load_dense, save_dense
 from sparton.models.identity import weights_digest
 from sparton.retrieval.encoding import encode_texts
-from sparton.retrieval.storing import VectorDtype
+from sparton.retrieval.storing import FileDtype
 from sparton.types import Side
 from sparton.writing import replacing_folder
 
@@ -62,7 +62,7 @@ def cache_embeddings(
     model: str | Path | DenseEncoder | None = None,
     query_length: int = 64,
     document_length: int = 256,
-    dtype: VectorDtype = "float32",
+    dtype: FileDtype = "float32",
     batch_tokens: int | None = None,
     precision: str | None = None,
     device: str | None = None,
@@ -159,7 +159,7 @@ def _prepare(
     facts: CacheFacts,
     keys: NDArray[np.uint64],
     encoder: DenseEncoder,
-    dtype: VectorDtype,
+    dtype: FileDtype,
 ) -> int:
     """Make the folder, or check that it is of the same texts and model; returns the rows it has.
 

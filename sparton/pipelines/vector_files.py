@@ -17,7 +17,7 @@ from torch import Tensor
 from sparton.arguments import ArgumentError, refuse_below
 from sparton.packing import cu_seqlens_of, sequence_ids
 from sparton.representations import KINDS, Representations, TokenVectors
-from sparton.retrieval.storing import VectorDtype
+from sparton.retrieval.storing import FileDtype
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind, TextCollection
 from sparton.writing import replacing, writing
@@ -105,7 +105,7 @@ class TokenFile:
     """
 
     path: str | Path
-    dtype: VectorDtype = "float16"
+    dtype: FileDtype = "float16"
     overwrite: bool = False
 
     kind: ClassVar[Kind] = "tokens"

@@ -75,14 +75,22 @@ class BM25:
         terms, num_documents = counts.terms.numpy(), counts.num_vectors
         document_frequencies = np.bincount(terms, minlength=len(self._columns))
         rarity = (num_documents - document_frequencies + 0.5) / (document_frequencies + 0.5)
-        idf = np.log1p(rarity)
-        lengths = np.zeros(num_documents)
-        owners = np.repeat(np.arange(num_documents), counts.lengths.numpy())
-        np.add.at(lengths, owners, counts.values.numpy())
-        relative = lengths / max(lengths.mean(), 1e-9) if num_documents else lengths
+        self._idf = np.log1p(rarity)
+        self._mean_length = max(_lengths(counts).mean(), 1e-9) if num_documents else 1.0
+        return self._weighted(counts)
+
+    def documents(self, texts: Iterable[str]) -> SparseVectors:
+        """Weights ``[N, V]`` of documents by the statistics that :meth:`fit` has learned; of a text
+        that was among the fitted ones, the same. Terms that the collection does not hold are
+        dropped, and count in no length."""
+        return self._weighted(_vectors((self._known(text) for text in texts), self._columns))
+
+    def _weighted(self, counts: SparseVectors) -> SparseVectors:
+        terms, tf = counts.terms.numpy(), counts.values.numpy().astype(np.float64)
+        relative = _lengths(counts) / self._mean_length
         saturation = self.k1 * (1 - self.b + self.b * relative)
-        tf = counts.values.numpy().astype(np.float64)
-        weights = idf[terms] * tf / (tf + saturation[owners])
+        owners = np.repeat(np.arange(counts.num_vectors), counts.lengths.numpy())
+        weights = self._idf[terms] * tf / (tf + saturation[owners])
         return counts._replace(values=torch.from_numpy(weights.astype(np.float32)))
 
     def queries(self, texts: Iterable[str]) -> SparseVectors:
@@ -97,6 +105,14 @@ class BM25:
     def _known(self, text: str) -> dict[int, int]:
         terms = Counter(self._analyze(text))
         return {self._columns[term]: n for term, n in terms.items() if term in self._columns}
+
+
+def _lengths(counts: SparseVectors) -> NDArray[np.float64]:
+    """Terms of each text, with repetitions."""
+    lengths = np.zeros(counts.num_vectors)
+    owners = np.repeat(np.arange(counts.num_vectors), counts.lengths.numpy())
+    np.add.at(lengths, owners, counts.values.numpy())
+    return lengths
 
 
 def _vectors(counts: Iterator[dict[int, int]], columns: Collection[str]) -> SparseVectors:

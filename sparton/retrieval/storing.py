@@ -5,19 +5,21 @@ N texts, V terms, C columns, P active entries, T tokens, E width of a token's ve
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparton.kernels.maxsim import quantize_fp8
 from sparton.packing import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
 from sparton.sparse_vectors import SparseVectors
 
-VectorDtype = Literal["float16", "float32"]
-VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "float32")
+FileDtype = Literal["float16", "float32"]  # which others can read, too
+VectorDtype = Literal["float16", "bfloat16", "float32", "float8_e4m3fn"]
+VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "bfloat16", "float32", "float8_e4m3fn")
 
 
 class Transfer:
@@ -121,24 +123,38 @@ class _LeavingTokens:
         if self._mask is not None:
             rows = _places(self._mask, int(self._bounds[-1]))
             self._values = self._values.index_select(0, rows)
-        stored = self._values.to(getattr(torch, self._dtype))
+        stored, scales = self._values.to(getattr(torch, query_dtype(self._dtype))), None
         self._finite = _to_host(stored.isfinite().all())
+        if self._dtype == "float8_e4m3fn":
+            stored, scales = quantize_fp8(self._values)
         self._stored = _to_host(stored)
+        self._scales = None if scales is None else _to_host(scales)
         return stored
 
     def finish(self) -> TokenVectors:
         stored, bounds = _own(self._stored), _own(self._bounds)
         if not self._finite:
-            broken = (~stored.isfinite()).any(dim=1).nonzero()[0]
-            text = int(torch.searchsorted(bounds, broken, right=True)) - 1
-            worst = self._values[broken[0]].float().abs().max().item()
-            cause = "the model diverged or overflowed its precision; evaluate an earlier checkpoint"
-            if np.isfinite(worst):
-                cause = f"{self._dtype} cannot hold it; store float32"
-            raise ValueError(
-                f"text {text} of a batch has a token vector with the component {worst:g}: {cause}"
-            )
-        return TokenVectors(stored, bounds)
+            self._refuse(bounds)
+        scales = None if self._scales is None else _own(self._scales)
+        return TokenVectors(stored, bounds, scales=scales)
+
+    def _refuse(self, bounds: Tensor) -> NoReturn:
+        held = self._values.to(getattr(torch, query_dtype(self._dtype)))
+        broken = (~held.isfinite()).any(dim=1).nonzero()[0].cpu()
+        text = int(torch.searchsorted(bounds, broken, right=True)) - 1
+        worst = self._values[broken[0]].float().abs().max().item()
+        cause = "the model diverged or overflowed its precision; evaluate an earlier checkpoint"
+        if np.isfinite(worst):
+            cause = f"{self._dtype} cannot hold it; store float32"
+        raise ValueError(
+            f"text {text} of a batch has a token vector with the component {worst:g}: {cause}"
+        )
+
+
+def query_dtype(documents: VectorDtype) -> VectorDtype:
+    """In which dtype the token vectors of queries are stored that are compared with documents of
+    another, or of the same: those in FP8 are compared in float16."""
+    return "float16" if documents == "float8_e4m3fn" else documents
 
 
 def store_sparse(sparse: Tensor) -> SparseVectors:
@@ -156,7 +172,10 @@ def store_tokens(vectors: TokenVectors, dtype: VectorDtype = "float16") -> Token
     """The token vectors that take part in MaxSim, on the host, without a mask.
 
     Half precision rounds a component by at most 2^-11 of its size: the MaxSim of vectors of length
-    1 changes by less than 0.001 per query token, which reorders near ties only.
+    1 changes by less than 0.001 per query token, which reorders near ties only. ``bfloat16``, with
+    which models in that precision lose nothing, rounds by 2^-8. ``float8_e4m3fn`` takes half the
+    bytes, and 4 for the scale of each vector; it rounds by 2^-4 of a component, or by 2^-18 of the
+    vector's largest where that is more, and MaxSim changes by at most 0.0625 per query token.
 
     Raises:
         ValueError: a component is NaN, infinite or too large for ``dtype``.
@@ -188,7 +207,7 @@ def in_order(parts: list[Representations], order: NDArray[np.int64]) -> Represen
                 whole.add(half)
     return Representations(
         None if sparse is None else _sparse(sparse, width),
-        None if tokens is None else TokenVectors(tokens.arrays[0], tokens.cu_seqlens),
+        None if tokens is None else _token_vectors(tokens),
     )
 
 
@@ -219,7 +238,7 @@ class _Whole:
         rows = torch.repeat_interleave(starts - half.cu_seqlens[:-1], half.lengths)
         rows += torch.arange(len(rows))
         for whole, part in zip(self.arrays, _arrays(half), strict=True):
-            whole.index_copy_(0, rows, part)
+            _copied(whole).index_copy_(0, rows, _copied(part))
 
 
 def _sparse(whole: _Whole, width: int) -> SparseVectors:
@@ -227,9 +246,20 @@ def _sparse(whole: _Whole, width: int) -> SparseVectors:
     return SparseVectors(values, terms, whole.cu_seqlens, width)
 
 
+def _token_vectors(whole: _Whole) -> TokenVectors:
+    values, *scales = whole.arrays
+    return TokenVectors(values, whole.cu_seqlens, scales=scales[0] if scales else None)
+
+
 def _arrays(half: Any) -> list[Tensor]:
     """Those with a row for each active entry, or for each token."""
-    return [half.values, half.terms] if isinstance(half, SparseVectors) else [half.values]
+    beside = half.terms if isinstance(half, SparseVectors) else half.scales
+    return [half.values] if beside is None else [half.values, beside]
+
+
+def _copied(rows: Tensor) -> Tensor:
+    """Rows as ``index_copy_`` takes them: it knows no FP8."""
+    return rows.view(torch.uint8) if rows.dtype == torch.float8_e4m3fn else rows
 
 
 def _places(flags: Tensor, number: int) -> Tensor:

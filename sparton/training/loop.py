@@ -1,8 +1,8 @@
 """The training loop: step, update, log, evaluate, checkpoint; and going on where a run stopped."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from sparton.errors import OtherRunError
+from sparton.training.averaging import AveragedWeights
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.finite import FiniteWatch
 from sparton.training.learning import LearningWatch
@@ -30,7 +31,9 @@ from sparton.training.throughput import Batch, ThroughputMeter
 
 log = logging.getLogger(__name__)
 
-_STATE = ("encoder", "optimizer", "scaler", "best", "micro_batch", "identity")  # of a checkpoint
+_STATE = (  # of a checkpoint
+    "encoder", "averages", "optimizer", "scaler", "best", "micro_batch", "mined", "identity",
+)  # fmt: skip
 OwnStep = TypeVar("OwnStep", bound=Step)
 
 
@@ -76,6 +79,9 @@ class Trainer(Generic[OwnStep]):
             fits; ``choice`` is what a checkpoint keeps of it. None where the step has its own.
         sources: names of the sources of the data, by number; their losses are logged if there are
             several.
+        averages: of the weights, which are evaluated and saved in their place; None for none.
+        mined: the name of the negatives that its model has mined last, which checkpoints keep; None
+            while it trains on those of the data.
     """
 
     step: OwnStep
@@ -92,6 +98,8 @@ class Trainer(Generic[OwnStep]):
     watch: LearningWatch | None = None
     fit: MicroBatchSearch | None = None
     sources: Sequence[str] = ()
+    averages: AveragedWeights | None = None
+    mined: str | None = None
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
@@ -115,9 +123,11 @@ class Trainer(Generic[OwnStep]):
             return 0
         self._check_identity(state["identity"])
         load_learned_state(self.encoder, state["encoder"])
+        if self.averages is not None:
+            self.averages.load_state_dict(state["averages"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        self.best, self.start_step = state["best"], state["step"]
+        self.best, self.start_step, self.mined = state["best"], state["step"], state["mined"]
         if self.fit is not None:
             self.fit.choice = state["micro_batch"]
         return self.start_step
@@ -136,13 +146,15 @@ class Trainer(Generic[OwnStep]):
         if self.best > float("-inf"):
             self._replace_missing_model()
         self.meter.restart()
-        for step, (batch, waited) in enumerate(_timed(batches), self.start_step):
+        for step, (batch, waited) in enumerate(self._timed(batches), self.start_step):
             if self.fit is not None and step == self.start_step:
                 self.fit(batch)
                 self.meter.restart()
             output = self.step(batch, step, self.scaler.scale)
             rate_factor = self.schedule(step, self.settings.steps)
             norm = update(self.optimizer, self.scaler, rate_factor, self.settings.clip_norm)
+            if self.averages is not None:
+                self.averages.update(step + 1)
             self._finite.note(step + 1, output.loss, norm)
             self.meter.count(batch, waited)
             if output.sources is not None and output.by_query is not None:
@@ -151,8 +163,8 @@ class Trainer(Generic[OwnStep]):
             del output  # the representations of a global batch, while the next is encoded
         if self.settings.evaluate_every is None:
             self._finite.check(self.settings.steps, wait=True, saving=True)
-            if self.world.is_main:
-                self.save_model(self.encoder, self.folder / "model")
+            with self.averaged():
+                self._save_model()
         self.world.barrier()  # all may read it now
 
     def _finish_step(
@@ -211,27 +223,37 @@ class Trainer(Generic[OwnStep]):
         """Dev metrics, of all ranks together; the main one saves the model that is the best so
         far."""
         metrics: dict[str, float] = {}
-        if self.evaluate is not None:
-            self.encoder.eval()
-            metrics = self.evaluate(self.encoder)
-            self.encoder.train()
-        if metrics and metrics[self.settings.select_by] > self.best:
-            self.best = metrics[self.settings.select_by]
-            if self.world.is_main:
-                self.save_model(self.encoder, self.folder / "model")
+        with self.averaged():
+            if self.evaluate is not None:
+                self.encoder.eval()
+                metrics = self.evaluate(self.encoder)
+                self.encoder.train()
+            if metrics and metrics[self.settings.select_by] > self.best:
+                self.best = metrics[self.settings.select_by]
+                self._save_model()
         self.world.barrier()
         self.meter.restart()
         return {f"dev_{name}": value for name, value in metrics.items()}
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside, the encoder has its averaged weights, if there are such."""
+        return nullcontext() if self.averages is None else self.averages.applied()
+
+    def _save_model(self) -> None:
+        if self.world.is_main:
+            self.save_model(self.encoder, self.folder / "model")
 
     def _checkpoint(self, completed: int) -> None:
         with self.meter.paused():
             if self.world.is_main:
                 state = {
                     "encoder": learned_state(self.encoder),
+                    "averages": self.averages and self.averages.state_dict(),
                     "optimizer": self.optimizer.state_dict(),
                     "scaler": self.scaler.state_dict(),
                     "best": self.best,
                     "micro_batch": self.fit and self.fit.choice,
+                    "mined": self.mined,
                     "identity": dict(self.identity),
                 }
                 save_checkpoint(self.folder / "checkpoints", completed, state)
@@ -244,14 +266,13 @@ class Trainer(Generic[OwnStep]):
                 f"{', '.join(changed)}. Give this run a folder of its own, or delete that one"
             )
 
-
-def _timed(batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
-    """Each batch with the seconds spent waiting for it."""
-    iterator = iter(batches)
-    while True:
-        start = time.perf_counter()
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            return
-        yield batch, time.perf_counter() - start
+    def _timed(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
+        """Each batch with the seconds spent waiting for it."""
+        iterator = iter(batches)
+        while True:
+            start = self.meter.clock()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            yield batch, self.meter.clock() - start

@@ -51,6 +51,7 @@ class ThroughputMeter:
     _tokens: Counter[Side] = field(default_factory=Counter)
     _steps: int = 0
     _waited: float = 0.0
+    _paused: float = 0.0
     _since: float = field(default_factory=time.perf_counter)
 
     def count(self, batch: Batch, waited: float) -> None:
@@ -66,7 +67,7 @@ class ThroughputMeter:
         """Rates since the last call, then start anew. Memory in MiB, peaks since the last call."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        seconds = time.perf_counter() - self._since
+        seconds = self.clock() - self._since
         record = {
             "examples_per_second": self._examples * self.world_size / seconds,
             "tokens_per_second": self._tokens.total() * self.world_size / seconds,
@@ -89,14 +90,18 @@ class ThroughputMeter:
             torch.cuda.synchronize(self.device)
         begin = time.perf_counter()
         yield
-        self._since += time.perf_counter() - begin
+        self._paused += time.perf_counter() - begin
+
+    def clock(self) -> float:
+        """Seconds since some moment, without those of pauses."""
+        return time.perf_counter() - self._paused
 
     def restart(self) -> None:
         """Forget what was counted; called after work that is no training step."""
         self._examples = self._steps = 0
         self._sequences.clear()
         self._tokens.clear()
-        self._waited, self._since = 0.0, time.perf_counter()
+        self._waited, self._since = 0.0, self.clock()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 

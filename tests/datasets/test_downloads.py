@@ -1,6 +1,7 @@
 """Collections of ir_datasets and of the hub to tasks; every fault is named where it stands."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from ir_datasets.datasets.beir import BeirTitleDoc
 from ir_datasets.formats import BaseDocs, BaseQrels, BaseQueries, GenericQuery, TrecQrel
 
-from sparton.datasets.downloads import hub_task, ir_datasets_task
+from sparton.datasets.downloads import hub_task, hub_texts, ir_datasets_task, ir_datasets_texts
+from sparton.digests import records_digest
 
 
 class Documents(BaseDocs):
@@ -188,3 +190,53 @@ def test_a_data_set_that_the_hub_does_not_give(tmp_path: Path) -> None:
     message = r"empty could not be read from the Hugging Face hub .*beir_folder reads files"
     with pytest.raises(ConnectionError, match=message):
         hub_task(str(tmp_path / "empty"))
+
+
+def test_texts_to_encode_are_those_of_the_task(registered: str, tmp_path: Path) -> None:
+    parts = {"corpus": CORPUS, "queries": ASKED, "qrels": JUDGED}
+    hub = write_hub(tmp_path / "hub", {name: {"test": rows} for name, rows in parts.items()})
+    bright = write_hub(
+        tmp_path / "bright",
+        {
+            "documents": {"aops": [{"id": "d0", "content": " text "}]},
+            "examples": {"aops": [{"id": "0", "query": "a post", "gold_ids": ["d0"]}]},
+        },
+    )
+    cache = str(tmp_path / "cache")
+    tasks = [
+        (ir_datasets_task(registered), partial(ir_datasets_texts, registered)),
+        (hub_task(hub), partial(hub_texts, hub)),
+        (hub_task(bright, "aops"), partial(hub_texts, bright, split="aops")),
+    ]
+    for task, read in tasks:
+        found = read(side="document", cache_dir=cache)
+        assert found.digest == records_digest(*task.documents)
+        assert found.digest != read(side="query", cache_dir=cache).digest
+        assert found.take(range(len(found))) == task.documents
+    asked = hub_texts(hub, "query", cache_dir=cache)
+    assert list(asked.take(range(2)).ids) == ["q1", "q2"], "those that nobody judged as well"
+
+
+def test_texts_of_the_hub_are_prepared_once(tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    path = write_hub(tmp_path / "hub", {"corpus": {"test": CORPUS, "dev": CORPUS[:1]}})
+    first, again = (hub_texts(path, "document", cache_dir=cache) for _ in range(2))
+    assert again.table.folder == first.table.folder
+    other = hub_texts(path, "document", "dev", cache_dir=cache)
+    assert other.table.folder != first.table.folder and len(other) == 1
+
+
+def test_faults_of_texts_to_encode(registered: str, tmp_path: Path) -> None:
+    cache = str(tmp_path / "cache")
+    with pytest.raises(ValueError, match="knows no dataset 'beir/scifakt'"):
+        ir_datasets_texts("beir/scifakt", "document", cache_dir=cache)
+    path = write_hub(tmp_path / "hub", {"corpus": {"test": [*CORPUS, {"title": "x"}]}})
+    with pytest.raises(ValueError, match=r"corpus test, row 3: .* id is expected.*on_error="):
+        hub_texts(path, "document", cache_dir=cache)
+    skipping = hub_texts(path, "document", on_error="skip", cache_dir=cache)
+    assert len(skipping) == 2 and skipping.table.facts["skipped"] == 1
+    with pytest.raises(ValueError, match="configurations corpus: queries is needed"):
+        hub_texts(path, "query", cache_dir=cache)
+    twice = write_hub(tmp_path / "twice", {"corpus": {"test": [CORPUS[0], CORPUS[0]]}})
+    with pytest.raises(ValueError, match=r"row 2: the id 'd1' occurs .* first at .*row 1"):
+        hub_texts(twice, "document", cache_dir=cache)

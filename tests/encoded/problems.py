@@ -2,7 +2,8 @@
 
 import random
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -81,23 +82,30 @@ def files(folder: Path) -> dict[str, bytes]:
 def peak_memory(model: Path, output: Path, number: int, rows: int) -> int:
     """Bytes by which the memory of this process grows at most while it encodes, without pages of
     files that lie in memory."""
-    texts, most, over = make_texts(number), [0], threading.Event()
-    retriever = load_retriever(model)
+    texts, retriever = make_texts(number), load_retriever(model)
     torch.set_num_threads(1)
     encode_collection(*retriever, make_texts(rows), output / "first", progress=False)
-    before = _anonymous()
+    settings = {"rows_per_shard": rows, "vector_dtype": "float32", "progress": False}
+    with growth() as grown:
+        encode_collection(*retriever, texts, output / "all", **settings)
+    return grown[0]
+
+
+@contextmanager
+def growth() -> Iterator[list[int]]:
+    """A list that at the end has the most bytes by which the memory of this process has grown
+    meanwhile, without pages of files."""
+    found, over, before = [0], threading.Event(), _anonymous()
 
     def watch() -> None:
         while not over.wait(0.002):
-            most[0] = max(most[0], _anonymous())
+            found[0] = max(found[0], _anonymous() - before)
 
     watching = threading.Thread(target=watch)
     watching.start()
-    settings = {"rows_per_shard": rows, "vector_dtype": "float32", "progress": False}
-    encode_collection(*retriever, texts, output / "all", **settings)
+    yield found
     over.set()
     watching.join()
-    return most[0] - before
 
 
 def _anonymous() -> int:

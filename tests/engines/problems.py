@@ -8,6 +8,7 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -18,6 +19,7 @@ from sparton.encoded.shards import write_shard
 from sparton.engines import ENGINES, Engine, engine_for, write_files
 from sparton.packing import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
+from sparton.retrieval.storing import VectorDtype
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
@@ -60,7 +62,7 @@ def write_encoded(
         sparse_width=encoded.width,
         token_width=encoded.tokens.width if encoded.tokens else 0,
         max_terms=None,
-        vector_dtype="float16",
+        vector_dtype=_dtype(encoded),
         pool_factor=1.0,
         length=8,
         prompt="",
@@ -72,6 +74,11 @@ def write_encoded(
     for shard in facts.shards():
         write_shard(folder, shard, encoded.slice(shard.rows.start, shard.rows.stop))
     return open_encoded(folder)
+
+
+def _dtype(encoded: Representations) -> VectorDtype:
+    stored = torch.float16 if encoded.tokens is None else encoded.tokens.values.dtype
+    return cast(VectorDtype, str(stored).removeprefix("torch."))
 
 
 def engine_of(name: str, texts: EncodedTexts, **more: object) -> Engine:

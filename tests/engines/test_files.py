@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from sparton.arguments import ArgumentError
+from sparton.datasets.texts import TextList
+from sparton.encoded import begin_folder, delete_texts, open_encoded
+from sparton.encoded.shards import write_shard
 from sparton.engines import ENGINES, engine_for, write_files
 from sparton.engines.json_text import numbers_text, vectors_text
 from tests.engines.problems import (
@@ -107,11 +110,36 @@ def test_an_interrupted_push_goes_on(tmp_path, monkeypatch):
     assert len(files) == len([path for path in output.rglob("*") if path.is_file()])
 
 
+def test_files_are_written_for_what_was_added_alone(tmp_path, monkeypatch):
+    docs, output = tmp_path / "docs", tmp_path / "output"
+    texts = write_encoded(docs, representations(), IDS, rows_per_shard=2)
+    engine = engine_of("opensearch", texts)
+    assert write_files(engine, texts, output, progress=False) == (3, 1)
+    facts = begin_folder(
+        docs, texts.facts.settings, TextList(["x", "y"], ["x", "y"]), "a model", append=True
+    )
+    write_shard(docs, facts.shards()[-1], representations().slice(0, 2))
+    made, line = [], engine.line
+    monkeypatch.setattr(engine, "line", lambda each: made.append(each.id) or line(each))
+    both = open_encoded(docs)
+    assert write_files(engine, both, output, progress=False) == (5, 1)
+    assert made == ["x", "y"]
+    assert write_files(engine, both, tmp_path / "anew", progress=False) == (5, 1)
+    files = [path.relative_to(output) for path in output.rglob("*") if path.is_file()]
+    assert {(output / p).read_bytes() == (tmp_path / "anew" / p).read_bytes() for p in files} == {
+        True
+    }
+    with pytest.raises(ArgumentError, match="holds files of other texts"):
+        write_files(engine, texts, output, progress=False)
+    with pytest.raises(ArgumentError, match="of some that are deleted now"):
+        write_files(engine, delete_texts(docs, ["x"]), output, progress=False)
+
+
 def test_a_folder_of_something_else_is_kept(tmp_path):
     texts = write_encoded(tmp_path / "docs", representations(), IDS)
     output = tmp_path / "output"
     write_files(engine_of("qdrant", texts), texts, output, progress=False)
-    with pytest.raises(ArgumentError, match="holds files of other texts, or for another index"):
+    with pytest.raises(ArgumentError, match="or of some that are deleted now, or for another"):
         write_files(engine_of("opensearch", texts), texts, output, progress=False)
     with pytest.raises(ArgumentError, match=r"docs is there and was not written by a push"):
         write_files(engine_of("qdrant", texts), texts, tmp_path / "docs", progress=False)

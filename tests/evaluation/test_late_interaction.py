@@ -147,7 +147,11 @@ class SilentVectors(VectorEncoder):
         ("both", {"rerank_depth": 500}, "recall@1000 looks deeper than the rerank_depth=500"),
         ("both", {"rerank_depth": 0}, "rerank_depth=0: must be a whole number"),
         ("both", {"search": "plaid"}, "search=plaid: must be sparse, maxsim, rerank, or left"),
-        ("both", {"vector_dtype": "int8"}, "vector_dtype=int8: must be float16 or float32"),
+        (
+            "both",
+            {"vector_dtype": "int8"},
+            "vector_dtype=int8: must be float16, bfloat16, float32, ",
+        ),
     ],
 )
 def test_what_an_encoder_cannot_do_is_refused_before_anything_is_encoded(

@@ -11,7 +11,7 @@ SPEED = {
     "documents_per_second": 10.0,
     "queries_per_second": 3,
     "index_bytes": 4,
-    "latency": {"p50": 1.0, "p95": 2.0, "queries": 3},
+    "latency": {"p50": 1.0, "p95": 2.0, "p99": 3.0, "queries": 3},
 }
 TASK = {"name": "a", "metrics": {"ndcg@10": 0.5}, "speed": SPEED, "by_query": "runs/a.json"}
 QUERIES = {"queries": ["q1", "q2"], "metrics": {"ndcg@10": [0.25, 0.75]}}

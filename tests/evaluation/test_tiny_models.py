@@ -199,7 +199,10 @@ def test_script_searches_as_it_is_told(tmp_path, monkeypatch, capsys):
     for setting, message in (
         ("encoder.search=sparse", "search=sparse compares sparse vectors, which ColbertEncoder"),
         ("encoder.search=fast", "search=fast: must be sparse, maxsim, rerank, or left"),
-        ("encoder.vector_dtype=int8", "vector_dtype=int8: must be float16 or float32"),
+        (
+            "encoder.vector_dtype=int8",
+            "vector_dtype=int8: must be float16, bfloat16, float32, ",
+        ),
         ("encoder.max_query_terms=3", "max_query_terms=3 keeps the largest weights"),
     ):
         monkeypatch.setattr(sys, "argv", [*arguments, setting, "output=none"])

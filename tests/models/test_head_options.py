@@ -203,13 +203,6 @@ def test_special_terms_stay_out_wherever_the_folder_is_loaded_and_trained_on(tmp
     assert bias.grad.any()
 
 
-def test_special_terms_of_a_decoder_without_a_bias(build_mlm):
-    backbone = make_backbone()
-    backbone.decoder.bias = None
-    with pytest.raises(ValueError, match=r"special_terms=False: .* has no bias .* folding"):
-        SpladeEncoder(backbone, SpartonHead(special_terms=False))
-
-
 def test_a_threshold_is_a_shift_of_the_logits(tmp_path):
     """``log(1 + relu(x - c))`` is what the weights say, wherever they are loaded."""
     save_encoder(make_encoder(SpartonHead()), tmp_path / "plain", **LENGTHS)

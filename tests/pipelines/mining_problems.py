@@ -4,6 +4,7 @@ import gzip
 import json
 import math
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,22 @@ def generate(count: int = 40) -> list[dict]:
         words = generator.choices(WORDS, k=8 + number % 5)
         examples.append({"query": " ".join(words[:4]), "positive": " ".join(words)})
     return examples
+
+
+def bm25_scores(query: str, documents: list[str], k1: float = 0.9, b: float = 0.4) -> list[float]:
+    """Lucene's formula, word for word."""
+    bags = [Counter(document.split()) for document in documents]
+    mean = sum(bag.total() for bag in bags) / len(bags)
+    scores = []
+    for bag in bags:
+        score = 0.0
+        for term in query.split():
+            df = sum(term in other for other in bags)
+            idf = math.log(1 + (len(bags) - df + 0.5) / (df + 0.5))
+            saturation = k1 * (1 - b + b * bag.total() / mean)
+            score += idf * bag[term] / (bag[term] + saturation)
+        scores.append(score)
+    return scores
 
 
 def write(path: Path, records: list) -> Path:

@@ -11,7 +11,13 @@ import pytest
 
 from sparton.datasets.files import locate
 from sparton.datasets.preparation import Reading
-from sparton.datasets.sources import beir_pairs, id_records, listed_records, text_records
+from sparton.datasets.sources import (
+    beir_pairs,
+    id_records,
+    listed_records,
+    mined_records,
+    text_records,
+)
 from sparton.datasets.texts import TextList, TextTable, text_table
 from sparton.pipelines.mining import (
     BM25Miner,
@@ -23,7 +29,7 @@ from sparton.pipelines.mining import (
 )
 from sparton.pipelines.mining.mining import Mining
 from sparton.pipelines.mining.selection import choose, ordered, window
-from tests.pipelines.mining_problems import generate, mine, read_records, write
+from tests.pipelines.mining_problems import bm25_scores, generate, mine, read_records, write
 
 
 def table(folder: Path, texts: list[str]) -> TextTable:
@@ -31,22 +37,6 @@ def table(folder: Path, texts: list[str]) -> TextTable:
     records = [{"_id": str(row), "text": text} for row, text in enumerate(texts)]
     files = locate(str(write(folder / "collection.jsonl", records)))
     return text_table("collection", files, Reading())
-
-
-def bm25_scores(query: str, documents: list[str], k1: float = 0.9, b: float = 0.4) -> list[float]:
-    """Lucene's formula, word for word."""
-    bags = [Counter(document.split()) for document in documents]
-    mean = sum(bag.total() for bag in bags) / len(bags)
-    scores = []
-    for bag in bags:
-        score = 0.0
-        for term in query.split():
-            df = sum(term in other for other in bags)
-            idf = math.log(1 + (len(bags) - df + 0.5) / (df + 0.5))
-            saturation = k1 * (1 - b + b * bag.total() / mean)
-            score += idf * bag[term] / (bag[term] + saturation)
-        scores.append(score)
-    return scores
 
 
 def plain_ranking(query: str, positive: str, documents: list[str]) -> list[tuple[str, float]]:
@@ -256,6 +246,42 @@ def test_a_beir_folder_gives_ids_that_training_reads(beir, tmp_path):
     by_id = read_records(tmp_path / "texts.jsonl")
     assert [texts[name] for name in records[3]["negative_ids"]] == by_id[3]["neg"]
     assert len(text_records(str(tmp_path / "texts.jsonl"))) == 12
+
+
+def test_an_example_without_any_keeps_its_former_negatives(tmp_path):
+    examples = listed_records(
+        [["babak", "babak babok", "gugak", "gugok"], ["babok", "babak gugak"]]
+    )
+    collection = TextList(["babak babok"])
+    found = {}
+    for short in ("former", "keep"):
+        output = tmp_path / f"{short}.jsonl"
+        settings = {"collection": collection, "short": short, "progress": False, "rule": Rule(1)}
+        mine_hard_negatives(examples, output, **settings)
+        found[short] = [record["neg"] for record in read_records(output)]
+    assert found == {
+        "former": [["gugak", "gugok"], ["babak babok"]],
+        "keep": [[], ["babak babok"]],
+    }
+    with pytest.raises(ValueError, match="short='former' keeps negatives that no teacher has sco"):
+        mine_hard_negatives(
+            examples, tmp_path / "out.jsonl", short="former", teachers=[BM25Miner()]
+        )
+
+
+def test_mined_ids_are_the_same_examples_with_other_negatives(beir, tmp_path):
+    source = beir_pairs(str(beir))
+    output = tmp_path / "mined.jsonl"
+    settings = {"ids": True, "short": "former", "rule": Rule(2), "progress": False}
+    mine_hard_negatives(source, output, **settings)
+    mined = mined_records(source, output, cache_dir=str(tmp_path / "own"))
+    texts = dict(zip(*source.texts[1].take(range(12))))
+    assert len(mined) == len(source) and mined.name == source.name
+    for row, record in enumerate(read_records(output)):
+        assert mined.judged(row) == source.judged(row)
+        expected = {texts[each] for each in record["negative_ids"]}
+        assert {*mined.example(row, 5, 2).negatives} == expected
+    assert (tmp_path / "own/sparton").is_dir()
 
 
 def test_examples_and_collections_in_memory_give_what_those_in_files_give(pairs, tmp_path):

@@ -11,15 +11,18 @@ import torch
 
 from sparton.cli.training import run_training
 from sparton.models.backbones import tiny
+from sparton.models.dense import DenseEncoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
+from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
-from sparton.pipelines.mining import CrossEncoder, Rule, TrainedModel
+from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel
 from sparton.training.distributed import World
 from sparton.types import TokenBatch
 from tests.composing import composed
 from tests.pipelines.mining_problems import (
     WORDS,
+    bm25_scores,
     check_hardest,
     generate,
     mine,
@@ -57,7 +60,7 @@ def test_a_model_mines_what_its_scores_say_and_keeps_what_it_encoded(
 
 
 def test_a_model_as_teacher_writes_its_scores(pairs, model, tmp_path):
-    settings = {"teacher": TrainedModel(model), "rule": Rule(2)}
+    settings = {"teachers": [TrainedModel(model)], "rule": Rule(2)}
     records = mine(pairs, tmp_path / "out.jsonl", **settings)
     for record in records[:5]:
         expected = model_scores(model, [record["query"]], [*record["pos"], *record["neg"]])
@@ -84,7 +87,7 @@ def cross_encoder(tmp_path) -> Path:
 def test_a_cross_encoder_scores_and_sets_the_margin(pairs, cross_encoder, tmp_path):
     import sentence_transformers
 
-    settings = {"teacher": CrossEncoder(cross_encoder), "rule": Rule(3, depth=30)}
+    settings = {"teachers": [CrossEncoder(cross_encoder)], "rule": Rule(3, depth=30)}
     limited = mine(
         pairs, tmp_path / "limited.jsonl", **settings | {"rule": Rule(3, depth=30, margin=0.5)}
     )
@@ -101,25 +104,82 @@ def test_a_cross_encoder_scores_and_sets_the_margin(pairs, cross_encoder, tmp_pa
     )
     found = record["pos_scores"] + record["neg_scores"]
     np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)
-    settings["teacher"] = CrossEncoder(cross_encoder, activation=True)
+    settings["teachers"] = [CrossEncoder(cross_encoder, activation=True)]
     squashed = mine(pairs, tmp_path / "sigmoid.jsonl", **settings)
     np.testing.assert_allclose(
         squashed[0]["pos_scores"], 1 / (1 + np.exp(-logits[:1])), rtol=1e-4, atol=1e-5
     )
 
 
+@pytest.fixture
+def dense(tmp_path) -> Path:
+    torch.manual_seed(2)
+    backbone = tiny(WORDS, hidden_size=16, layers=1, max_length=64)
+    save_encoder(
+        DenseEncoder(backbone, Pooling("mean", True)),
+        tmp_path / "dense",
+        query_length=16,
+        document_length=32,
+    )
+    return tmp_path / "dense"
+
+
+def test_teachers_of_four_kinds_score_each_in_its_own_column(
+    pairs, model, dense, cross_encoder, tmp_path
+):
+    import sentence_transformers
+
+    kinds = [CrossEncoder(cross_encoder), BM25Miner(1.2), TrainedModel(dense), TrainedModel(model)]
+    settings = {"rule": Rule(3, depth=30, margin=0.5), "short": "pad"}
+    records = mine(pairs, tmp_path / "out.jsonl", teachers=kinds, **settings)
+    alone = mine(pairs, tmp_path / "alone.jsonl", teachers=kinds[:1], **settings)
+    assert [each["neg"] for each in records] == [each["neg"] for each in alone]
+    assert [[row[0] for row in each["neg_scores"]] for each in records] == [
+        each["neg_scores"] for each in alone
+    ]
+    collection = [each["positive"] for each in generate()]
+    vectors = sentence_transformers.SentenceTransformer(str(dense), device="cpu")
+    for record in records[:4]:
+        texts = [*record["pos"], *record["neg"]]
+        found = np.array(record["pos_scores"] + record["neg_scores"])
+        assert found.shape == (4, 4)
+        plain = dict(zip(collection, bm25_scores(record["query"], collection, k1=1.2)))
+        np.testing.assert_allclose(found[:, 1], [plain[text] for text in texts], rtol=1e-5)
+        other = dict(zip(collection, bm25_scores(record["query"], collection)))
+        assert not np.allclose(found[:, 1], [other[text] for text in texts], rtol=1e-2)
+        cosines = vectors.encode(texts) @ vectors.encode(record["query"])
+        np.testing.assert_allclose(found[:, 2], cosines, atol=1e-3)  # vectors are kept in fp16
+        assert not np.allclose(found[:, 2], cosines[[1, 0, 2, 3]], atol=1e-3)
+        dots = model_scores(model, [record["query"]], texts)[0]
+        np.testing.assert_allclose(found[:, 3], dots, rtol=1e-4, atol=1e-4)
+
+
+def test_training_weighs_the_teachers_that_mined_files_keep_apart(pairs, model, dense, tmp_path):
+    teachers = [BM25Miner(), TrainedModel(dense)]
+    mine(pairs, tmp_path / "mined/out.jsonl", teachers=teachers, rule=Rule(3), short="drop")
+    overrides = "loss=kl_divergence", f"data.root={tmp_path / 'mined'}"
+    losses = [
+        one_step(tmp_path / f"{row}", *overrides, *more)
+        for row, more in enumerate(
+            ([], ["data.teachers.weights=[1,1]"], ["data.teachers.weights=[1,0]"],
+             ["data.teachers.scaling=z_score"])
+        )
+    ]  # fmt: skip
+    assert losses[0] == losses[1] and len({*losses}) == 3
+
+
 def test_without_sentence_transformers_the_remedy_is_named(pairs, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "sentence_transformers", None)
         with pytest.raises(ValueError, match="pip install 'sentence-transformers"):
-            mine(pairs, tmp_path / "out.jsonl", teacher=CrossEncoder("some/teacher"))
+            mine(pairs, tmp_path / "out.jsonl", teachers=[CrossEncoder("some/teacher")])
     assert mine(pairs, tmp_path / "out.jsonl")  # no work, no bond
 
 
 @pytest.mark.parametrize("loss", ["infonce", "margin_mse", "kl_divergence"])
 def test_training_reads_what_was_mined(pairs, cross_encoder, tmp_path, loss):
-    teacher = None if loss == "infonce" else CrossEncoder(cross_encoder)
-    mine(pairs, tmp_path / "mined/out.jsonl", teacher=teacher, rule=Rule(3))
+    teachers = [] if loss == "infonce" else [CrossEncoder(cross_encoder)]
+    mine(pairs, tmp_path / "mined/out.jsonl", teachers=teachers, rule=Rule(3))
     losses = [one_step(tmp_path / loss, f"loss={loss}", f"data.root={tmp_path / 'mined'}")]
     assert math.isfinite(losses[0])
     assert losses[0] > 0
@@ -137,10 +197,10 @@ def one_step(folder: Path, *overrides: str) -> float:
 def test_a_model_without_a_trained_classifier_is_no_teacher(pairs, model, tmp_path):
     output = tmp_path / "out.jsonl"
     with pytest.raises(ValueError, match=r"BertForMaskedLM.*TrainedModel"):
-        mine(pairs, output, teacher=CrossEncoder(model))
+        mine(pairs, output, teachers=[CrossEncoder(model)])
     (tmp_path / "none").mkdir()
     with pytest.raises(ValueError, match="no cross-encoder that sentence-transformers can load"):
-        mine(pairs, output, teacher=CrossEncoder(tmp_path / "none"))
+        mine(pairs, output, teachers=[CrossEncoder(tmp_path / "none")])
 
 
 def test_a_loaded_model_mines_and_teaches_as_its_folder_does(pairs, model, tmp_path):
@@ -149,5 +209,5 @@ def test_a_loaded_model_mines_and_teaches_as_its_folder_does(pairs, model, tmp_p
     for number, source in enumerate((model, loaded, loaded)):
         asked = TrainedModel(source, query_length=16, document_length=32 if number < 2 else 4)
         output = tmp_path / f"{number}.jsonl"
-        records.append(mine(pairs, output, miner=asked, teacher=asked, rule=Rule(3)))
+        records.append(mine(pairs, output, miner=asked, teachers=[asked], rule=Rule(3)))
     assert records[0] == records[1] != records[2]

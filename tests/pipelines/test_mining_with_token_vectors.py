@@ -58,7 +58,7 @@ def test_a_margin_to_the_positive_is_measured_by_maxsim(pairs, model, tmp_path):
 
 
 def test_a_model_as_teacher_writes_maxsim(pairs, model, tmp_path):
-    settings = {"teacher": TrainedModel(model), "rule": Rule(2)}
+    settings = {"teachers": [TrainedModel(model)], "rule": Rule(2)}
     records = mine(pairs, tmp_path / "out.jsonl", **settings)
     for record in records[:5]:
         expected = scores_of(model, [record["query"]], [*record["pos"], *record["neg"]])[0]

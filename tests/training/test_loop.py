@@ -18,6 +18,7 @@ from sparton.losses.objective import Objective
 from sparton.losses.ramps import QuadraticRamp
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops
+from sparton.training.averaging import AveragedWeights, ExponentialAverage
 from sparton.training.distributed import World
 from sparton.training.loggers import JsonlLogger
 from sparton.training.loop import LoopSettings, Trainer
@@ -123,6 +124,43 @@ def test_the_first_step_of_a_run_and_of_its_rest_is_logged_however_rarely_others
         trainer.settings = replace(trainer.settings, log_every=8, evaluate_every=None)
         run(trainer, until=until)
     assert [record["step"] for record in records(tmp_path)] == [1, 5, 8, 12]
+
+
+def averaged(folder: Path) -> Trainer:
+    """Whose averages are of the weights of the first step or of its checkpoint, as in a run."""
+    trainer = make_trainer(folder)
+    trainer.averages = AveragedWeights(trainer.encoder, ExponentialAverage(0.8), STEPS)
+    trainer.resume()
+    return trainer
+
+
+def test_averages_are_evaluated_and_saved_and_survive_a_kill(tmp_path):
+    whole, killed, raw = (tmp_path / name for name in ("whole", "killed", "raw"))
+    reference, without = averaged(whole), make_trainer(raw)
+    run(reference)
+    run(without)
+    run(averaged(killed), until=7)
+    resumed = averaged(killed)
+    assert resumed.start_step == 6
+    run(resumed)
+    expected = reference.averages.state_dict()
+    for name, value in resumed.averages.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+        assert torch.equal(without.encoder.state_dict()[name], reference.encoder.state_dict()[name])
+    assert [without_times(r) for r in records(killed)] == [without_times(r) for r in records(whole)]
+    figures = [records(folder)[-1]["dev_ndcg@10"] for folder in (whole, raw)]
+    assert figures[0] == pytest.approx(expected["decoder.weight"].sum().item())
+    assert figures[1] != pytest.approx(figures[0])
+    saved = torch.load(whole / "model.pt")
+    assert not torch.equal(saved["decoder.weight"], torch.load(raw / "model.pt")["decoder.weight"])
+    forgetful = averaged(tmp_path / "forgetful")
+    run(forgetful, until=7)
+    forgetful = make_trainer(tmp_path / "forgetful")
+    forgetful.averages = AveragedWeights(forgetful.encoder, ExponentialAverage(0.8), STEPS)
+    run(forgetful)
+    assert not torch.equal(
+        forgetful.averages.state_dict()["decoder.weight"], expected["decoder.weight"]
+    )
 
 
 def test_resuming_without_the_schedule_would_be_seen(tmp_path):

@@ -12,16 +12,17 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from sparton.cli.commands.flags import command_parser, flags_named, given
-
-if TYPE_CHECKING:
-    from sparton.types import Side
+from sparton.cli.commands.flags import (
+    add_columns,
+    command_parser,
+    flags_named,
+    given,
+    named_columns,
+)
+from sparton.types import PLURAL, SIDES
 
 INTERRUPTED = "nothing was written, the same command starts again"
-SIDES: "dict[str, Side]" = {"documents": "document", "queries": "query"}
-FILES = {"documents": "corpus.jsonl", "queries": "queries.jsonl"}
 OF_KIND = {"sparse": ["max_terms", "quantize", "contents"], "tokens": ["dtype"]}
 UNITS = {"sparse": "weights", "tokens": "vectors"}
 
@@ -33,21 +34,23 @@ def main(arguments: Sequence[str]) -> None:
     from rich.console import Console
 
     from sparton.arguments import refuse_ignored
-    from sparton.datasets.collection import beir_file
+    from sparton.cli.collections import beir_texts
     from sparton.datasets.files import locate
     from sparton.datasets.preparation import Reading
     from sparton.datasets.texts import text_table
     from sparton.pipelines.vector_files import format_of
     from sparton.retrieval.encoding import KINDS
 
-    side = parsed.side
+    (side,) = (each for each in SIDES if PLURAL[each] == parsed.side)
     with flags_named(path="--output"):
         target = format_of(parsed.output, parsed.kind)
         others = (name for kind, names in OF_KIND.items() if kind != target.kind for name in names)
         refuse_ignored(f"a file of {KINDS[target.kind]}", **given(parsed, [*others]))
         settings = given(parsed, OF_KIND[target.kind])
         file = target(parsed.output, overwrite=parsed.overwrite, **settings)
-        files = [beir_file(parsed.beir, FILES[side])] if parsed.beir else locate(parsed.files)
+        files = [beir_texts(parsed.beir, side)] if parsed.beir else locate(parsed.files)
+
+        reading = Reading(columns=named_columns(parsed.columns), on_error=parsed.on_error)
 
         # Only now, as it takes seconds: what is wrong so far has been said.
         import transformers
@@ -57,9 +60,9 @@ def main(arguments: Sequence[str]) -> None:
         transformers.utils.logging.disable_progress_bar()
         written = export_vectors(
             parsed.model,
-            partial(text_table, side, files, Reading(on_error=parsed.on_error)),
+            partial(text_table, parsed.side, files, reading),
             file,
-            SIDES[side],
+            side,
             length=parsed.length,
             precision=parsed.precision,
             device=parsed.device,
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str]) -> None:
     each = f"{written.entries / written.texts:.1f} {UNITS[file.kind]}"
     none = f", {written.empty:,} of them without any" if written.empty else ""
     Console(soft_wrap=True, highlight=False).print(
-        f"{written.texts:,} {side} of {each}{none}, written to {parsed.output}", markup=False
+        f"{written.texts:,} {parsed.side} of {each}{none}, written to {parsed.output}", markup=False
     )
 
 
@@ -80,8 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "--files", nargs="+", help="names or patterns: JSON lines, TSV or Parquet of id and text"
     )
+    add_columns(group)
     group.add_argument("--on-error", choices=("stop", "skip"), default="stop")
-    group.add_argument("--side", choices=list(SIDES), required=True, help="encode the texts as")
+    group.add_argument(
+        "--side", choices=[*PLURAL.values()], required=True, help="encode the texts as"
+    )
     group.add_argument("--length", type=int, help="tokens of a text; default: as trained")
     group = parser.add_argument_group("encoding")
     group.add_argument("--precision", choices=("fp32", "bf16", "fp16"))

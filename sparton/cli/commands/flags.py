@@ -3,9 +3,12 @@
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparton.arguments import ArgumentError
+
+if TYPE_CHECKING:
+    from sparton.datasets.tables import Columns
 
 
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
@@ -21,6 +24,21 @@ def given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]
     """The arguments that are not None, by name."""
     values = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def add_columns(group: "argparse._ActionsContainer") -> None:
+    """The flag that says what the columns of files are; :func:`named_columns` reads it."""
+    group.add_argument(
+        "--columns", nargs="+", metavar="NAME[=KNOWN]",
+        help="question=query or docno=_id renames; for TSV: the names in order",
+    )  # fmt: skip
+
+
+def named_columns(names: list[str] | None) -> "Columns | None":
+    """A mapping if the names are written NAME=KNOWN, else a list."""
+    if names and all("=" in name for name in names):
+        return dict(name.split("=", 1) for name in names)
+    return names
 
 
 def flag(name: str) -> str:

@@ -14,20 +14,28 @@ the same arguments; the output appears when it is complete.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparton.arguments import refuse_below, refuse_ignored
-from sparton.cli.commands.flags import command_parser, flag, flags_named, given
+from sparton.cli.commands.flags import (
+    add_columns,
+    command_parser,
+    flag,
+    flags_named,
+    given,
+    named_columns,
+)
 
 if TYPE_CHECKING:
     from sparton.datasets.lookup import Records
-    from sparton.datasets.preparation import Columns
     from sparton.datasets.texts import TextTable
-    from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel
+    from sparton.pipelines.mining import BM25Miner, Rule, TrainedModel
+    from sparton.pipelines.mining.teachers import Teacher
 
 INTERRUPTED = "the same command goes on"
+BM25, RETRIEVER, CROSS_ENCODER = "bm25", "retriever", "cross-encoder"
 OF_BM25 = ["k1", "b"]
 OF_MODELS = ["query_length", "document_length", "max_document_terms"]
 OF_CROSS_ENCODERS = ["teacher_activation", "teacher_batch", "teacher_length"]
@@ -43,7 +51,8 @@ def main(arguments: Sequence[str]) -> None:
     with flags_named():
         check_output(parsed.output)
         _check_input(parsed)
-        rule, miner, teacher = _rule(parsed), _miner(parsed), _teacher(parsed)
+        teachers = _teachers(parsed)
+        rule, miner = _rule(parsed), _miner(parsed)
         examples, collection = _read(parsed)
         counts = mine_hard_negatives(
             examples,
@@ -51,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
             collection=collection,
             miner=miner,
             rule=rule,
-            teacher=teacher,
+            teachers=teachers,
             short=parsed.short,
             ids=parsed.ids,
             exclude_self=parsed.exclude_self,
@@ -90,29 +99,46 @@ def _rule(parsed: argparse.Namespace) -> "Rule":
 def _miner(parsed: argparse.Namespace) -> "BM25Miner | TrainedModel":
     from sparton.pipelines.mining import BM25Miner, TrainedModel
 
-    if parsed.miner != "bm25":
-        refuse_ignored(f"--miner {parsed.miner}", **given(parsed, OF_BM25))
+    if parsed.miner != BM25:
+        if BM25 not in parsed.teacher:
+            refuse_ignored(f"--miner {parsed.miner}", **given(parsed, OF_BM25))
         return TrainedModel(parsed.miner, **given(parsed, [*OF_MODELS, "precision"]))
-    models = parsed.teacher and parsed.teacher_kind == "retriever"
-    ignored = OF_MODELS if models else [*OF_MODELS, "precision"]
+    ignored = OF_MODELS if RETRIEVER in _kinds(parsed) else [*OF_MODELS, "precision"]
     refuse_ignored("--miner bm25", **given(parsed, ignored))
     return BM25Miner(**given(parsed, OF_BM25))
 
 
-def _teacher(parsed: argparse.Namespace) -> "CrossEncoder | TrainedModel | None":
-    from sparton.pipelines.mining import CrossEncoder, TrainedModel
+def _kinds(parsed: argparse.Namespace) -> list[str]:
+    """The kinds of the teachers: bm25 where one is called so, else as --teacher-kind says."""
+    models = [name for name in parsed.teacher if name != BM25]
+    told = parsed.teacher_kind
+    if len(told) > 1 and len(told) != len(models):
+        raise ValueError(
+            f"{len(told)} times --teacher-kind for {len(models)} models as --teacher: give one for "
+            "all, or one for each, in their order"
+        )
+    kinds = iter(told if len(told) > 1 else (told or [CROSS_ENCODER]) * len(models))
+    return [BM25 if name == BM25 else next(kinds) for name in parsed.teacher]
 
-    settings = given(parsed, OF_CROSS_ENCODERS)
-    if not parsed.teacher:
-        kind = given(parsed, ["teacher_kind"])
-        refuse_ignored("mining without --teacher", **kind, **settings)
-        return None
-    if parsed.teacher_kind == "retriever":
-        refuse_ignored("--teacher-kind retriever", **settings)
-        return TrainedModel(parsed.teacher, **given(parsed, ["precision"]))
+
+def _teachers(parsed: argparse.Namespace) -> "list[Teacher]":
+    from sparton.pipelines.mining import BM25Miner, CrossEncoder, TrainedModel
+
+    settings, kinds = given(parsed, OF_CROSS_ENCODERS), _kinds(parsed)
+    asked = " and ".join(dict.fromkeys(kinds))
+    if asked in ("", BM25):
+        ignoring = "--teacher bm25" if asked else "mining without --teacher"
+        refuse_ignored(ignoring, teacher_kind=parsed.teacher_kind or None, **settings)
+    if CROSS_ENCODER not in kinds:
+        refuse_ignored(f"--teacher-kind {RETRIEVER}", **settings)
     own = {name.removeprefix("teacher_"): value for name, value in settings.items()}
+    build: dict[str, Callable[[str], Teacher]] = {
+        BM25: lambda _: BM25Miner(**given(parsed, OF_BM25)),
+        RETRIEVER: lambda name: TrainedModel(name, **given(parsed, ["precision"])),
+        CROSS_ENCODER: lambda name: CrossEncoder(name, **own),
+    }
     with flags_named(batch="--teacher-batch", length="--teacher-length"):
-        return CrossEncoder(parsed.teacher, **own)
+        return [build[kind](name) for kind, name in zip(kinds, parsed.teacher)]
 
 
 def _read(parsed: argparse.Namespace) -> "tuple[Records, TextTable | None]":
@@ -126,7 +152,7 @@ def _read(parsed: argparse.Namespace) -> "tuple[Records, TextTable | None]":
     if parsed.beir:
         settings = given(parsed, ["split", "on_error"])
         return beir_pairs(parsed.beir, **settings), None
-    columns, on_error = _columns(parsed.columns), parsed.on_error
+    columns, on_error = named_columns(parsed.columns), parsed.on_error
     if parsed.queries:
         return id_records(
             parsed.files,
@@ -143,20 +169,18 @@ def _read(parsed: argparse.Namespace) -> "tuple[Records, TextTable | None]":
     return examples, text_table("collection", collection, Reading())
 
 
-def _columns(names: list[str] | None) -> "Columns | None":
-    """A mapping if the names are written NAME=KNOWN, else a list."""
-    if names and all("=" in name for name in names):
-        return dict(name.split("=", 1) for name in names)
-    return names
-
-
 def _show(parsed: argparse.Namespace, counts: Mapping[str, int]) -> None:
     """The closing summary."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    short = {"keep": "kept as they are", "pad": "padded or dropped", "drop": "dropped"}
+    short = {
+        "keep": "kept as they are",
+        "pad": "padded or dropped",
+        "drop": "dropped",
+        "former": "kept, with their former ones where there are none",
+    }
     rows = [
         ("examples read", "examples"),
         ("examples written", "written"),
@@ -166,7 +190,7 @@ def _show(parsed: argparse.Namespace, counts: Mapping[str, int]) -> None:
         ("  of which dropped", "dropped"),
         ("candidates in the windows", "candidates"),
         ("candidates refused by the margin", "refused"),
-        ("pairs scored by the teacher", "teacher_pairs"),
+        ("pairs scored by teachers", "teacher_pairs"),
     ]
     for label, name in rows:
         table.add_row(label, f"{counts.get(name, 0):,}")
@@ -184,9 +208,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("mine", __doc__)
     _add_input(parser.add_argument_group("examples and collection"))
     group = parser.add_argument_group("miner")
-    group.add_argument("--miner", default="bm25", help="bm25, or a model of this project")
-    group.add_argument("--k1", type=float, help="of BM25; default: 0.9")
-    group.add_argument("--b", type=float, help="of BM25; default: 0.4")
+    group.add_argument("--miner", default=BM25, help="bm25, or a model of this project")
+    group.add_argument("--k1", type=float, help="of BM25, as miner and teacher; default: 0.9")
+    group.add_argument("--b", type=float, help="of BM25, as miner and teacher; default: 0.4")
     group.add_argument("--query-length", type=int, help="default: as the model was trained")
     group.add_argument("--document-length", type=int, help="default: as the model was trained")
     group.add_argument("--max-document-terms", type=int, help="keep a document's largest weights")
@@ -196,11 +220,16 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     group.add_argument("--device", help="default: a GPU if there is one")
     _add_choice(parser.add_argument_group("choice"))
-    group = parser.add_argument_group("teacher")
-    group.add_argument("--teacher", help="scores positives and negatives, for distillation")
+    group = parser.add_argument_group("teachers")
     group.add_argument(
-        "--teacher-kind", choices=("cross-encoder", "retriever"),
-        help="a cross-encoder of sentence-transformers, the default, or a model of this project",
+        "--teacher", action="append", default=[],
+        help="bm25 or a model; scores positives and negatives, for distillation; several times for "
+        "several, of which the first counts for --margin and --share",
+    )  # fmt: skip
+    group.add_argument(
+        "--teacher-kind", action="append", default=[], choices=(CROSS_ENCODER, RETRIEVER),
+        help="a cross-encoder of sentence-transformers, the default, or a retriever: a model of "
+        "this project, sparse, late-interaction or dense; once, or for each model as --teacher",
     )  # fmt: skip
     group.add_argument(
         "--teacher-activation", action="store_true", default=None,
@@ -214,9 +243,10 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--output", type=Path, required=True, help="file.jsonl or file.jsonl.gz")
     group.add_argument("--ids", action="store_true", help="write ids; default: texts")
     group.add_argument(
-        "--short", choices=("keep", "pad", "drop"), default="keep",
+        "--short", choices=("keep", "pad", "drop", "former"), default="keep",
         help="examples with too few negatives: keep what there is; pad: repeat it, and drop "
-        "examples without any; drop",
+        "examples without any; drop; former: keep, and those without any have the negatives that "
+        "they had",
     )  # fmt: skip
     return parser
 
@@ -227,10 +257,7 @@ def _add_input(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--queries", nargs="+", help="texts of the queries: the files hold ids")
     group.add_argument("--beir", help="folder: pairs of its judgments, mined in its corpus")
     group.add_argument("--split", help="of the BEIR folder's judgments; default: train")
-    group.add_argument(
-        "--columns", nargs="+", metavar="NAME[=KNOWN]",
-        help="question=query renames; for TSV: the names in order",
-    )  # fmt: skip
+    add_columns(group)
     group.add_argument("--on-error", choices=("stop", "skip"), default="stop")
     group.add_argument("--limit", type=int, help="read this many examples, drawn at random")
     group.add_argument(
@@ -254,5 +281,5 @@ def _add_choice(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--share", type=float,
         help="a negative scores less than this share of the positive, for example 0.95 "
-        "(NV-Retriever, arXiv 2407.15831); scores are the teacher's if there is one",
+        "(NV-Retriever, arXiv 2407.15831); scores are the first teacher's if there is one",
     )  # fmt: skip

@@ -3,8 +3,10 @@
     sparton search DOCS --query 'where is the cat?'
     sparton search DOCS --queries queries.jsonl --output run.trec
     sparton search DOCS                                # asks for one query after the other
+    sparton search DOCS --nbits 2 --query TEXT         # token vectors compressed
 
-A query finds scores and ids, the best first. Queries of a file, or of a folder in the layout of
+A query finds scores and ids, the best first; an empty line ends what one that was asked for has
+found. Queries of a file, or of a folder in the layout of
 BEIR, become a run in the format of TREC. Settings may also be written as train and evaluate have
 them: index=DOCS query='...'.
 """
@@ -15,15 +17,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparton.cli.commands.flags import command_parser, flag, flags_named
+from sparton.cli.commands.flags import add_columns, command_parser, flag, flags_named, named_columns
 
 if TYPE_CHECKING:
     from sparton.datasets.files import DataFile
-    from sparton.datasets.preparation import OnError
+    from sparton.datasets.preparation import Reading
     from sparton.retriever import TextIndex
 
 _PROMPT = "query> "
-_SETTINGS = ("query", "queries", "on_error", "output", "k", "model", "device", "precision")
+_SETTINGS = (
+    "query", "queries", "columns", "on_error", "output", "k", "nbits", "model", "device",
+    "precision",
+)  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -36,7 +41,8 @@ def main(arguments: Sequence[str]) -> None:
     with flags_named():
         refuse_below(1, k=parsed.k)
         if parsed.queries is None:
-            refuse_ignored("a search without queries of files", output=parsed.output)
+            ignored = {"output": parsed.output, "columns": parsed.columns}
+            refuse_ignored("a search without queries of files", **ignored)
         elif parsed.output is None:
             raise ArgumentError(
                 "{queries} make a run: say where it goes by {output:name}",
@@ -50,50 +56,70 @@ def main(arguments: Sequence[str]) -> None:
     # Only now, as it takes seconds: what is wrong so far has been said.
     import transformers
 
+    from sparton.datasets.preparation import Reading
     from sparton.encoded import open_encoded
     from sparton.evaluation import check_model
     from sparton.retrieval.encoding import check_precision
+    from sparton.retrieval.indexes.compression import CompressedIndexBuilder
+    from sparton.retrieval.indexes.exact import exact_index
     from sparton.retriever import load
 
     transformers.utils.logging.disable_progress_bar()
     check_precision(parsed.precision)
+    with flags_named():
+        build = exact_index if parsed.nbits is None else CompressedIndexBuilder(parsed.nbits)
     documents = open_encoded(parsed.index)
+    if parsed.nbits is not None and "tokens" not in documents.facts.settings.kinds:
+        raise ValueError(
+            f"--nbits {parsed.nbits} compresses token vectors, and {parsed.index} has none: leave "
+            "it out"
+        )
     model = documents.facts.name if parsed.model is None else parsed.model
     try:
         check_model(model)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"--model {error}") from error
     retriever = load(model, device=parsed.device, precision=parsed.precision)
-    index = retriever.index(documents)
+    index = retriever.index(documents, build=build)
     if files is not None:
         with flags_named():
-            _write_run(index, files, parsed.on_error, parsed.output, parsed.k or 1000)
+            reading = Reading(columns=named_columns(parsed.columns), on_error=parsed.on_error)
+            _write_run(index, files, reading, parsed.output, parsed.k or 1000)
+    elif parsed.query is not None:
+        _show(index, parsed.query, parsed.k or 10)
     else:
-        for query in [parsed.query] if parsed.query is not None else _asked():
-            for hit in index.search([query], parsed.k or 10)[0]:
-                print(f"{hit.score:.4f}\t{hit.id}", flush=True)
+        for query in _asked():
+            _show(index, query, parsed.k or 10)
+            print(flush=True)
+
+
+def _show(index: "TextIndex", query: str, k: int) -> None:
+    for hit in index.search([query], k)[0]:
+        print(f"{hit.score:.4f}\t{hit.id}", flush=True)
 
 
 def _write_run(
-    index: "TextIndex", files: "list[DataFile]", on_error: "OnError", output: Path, k: int
+    index: "TextIndex", files: "list[DataFile]", reading: "Reading", output: Path, k: int
 ) -> None:
     """Search with all queries of some files."""
     from rich.console import Console
 
-    from sparton.datasets.preparation import Reading
     from sparton.datasets.texts import text_table
     from sparton.retrieval.run import Run
     from sparton.retrieval.trec import write_run
     from sparton.writing import replacing
 
-    table = text_table("queries", files, Reading(on_error=on_error))
+    table = text_table("queries", files, reading)
     ids, texts = table.take(range(len(table)))
     hits = index.search(texts, k, progress=True)
     scores = {name: {str(hit.id): hit.score for hit in own} for name, own in zip(ids, hits)}
     with replacing(output) as fresh:
         write_run(Run.from_scores(scores), fresh)
+    columns = " | ".join(table.table.facts["columns"])
     Console(soft_wrap=True, highlight=False).print(
-        f"the best {k} documents of {len(ids):,} queries, written to {output}", markup=False
+        f"the best {k} documents of {len(ids):,} queries{columns and f' ({columns})'}, written to "
+        f"{output}",
+        markup=False,
     )
 
 
@@ -128,8 +154,12 @@ def _parser() -> argparse.ArgumentParser:
         help="JSON lines, TSV, CSV or Parquet of id and text, or a folder in the layout of BEIR",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="RUN", help="of --queries, as TREC has it")
+    add_columns(parser)
     parser.add_argument("--on-error", choices=("stop", "skip"), default="stop")
     parser.add_argument("--k", type=int, help="most results of a query; default: 10, of a run 1000")
+    parser.add_argument(
+        "--nbits", type=int, help="compress token vectors to 1, 2, 4 or 8 bits for every dimension"
+    )
     parser.add_argument("--model", help="folder or hub name; default: where it was when it encoded")
     parser.add_argument("--precision", help="fp32, bf16 or fp16; default: by device")
     parser.add_argument("--device", help="default: a GPU if there is one")

@@ -24,7 +24,11 @@ from sparton.sparse_vectors import SparseVectors
 
 
 def invert(
-    parts: Sequence[SparseVectors], *, block: int | None = None, on_gpu: bool = False
+    parts: Sequence[SparseVectors],
+    *,
+    block: int | None = None,
+    on_gpu: bool = False,
+    empty: Callable[..., Tensor] = torch.empty,
 ) -> Postings:
     """The postings of all parts, whose documents are numbered one part after the other.
 
@@ -36,6 +40,8 @@ def invert(
         block: B; by default what suits the device, more where blocks would have more terms than
             postings.
         on_gpu: where they will be searched.
+        empty: makes the arrays of the result, of a size and a ``dtype``; others than that of torch
+            may map them to files.
 
     Raises:
         ValueError: no parts, parts of different widths, terms out of range, a block that is no
@@ -51,9 +57,12 @@ def invert(
     if not GROUP <= block <= LARGEST_BLOCK or block & (block - 1):
         raise ValueError(f"block is {block}, must be a power of 2 from 64 to 65,536")
     # A term's end lies one place too far until all its postings are placed: then it has arrived.
-    ends = np.zeros(cdiv(num_documents, block) * width + 2, np.int64)
-    places = np.empty(num_postings, np.uint16)
-    weights = np.empty(num_postings, np.float32)
+    held = (
+        empty(cdiv(num_documents, block) * width + 2, dtype=torch.int64).zero_(),
+        empty(num_postings, dtype=torch.uint16),
+        empty(num_postings, dtype=torch.float32),
+    )
+    ends, places, weights = (each.numpy() for each in held)
 
     def count(first: int, part: SparseVectors) -> None:
         terms, bounds = _arrays(part.terms, part.cu_seqlens)
@@ -77,10 +86,8 @@ def invert(
     np.cumsum(ends, out=ends)
     for first, part in zip(firsts, parts):
         place(first, part)
-    return Postings(
-        torch.from_numpy(places), torch.from_numpy(weights), torch.from_numpy(ends[:-1]),
-        num_documents, width, block,
-    )  # fmt: skip
+    starts = held[0][:-1]
+    return Postings(held[1], held[2], starts, num_documents, width, block)
 
 
 def _arrays(*tensors: Tensor) -> list[NDArray]:

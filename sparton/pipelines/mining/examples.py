@@ -58,6 +58,14 @@ def all_items(records: Records) -> Iterator[Item]:
         yield from read_items(records, rows.start, rows.stop)
 
 
+def former_negatives(records: Records, number: int) -> TextCollection:
+    """The negatives that an example has; their ids are empty where it was written out as texts."""
+    cells = records.table.row[number][2].as_py()
+    if records.texts is None:
+        return TextCollection([""] * len(cells), cells)
+    return records.texts[1].take(cells)
+
+
 def hash_text(text: str) -> int:
     """The hash of the text with single spaces and without case."""
     normal = " ".join(text.split()).casefold()

@@ -1,9 +1,9 @@
-"""What ranks the collection: BM25, or a model, which can be the teacher, too.
+"""What ranks the collection, BM25 or a model; either can be a teacher, too.
 
 N documents, E positives outside of the collection, V terms, Q queries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -26,7 +26,6 @@ from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, exact_index, score_pairs
 from sparton.sparse_vectors import SparseVectors
-from sparton.types import SIDES
 from sparton.writing import replacing
 
 SLAB = 65_536  # documents that are encoded and kept together
@@ -92,14 +91,18 @@ class BM25Miner:
     ) -> Ranker:
         """Count the terms of the collection, ``parts[0]``, and of what is outside of it."""
         bm25 = BM25(self.k1, self.b)
-        texts = (
-            text
-            for part in parts
-            for rows in ranges_of(len(part), ROWS_AT_ONCE)
-            for text in part.take(rows).texts
-        )
-        documents = Representations(bm25.fit(texts))
+        documents = Representations(bm25.fit(_texts(parts)))
         return Ranker(lambda q: Representations(bm25.queries(q)), documents, len(parts[0]), device)
+
+    def load(self, collection: TextsByRow, device: torch.device) -> Score:
+        """What scores pairs of a query and a document by the statistics of the collection."""
+        bm25 = BM25(self.k1, self.b)
+        bm25.fit(_texts([collection]))
+        return _pair_score(
+            lambda texts: Representations(bm25.queries(texts)),
+            lambda texts: Representations(bm25.documents(texts)),
+            device,
+        )
 
 
 @dataclass(frozen=True)
@@ -158,29 +161,40 @@ class TrainedModel:
         documents = Representations.concatenate(encoded)
         return Ranker(partial(encode, side="query"), documents, len(parts[0]), device)
 
-    def load(self, device: torch.device) -> Score:
-        """What scores pairs of a query and a document.
+    def load(self, collection: TextsByRow, device: torch.device) -> Score:
+        """What scores pairs of a query and a document, whatever the collection.
 
         Raises:
             ArgumentError: documents of a teacher are encoded with all their terms.
         """
         refuse_ignored("a teacher", max_document_terms=self.max_document_terms)
         encode = self._encoding(device)
-
-        def score(pairs: Pairs) -> NDArray[np.float32]:
-            sides = [list(dict.fromkeys(texts)) for texts in zip(*pairs)]
-            queries, documents = (encode(texts, side) for texts, side in zip(sides, SIDES))
-            places = [{text: row for row, text in enumerate(texts)} for texts in sides]
-            rows = np.array([(places[0][query], places[1][document]) for query, document in pairs])
-            return score_pairs(queries, documents, rows, device)
-
-        return score
+        return _pair_score(partial(encode, side="query"), partial(encode, side="document"), device)
 
     def _encoding(self, device: torch.device) -> Callable[..., Representations]:
         """``encode_texts`` of this model, still to be given texts and a side."""
         lengths = self.query_length, self.document_length
         retriever = load_retriever(self.model, *lengths, device=device)
         return partial(encode_texts, *retriever, precision=self.precision)
+
+
+def _pair_score(queries: Encode, documents: Encode, device: torch.device) -> Score:
+    """What encodes the texts of pairs, each once, and scores the pairs."""
+
+    def score(pairs: Pairs) -> NDArray[np.float32]:
+        sides = [list(dict.fromkeys(texts)) for texts in zip(*pairs)]
+        encoded = [encode(texts) for encode, texts in zip((queries, documents), sides)]
+        places = [{text: row for row, text in enumerate(texts)} for texts in sides]
+        rows = np.array([(places[0][query], places[1][document]) for query, document in pairs])
+        return score_pairs(encoded[0], encoded[1], rows, device)
+
+    return score
+
+
+def _texts(parts: Sequence[TextsByRow]) -> Iterator[str]:
+    for part in parts:
+        for rows in ranges_of(len(part), ROWS_AT_ONCE):
+            yield from part.take(rows).texts
 
 
 def _write_slab(file: Path, texts: Representations) -> None:

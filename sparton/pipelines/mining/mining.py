@@ -13,12 +13,19 @@ import numpy as np
 
 from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow
-from sparton.pipelines.mining.examples import Hashes, Item, Positives, hash_text, read_items
+from sparton.pipelines.mining.examples import (
+    Hashes,
+    Item,
+    Positives,
+    former_negatives,
+    hash_text,
+    read_items,
+)
 from sparton.pipelines.mining.miners import Pairs, Ranker, Score
 from sparton.pipelines.mining.selection import Rule, Scores, choose, ordered, window
 from sparton.representations import Representations
 
-Short = Literal["keep", "pad", "drop"]
+Short = Literal["keep", "pad", "drop", "former"]
 
 
 class Output(NamedTuple):
@@ -26,7 +33,8 @@ class Output(NamedTuple):
 
     Attributes:
         short: what becomes of an example with too few negatives. ``pad`` repeats its own in turn,
-            as training does when it reads it, and drops an example that has none.
+            as training does when it reads it, and drops an example that has none; ``former``
+            leaves one that has none the negatives that it had before.
         ids: write ids; otherwise texts.
         exclude_self: the document with the query's own id is no negative.
     """
@@ -37,11 +45,11 @@ class Output(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Negatives of one example as rows, with the teacher's scores if there is one."""
+    """Negatives of one example as rows, with each teacher's scores of them and of the positives."""
 
     rows: list[int]
-    scores: list[float]
-    positive_scores: list[float]
+    scores: list[list[float]]
+    positive_scores: list[list[float]]
 
 
 @dataclass
@@ -54,7 +62,7 @@ class Mining:
         documents: the collection ``[N]``, and the positives outside of it ``[E]`` or nothing.
         hashes: of both, one after the other ``[N + E]``.
         ranker: ranks the collection.
-        teacher: scores pairs; None where the ranker's scores count.
+        teachers: score pairs; where there are none, the ranker's scores count.
         rule, output: what to choose and to write.
     """
 
@@ -63,7 +71,7 @@ class Mining:
     documents: Sequence[TextsByRow]
     hashes: Hashes
     ranker: Ranker
-    teacher: Score | None
+    teachers: Sequence[Score]
     rule: Rule
     output: Output
 
@@ -87,8 +95,8 @@ class Mining:
         counts: Counter[str] = Counter(examples=len(items))
         chosen = self._choose(start, items, windows, queries, counts)
         lines = [
-            json.dumps(self._record(item, each), ensure_ascii=False) + "\n"
-            for item, each in zip(items, self._settle(chosen, counts))
+            json.dumps(self._record(number, item, each), ensure_ascii=False) + "\n"
+            for number, item, each in zip(range(start, stop), items, self._settle(chosen, counts))
             if each is not None
         ]
         counts["written"] = len(lines)
@@ -121,11 +129,9 @@ class Mining:
         by_miner = [dict(zip(rows.tolist(), scores)) for rows, scores in windows]
 
         def score(pairs: Sequence[tuple[int, int]]) -> Scores:
-            if self.teacher is None:
+            if not self.teachers:
                 return np.array([by_miner[query][row] for query, row in pairs], np.float32)
-            texts = self.collection.take([row for _, row in pairs]).texts
-            asked = [(items[query].query, text) for (query, _), text in zip(pairs, texts)]
-            return _teach(self.teacher, asked, counts)
+            return _teach(self.teachers[0], self._texts(items, pairs), counts)
 
         positive_scores = self._positive_scores(items, queries, counts)
         limits = [self.rule.limit(own) if own else np.inf for own in positive_scores]
@@ -133,24 +139,46 @@ class Mining:
         choice = choose(self.rule, candidates, limits, score)
         counts["candidates"] += sum(map(len, candidates))
         counts["refused"] += choice.refused
-        if self.teacher is None:
+        if not self.teachers:
             return [Chosen(rows, [], []) for rows in choice.rows]
-        return [Chosen(*each) for each in zip(choice.rows, choice.scores, positive_scores)]
+        chosen = [
+            Chosen(rows, [own], [best])
+            for rows, own, best in zip(choice.rows, choice.scores, positive_scores)
+        ]
+        taken = [(place, row) for place, rows in enumerate(choice.rows) for row in rows]
+        for teacher in self.teachers[1:]:
+            scores = iter(_teach(teacher, self._texts(items, taken), counts).tolist())
+            positives = self._taught_positives(teacher, items, counts)
+            for each, own in zip(chosen, positives):
+                each.scores.append([next(scores) for _ in each.rows])
+                each.positive_scores.append(own)
+        return chosen
+
+    def _texts(self, items: Sequence[Item], pairs: Sequence[tuple[int, int]]) -> Pairs:
+        """The texts of (number of an example, row of a document)."""
+        texts = self.collection.take([row for _, row in pairs]).texts
+        return [(items[place].query, text) for (place, _), text in zip(pairs, texts)]
 
     def _positive_scores(
         self, items: Sequence[Item], queries: Representations, counts: Counter[str]
     ) -> list[list[float]]:
-        """By the teacher if there is one, else by the miner; nothing if nobody asks for them."""
-        if self.teacher is not None:
-            pairs = [(item.query, text) for item in items for text in item.positives]
-            scores = iter(_teach(self.teacher, pairs, counts).tolist())
-            return [[next(scores) for _ in item.positives] for item in items]
+        """By the first teacher if there is one, else by the miner; nothing if nobody asks for
+        them."""
+        if self.teachers:
+            return self._taught_positives(self.teachers[0], items, counts)
         if not self.rule.has_margin:
             return [[] for _ in items]
         return [
             self.ranker.score(queries, place, [self._row(text) for text in item.positives])
             for place, item in enumerate(items)
         ]
+
+    def _taught_positives(
+        self, teacher: Score, items: Sequence[Item], counts: Counter[str]
+    ) -> list[list[float]]:
+        pairs = [(item.query, text) for item in items for text in item.positives]
+        scores = iter(_teach(teacher, pairs, counts).tolist())
+        return [[next(scores) for _ in item.positives] for item in items]
 
     def _row(self, text: str) -> int:
         return int(self._by_hash[np.searchsorted(self._sorted, np.uint64(hash_text(text)))])
@@ -163,39 +191,51 @@ class Mining:
             counts["negatives"] += found
             counts["short"] += found < self.rule.negatives
             counts["none"] += not found
-            if found == self.rule.negatives or self.output.short == "keep":
+            if found == self.rule.negatives or self.output.short in ("keep", "former"):
                 settled.append(each)
             elif self.output.short == "drop" or not found:
                 counts["dropped"] += 1
                 settled.append(None)
             else:
                 again = [place % found for place in range(self.rule.negatives)]
-                scores = [each.scores[place] for place in again] if each.scores else []
+                scores = [[own[place] for place in again] for own in each.scores]
                 settled.append(each._replace(rows=[each.rows[i] for i in again], scores=scores))
         return settled
 
-    def _record(self, item: Item, chosen: Chosen) -> dict[str, object]:
+    def _record(self, number: int, item: Item, chosen: Chosen) -> dict[str, object]:
+        if chosen.rows or self.output.short != "former":
+            negatives = self.collection.take(chosen.rows)
+        else:
+            negatives = former_negatives(self.records, number)
         if self.output.ids:
             record: dict[str, object] = {
                 "query_id": item.query_id,
                 "positive_ids": list(item.positive_ids),
-                "negative_ids": list(self.collection.take(chosen.rows).ids),
+                "negative_ids": list(negatives.ids),
             }
         else:
             record = {
                 "query": item.query,
                 "pos": list(item.positives),
-                "neg": list(self.collection.take(chosen.rows).texts),
+                "neg": list(negatives.texts),
             }
-        if self.teacher is not None:
-            record["pos_scores"] = [_short(score) for score in chosen.positive_scores]
-            record["neg_scores"] = [_short(score) for score in chosen.scores]
+        if self.teachers:
+            record["pos_scores"] = _by_document(chosen.positive_scores)
+            record["neg_scores"] = _by_document(chosen.scores)
         return record
+
+
+def _by_document(scores: list[list[float]]) -> list[float] | list[list[float]]:
+    """Each teacher's scores as records have them: a number for each document, or of several
+    teachers a list."""
+    if len(scores) == 1:
+        return [_short(score) for score in scores[0]]
+    return [[_short(score) for score in document] for document in zip(*scores)]
 
 
 def _teach(teacher: Score, pairs: Pairs, counts: Counter[str]) -> Scores:
     counts["teacher_pairs"] += len(pairs)
-    scores = teacher(pairs)
+    scores = teacher(pairs) if pairs else np.zeros(0, np.float32)
     if not np.isfinite(scores).all():
         raise ValueError("the teacher gave a score that is not finite: run it in fp32")
     return scores

@@ -1,6 +1,6 @@
 """Mining from the examples to the file of them with negatives."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
@@ -24,7 +24,7 @@ from sparton.pipelines.mining.examples import (
 from sparton.pipelines.mining.miners import SLAB, BM25Miner, TrainedModel
 from sparton.pipelines.mining.mining import Mining, Output, Short
 from sparton.pipelines.mining.selection import Rule
-from sparton.pipelines.mining.teachers import CrossEncoder
+from sparton.pipelines.mining.teachers import Teacher
 from sparton.training.status import only_writer
 
 
@@ -35,7 +35,7 @@ def mine_hard_negatives(
     collection: TextsByRow | None = None,
     miner: BM25Miner | TrainedModel = BM25Miner(),  # noqa: B008 (frozen)
     rule: Rule = Rule(),  # noqa: B008
-    teacher: CrossEncoder | TrainedModel | None = None,
+    teachers: Sequence[Teacher] = (),
     short: Short = "keep",
     ids: bool = False,
     exclude_self: bool = False,
@@ -43,7 +43,7 @@ def mine_hard_negatives(
     progress: bool = True,
 ) -> Mapping[str, int]:
     """Rank a collection for the query of each example, and keep what is wrong: a file of examples
-    that training reads, with negatives and, of a teacher, scores.
+    that training reads, with negatives and, of teachers, scores.
 
     Never a negative: a positive of the query anywhere in the examples, the query itself, and texts
     that differ from these in white space or case only. Negatives that the examples have are
@@ -60,10 +60,12 @@ def mine_hard_negatives(
             ``TextList``; None for all their positives. Examples of ids bring their own.
         miner: ranks the collection.
         rule: which ranks become negatives.
-        teacher: scores positives and negatives, for distillation, and for margins in the place of
-            the miner; None for no scores.
+        teachers: score positives and negatives, for distillation. The first of them counts for
+            margins in the place of the miner. A record has a number for each document, or of
+            several teachers a list, in which they have this order.
         short: what becomes of examples with too few negatives: "keep" what there is; "pad" repeats
-            it, as training does, and drops examples without any; "drop".
+            it, as training does, and drops examples without any; "drop"; "former" is as "keep", but
+            those without any keep the negatives that they have, which no teacher scores.
         ids: write ids; otherwise texts.
         exclude_self: a document with the query's own id is no negative (ArguAna, Quora).
         device: where models run and vectors are compared, to which models that were loaded are
@@ -86,19 +88,24 @@ def mine_hard_negatives(
     if short not in get_args(Short):
         raise ArgumentError("{short} must be {}", ", ".join(get_args(Short)), short=short)
     written = Output(short, ids, exclude_self)
+    if short == "former" and teachers:
+        raise ArgumentError(
+            "{short} keeps negatives that no teacher has scored: take another with teachers",
+            short=short,
+        )
     collection = _collection(examples, collection, written)
     on = choose_device(device)
     folder = parts.working_folder(output)
     with only_writer(folder):
-        settings = _settings(examples, collection, miner, rule, teacher, written)
+        settings = _settings(examples, collection, miner, rule, teachers, written)
         parts.agree(output, settings)
-        score = None if teacher is None else teacher.load(on)
         positives = Positives(examples)
         documents, hashes = _documents(
-            examples, collection, positives, with_outside=rule.has_margin and teacher is None
+            examples, collection, positives, with_outside=rule.has_margin and not teachers
         )
+        scores = [teacher.load(documents[0], on) for teacher in teachers]
         ranker = miner.build(documents, folder, on, progress)
-        mining = Mining(examples, positives, documents, hashes, ranker, score, rule, written)
+        mining = Mining(examples, positives, documents, hashes, ranker, scores, rule, written)
         counts = parts.mine_parts(output, len(examples), mining.part, progress)
         parts.assemble(output, len(examples), settings, counts)
     return counts
@@ -122,7 +129,7 @@ def _settings(
     collection: TextsByRow | None,
     miner: BM25Miner | TrainedModel,
     rule: Rule,
-    teacher: CrossEncoder | TrainedModel | None,
+    teachers: Sequence[Teacher],
     written: Output,
 ) -> dict[str, object]:
     """All that decides what is written, and nothing else."""
@@ -132,9 +139,9 @@ def _settings(
     elif collection is not None:
         content.append(texts_digest(collection.take(range(len(collection))).texts))
     roles = {"miner": settings_identity(miner)}
-    if teacher is not None:
-        roles["teacher"] = settings_identity(teacher)
-        roles["teacher"].pop("batch", None)  # may differ when a run goes on
+    for number, teacher in enumerate(teachers, 1):
+        roles[f"teacher_{number}"] = settings_identity(teacher)
+        roles[f"teacher_{number}"].pop("batch", None)  # may differ when a run goes on
     return {
         **{f"{role}_{name}": value for role, of in roles.items() for name, value in of.items()},
         **asdict(rule),

@@ -1,4 +1,4 @@
-"""Cross-encoders as teachers."""
+"""Cross-encoders as teachers, beside what ranks collections."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from sparton.arguments import refuse_below
+from sparton.datasets.texts import TextsByRow
 from sparton.evaluation import check_model
-from sparton.pipelines.mining.miners import Pairs, Score
+from sparton.pipelines.mining.miners import BM25Miner, Pairs, Score, TrainedModel
 
 if TYPE_CHECKING:
     import sentence_transformers
@@ -43,8 +44,9 @@ class CrossEncoder:
         refuse_below(1, batch=self.batch, length=self.length)
         check_model(self.model)
 
-    def load(self, device: torch.device) -> Score:
-        """
+    def load(self, collection: TextsByRow, device: torch.device) -> Score:
+        """What scores pairs of a query and a document, whatever the collection.
+
         Raises:
             ValueError: sentence-transformers is missing, or the model cannot be loaded, is no
                 trained classifier, or has not exactly one output.
@@ -94,3 +96,6 @@ class CrossEncoder:
                 "cross-encoder, or take it as a TrainedModel"
             )
         return model
+
+
+Teacher = CrossEncoder | TrainedModel | BM25Miner

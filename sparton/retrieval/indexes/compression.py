@@ -8,29 +8,29 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from sparton.arguments import ArgumentError, Instance, refuse_below
 from sparton.kernels.maxsim import CompressedTokens, ResidualCodec, compress, train_codec
 from sparton.kernels.maxsim.codec import HELD_OUT, WIDTHS, published_num_centroids
-from sparton.packing import ranges_of
-from sparton.representations import Representations, TokenVectors
+from sparton.representations import Representations
 from sparton.retrieval.indexes.compressed import (
     CANDIDATES,
     EXHAUSTIVE_TOKENS,
     PROBES,
     CompressedIndex,
 )
+from sparton.retrieval.indexes.documents import Documents, Empty, TokenParts
 from sparton.retrieval.indexes.exact import TwoStageIndex
-from sparton.retrieval.indexes.inverted import InvertedIndex
+from sparton.retrieval.indexes.inverted import inverted_index
 from sparton.retrieval.indexes.protocols import Index
 from sparton.retrieval.settings import RERANK_DEPTH
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 ITERATIONS = 4  # of the clustering, as ColBERTv2 takes
 SAMPLE = 64  # tokens of each centroid
 TOKENS_AT_ONCE = 2**18
-UNIT = 1e-2  # lengths of vectors may differ from 1 by this
+UNIT, UNIT_FP8 = 1e-2, 2**-4  # lengths of vectors may differ from 1 by this
 RESIDENT = 0.8  # share of a GPU's free memory that documents may take
 
 
@@ -74,7 +74,7 @@ class CompressedIndexBuilder:
 
     def __call__(
         self,
-        documents: Representations,
+        documents: Representations | Documents,
         device: torch.device | str = "cpu",
         *,
         rerank_depth: int = RERANK_DEPTH,
@@ -89,49 +89,60 @@ class CompressedIndexBuilder:
             ValueError: documents without token vectors, or whose vectors have not the length 1, or
                 more centroids than tokens.
         """
-        check_compressible(documents)
-        tokens, device = documents.tokens, torch.device(device)
-        assert tokens is not None
-        codec = self._learn(tokens, device)
+        documents, device = Documents.of(documents), torch.device(device)
+        if "tokens" not in documents.kinds:
+            raise ArgumentError(
+                "a compressed index holds token vectors, and these documents have none: set "
+                "{index}",
+                index=Instance("exact_index"),
+            )
+        centroids = f"-{self.centroids}-centroids" if self.centroids else ""
+        arrays = documents.keep(
+            f"compressed-{self.nbits}-bits{centroids}-{device.type}",
+            lambda empty: self._arrays(documents.tokens, device, empty),
+        )
+        codec = ResidualCodec(*(arrays[name] for name in ResidualCodec._fields))
+        stored = [arrays[name] for name in CompressedTokens._fields]
+        place = _place(sum(each.nbytes for each in stored), device)
         index = CompressedIndex(
-            _compress(tokens, codec, device), tokens.cu_seqlens, codec, device,
-            staged=self.staged, probes=self.probes, candidates=self.candidates,
+            CompressedTokens(*(each.to(place) for each in stored)), arrays["cu_seqlens"], codec,
+            device, staged=self.staged, probes=self.probes, candidates=self.candidates,
             exhaustive_tokens=self.exhaustive_tokens,
         )  # fmt: skip
-        if documents.sparse is None:
+        if "sparse" not in documents.kinds:
             return index
-        assert isinstance(documents.sparse, SparseVectors), "a collection holds active entries"
-        return TwoStageIndex(InvertedIndex(documents.sparse, device), index, rerank_depth)
+        return TwoStageIndex(inverted_index(documents, device), index, rerank_depth)
 
-    def _learn(self, tokens: TokenVectors, device: torch.device) -> ResidualCodec:
-        total = len(tokens.values)
+    def _arrays(self, tokens: TokenParts, device: torch.device, empty: Empty) -> dict[str, Tensor]:
+        """All that the index is made of, on the host, by name."""
+        _check_lengths(tokens)
+        codec = self._learn(tokens, device)
+        stored = _compress(tokens, codec, device, empty)
+        own = {name: each.cpu() for name, each in codec._asdict().items()}
+        return own | stored._asdict() | {"cu_seqlens": tokens.cu_seqlens}
+
+    def _learn(self, tokens: TokenParts, device: torch.device) -> ResidualCodec:
+        total = tokens.num_tokens
         count = self.centroids or max(min(published_num_centroids(total), total // 4), 1)
         wanted = int(count * SAMPLE / (1 - HELD_OUT)) + 1
-        sample = tokens.values
+        texts = torch.arange(tokens.num_texts)
         if wanted < total:
             order = torch.randperm(tokens.num_texts, generator=torch.Generator().manual_seed(0))
             ends = tokens.lengths[order].cumsum(0)
             enough = int(torch.searchsorted(ends, wanted)) + 1
-            sample = tokens.take(order[:enough].sort().values).values
+            texts = order[:enough].sort().values
+        sample = tokens.take(texts).restored().values
         # A codec needs a token to cluster and one to set aside.
         sample = F.pad(sample, (0, 0, 0, max(2 - total, 0)))
         return train_codec(sample.to(device), count, self.nbits, iterations=ITERATIONS)
 
 
-def check_compressible(documents: Representations) -> None:
-    """Refuse documents that have nothing to compress.
-
-    Raises:
-        ValueError: they have no token vectors, or some that have not the length 1.
-    """
-    if documents.tokens is None:
-        raise ArgumentError(
-            "a compressed index holds token vectors, and these documents have none: set {index}",
-            index=Instance("exact_index"),
-        )
-    for part in documents.tokens.values.split(TOKENS_AT_ONCE):
+def _check_lengths(tokens: TokenParts) -> None:
+    """Refuse token vectors whose directions alone are not enough."""
+    bound = UNIT_FP8 if tokens.dtype == torch.float8_e4m3fn else UNIT
+    for _, part in tokens.chunks(TOKENS_AT_ONCE):
         lengths = part.float().norm(dim=1)
-        strange = ((lengths - 1).abs() > UNIT).nonzero().flatten()
+        strange = ((lengths - 1).abs() > bound).nonzero().flatten()
         if len(strange):
             raise ArgumentError(
                 "a compressed index keeps the directions of token vectors alone, but one of these "
@@ -141,21 +152,26 @@ def check_compressible(documents: Representations) -> None:
             )
 
 
-def _compress(tokens: TokenVectors, codec: ResidualCodec, device: torch.device) -> CompressedTokens:
-    """All tokens, on the device if they fit there, else on the host."""
-    total, width = tokens.values.shape
-    packed, place = width * codec.nbits // 8, device
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        place = device if total * (packed + 6) <= RESIDENT * free else torch.device("cpu")
-    codes = torch.empty(total, dtype=torch.int32, device=place)
-    residuals = torch.empty(total, packed, dtype=torch.uint8, device=place)
-    inverse_norms = torch.empty(total, dtype=torch.float16, device=place)
-    stored = CompressedTokens(codes, residuals, inverse_norms)
-    for rows in ranges_of(total, TOKENS_AT_ONCE):
-        part = slice(rows.start, rows.stop)
-        found = compress(codec, tokens.values[part].to(device))
+def _compress(
+    tokens: TokenParts, codec: ResidualCodec, device: torch.device, empty: Empty
+) -> CompressedTokens:
+    """All tokens on the host, compressed on a device."""
+    total, packed = tokens.num_tokens, tokens.width * codec.nbits // 8
+    stored = CompressedTokens(
+        empty(total, dtype=torch.int32),
+        empty(total, packed, dtype=torch.uint8),
+        empty(total, dtype=torch.float16),
+    )
+    for first, vectors in tokens.chunks(TOKENS_AT_ONCE):
+        found = compress(codec, vectors.to(device))
         for whole, own in zip(stored, found, strict=True):
             assert whole is not None and own is not None
-            whole[part] = own
+            whole[first : first + len(own)] = own
     return stored
+
+
+def _place(nbytes: int, device: torch.device) -> torch.device:
+    """Where documents of this size stay: on the device if they fit there, else on the host."""
+    if device.type == "cuda" and nbytes > RESIDENT * torch.cuda.mem_get_info(device)[0]:
+        return torch.device("cpu")
+    return device

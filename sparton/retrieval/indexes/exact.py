@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from sparton.representations import Representations
-from sparton.retrieval.indexes.inverted import InvertedIndex
+from sparton.retrieval.indexes.documents import Documents
+from sparton.retrieval.indexes.inverted import inverted_index
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.indexes.protocols import Found, Index, Reranker, check_request
 from sparton.retrieval.settings import RERANK_DEPTH
@@ -23,12 +24,12 @@ class IndexBuilder(Protocol):
     sparse vectors, or token vectors of length 1, may name these kinds in an attribute ``needs``."""
 
     def __call__(
-        self, documents: Representations, device: torch.device | str, *, rerank_depth: int
+        self, documents: Documents, device: torch.device | str, *, rerank_depth: int
     ) -> Index: ...
 
 
 def exact_index(
-    documents: Representations,
+    documents: Representations | Documents,
     device: torch.device | str = "cpu",
     *,
     rerank_depth: int = RERANK_DEPTH,
@@ -43,15 +44,13 @@ def exact_index(
         device: where to score.
         rerank_depth: candidates of a query where documents have both halves.
     """
-    sparse, tokens = documents.sparse, documents.tokens
-    assert not isinstance(sparse, torch.Tensor), "a collection holds active entries alone"
-    if tokens is None:
-        assert sparse is not None, "documents without vectors"
-        return InvertedIndex(sparse, device)
-    exhaustive = MultiVectorIndex(tokens, device)
-    if sparse is None:
+    documents = Documents.of(documents)
+    if "tokens" not in documents.kinds:
+        return inverted_index(documents, device)
+    exhaustive = MultiVectorIndex(documents.tokens, device)
+    if "sparse" not in documents.kinds:
         return exhaustive
-    return TwoStageIndex(InvertedIndex(sparse, device), exhaustive, rerank_depth)
+    return TwoStageIndex(inverted_index(documents, device), exhaustive, rerank_depth)
 
 
 class TwoStageIndex:

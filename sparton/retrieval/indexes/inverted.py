@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparton.kernels.sparse_search import Postings, invert, search_postings
 from sparton.representations import Representations
+from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.protocols import Found, asked_terms, check_request
 from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
@@ -97,3 +98,14 @@ class InvertedIndex:
         left_out = np.full(asked.num_vectors, -1) if exclude is None else exclude.astype(np.int64)
         scores, rows = search_postings(self._postings, asked, k, torch.from_numpy(left_out))
         return Found(scores.numpy(), rows.numpy())
+
+
+def inverted_index(documents: Documents, device: torch.device | str) -> InvertedIndex:
+    """The index of documents with sparse vectors; where they keep what is made of them, it is built
+    once for CPUs and once for GPUs, and is read in place on a CPU."""
+    on_gpu = torch.device(device).type == "cuda"
+    arrays = documents.keep(
+        f"inverted-{'gpu' if on_gpu else 'cpu'}",
+        lambda empty: invert(documents.sparse, on_gpu=on_gpu, empty=empty).arrays(),
+    )
+    return InvertedIndex.from_arrays(arrays, device)

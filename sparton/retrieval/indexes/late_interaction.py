@@ -152,11 +152,13 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
 
 
 def on_device(device: torch.device, vectors: TokenVectors) -> TokenVectors:
-    """Texts on a device, with int32 boundaries; on a CPU in fp32, as it computes in no other."""
-    values = vectors.values.to(device)
-    return TokenVectors(
-        values.float() if device.type == "cpu" else values, vectors.cu_seqlens.int().to(device)
-    )
+    """Texts on a device, with int32 boundaries; on a CPU in fp32, as it computes in no other, on a
+    GPU those in FP8 in fp16."""
+    moved = vectors._replace(cu_seqlens=vectors.cu_seqlens.int()).to(device)
+    if device.type == "cpu":
+        moved = moved.restored()
+        return moved._replace(values=moved.values.float())
+    return moved.restored(torch.float16)
 
 
 def check_candidates(candidates: NDArray[np.int64], num_queries: int, num_documents: int) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from sparton.kernels.maxsim import maxsim_varlen
 from sparton.packing import cu_seqlens_of, ranges_within
 from sparton.representations import TokenVectors
+from sparton.retrieval.indexes.documents import TokenParts
 from sparton.retrieval.indexes.late_interaction import (
     DOCUMENTS_AT_ONCE,
     LateInteractionIndex,
@@ -26,12 +27,14 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
     """Exact search by MaxSim; see
     :class:`~sparton.retrieval.indexes.late_interaction.LateInteractionIndex`.
 
-    The documents stay in the host's memory; chunks of them pass through the device once in a
-    search, so that its working memory is bounded (about 0.5 GB on a CPU and 4 GB on a GPU) whatever
-    the number of documents and queries. Queries are stored in the dtype of the documents.
+    The documents stay where they are, in the host's memory or in files; chunks of them pass through
+    the device once in a search, so that its working memory is bounded (about 0.5 GB on a CPU and 4
+    GB on a GPU) whatever the number of documents and queries. Queries are stored in the dtype of
+    the documents, or in float16 where these are in FP8: what is compared is what FP8 has left of
+    documents, on a GPU rounded once more, to float16.
 
     Args:
-        documents: N texts on the host, without a mask.
+        documents: N texts on the host, without a mask, or in several parts.
         device: where to score.
         chunk_tokens: most tokens of a chunk, unless a single document has more.
     """
@@ -40,24 +43,25 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
 
     def __init__(
         self,
-        documents: TokenVectors,
+        documents: TokenVectors | TokenParts,
         device: torch.device | str = "cpu",
         *,
         chunk_tokens: int | None = None,
     ) -> None:
+        documents = TokenParts.of(documents)
         on_gpu = torch.device(device).type == "cuda"
         tokens = chunk_tokens or (2**22 if on_gpu else 2**18)
         super().__init__(documents.cu_seqlens, device, tokens, 512 if on_gpu else 128)
         self.documents = documents
-        held = (documents.values, documents.cu_seqlens, self._rows, self._ends)
-        self.nbytes = sum(each.nbytes for each in held)
+        self.nbytes = documents.nbytes + self._rows.nbytes + self._ends.nbytes
 
     def _check(self, queries: TokenVectors) -> None:
         _check_sides(queries, self.documents)
 
     def _chunk(self, first: int, last: int) -> TokenVectors:
-        filled = TokenVectors(self.documents.values, self._ends)
-        return on_device(self.device, filled.slice(first, last))
+        held = self.documents.slice(int(self._rows[first]), int(self._rows[last - 1]) + 1)
+        bounds = self._ends[first : last + 1] - self._ends[first]
+        return on_device(self.device, held._replace(cu_seqlens=bounds))
 
     def _scores(self, queries: TokenVectors, documents: TokenVectors) -> Tensor:
         bounds = queries.cu_seqlens, documents.cu_seqlens
@@ -75,7 +79,7 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
 @torch.inference_mode()
 def maxsim_scores(
     queries: TokenVectors,
-    documents: TokenVectors,
+    documents: TokenVectors | TokenParts,
     candidates: NDArray[np.int64],
     device: torch.device | str = "cpu",
     *,
@@ -85,7 +89,7 @@ def maxsim_scores(
     """MaxSim of each query and each of its candidates; fp32 ``[Q, C]``.
 
     Args:
-        queries, documents: on the host, without masks, stored in the same dtype.
+        queries, documents: on the host, without masks, stored alike.
         candidates: int64 ``[Q, C]``, document rows; -1, and a text without tokens, scores 0.
         device: where to score.
         chunk_tokens: most document tokens that are on the device, and most that are scored at once,
@@ -95,6 +99,7 @@ def maxsim_scores(
     Raises:
         ValueError: widths or dtypes that differ, candidates of another shape or out of range.
     """
+    documents = TokenParts.of(documents)
     _check_sides(queries, documents)
     check_candidates(candidates, queries.num_texts, documents.num_texts)
     device = torch.device(device)
@@ -102,10 +107,13 @@ def maxsim_scores(
     flat, asked = torch.from_numpy(candidates.ravel()), on_device(device, queries)
     with progress_bar(progress, candidates.size) as advance:
         advance(int((flat < 0).sum()))
+        lengths = documents.lengths
         for first, last in ranges_within(documents.cu_seqlens, chunk_tokens, DOCUMENTS_AT_ONCE):
-            chunk = on_device(device, documents.slice(first, last))
             slots = ((flat >= first) & (flat < last)).nonzero().flatten()
-            tokens = cu_seqlens_of(documents.lengths[flat[slots]])
+            if not len(slots):
+                continue
+            chunk = on_device(device, documents.slice(first, last))
+            tokens = cu_seqlens_of(lengths[flat[slots]])
             for start, stop in ranges_within(tokens, chunk_tokens, _PAIRS_AT_ONCE):
                 slot = slots[start:stop]
                 # Gathered on the device and not on the host.
@@ -120,13 +128,20 @@ def maxsim_scores(
     return scores.reshape(candidates.shape)
 
 
-def _check_sides(queries: TokenVectors, documents: TokenVectors) -> None:
+def _check_sides(queries: TokenVectors, documents: TokenParts) -> None:
     asked, stored = (
-        f"{str(side.values.dtype).removeprefix('torch.')} vectors of {side.width}"
-        for side in (queries, documents)
-    )
+        f"{_compared_as(dtype)} vectors of {width}"
+        for dtype, width in (
+            (queries.values.dtype, queries.width), (documents.dtype, documents.width)
+        )
+    )  # fmt: skip
     if asked != stored:
         raise ValueError(
             f"queries have {asked}, documents {stored}: encode both with the same model and store "
             "them alike"
         )
+
+
+def _compared_as(stored: torch.dtype) -> str:
+    dtype = torch.float16 if stored == torch.float8_e4m3fn else stored
+    return str(dtype).removeprefix("torch.")

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from sparton.arguments import ArgumentError, Instance, refuse_below
 from sparton.representations import Representations
+from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import TwoStageIndex
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
 from sparton.retrieval.indexes.protocols import Found, Index, asked_terms, check_request
@@ -72,27 +73,28 @@ class SeismicIndexBuilder:
 
     def __call__(
         self,
-        documents: Representations,
+        documents: Representations | Documents,
         device: torch.device | str = "cpu",
         *,
         rerank_depth: int = RERANK_DEPTH,
     ) -> Index:
         """
         Args:
-            documents: N texts on the host.
+            documents: N texts on the host; their sparse vectors are read into memory.
             device: where MaxSim orders candidates.
             rerank_depth: candidates of a query where documents have token vectors as well.
 
         Raises:
             ValueError: documents without sparse vectors, or with negative weights.
         """
-        if not isinstance(documents.sparse, SparseVectors):
+        documents = Documents.of(documents)
+        if "sparse" not in documents.kinds:
             raise ArgumentError(
                 "Seismic searches sparse vectors, and these documents have none: set {index}",
                 index=Instance("exact_index"),
             )
-        first = SeismicIndex(documents.sparse, self)
-        if documents.tokens is None:
+        first = SeismicIndex(SparseVectors.concatenate(documents.sparse), self)
+        if "tokens" not in documents.kinds:
             return first
         return TwoStageIndex(first, MultiVectorIndex(documents.tokens, device), rerank_depth)
 
@@ -208,8 +210,9 @@ def _seismic() -> Any:
         _ = seismic.SeismicDataset.add_documents_by_id
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            "Seismic needs pyseismic-lsr from 0.5.4 on, which there is for Python 3.11: "
-            "pip install 'sparton[seismic]'"
+            "Seismic needs pyseismic-lsr from 0.5.4 on, which there is for Python below 3.12, and "
+            f"this is {sys.version_info.major}.{sys.version_info.minor}: "
+            + ("pip install 'sparton[seismic]'" if sys.version_info < (3, 12) else "use another")
         ) from error
     return seismic
 

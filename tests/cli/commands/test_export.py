@@ -133,8 +133,8 @@ def test_malformed_records_stop_or_are_skipped(models, tmp_path):
 def test_the_choices_are_those_of_the_library():
     """Written out in the commands, which import little."""
     from sparton.cli.commands import export, mine
+    from sparton.pipelines.vector_files import DTYPES
     from sparton.retrieval.encoding import AUTOCAST
-    from sparton.retrieval.storing import VECTOR_DTYPES
 
     def choices(parser, name: str) -> tuple:
         (action,) = (each for each in parser._actions if each.dest == name)
@@ -142,4 +142,4 @@ def test_the_choices_are_those_of_the_library():
 
     for command in (export, mine):
         assert choices(command._parser(), "precision") == tuple(AUTOCAST)
-    assert choices(export._parser(), "dtype") == VECTOR_DTYPES
+    assert choices(export._parser(), "dtype") == tuple(DTYPES)

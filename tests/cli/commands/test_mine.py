@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from sparton.cli.commands.mine import main
-from sparton.pipelines.mining import CrossEncoder, Rule, TrainedModel
+from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel
 from tests.pipelines.mining_problems import generate, read_records, write
 
 RETRIEVER = ["--teacher", "a/model", "--teacher-kind", "retriever"]
@@ -52,9 +52,31 @@ def test_flags_become_arguments(pairs, tmp_path, monkeypatch, capsys):
         ]
     )
     assert asked["miner"] == TrainedModel("a/model", query_length=8)
-    assert asked["teacher"] == CrossEncoder("b/model", True, 8, 9)
+    assert asked["teachers"] == [CrossEncoder("b/model", True, 8, 9)]
     assert asked["rule"] == Rule() and asked["device"] == "cpu"
     assert "data.negatives=required data.on_error=skip" in capsys.readouterr().out
+
+
+def test_teachers_of_several_kinds_keep_their_order(pairs, tmp_path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(
+        "sparton.pipelines.mining.mine_hard_negatives",
+        lambda examples, output, **settings: asked.update(settings) or {},
+    )
+    output = ["--output", str(tmp_path / "out.jsonl")]
+    main(
+        [
+            *(str(pairs), "--teacher", "a/model", "--teacher", "bm25", "--teacher", "b/model"),
+            *("--teacher-kind", "retriever", "--teacher-kind", "cross-encoder", "--k1", "1.2"),
+            *("--teacher-batch", "8", "--precision", "bf16", *output),
+        ]
+    )
+    assert asked["teachers"] == [
+        TrainedModel("a/model", precision="bf16"), BM25Miner(1.2), CrossEncoder("b/model", batch=8)
+    ]  # fmt: skip
+    assert asked["miner"] == BM25Miner(1.2)
+    main([str(pairs), *RETRIEVER, "--teacher", "b/model", *output])
+    assert asked["teachers"] == [TrainedModel("a/model"), TrainedModel("b/model")]
 
 
 def test_ids_and_collections_come_from_files(tmp_path):
@@ -123,6 +145,15 @@ def test_ids_and_collections_come_from_files(tmp_path):
         (["--teacher", "a/model", "--teacher-batch", "0"], "--teacher-batch 0 must be at least 1"),
         ([*RETRIEVER, "--teacher-length", "9"], "retriever ignores --teacher-length: leave that"),
         (["--miner", "a/model", "--k1", "0.9", "--b", "1"], "--miner a/model ignores --k1, --b:"),
+        (
+            ["--teacher", "bm25", "--teacher-kind", "retriever"],
+            "bm25 ignores --teacher-kind: leave",
+        ),
+        (["--teacher", "bm25", "--teacher-batch", "8"], "--teacher bm25 ignores --teacher-batch"),
+        (
+            [*RETRIEVER, *RETRIEVER, "--teacher", "some/third"],
+            "2 times --teacher-kind for 3 models as --teacher: give one for all",
+        ),
         (["--teacher", "/no/such/folder"], "/no/such/folder: no such folder"),
     ],
 )

@@ -1,0 +1,100 @@
+"""The scores of several teachers for the documents of a record, made one.
+
+D documents of a record, T teachers.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sparton.arguments import ArgumentError
+from sparton.datasets.files import RecordError
+
+Scaling = Literal["min_max", "z_score"]
+Scale = Callable[[Sequence[float]], list[float]]
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """How scores of several teachers are brought to one scale and combined. The scores of a lone
+    teacher stay as they are.
+
+    Attributes:
+        weights: of the teachers, in the order of their scores, whose mean is taken; 0 leaves a
+            teacher out. None for equal ones.
+        scaling: what is done to each teacher's scores for the documents of a record. "min_max"
+            brings them to [0, 1], as for SPLADE-v3 (arXiv 2403.06789). "z_score" gives them the
+            mean 0 and the standard deviation 1 (Montague and Aslam, CIKM 2001).
+
+    Raises:
+        ArgumentError: weights that are negative or all 0, or another scaling.
+    """
+
+    weights: Sequence[float] | None = None
+    scaling: Scaling = "min_max"
+
+    def __post_init__(self) -> None:
+        if self.scaling not in get_args(Scaling):
+            raise ArgumentError(
+                "{scaling} must be {}", " or ".join(get_args(Scaling)), scaling=self.scaling
+            )
+        weights = self.weights
+        if weights is not None and not (all(w >= 0 for w in weights) and 0 < sum(weights) < 1e30):
+            raise ArgumentError(
+                "{teacher_weights} must be finite, none negative, and one above 0",
+                teacher_weights=[*weights],
+            )
+
+    @classmethod
+    def of(cls, settings: "Teachers | Mapping[str, Any]") -> "Teachers":
+        """Teachers as they are, or made of their fields."""
+        return settings if isinstance(settings, Teachers) else cls(**settings)
+
+    def combine(self, scores: Sequence[Sequence[float]]) -> tuple[list[float], int]:
+        """One score for each document, and T.
+
+        A teacher that finds all documents equal has no say.
+
+        Args:
+            scores: ``[D, T]``.
+
+        Raises:
+            RecordError: documents have scores of different numbers of teachers.
+            ArgumentError: another number of weights than of teachers.
+        """
+        if not scores:
+            return [], 1
+        count = len(scores[0])
+        if any(len(each) != count for each in scores):
+            raise RecordError(f"some documents have {count} teacher scores and others have not")
+        if count == 1:
+            return [score for (score,) in scores], 1
+        weights = self.weights or [1.0] * count
+        if len(weights) != count:
+            raise ArgumentError(
+                "{teacher_weights} for the scores of {} teachers: give each one weight",
+                count,
+                teacher_weights=[*weights],
+            )
+        scale: Scale = _min_max if self.scaling == "min_max" else _z_scores
+        combined = [0.0] * len(scores)
+        for weight, teacher in zip(weights, zip(*scores)):
+            if max(teacher) > min(teacher):
+                for place, score in enumerate(scale(teacher)):
+                    combined[place] += weight / sum(weights) * score
+        return combined, count
+
+
+EQUAL_TEACHERS = Teachers()
+
+
+def _min_max(scores: Sequence[float]) -> list[float]:
+    low, high = min(scores), max(scores)
+    return [(score - low) / (high - low) for score in scores]
+
+
+def _z_scores(scores: Sequence[float]) -> list[float]:
+    mean = statistics.fmean(scores)
+    deviation = statistics.pstdev(scores, mean)
+    return [(score - mean) / deviation for score in scores]
