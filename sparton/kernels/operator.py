@@ -10,6 +10,7 @@ functions from an autograd function, or directly where no gradient can follow.
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import islice
+from operator import itemgetter
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -54,27 +55,30 @@ class Operator:
                 and returns a tensor or a tuple of tensors, all annotated; some may be None. No
                 result shares memory with an operand. It runs without autocast, and with the device
                 of the first tensor as the current one.
-            fake: the same parameters in the same order; returns empty tensors of the shapes and
-                dtypes of the results, contiguous, and None likewise.
+            fake: the same parameters in the same order, but ``keeps``; returns empty tensors of the
+                shapes and dtypes of all results, contiguous.
             cuda: imports and returns what runs instead where the first tensor is on a GPU.
-            keeps: name of the last parameter, if it tells whether a backward will follow, for which
-                alone some results are wanted.
+            keeps: name of the last parameter, if it tells whether a backward will follow: without
+                one, what is returned of results that are for a backward alone is not looked at.
 
         Raises:
             TypeError: ``keeps`` is not the last parameter.
         """
-        self.name, self.registered_backward = name, None
+        self.name = name
+        self.registered_backward: Any = None
         self._function = _Function(function, cuda)
         self._keeps, self._operands = keeps is not None, list(self._function.leaves)
         if keeps is not None and self._operands.pop() != keeps:
             raise TypeError(f"{name}: {keeps} is not its last parameter")
         self._num_learning, self._num_given = 0, 1
+        self._given: Callable[[Any], Any] = itemgetter(0)
 
         def run(*leaves: Any) -> Any:
-            return _without_none(self._function(*self._function.gather(leaves)))
+            return self._all(self._function(*self._function.gather(leaves)), leaves)
 
         def run_fake(*leaves: Any) -> Any:
-            return _without_none(fake(*self._function.gather(leaves)))
+            operands = leaves[: len(self._operands)]
+            return self._all(fake(*self._function.gather(operands)), leaves)
 
         returned = self._function.returned
         self.registered: Any = _register(name, run, run_fake, self._function.leaves, returned)
@@ -85,6 +89,7 @@ class Operator:
         backward: Callable[..., Any],
         *,
         results: Sequence[str] = ("result",),
+        forgets: Sequence[str] = (),
         fake: Callable[..., Any] | None = None,
         cuda: Callable[[], Callable[..., Any]] | None = None,
     ) -> None:
@@ -100,6 +105,8 @@ class Operator:
             backward: returns the gradient of each of these, in its shape and dtype, or anything
                 where none is needed. It is differentiable once.
             results: names of all results.
+            forgets: fields of named tuples among the backward's parameters that are not saved: they
+                are None there.
             fake: the same parameters; empty tensors like the gradients. May be left out where
                 ``backward`` has all ``operands`` among its parameters.
             cuda: as for the operator.
@@ -113,19 +120,28 @@ class Operator:
         self._num_learning = len(operands)
         hints, given = self._backward.leaves, [*self._operands, *results]
         leaves = [x for x in hints if not x.startswith("need_")]
-        self._asked = [operands.index(x[len("need_") :]) for x in hints if x not in leaves]
+        self._asked = _picker([operands.index(x[len("need_") :]) for x in hints if x not in leaves])
         self._num_given = sum(x == "grad" or x.endswith("_grad") for x in leaves)
+        self._given = itemgetter(0 if self._num_given == 1 else slice(self._num_given))
         # Places among the backward's leaves, and among operands and results.
-        self._tensors, self._options, self._dtypes = [], [], []
-        for place, leaf in enumerate(leaves[self._num_given :], self._num_given):
+        tensors: dict[int, int] = {}
+        options: dict[int, int] = {}
+        dtypes: dict[int, int] = {}
+        for place, leaf in enumerate(leaves):
+            if place < self._num_given or leaf in forgets:
+                continue
             name = leaf if leaf in given else leaf.removesuffix("_dtype")
             if name not in given:
                 raise TypeError(f"{self.name}: its backward asks for {leaf!r}, none of {given}")
-            kind = self._options if leaf in given else self._dtypes
+            kind = options if leaf in given else dtypes
             if leaf in given and Tensor in (hints[leaf], *get_args(hints[leaf])):
-                kind = self._tensors
-            kind.append((place, given.index(name)))
-        self._places = [place for place, _ in self._tensors + self._options + self._dtypes]
+                kind = tensors
+            kind[place] = given.index(name)
+        self._places = [*tensors, *options, *dtypes]
+        self._tensors = _picker(list(tensors.values()))
+        self._options = _picker(list(options.values()))
+        self._dtypes = _picker(list(dtypes.values()))
+        self._nothing = [None] * (len(leaves) - self._num_given)
 
         def run(*arguments: Any) -> list[Tensor]:
             *leaves, needs = arguments
@@ -136,8 +152,8 @@ class Operator:
             if fake is None:
                 likes = [values[leaves.index(x)] for x, need in zip(operands, needs) if need]
                 return [x.new_empty(x.shape) for x in likes]
-            answers = [needs[i] for i in self._asked]
-            return _needed(fake(*self._backward.gather((*values, *answers))), needs)
+            values += self._asked(needs)
+            return _needed(fake(*self._backward.gather(values)), needs)
 
         self.registered_backward = _register(
             f"{self.name}_backward", run, run_fake,
@@ -146,6 +162,8 @@ class Operator:
         others = [None] * (len(self._function.leaves) - self._num_learning)
 
         def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+            if all(x is None for x in grads):
+                return (None,) * len(ctx.needs_input_grad)
             return *self._gradients(ctx, grads, ctx.needs_input_grad, registered=True), *others
 
         self.registered.register_autograd(differentiate, setup_context=self._save)
@@ -153,15 +171,17 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         """The first result, or a tuple of those that have gradients. What ``keeps`` names is no
         argument."""
-        leaves = self._function.spread(arguments)
+        leaves = arguments if self._function.flat else self._function.spread(arguments)
         learning = leaves[: self._num_learning]
-        follows = gradient_follows(*learning)
+        follows = torch.is_grad_enabled() and gradient_follows(*learning)
         kept = (follows,) if self._keeps else ()
         if needs_operators():
-            return self._given(self.registered(*leaves, *kept))
-        if follows:
-            return _Graph.apply(self, leaves, (*arguments, *kept), None, *learning)
-        return self._given(self._function(*arguments, *kept))
+            results = self.registered(*leaves, *kept)
+        elif follows:
+            return _Graph.apply((self, leaves, (*arguments, *kept), None), *learning)
+        else:
+            results = self._function(*arguments, *kept)
+        return results if isinstance(results, Tensor) else self._given(results)
 
     def keep(self, *arguments: Any) -> tuple:
         """All results, also those for a backward, without a graph."""
@@ -174,69 +194,81 @@ class Operator:
         """What a call returns, and with its graph, where the ``results`` of :meth:`keep` are known:
         nothing is computed."""
         leaves = self._function.spread(arguments)
-        return _Graph.apply(self, leaves, arguments, results, *leaves[: self._num_learning])
+        return _Graph.apply((self, leaves, arguments, results), *leaves[: self._num_learning])
 
-    def _given(self, results: Any) -> Any:
+    def _all(self, results: Any, leaves: Sequence[Any]) -> Any:
+        """The results of the registered operator: a schema knows no optional ones, so that those
+        that are None or not wanted are empty tensors."""
         if isinstance(results, Tensor):
             return results
-        return results[0] if self._num_given == 1 else results[: self._num_given]
+        wanted = self._num_given if self._keeps and not leaves[-1] else len(results)
+        return tuple(
+            results[0].new_empty(0) if x is None or i >= wanted else x
+            for i, x in enumerate(results)
+        )
 
     def _save(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        values = (*inputs[: len(self._operands)], *_tuple(output))
+        outputs = (output,) if isinstance(output, Tensor) else output
+        values = (*inputs[: len(self._operands)], *outputs)
         # Winners and the like have no gradient: it need not be made of zeros.
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*[values[i] for _, i in self._tensors])
-        ctx.options = [values[i] for _, i in self._options]
-        ctx.options += [values[i].dtype for _, i in self._dtypes]
+        ctx.save_for_backward(*self._tensors(values))
+        ctx.options = list(self._options(values))
+        for x in self._dtypes(values):
+            ctx.options.append(x.dtype)
 
     def _gradients(
         self, ctx: Any, grads: Sequence[Tensor | None], needs: Sequence[bool], *, registered: bool
-    ) -> list[Tensor | None]:
+    ) -> Sequence[Tensor | None]:
         """Of the operands that have any, None where it is not needed."""
         needs, grads = list(needs[: self._num_learning]), grads[: self._num_given]
-        if all(x is None for x in grads):
-            return [None] * len(needs)
-        leaves = [*grads, *self._places]
+        leaves = [*grads, *self._nothing]
         for place, value in zip(self._places, (*ctx.saved_tensors, *ctx.options), strict=True):
             leaves[place] = value
         if registered:
             found = iter(self.registered_backward(*leaves, needs))
             return [next(found) if need else None for need in needs]
         gradients = self._differentiate(leaves, needs)
+        if all(needs):
+            return gradients
         return [x if need else None for x, need in zip(gradients, needs, strict=True)]
 
-    def _differentiate(self, leaves: Sequence[Any], needs: Sequence[bool]) -> tuple:
-        answers = [needs[i] for i in self._asked]
-        return _tuple(self._backward(*self._backward.gather((*leaves, *answers))))
+    def _differentiate(self, leaves: Sequence[Any], needs: Sequence[bool]) -> Sequence[Any]:
+        leaves = [*leaves, *self._asked(needs)]
+        arguments = leaves if self._backward.flat else self._backward.gather(leaves)
+        gradients = self._backward(*arguments)
+        return (gradients,) if isinstance(gradients, Tensor) else gradients
 
 
 class _Graph(torch.autograd.Function):
     """An operator in eager mode. A ``setup_context`` would have torch bind the arguments by name at
-    every call, and autograd looks at each: those without gradients come in tuples."""
+    every call, and autograd looks at each: those without gradients come in one."""
 
     @staticmethod
-    def forward(
-        ctx: Any, operator: Operator, leaves: Sequence, arguments: tuple, results: Any, *_: Any
-    ) -> Any:
+    def forward(ctx: Any, call: tuple[Operator, Sequence, tuple, Any], *_: Any) -> Any:
+        operator, leaves, arguments, results = call
         if results is None:
             results = operator._function(*arguments)
         ctx.operator = operator
         operator._save(ctx, leaves, results)
-        return operator._given(results)
+        return results if isinstance(results, Tensor) else operator._given(results)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grads[0] is None and not any(grad is not None for grad in grads):
+            return (None,) * len(ctx.needs_input_grad)
         # The registered backward refuses second derivatives where someone asks for them.
         registered = torch.is_grad_enabled() or needs_operators()
-        needs = ctx.needs_input_grad[4:]
-        gradients = ctx.operator._gradients(ctx, grads, needs, registered=registered)
-        return None, None, None, None, *gradients
+        needs = ctx.needs_input_grad[1:]
+        return None, *ctx.operator._gradients(ctx, grads, needs, registered=registered)
 
 
 class _Function:
     """A function for tensors on any device, and its parameters.
 
     Attributes:
+        run: the function, for any device without ``cuda``.
+        flat: whether no parameter is a named tuple.
         leaves: its parameters and their types, named tuples spread out into their fields.
         returned: the type of its results, ``Tensor`` or ``tuple[Tensor, ...]`` of so many.
     """
@@ -244,7 +276,7 @@ class _Function:
     def __init__(
         self, function: Callable[..., Any], cuda: Callable[[], Callable[..., Any]] | None
     ) -> None:
-        self._function, self._cuda = function, cuda
+        self.run, self._cuda = function, cuda
         hints = get_type_hints(function)
         self.returned = _results(hints["return"])
         self.leaves: dict[str, Any] = {}
@@ -255,13 +287,13 @@ class _Function:
             nested = hasattr(hint, "_fields")
             self._kinds.append(hint if nested else None)
             self.leaves |= get_type_hints(hint) if nested else {parameter.name: hint}
-        self._flat = not any(self._kinds)
+        self.flat = not any(self._kinds)
         self._options = [x.name for x in parameters if x.kind is x.KEYWORD_ONLY]
         self._num_positional = len(parameters) - len(self._options)
 
     def spread(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The leaves of the arguments."""
-        if self._flat:
+        if self.flat:
             return arguments
         leaves: list[Any] = []
         for x, kind in zip(arguments, self._kinds):
@@ -272,25 +304,31 @@ class _Function:
         return leaves
 
     def gather(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """The arguments of these leaves."""
-        if self._flat:
+        """The arguments of these leaves; the last ones may be missing."""
+        if self.flat:
             return leaves
         left = iter(leaves)
-        return [
-            next(left) if kind is None else kind(*islice(left, len(kind._fields)))
-            for kind in self._kinds
-        ]
+        arguments: list[Any] = []
+        for kind in self._kinds:
+            if kind is None:
+                arguments += islice(left, 1)
+            else:
+                arguments.append(kind(*islice(left, len(kind._fields))))
+        return arguments
 
     def __call__(self, *arguments: Any) -> Any:
-        tensor = _first_tensor(arguments)
-        function = self._function
+        tensor = arguments[0]
+        if not isinstance(tensor, Tensor):
+            tensor = _first_tensor(arguments)
+        function = self.run
         if self._cuda is not None and tensor.is_cuda:
             function = self._cuda()
         positional, options = arguments, {}
         if self._options:
             positional = arguments[: self._num_positional]
             options = dict(zip(self._options, arguments[self._num_positional :], strict=True))
-        if torch.is_autocast_enabled(tensor.device.type) or is_elsewhere(tensor):
+        elsewhere = tensor.is_cuda and is_elsewhere(tensor)
+        if elsewhere or torch.is_autocast_enabled(tensor.device.type):
             with without_autocast(tensor.device), torch.cuda.device_of(tensor):
                 return function(*positional, **options)
         return function(*positional, **options)
@@ -325,15 +363,12 @@ def _register(
     return registered
 
 
-def _tuple(results: Any) -> tuple:
-    return (results,) if isinstance(results, Tensor) else tuple(results)
-
-
-def _without_none(results: Any) -> Any:
-    """A schema knows no optional results."""
-    if isinstance(results, Tensor):
-        return results
-    return tuple(results[0].new_empty(0) if x is None else x for x in results)
+def _picker(places: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes a sequence to its elements at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    first = places[0] if places else 0
+    return itemgetter(slice(first, first + len(places)))
 
 
 def _needed(gradients: Sequence[Any], needs: Sequence[bool]) -> list[Tensor]:

@@ -49,15 +49,15 @@ def _post_norm(
 
 def _fake(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
-    p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
+    p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None,
 ) -> Normalised:  # fmt: skip
-    out = x.new_empty(x.shape, dtype=dtype)
-    second = None if copy is None else x.new_empty(x.shape, dtype=copy)
-    if not save:
-        return Normalised(out, second, None, None)
     T, D = x.numel() // x.shape[-1], x.shape[-1]
-    sums = x.new_empty((T, D), dtype=torch.promote_types(x.dtype, residual.dtype))
-    return Normalised(out, second, sums, x.new_empty((2, T), dtype=torch.float32))
+    return Normalised(
+        x.new_empty(x.shape, dtype=dtype),
+        None if copy is None else x.new_empty(x.shape, dtype=copy),
+        x.new_empty((T, D), dtype=torch.promote_types(x.dtype, residual.dtype)),
+        x.new_empty((2, T), dtype=torch.float32),
+    )
 
 
 def _gradients(

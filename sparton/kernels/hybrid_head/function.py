@@ -17,7 +17,7 @@ from sparton.kernels.hybrid_head.logits import check_padded_operands
 from sparton.kernels.operator import Operator
 
 
-def _forward_cuda() -> Callable[..., tuple[Tensor, Tensor | None]]:
+def _forward_cuda() -> Callable[..., tuple[Tensor, Tensor]]:
     from sparton.kernels.hybrid_head.forward import hybrid_head_forward
 
     return hybrid_head_forward
@@ -30,12 +30,12 @@ def _backward_cuda() -> Callable[..., tuple[Tensor | None, Tensor | None, Tensor
 
 
 def _fake(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor, argmax: bool
-) -> tuple[Tensor, Tensor | None]:
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor
+) -> tuple[Tensor, Tensor]:
     check_padded_operands(hidden, weight, bias, mask)
     shape = (hidden.shape[0], weight.shape[0])
     reps = hidden.new_empty(shape, dtype=torch.float32)
-    return reps, hidden.new_empty(shape, dtype=torch.int64) if argmax else None
+    return reps, hidden.new_empty(shape, dtype=torch.int64)
 
 
 _head = Operator(

@@ -35,13 +35,10 @@ def _forward(operands: AttentionOperands, lse: bool) -> Attended:
     return Attended(*kernels()[0](operands, lse=lse))
 
 
-def _fake(operands: AttentionOperands, lse: bool) -> Attended:
-    query = operands.query
-    Tq, H, _ = query.shape
-    return Attended(
-        query.new_empty(query.shape),
-        query.new_empty((H, Tq), dtype=torch.float32) if lse else None,
-    )
+def _fake(operands: AttentionOperands) -> Attended:
+    Tq, H, _ = operands.query.shape
+    out = operands.query.new_empty(operands.query.shape)
+    return Attended(out, out.new_empty((H, Tq), dtype=torch.float32))
 
 
 def _gradients(

@@ -28,14 +28,10 @@ def _forward(
     return function.Attended(*forward(_operands(states, cu_seqlens, max_seqlen, scale), lse=lse))
 
 
-def _fake(
-    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float, lse: bool
-) -> function.Attended:
+def _fake(states: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float) -> function.Attended:
     T, _, H, d = states.shape
-    return function.Attended(
-        states.new_empty((T, H, d)),
-        states.new_empty((H, T), dtype=torch.float32) if lse else None,
-    )
+    out = states.new_empty((T, H, d))
+    return function.Attended(out, out.new_empty((H, T), dtype=torch.float32))
 
 
 def _gradient(
