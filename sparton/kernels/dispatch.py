@@ -24,12 +24,17 @@ def on_its_device(launch: Function) -> Function:
     @functools.wraps(launch)
     def guarded(first: Any, *args: Any, **kwargs: Any) -> Any:
         tensor = first if isinstance(first, Tensor) else first[0]
-        if tensor.is_cuda and tensor.get_device() == torch.cuda.current_device():
-            return launch(first, *args, **kwargs)
-        with torch.cuda.device_of(tensor):
-            return launch(first, *args, **kwargs)
+        if is_elsewhere(tensor):
+            with torch.cuda.device_of(tensor):
+                return launch(first, *args, **kwargs)
+        return launch(first, *args, **kwargs)
 
     return cast(Function, guarded)
+
+
+def is_elsewhere(tensor: Tensor) -> bool:
+    """Whether a tensor is on a GPU that is not the current one."""
+    return tensor.is_cuda and tensor.get_device() != torch.cuda.current_device()
 
 
 def needs_operators() -> bool:

@@ -2,10 +2,12 @@
 
 ``kernel[grid](...)`` binds its arguments by name, works out what to specialise for and asks the
 driver about every pointer, at every launch. Here only what code is specialised for is looked at:
-dtype and alignment of tensors, divisibility and size of integers, all constants.
+dtype and alignment of tensors, divisibility and size of integers, all constants. What was compiled
+is then run as Triton itself would run it, if it is a Triton that is known to do it so.
 """
 
 import functools
+import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -21,6 +23,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 # Plans, launches made of sizes, that each function keeps: more than the shapes of a training step.
 # Packed batches never come again, and plans of large vocabularies have many launches.
 KEPT_PLANS = 32
+
+# Before a kernel's arguments, see runs_as_known.
+RUN = [
+    "gridX", "gridY", "gridZ", "stream", "function",
+    "kernel_metadata", "launch_metadata", "launch_enter_hook", "launch_exit_hook",
+]  # fmt: skip
 
 # What Triton compiled: by kernel, constants and kinds of integers; then by device and kinds of
 # tensors.
@@ -98,9 +106,13 @@ class Launch:
             compiled = kernel[self.grid](*tensors, *self.integers, **self.constants)
             # Constants have a place among the arguments, but nobody reads it. Layouts are kept, or
             # others might get their ids.
-            self._codes[kept] = (compiled, (None,) * len(kernel.constexprs), layouts)
+            known = compiled if runs_as_known(compiled) else None
+            self._codes[kept] = (known, (None,) * len(kernel.constexprs), layouts)
             return
         compiled, constants, _ = found
+        if compiled is None:
+            kernel[self.grid](*tensors, *self.integers, **self.constants)
+            return
         compiled.run(
             *self._programs, active.get_current_stream(device),
             compiled.function, compiled.packed_metadata, None, None, None,
@@ -183,6 +195,21 @@ def cdiv(size: int, part: int) -> int:
 def next_power_of_2(size: int) -> int:
     """The smallest power of 2, from 1 on, that is at least ``size``."""
     return 1 << max(size - 1, 0).bit_length()
+
+
+def runs_as_known(compiled: Any) -> bool:
+    """Whether the code of a kernel can be run without Triton's binding of arguments.
+
+    Its ``run`` is no public interface. Before the arguments of the kernel it takes RUN; Triton 3.7
+    names all of that, 3.6 the first five. Of any other, every launch is Triton's own.
+    """
+    try:
+        parameters = inspect.signature(compiled.run).parameters.values()
+    except (AttributeError, TypeError, ValueError):
+        return False
+    names = [x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD]
+    others = [x.kind for x in parameters if x.kind is not x.POSITIONAL_OR_KEYWORD]
+    return names in (RUN, RUN[:5]) and others == [inspect.Parameter.VAR_POSITIONAL]
 
 
 def _check(kernel: JITFunction, num_operands: int) -> None:

@@ -195,7 +195,7 @@ def hybrid(dtype: torch.dtype) -> None:
     tokens, rows = torch.zeros(2, 40, 768, dtype=dtype), torch.zeros(1024, 768, dtype=dtype)
     mask = torch.ones(2, 40, dtype=torch.bool)
     reps, winners = hybrid_head_forward(tokens, rows, None, mask)
-    hybrid_head_backward(reps, reps, winners, tokens, rows, bias_dtype=torch.float32)
+    hybrid_head_backward(reps, reps, winners, tokens, rows, torch.zeros(1024))
 
 
 def compressed(dtype: torch.dtype, nbits: int, E: int = 128) -> None:

@@ -77,8 +77,7 @@ def launch(problem: Problem, upstream: Tensor, *, tile: int | None = 16) -> tupl
     """Representations and gradients of the Triton kernels, and the argmax."""
     reps, argmax = hybrid_head_forward(*problem, tile=tile, config=SMALL)
     gradients = hybrid_head_backward(
-        upstream, reps, argmax, problem.hidden, problem.weight,
-        bias_dtype=None if problem.bias is None else problem.bias.dtype, config=CUT,
+        upstream, reps, argmax, problem.hidden, problem.weight, problem.bias, config=CUT
     )  # fmt: skip
     return reps, *(x for x in gradients if x is not None), argmax
 
@@ -130,8 +129,7 @@ def test_the_tolerances_notice_small_faults(device):
     dropped_tile[3, :16] = 0
     neighbour = (argmax + 1) % problem.mask.sum(1)[:, None].clamp_min(1)
     wrong_winner = hybrid_head_backward(
-        upstream, good[0], neighbour, problem.hidden, problem.weight, bias_dtype=torch.float32,
-        config=CUT,
+        upstream, good[0], neighbour, problem.hidden, problem.weight, problem.bias, config=CUT
     )  # fmt: skip
     for bad in (
         (dropped_tile, *good[1:]),
@@ -226,13 +224,9 @@ def test_upstream_strides_do_not_matter(device):
 def test_only_wanted_gradients(wanted, device):
     problem = make_problem([5, 3], 9, 8, device)
     reps, argmax = hybrid_head_forward(*problem, config=SMALL)
-    arguments = (upstream_for(problem), reps, argmax, *problem[:2])
-    needs = {
-        "bias_dtype": torch.float32 if wanted == "bias" else None,
-        "need_hidden": wanted == "hidden",
-        "need_weight": wanted == "weight",
-    }
+    arguments = (upstream_for(problem), reps, argmax, *problem[:3])
     names = ("hidden", "weight", "bias")
+    needs = {f"need_{name}": name == wanted for name in names}
     for gradients in (
         hybrid_head_backward(*arguments, **needs, config=CUT),
         hybrid_head_backward_cpu(*(x.cpu() for x in arguments), **needs),
@@ -259,7 +253,7 @@ def test_registration(device):
     # Tracing with ATen compares gradients bit for bit, which atomics cannot promise.
     on_cpu = ("test_aot_dispatch_dynamic",) * (device.type == "cpu")
     arguments = (*leaves_of(problem), problem.mask, True)
-    torch.library.opcheck(function._forward_op, arguments, test_utils=checks + on_cpu)
+    torch.library.opcheck(function._head.registered, arguments, test_utils=checks + on_cpu)
 
 
 @pytest.fixture
@@ -326,7 +320,7 @@ def test_launchers_refuse_what_they_cannot_do(device):
         hybrid_head_forward(*(x.double() for x in problem[:3]), problem.mask)
     reps, argmax = hybrid_head_forward(*problem, config=SMALL)
     with pytest.raises(ValueError, match=r"\[2, 9\].*\(1, 9\)"):
-        hybrid_head_backward(reps, reps, argmax[:1], *problem[:2], bias_dtype=None)
+        hybrid_head_backward(reps, reps, argmax[:1], *problem[:3])
 
 
 @pytest.mark.gpu

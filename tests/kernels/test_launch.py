@@ -8,10 +8,19 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.backends.amd import driver as amd
+from triton.backends.nvidia import driver as nvidia
 from triton.runtime import JITFunction
 
 from sparton.kernels import launch as module
-from sparton.kernels.launch import Launch, cdiv, next_power_of_2, plan_step, run_steps
+from sparton.kernels.launch import (
+    Launch,
+    cdiv,
+    next_power_of_2,
+    plan_step,
+    run_steps,
+    runs_as_known,
+)
 
 
 class Compiled:
@@ -20,8 +29,14 @@ class Compiled:
     def __init__(self):
         self.runs = []
 
-    def run(self, *arguments):
-        self.runs.append(arguments)
+    def run(
+        self, gridX, gridY, gridZ, stream, function, kernel_metadata, launch_metadata,
+        launch_enter_hook, launch_exit_hook, *args,
+    ):  # fmt: skip
+        self.runs.append(
+            (gridX, gridY, gridZ, stream, function, kernel_metadata, launch_metadata,
+             launch_enter_hook, launch_exit_hook, *args)
+        )  # fmt: skip
 
 
 class Kernel(JITFunction):
@@ -59,6 +74,36 @@ def test_the_second_launch_skips_triton(kernel):
     (run,) = kernel.compiled[0].runs
     hooks = (None, None, None)
     assert run == (5, 2, 1, 77, "function", "metadata", *hooks, x.data_ptr(), 48, None, None)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda gridX, gridY, gridZ, stream, function, metadata, *args: None,
+        lambda grid, stream, function, *args: None,
+        lambda gridX, gridY, gridZ, stream, function: None,
+        lambda gridX, gridY, gridZ, stream, function, *args, cluster: None,
+        None,
+    ],
+)
+def test_an_unknown_triton_launches_by_itself(kernel, monkeypatch, run):
+    """Every time, with the arguments of that time."""
+    monkeypatch.setattr(Compiled, "run", run if run is None else staticmethod(run))
+    x, y = torch.zeros(8), torch.zeros(8)
+    for operand, size in ((x, 32), (y, 48), (x, 64)):
+        Launch(kernel, (5, 2), size, BLOCK=16, MODE="a")(operand)
+    constants = {"BLOCK": 16, "MODE": "a"}
+    launches = [((5, 2), (x, 32)), ((5, 2), (y, 48)), ((5, 2), (x, 64))]
+    assert kernel.bound == [(*launch, constants) for launch in launches]
+
+
+def test_the_installed_triton_is_known():
+    """What 3.6 has, too."""
+    for launcher in (nvidia.CudaLauncher, amd.HIPLauncher):
+        assert runs_as_known(SimpleNamespace(run=launcher.__new__(launcher)))
+    of_3_6 = SimpleNamespace(run=lambda gridX, gridY, gridZ, stream, function, *args: None)
+    assert runs_as_known(of_3_6)
+    assert not runs_as_known(SimpleNamespace())
 
 
 def launched(kernel, x, size=32, **constants):

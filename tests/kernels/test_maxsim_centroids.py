@@ -151,7 +151,7 @@ def test_as_pytorch_sees_it(device):
     compiled = torch.compile(maxsim_centroids, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*problem), expected)
     arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in problem]
-    torch.library.opcheck(centroids._forward_op, (*arguments, True))
+    torch.library.opcheck(centroids._operator.registered, (*arguments, True))
     wide = [
         x
         if x is None or (x.is_floating_point() and x.dim() < 2)

@@ -6,6 +6,7 @@ Q queries, N documents, K documents per query, L tokens, E embedding. On the GPU
 import pytest
 import torch
 
+from sparton.kernels import operator
 from sparton.kernels.maxsim import (
     maxsim,
     maxsim_pairs,
@@ -279,19 +280,22 @@ def test_nothing_to_score(queries, documents, shape, device):
 @pytest.mark.parametrize("per_query", [None, 2])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_registration(per_query, normalize, device):
+    registered = operators._operator
+    forward, backward = registered.registered, registered.registered_backward
     problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, E, device, per_query=per_query)
     leaves = [x.requires_grad_() for x in problem[:2]]
     for masks in (problem[4:6], (None, None)):
         arguments = (*leaves, *problem[2:4], *masks, *problem[6:], normalize, "auto", True)
-        torch.library.opcheck(operators._forward_op, arguments)
+        torch.library.opcheck(forward, arguments)
     transposed = [x.detach().T.contiguous().T for x in leaves]
-    _, winners = operators._forward_op(*transposed, *problem[2:], normalize, "auto", True)
-    tensors = (upstream_for(problem), winners, *transposed, *problem[2:4])
-    arguments = (*tensors, None, *problem[6:10], normalize, "auto")
-    torch.library.opcheck(operators._backward_op, (*arguments, True, True))
+    _, winners = forward(*transposed, *problem[2:], normalize, "auto", True)
+    arguments = (upstream_for(problem), winners, *transposed, *problem[2:], normalize, "auto")
+    for needs in ([True, True], [False, True]):
+        torch.library.opcheck(backward, (*arguments, needs))
+        assert len(backward(*arguments, needs)) == sum(needs)
     arguments = (*leaves, *problem[2:], normalize, "auto", False)
     with torch.no_grad():
-        torch.library.opcheck(operators._forward_op, arguments)
+        torch.library.opcheck(forward, arguments)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -345,7 +349,7 @@ def test_eager_calls_and_operators_agree(batch, normalize, needed, monkeypatch, 
 
     eager = list(results())
     calls = []
-    monkeypatch.setattr(operators, "needs_operators", lambda: calls.append(0) or True)
+    monkeypatch.setattr(operator, "needs_operators", lambda: calls.append(0) or True)
     compared = list(zip(eager, results(), strict=True))
     assert calls
     for ours, theirs in compared:
@@ -437,7 +441,7 @@ def test_winners_only_when_a_gradient_can_follow(batch, monkeypatch):
         return original(*args)
 
     original = operators.run_forward
-    monkeypatch.setattr(operators, "run_forward", spy)
+    monkeypatch.setattr(operators._operator._function, "run", spy)
     maxsim(*batch)
     with torch.no_grad():
         maxsim(*batch)

@@ -252,12 +252,12 @@ def test_registration(packed, device):
     leaves, bounds, masks = packed
     pairs = torch.tensor(PAIRS, device=device)
     operands = packed_operands(*leaves, *bounds, *masks, pairs, 17)
-    torch.library.opcheck(operators._forward_op, (*operands, True, "auto", True))
-    scores, argmax = operators._forward_op(*operands, True, "auto", True)
-    tensors = [x.detach() for x in (scores, argmax, *operands[:4])]
-    sizes = operands[6:10]
-    arguments = (*tensors, operands.pairs, *sizes, True, "auto", True, True)
-    torch.library.opcheck(operators._backward_op, arguments)
+    forward = operators._operator.registered
+    torch.library.opcheck(forward, (*operands, True, "auto", True))
+    scores, argmax = forward(*operands, True, "auto", True)
+    tensors = [x.detach() for x in (scores, argmax, *operands[:2])]
+    arguments = (*tensors, *operands[2:], True, "auto", [True, True])
+    torch.library.opcheck(operators._operator.registered_backward, arguments)
 
 
 def test_the_longest_query_is_read_only_for_gradients(packed, device, monkeypatch):

@@ -395,12 +395,15 @@ def test_operators_are_registered_properly(device):
     from sparton.kernels.maxsim.residual import operators
 
     queries = problem.queries.clone().requires_grad_()
-    codec = (problem.codec.centroids, problem.codec.bucket_weights)
+    weights = problem.codec.bucket_weights
+    codec = (problem.codec.centroids, weights, weights)
     arguments = (queries, *problem.documents, *codec, *problem[3:])
     for normalize in (True, False):
         rest = (normalize, torch.float32, True)
-        torch.library.opcheck(operators._forward_op, (*arguments, *rest))
-    torch.library.opcheck(operators._inverse_norms_op, (*problem.documents[:2], *codec))
+        torch.library.opcheck(operators._scores.registered, (*arguments, *rest))
+    torch.library.opcheck(
+        operators._inverse_norms.registered, (*problem.documents[:2], None, *codec)
+    )
 
 
 def test_compiles_without_graph_breaks(device):
@@ -459,17 +462,17 @@ def test_bad_operands_are_refused(device):
 
 def test_eager_and_registered_agree(device, monkeypatch):
     """The same bits with and without the dispatcher; differentiable once."""
-    from sparton.kernels.maxsim.residual import operators
+    from sparton.kernels import operator
 
     problem = make_problem([3, 4], [5, 0, 9], 16, 2, device, masks=True, inverse=None)
     grad = torch.randn(3, 2, generator=torch.Generator().manual_seed(5)).to(device).T
     results = []
     for registered in (False, True):
-        monkeypatch.setattr(operators, "needs_operators", lambda value=registered: value)
+        monkeypatch.setattr(operator, "needs_operators", lambda value=registered: value)
         for normalize in (True, False):
             queries = problem.queries.clone().requires_grad_()
             scores = maxsim_residual_varlen(queries, *problem[1:], normalize=normalize)
-            assert (scores.grad_fn.name() == "_ForwardBackward") is not registered
+            assert (scores.grad_fn.name() == "_GraphBackward") is not registered
             results += [scores.detach(), *torch.autograd.grad(scores, queries, grad)]
             scores = maxsim_residual_varlen(queries, *problem[1:], normalize=normalize)
             (first,) = torch.autograd.grad(scores.square().sum(), queries, create_graph=True)

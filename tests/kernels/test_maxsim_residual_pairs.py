@@ -172,5 +172,5 @@ def test_as_pytorch_sees_it(device):
     centroids, _, weights = problem.codec
     arguments = (problem.queries, codes, packed, None, centroids, weights, *problem[3:5])
     torch.library.opcheck(
-        pairs._forward_op, (*arguments, numbers, None, None, False, torch.float32)
+        pairs._operator.registered, (*arguments, numbers, None, None, False, torch.float32)
     )

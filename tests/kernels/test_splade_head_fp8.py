@@ -401,7 +401,7 @@ def test_compiles_into_one_graph_and_follows_autocast(device):
     assert torch.equal(reps, splade_head(*problem, fp8=True))
     arguments = [x.requires_grad_() for x in problem[:3]]
     torch.library.opcheck(
-        function._forward_op, (*arguments, problem.cu_seqlens, "relu", True, True)
+        function._head.registered, (*arguments, problem.cu_seqlens, "relu", True, True)
     )
 
 

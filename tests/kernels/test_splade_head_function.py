@@ -76,7 +76,7 @@ def test_compiles_into_one_graph(operands):
 
 
 def test_registration(operands):
-    torch.library.opcheck(function._forward_op, (*operands, "relu", False, True))
+    torch.library.opcheck(function._head.registered, (*operands, "relu", False, True))
 
 
 def test_autocast_rounds_the_operands_and_returns_full_precision(operands):
@@ -143,8 +143,8 @@ def test_argmax_only_when_a_gradient_can_follow(operands, monkeypatch):
         asked.append(args[-1])
         return original(*args)
 
-    original = function._forward_op
-    monkeypatch.setattr(function, "_forward_op", spy)
+    original = function._head._function.run
+    monkeypatch.setattr(function._head._function, "run", spy)
     splade_head(*operands)
     with torch.no_grad():
         splade_head(*operands)

@@ -33,13 +33,13 @@ def run(problem: Problem, **options: object) -> list[Tensor]:
 def searches(monkeypatch) -> Iterator[list[bool]]:
     """One entry for each time that maxima were looked for."""
     made: list[bool] = []
-    forward = function._forward_op
+    forward = function._head._function.run
 
     def spy(*arguments: object) -> tuple[Tensor, Tensor]:
         made.append(bool(arguments[-1]))
         return forward(*arguments)
 
-    monkeypatch.setattr(function, "_forward_op", spy)
+    monkeypatch.setattr(function._head._function, "run", spy)
     return made
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sparton.kernels.splade_head import HeadMemory, splade_head, token_topk
+from sparton.kernels.splade_head import HeadMemory, function, splade_head, token_topk
 from sparton.kernels.splade_head.token_topk import first_maxima, largest_of_rows
 from sparton.kernels.splade_head.token_topk_kernels import largest_of_logits
 from tests.kernels.problems import error, make_problem, upstream_for
@@ -29,9 +29,9 @@ def reference(hidden, weight, bias, cu_seqlens, k, activation="relu"):
     return torch.stack(rows)
 
 
-def with_gradients(function, problem, upstream, dtype):
+def with_gradients(call, problem, upstream, dtype):
     leaves = [None if x is None else x.detach().to(dtype).requires_grad_() for x in problem[:3]]
-    reps = function(*leaves, problem.cu_seqlens)
+    reps = call(*leaves, problem.cu_seqlens)
     wanted = [x for x in leaves if x is not None]
     return reps.detach(), *torch.autograd.grad(reps, wanted, upstream.to(reps.dtype))
 
@@ -181,7 +181,7 @@ def test_operators_are_what_they_say():
     problem = make_problem([3, 0, 4], 90, D, torch.device("cpu"))
     operands = [x.requires_grad_() for x in problem[:3]]
     arguments = (*operands, problem.cu_seqlens, "relu", 4, True)
-    torch.library.opcheck(token_topk.token_topk_op, arguments)
+    torch.library.opcheck(function._token_topk_head.registered, arguments)
 
 
 def test_under_autocast(device):

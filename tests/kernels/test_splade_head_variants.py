@@ -113,15 +113,15 @@ def test_autograd_of_the_operator(pooling, activation, dtype, device):
 def test_registration(device):
     problem = make_problem(LENGTHS, 37, 24, device)
     operands = (*leaves_of(problem), problem.cu_seqlens)
-    torch.library.opcheck(function._forward_op, (*operands, "log1p_relu", False, True))
-    torch.library.opcheck(sum_function.sum_op, (*operands, "relu"))
+    torch.library.opcheck(function._head.registered, (*operands, "log1p_relu", False, True))
+    torch.library.opcheck(sum_function.sum_head.registered, (*operands, "relu"))
     without_bias = (*operands[:2], None, problem.cu_seqlens)
-    torch.library.opcheck(sum_function.sum_op, (*without_bias, "log1p_relu"))
+    torch.library.opcheck(sum_function.sum_head.registered, (*without_bias, "log1p_relu"))
     for needs in ((True, True, True), (True, False, False), (False, False, True)):
         hidden, weight, *rest = (x.detach() for x in operands)
         transposed = (x.T.contiguous().T for x in (hidden, weight))
-        arguments = (upstream_for(problem), *transposed, *rest, "relu", *needs)
-        torch.library.opcheck(sum_function._backward_op, arguments)
+        arguments = (upstream_for(problem), *transposed, *rest, "relu", list(needs))
+        torch.library.opcheck(sum_function.sum_head.registered_backward, arguments)
 
 
 @pytest.mark.parametrize(("pooling", "activation"), VARIANTS)

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import Launch, cdiv
 
@@ -97,7 +96,6 @@ def _constants(x: Tensor) -> dict[str, Any]:
     return {"D": x.shape[1], "APPROXIMATE": x.is_cuda and torch.version.hip is None}
 
 
-@on_its_device
 def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
     """``[T, D]`` in the dtype of ``x [T, D]``; bias ``[D]``. Both contiguous."""
     T, D = x.shape
@@ -110,7 +108,6 @@ def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-@on_its_device
 def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of x, in its dtype, and of the bias, in fp32; the same bits every time."""
     T, D = x.shape

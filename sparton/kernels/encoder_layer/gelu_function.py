@@ -1,19 +1,12 @@
-"""Bias and GELU as PyTorch operators: autograd, torch.compile.
-
-T tokens, D columns.
-
-Reached as :mod:`sparton.kernels.dispatch` says.
-"""
+"""Bias and GELU as a PyTorch operator. T tokens, D columns."""
 
 import functools
 from types import ModuleType
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.encoder_layer.operands import check_operands, rows_of
+from sparton.kernels.operator import Operator
 
 
 @functools.cache
@@ -32,49 +25,8 @@ def _gelu_gradients(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tens
     return dx.view(x.shape), dbias.to(bias.dtype)
 
 
-@torch.library.custom_op("sparton::bias_gelu", mutates_args=())
-def _gelu_op(x: Tensor, bias: Tensor) -> Tensor:
-    return _gelu(x, bias)
-
-
-@_gelu_op.register_fake
-def _(x: Tensor, bias: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("sparton::bias_gelu_backward", mutates_args=())
-def _gelu_backward_op(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    return _gelu_gradients(grad, x, bias)
-
-
-@_gelu_backward_op.register_fake
-def _(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), bias.new_empty(bias.shape)
-
-
-def _gelu_setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _gelu_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-    # The operator refuses second derivatives where someone asks for them.
-    run = _gelu_backward_op if torch.is_grad_enabled() or needs_operators() else _gelu_gradients
-    return run(grad, *ctx.saved_tensors)
-
-
-_gelu_op.register_autograd(_gelu_backward, setup_context=_gelu_setup)
-
-
-class _BiasGelu(torch.autograd.Function):
-    """The operators for eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Tensor) -> Tensor:
-        output = _gelu(*inputs)
-        _gelu_setup(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_gelu_backward)
+_operator = Operator("sparton::bias_gelu", _gelu, fake=lambda x, bias: x.new_empty(x.shape))
+_operator.differentiable(("x", "bias"), _gelu_gradients)
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -92,8 +44,4 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
         ValueError: shapes, dtypes or devices that do not fit together.
     """
     check_operands(x, bias)
-    if needs_operators():
-        return _gelu_op(x, bias)
-    if torch.is_grad_enabled() and (x.requires_grad or bias.requires_grad):
-        return _BiasGelu.apply(x, bias)
-    return _gelu(x, bias)
+    return _operator(x, bias)

@@ -1,20 +1,15 @@
-"""Dropout, residual and normalisation as PyTorch operators: autograd, torch.compile.
-
-T tokens, D columns.
-
-Reached as :mod:`sparton.kernels.dispatch` says.
-"""
+"""Dropout, residual and normalisation as a PyTorch operator. T tokens, D columns."""
 
 import functools
 from types import ModuleType
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.encoder_layer.dropout import draw_seed
 from sparton.kernels.encoder_layer.operands import FLOATS, check_operands, rows_of
+from sparton.kernels.operator import Operator
 
 
 @functools.cache
@@ -24,135 +19,87 @@ def _kernels() -> ModuleType:
     return normalization
 
 
+class Normalised(NamedTuple):
+    """What the forward returns.
+
+    Attributes:
+        out: the result, in the shape of x.
+        second: its copy in another dtype, None if not wanted.
+        sums, moments: for the backward, see normalization.py; None without one.
+    """
+
+    out: Tensor
+    second: Tensor | None
+    sums: Tensor | None
+    moments: Tensor | None
+
+
 def _post_norm(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
     p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The result, its copy, and the saved sums and moments; empty ones if not wanted."""
+) -> Normalised:  # fmt: skip
     vectors = (vector.contiguous() for vector in (gain, shift))
     out, second, saved = _kernels().post_norm_forward(
         rows_of(x), bias.contiguous(), rows_of(residual), *vectors, seed,
         p=p, eps=eps, dtype=dtype, copy=copy, save=save,
     )  # fmt: skip
-    second = out.new_empty(0) if second is None else second.view(x.shape)
-    saved = saved or (out.new_empty(0), out.new_empty(0, dtype=torch.float32))
-    return out.view(x.shape), second, *saved
+    second = None if second is None else second.view(x.shape)
+    return Normalised(out.view(x.shape), second, *(saved or (None, None)))
 
 
-def _post_norm_gradients(
-    grad: Tensor, copy_grad: Tensor | None, sums: Tensor, moments: Tensor, gain: Tensor,
-    seed: Tensor | None, p: float, dtypes: tuple[torch.dtype, torch.dtype],
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    kernels = _kernels()
-    dx, dresidual, columns = kernels.post_norm_backward(
-        rows_of(grad), None if copy_grad is None else rows_of(copy_grad),
-        kernels.NormSums(sums, moments), gain.contiguous(), seed, p=p, dtypes=dtypes,
-    )  # fmt: skip
-    return dx.view(grad.shape), dresidual.view(grad.shape), columns
-
-
-@torch.library.custom_op("sparton::post_norm", mutates_args=())
-def _post_norm_op(
-    x: Tensor,
-    bias: Tensor,
-    residual: Tensor,
-    gain: Tensor,
-    shift: Tensor,
-    seed: Tensor | None,
-    p: float,
-    eps: float,
-    dtype: torch.dtype,
-    copy: torch.dtype | None,
-    save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _post_norm(x, bias, residual, gain, shift, seed, p, eps, dtype, copy, save)
-
-
-@_post_norm_op.register_fake
-def _(
+def _fake(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
-    p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    D = x.shape[-1]
-    T = x.numel() // D
-    sum_dtype = torch.promote_types(x.dtype, residual.dtype) if save else dtype
-    return (
+    p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None,
+) -> Normalised:  # fmt: skip
+    T, D = x.numel() // x.shape[-1], x.shape[-1]
+    return Normalised(
         x.new_empty(x.shape, dtype=dtype),
-        x.new_empty(x.shape if copy else (0,), dtype=copy or dtype),
-        x.new_empty((T, D) if save else (0,), dtype=sum_dtype),
-        x.new_empty((2, T) if save else (0,), dtype=torch.float32),
+        None if copy is None else x.new_empty(x.shape, dtype=copy),
+        x.new_empty((T, D), dtype=torch.promote_types(x.dtype, residual.dtype)),
+        x.new_empty((2, T), dtype=torch.float32),
     )
 
 
-@torch.library.custom_op("sparton::post_norm_backward", mutates_args=())
-def _post_norm_backward_op(
-    grad: Tensor,
-    copy_grad: Tensor | None,
-    sums: Tensor,
-    moments: Tensor,
-    gain: Tensor,
-    seed: Tensor | None,
-    p: float,
-    dtype: torch.dtype,
-    residual_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dtypes = (dtype, residual_dtype)
-    return _post_norm_gradients(grad, copy_grad, sums, moments, gain, seed, p, dtypes)
-
-
-@_post_norm_backward_op.register_fake
-def _(
-    grad: Tensor, copy_grad: Tensor | None, sums: Tensor, moments: Tensor, gain: Tensor,
-    seed: Tensor | None, p: float, dtype: torch.dtype, residual_dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def _gradients(
+    out_grad: Tensor | None, second_grad: Tensor | None, sums: Tensor, moments: Tensor,
+    gain: Tensor, seed: Tensor | None, p: float, x_dtype: torch.dtype, bias_dtype: torch.dtype,
+    residual_dtype: torch.dtype, shift_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Of x, bias, residual, gain and shift."""
+    kernels = _kernels()
+    grads = [x for x in (out_grad, second_grad) if x is not None]
+    dx, dresidual, columns = kernels.post_norm_backward(
+        rows_of(grads[0]), rows_of(grads[1]) if grads[1:] else None,
+        kernels.NormSums(sums, moments), gain.contiguous(), seed, p=p,
+        dtypes=(x_dtype, residual_dtype),
+    )  # fmt: skip
+    dbias, dgain, dshift = columns.unbind(0)
     return (
-        grad.new_empty(grad.shape, dtype=dtype),
-        grad.new_empty(grad.shape, dtype=residual_dtype),
-        grad.new_empty((3, grad.shape[-1]), dtype=torch.float32),
-    )
+        dx.view(grads[0].shape), dbias.to(bias_dtype), dresidual.view(grads[0].shape),
+        dgain.to(gain.dtype), dshift.to(shift_dtype),
+    )  # fmt: skip
 
 
-def _post_norm_setup(ctx: Any, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-    x, bias, residual, gain, shift, seed, p, *_ = inputs
-    # Sums and moments have no gradient: it need not be made of zeros.
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[2:], gain, seed)
-    ctx.p, ctx.dtypes = p, (x.dtype, residual.dtype)
-    ctx.vector_dtypes = bias.dtype, gain.dtype, shift.dtype
+def _fake_gradients(
+    out_grad: Tensor | None, second_grad: Tensor | None, sums: Tensor, moments: Tensor,
+    gain: Tensor, seed: Tensor | None, p: float, x_dtype: torch.dtype, bias_dtype: torch.dtype,
+    residual_dtype: torch.dtype, shift_dtype: torch.dtype,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    grad, dtypes = out_grad, (x_dtype, bias_dtype, residual_dtype, gain.dtype, shift_dtype)
+    if grad is None:
+        grad = second_grad
+    assert grad is not None
+    shapes = (grad.shape, gain.shape, grad.shape, gain.shape, gain.shape)
+    return tuple(gain.new_empty(shape, dtype=x) for shape, x in zip(shapes, dtypes, strict=True))
 
 
-def _post_norm_backward(
-    ctx: Any, grad: Tensor | None, copy_grad: Tensor | None, *_: Tensor | None
-) -> tuple[Tensor | None, ...]:
-    first, second = (copy_grad, None) if grad is None else (grad, copy_grad)
-    if first is None:
-        return (None,) * 11
-    sums, moments, gain, seed = ctx.saved_tensors
-    arguments = (first, second, sums, moments, gain, seed, ctx.p)
-    # The operator refuses second derivatives where someone asks for them.
-    if torch.is_grad_enabled() or needs_operators():
-        dx, dresidual, columns = _post_norm_backward_op(*arguments, *ctx.dtypes)
-    else:
-        dx, dresidual, columns = _post_norm_gradients(*arguments, ctx.dtypes)
-    dbias, dgain, dshift = (
-        row.to(dtype) for row, dtype in zip(columns.unbind(0), ctx.vector_dtypes, strict=True)
-    )
-    return dx, dbias, dresidual, dgain, dshift, *[None] * 6
-
-
-_post_norm_op.register_autograd(_post_norm_backward, setup_context=_post_norm_setup)
-
-
-class _PostNorm(torch.autograd.Function):
-    """The operators for eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = _post_norm(*inputs)
-        _post_norm_setup(ctx, inputs, output)
-        return output[:2]
-
-    backward = staticmethod(_post_norm_backward)
+_operator = Operator("sparton::post_norm", _post_norm, fake=_fake, keeps="save")
+_operator.differentiable(
+    ("x", "bias", "residual", "gain", "shift"),
+    _gradients,
+    results=Normalised._fields,
+    fake=_fake_gradients,
+)
 
 
 def post_norm(
@@ -244,9 +191,4 @@ def _normalised(
         raise ValueError(f"p must be in [0, 1), got {p}")
     seed = (draw_seed(x.device) if seed is None else seed) if p else None
     dtype = torch.promote_types(x.dtype, residual.dtype) if dtype is None else dtype
-    tensors = (x, bias, residual, gain, shift)
-    differentiate = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    arguments = (*tensors, seed, p, eps, dtype, copy, differentiate)
-    if needs_operators():
-        return _post_norm_op(*arguments)[:2]
-    return _PostNorm.apply(*arguments) if differentiate else _post_norm(*arguments)[:2]
+    return _operator(x, bias, residual, gain, shift, seed, p, eps, dtype, copy)

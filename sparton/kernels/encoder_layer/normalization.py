@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.encoder_layer.dropout import MULTIPLIERS, threshold
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
@@ -139,7 +138,6 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
     return {"SCALE": 1.0 / (1.0 - p), "THRESHOLD": threshold(p)}
 
 
-@on_its_device
 def post_norm_forward(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
     *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
@@ -168,7 +166,6 @@ def post_norm_forward(
     return out, second, saved
 
 
-@on_its_device
 def post_norm_backward(
     grad: Tensor, copy_grad: Tensor | None, saved: NormSums, gain: Tensor, seed: Tensor | None,
     *, p: float, dtypes: tuple[torch.dtype, torch.dtype],

@@ -14,7 +14,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv
 
 
@@ -72,17 +71,17 @@ def _hybrid_head_bwd_kernel(
         tl.atomic_add(dbias_ptr + offs_v, dbias, touch, sem="relaxed")
 
 
-@on_its_device
 def hybrid_head_backward(
     grad: Tensor,
     reps: Tensor,
     argmax: Tensor,
     hidden: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
     *,
-    bias_dtype: torch.dtype | None,
     need_hidden: bool = True,
     need_weight: bool = True,
+    need_bias: bool = True,
     config: ScatterConfig = DEFAULT_SCATTER,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of ``sum(grad * reps)``; not bitwise reproducible.
@@ -92,8 +91,8 @@ def hybrid_head_backward(
         reps, argmax: what the forward returned.
         hidden: ``[B, S, D]``.
         weight: ``[V, D]``.
-        bias_dtype: dtype of the wanted bias gradient, None for no such gradient.
-        need_hidden, need_weight: whether these gradients are wanted.
+        bias: ``[V]`` or None; only its dtype is looked at.
+        need_hidden, need_weight, need_bias: whether these gradients are wanted.
         config: how the work is cut.
 
     Returns:
@@ -112,7 +111,7 @@ def hybrid_head_backward(
     hidden, weight, grad = hidden.contiguous(), weight.contiguous(), grad.float().contiguous()
     dhidden = torch.zeros_like(hidden, dtype=torch.float32) if need_hidden else None
     dweight = torch.zeros_like(weight, dtype=torch.float32) if need_weight else None
-    dbias = weight.new_zeros(V, dtype=torch.float32) if bias_dtype is not None else None
+    dbias = None if bias is None or not need_bias else torch.zeros_like(bias, dtype=torch.float32)
     if reps.numel() and S:
         grid = tuple(map(cdiv, (V, B, D), config[:3]))
         Launch(
@@ -124,5 +123,5 @@ def hybrid_head_backward(
     return (
         None if dhidden is None else dhidden.to(hidden.dtype),
         None if dweight is None else dweight.to(weight.dtype),
-        None if dbias is None else dbias.to(bias_dtype),
+        None if dbias is None or bias is None else dbias.to(bias.dtype),
     )

@@ -36,10 +36,11 @@ def hybrid_head_backward_cpu(
     argmax: Tensor,
     hidden: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
     *,
-    bias_dtype: torch.dtype | None,
     need_hidden: bool = True,
     need_weight: bool = True,
+    need_bias: bool = True,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Arguments and results of :func:`~sparton.kernels.hybrid_head.backward.hybrid_head_backward`:
     the padded tokens are those of B sequences of equal length."""
@@ -52,7 +53,7 @@ def hybrid_head_backward_cpu(
         hidden.flatten(0, 1),
         weight,
         starts,
-        bias_dtype=bias_dtype,
+        bias_dtype=None if bias is None or not need_bias else bias.dtype,
         need_hidden=need_hidden,
         need_weight=need_weight,
     )

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.hybrid_head.logits import check_padded_operands, logit_tiles
 from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.segment_max.reduction import greater, log1p
@@ -58,7 +57,6 @@ def _masked_max_kernel(
         tl.store(argmax_ptr + entry, tl.where(first < S, first, 0).to(tl.int64), in_tile)
 
 
-@on_its_device
 def hybrid_head_forward(
     hidden: Tensor,
     weight: Tensor,

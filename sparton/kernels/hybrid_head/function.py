@@ -6,7 +6,7 @@ CUDA tensors run library products and Triton kernels, CPU tensors the PyTorch ve
 algorithm; Triton is imported when the first CUDA tensor arrives.
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -14,106 +14,43 @@ from torch import Tensor
 from sparton.kernels.dispatch import cast_for_autocast
 from sparton.kernels.hybrid_head.cpu import hybrid_head_backward_cpu, hybrid_head_forward_cpu
 from sparton.kernels.hybrid_head.logits import check_padded_operands
+from sparton.kernels.operator import Operator
 
 
-@torch.library.custom_op("sparton::hybrid_head", mutates_args=())
-def _forward_op(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor, argmax: bool
-) -> tuple[Tensor, Tensor]:
-    if not hidden.is_cuda:
-        return hybrid_head_forward_cpu(hidden, weight, bias, mask, argmax=argmax)
+def _forward_cuda() -> Callable[..., tuple[Tensor, Tensor]]:
     from sparton.kernels.hybrid_head.forward import hybrid_head_forward
 
-    return hybrid_head_forward(hidden, weight, bias, mask, argmax=argmax)
+    return hybrid_head_forward
 
 
-@_forward_op.register_fake
-def _(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor, argmax: bool
+def _backward_cuda() -> Callable[..., tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    from sparton.kernels.hybrid_head.backward import hybrid_head_backward
+
+    return hybrid_head_backward
+
+
+def _fake(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor
 ) -> tuple[Tensor, Tensor]:
     check_padded_operands(hidden, weight, bias, mask)
     shape = (hidden.shape[0], weight.shape[0])
     reps = hidden.new_empty(shape, dtype=torch.float32)
-    return reps, hidden.new_empty(shape if argmax else (0,), dtype=torch.int64)
+    return reps, hidden.new_empty(shape, dtype=torch.int64)
 
 
-@torch.library.custom_op("sparton::hybrid_head_backward", mutates_args=())
-def _backward_op(
-    grad: Tensor,
-    reps: Tensor,
-    argmax: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias_dtype: torch.dtype | None,
-    need_hidden: bool,
-    need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    backward = hybrid_head_backward_cpu
-    if hidden.is_cuda:
-        from sparton.kernels.hybrid_head.backward import hybrid_head_backward
-
-        backward = hybrid_head_backward
-    gradients = backward(
-        grad,
-        reps,
-        argmax,
-        hidden,
-        weight,
-        bias_dtype=bias_dtype,
-        need_hidden=need_hidden,
-        need_weight=need_weight,
-    )
-    # An operator's schema knows no optional results: an unwanted one is an empty tensor.
-    dhidden, dweight, dbias = (hidden.new_empty(0) if x is None else x for x in gradients)
-    return dhidden, dweight, dbias
-
-
-@_backward_op.register_fake
-def _(
-    grad: Tensor,
-    reps: Tensor,
-    argmax: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    bias_dtype: torch.dtype | None,
-    need_hidden: bool,
-    need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    rows = 0 if bias_dtype is None else weight.shape[0]
-    return (
-        hidden.new_empty(hidden.shape if need_hidden else (0,)),
-        weight.new_empty(weight.shape if need_weight else (0,)),
-        weight.new_empty(rows, dtype=bias_dtype or weight.dtype),
-    )
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    # The winners have no gradient: it need not be made of zeros.
-    ctx.set_materialize_grads(False)
-    hidden, weight, bias, _, _ = inputs
-    ctx.save_for_backward(*output, hidden, weight)
-    ctx.bias_dtype = None if bias is None else bias.dtype
-
-
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    need_hidden, need_weight, need_bias, *_ = ctx.needs_input_grad
-    dhidden, dweight, dbias = _backward_op(
-        grad,
-        *ctx.saved_tensors,
-        ctx.bias_dtype if need_bias else None,
-        need_hidden,
-        need_weight,
-    )
-    return (
-        dhidden if need_hidden else None,
-        dweight if need_weight else None,
-        dbias if need_bias else None,
-        None,
-        None,
-    )
-
-
-_forward_op.register_autograd(_backward, setup_context=_setup_context)
+_head = Operator(
+    "sparton::hybrid_head",
+    hybrid_head_forward_cpu,
+    fake=_fake,
+    cuda=_forward_cuda,
+    keeps="argmax",
+)
+_head.differentiable(
+    ("hidden", "weight", "bias"),
+    hybrid_head_backward_cpu,
+    results=("reps", "argmax"),
+    cuda=_backward_cuda,
+)
 
 
 def hybrid_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor) -> Tensor:
@@ -138,9 +75,5 @@ def hybrid_head(hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tenso
         ValueError: shapes, dtypes or devices that do not fit together.
     """
     hidden, weight = cast_for_autocast(hidden, weight)
-    operands = (hidden, weight, bias)
-    check_padded_operands(*operands, mask)
-    differentiate = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in operands
-    )
-    return _forward_op(*operands, mask, differentiate)[0]
+    check_padded_operands(hidden, weight, bias, mask)
+    return _head(hidden, weight, bias, mask)

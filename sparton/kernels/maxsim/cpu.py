@@ -38,7 +38,6 @@ def _best(queries: Tensor, document: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([x.values for x in found]), torch.cat([x.indices for x in found])
 
 
-@torch.autocast("cpu", enabled=False)
 def maxsim_forward_cpu(
     operands: MaxSimOperands, *, normalize: bool, argmax: bool
 ) -> tuple[Tensor, Tensor]:
@@ -179,7 +178,6 @@ def _own_scores(operands: MaxSimOperands, normalize: bool) -> Tensor:
     return scores.float()
 
 
-@torch.autocast("cpu", enabled=False)
 def maxsim_backward_cpu(
     grad: Tensor,
     argmax: Tensor,

@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2, shared_memory
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands, Kept
 from sparton.kernels.maxsim.normalization import divided_by
@@ -234,7 +233,6 @@ def _num_shares(N: int, longest: int | None, config: HiddenConfig) -> int:
     return cdiv(tiles, cdiv(tiles, shares))
 
 
-@on_its_device
 def search_hidden(
     operands: HiddenOperands, *, argmax: bool, config: HiddenConfig | None = None
 ) -> tuple[Tensor, Kept | None]:

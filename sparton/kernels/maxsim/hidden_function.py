@@ -11,17 +11,26 @@ projection: no gather of hidden states per query.
 
 import functools
 import math
-from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import cast_for_autocast, needs_operators, without_autocast
+from sparton.kernels.dispatch import cast_for_autocast
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands, Kept, hidden_operands
-from sparton.kernels.maxsim.operators import in_shape, run_backward, run_forward
+from sparton.kernels.maxsim.operators import run_backward, run_forward
 from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, project_tokens_cpu
+from sparton.kernels.operator import Operator
+
+
+class Scored(NamedTuple):
+    """What the forward returns: fp32 ``[Q, N]``, and what a backward needs, see :class:`Kept`."""
+
+    scores: Tensor
+    winners: Tensor | None
+    tokens: Tensor | None
+    norms: Tensor | None
 
 
 @functools.cache
@@ -32,161 +41,65 @@ def _kernels() -> tuple[ModuleType, ModuleType]:
     return hidden, projection
 
 
-def _score(operands: HiddenOperands, differentiate: bool) -> tuple[Tensor, Kept | None]:
-    """Scores, and what a backward needs, or None."""
+def _score(operands: HiddenOperands, keep: bool) -> Scored:
     project = project_tokens_cpu
     if operands.hidden.is_cuda:
         search, products = _kernels()
-        if search.search_serves(operands.queries, differentiate):
-            return search.search_hidden(operands, argmax=differentiate)
+        if search.search_serves(operands.queries, keep):
+            scores, kept = search.search_hidden(operands, argmax=keep)
+            return Scored(scores, *(kept or (None, None, None)))
         project = products.project_tokens
     _, hidden, projection, bias, *_ = operands
     tokens, norms = project(hidden, projection, bias, normalize=operands.normalize)
-    scores, winners = run_forward(operands.projected(tokens), False, differentiate)
-    if winners is None or not differentiate:
-        return scores, None
-    return scores, Kept(winners, tokens, norms)
+    scores, winners = run_forward(operands.projected(tokens), False, "auto", keep)
+    return Scored(scores, winners, tokens, norms)
 
 
-def _differentiate(
+def _fake(operands: HiddenOperands) -> Scored:
+    hidden, (Q, L, E) = operands.hidden, operands.queries.shape
+    N, rows = operands.cu_seqlens.shape[0] - 1, hidden.shape[:-1]
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return Scored(
+        hidden.new_empty((Q, N), dtype=torch.float32),
+        hidden.new_empty((N, Q * L), dtype=torch.int32),
+        hidden.new_empty((*rows, E)),
+        hidden.new_empty(math.prod(rows) if operands.normalize else 0, dtype=wide),
+    )
+
+
+def _backward(
     grad: Tensor,
-    winners: Tensor,
-    tokens: Tensor,
-    norms: Tensor,
-    queries: Tensor,
-    hidden: Tensor,
-    projection: Tensor,
-    cu_seqlens: Tensor,
-    longest: int | None,
-    needs: list[bool],
-) -> list[Tensor]:
-    """Gradients of queries, hidden, projection and bias: of those that ``needs`` names, in this
-    order."""
-    # Masked tokens are no winners: a backward needs no masks.
-    operands = HiddenOperands(queries, hidden, projection, None, cu_seqlens, longest=longest)
-    need_queries, *needs_behind = needs
+    kept: Kept,
+    operands: HiddenOperands,
+    need_queries: bool,
+    need_hidden: bool,
+    need_projection: bool,
+    need_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of queries, hidden, projection and bias, None where not wanted."""
+    hidden, projection = operands.hidden, operands.projection
+    needs_behind = (need_hidden, need_projection, need_bias)
     through_projection = project_tokens_backward_cpu
     if hidden.is_cuda:
         through_projection = _kernels()[1].project_tokens_backward
-    behind: tuple[Tensor | None, ...] = ()
-    # A backward may run under an autocast that the forward did not see.
-    with without_autocast(hidden.device):
-        dqueries, dtokens = run_backward(
-            grad, winners, operands.projected(tokens),
-            False, "auto", need_queries, any(needs_behind),
-        )  # fmt: skip
-        if dtokens is not None:
-            behind = through_projection(
-                dtokens, tokens, norms, hidden.contiguous(), projection.contiguous(), *needs_behind
-            )
-    if dqueries is not None:
-        dqueries = in_shape(dqueries, queries)
-    return [x for x in (dqueries, *behind) if x is not None]
+    dqueries, dtokens = run_backward(
+        grad, kept.winners, operands.projected(kept.tokens),
+        False, "auto", need_queries, any(needs_behind),
+    )  # fmt: skip
+    if dtokens is None:
+        return dqueries, None, None, None
+    behind = (hidden.contiguous(), projection.contiguous(), *needs_behind)
+    return dqueries, *through_projection(dtokens, kept.tokens, kept.norms, *behind)
 
 
-@torch.library.custom_op("sparton::maxsim_from_hidden", mutates_args=())
-def _score_op(
-    queries: Tensor,
-    hidden: Tensor,
-    projection: Tensor,
-    bias: Tensor | None,
-    cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    mask: Tensor | None,
-    longest: int | None,
-    normalize: bool,
-    differentiate: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    operands = HiddenOperands(
-        queries, hidden, projection, bias, cu_seqlens, query_mask, mask, longest, normalize
-    )
-    scores, kept = _score(operands, differentiate)
-    winners, tokens, norms = kept or _nothing(hidden)
-    return scores, winners, tokens, norms
-
-
-def _nothing(hidden: Tensor) -> Kept:
-    """A schema knows no optional results."""
-    wide = torch.promote_types(hidden.dtype, torch.float32)
-    winners, norms = (hidden.new_empty(0, dtype=dtype) for dtype in (torch.int32, wide))
-    return Kept(winners, hidden.new_empty(0), norms)
-
-
-@_score_op.register_fake
-def _(*arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    *inputs, differentiate = arguments
-    operands = HiddenOperands(*inputs)
-    hidden, (Q, L, E) = operands.hidden, operands.queries.shape
-    N, rows = operands.cu_seqlens.shape[0] - 1, hidden.shape[:-1]
-    scores = hidden.new_empty((Q, N), dtype=torch.float32)
-    winners, tokens, norms = _nothing(hidden)
-    if differentiate:
-        winners, tokens = winners.new_empty((N, Q * L)), tokens.new_empty((*rows, E))
-        norms = norms.new_empty(math.prod(rows) if operands.normalize else 0)
-    return scores, winners, tokens, norms
-
-
-_backward_op = torch.library.custom_op(
-    "sparton::maxsim_from_hidden_backward", _differentiate, mutates_args=()
+_operator = Operator("sparton::maxsim_from_hidden", _score, fake=_fake, keeps="keep")
+# Masked tokens are no winners: a backward needs no masks.
+_operator.differentiable(
+    ("queries", "hidden", "projection", "bias"),
+    _backward,
+    results=Scored._fields,
+    forgets=("query_mask", "mask"),
 )
-
-
-@_backward_op.register_fake
-def _(*arguments: Any) -> list[Tensor]:
-    _, _, _, _, queries, hidden, projection, _, _, needs = arguments
-    shapes = (queries.shape, hidden.shape, projection.shape, projection.shape[:1])
-    return [hidden.new_empty(x) for x, need in zip(shapes, needs) if need]
-
-
-def _save(ctx: Any, operands: HiddenOperands, kept: Kept) -> None:
-    ctx.save_for_backward(*kept, *operands[:3], operands.cu_seqlens)
-    ctx.longest = operands.longest
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    # Winners, tokens and norms have no gradient: it need not be made of zeros.
-    ctx.set_materialize_grads(False)
-    _save(ctx, HiddenOperands(*inputs[:-1]), Kept(*output[1:]))
-
-
-def _gradients(
-    ctx: Any, grad: Tensor, differentiate: Callable[..., list[Tensor]]
-) -> list[Tensor | None]:
-    """The gradients of queries, hidden, projection and bias; None where one is not wanted."""
-    needs = list(ctx.needs_input_grad[:4])
-    found = iter(differentiate(grad, *ctx.saved_tensors, ctx.longest, needs))
-    return [next(found) if need else None for need in needs]
-
-
-_score_op.register_autograd(
-    lambda ctx, grad, *_: (*_gradients(ctx, grad, _backward_op), *[None] * 6),
-    setup_context=_setup_context,
-)
-
-
-class MaxSimFromHiddenFunction(torch.autograd.Function):
-    """The operator for eager mode; its arguments once more in one, as autograd looks at each. A
-    ``setup_context`` would have torch bind them by name at every call."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        queries: Tensor,
-        hidden: Tensor,
-        projection: Tensor,
-        bias: Tensor | None,
-        operands: HiddenOperands,
-    ) -> Tensor:
-        scores, kept = _score(operands, True)
-        assert kept is not None
-        _save(ctx, operands, kept)
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        # The operator refuses second derivatives where someone asks for them.
-        registered = torch.is_grad_enabled() or needs_operators()
-        return *_gradients(ctx, grad, _backward_op if registered else _differentiate), None
 
 
 def maxsim_from_hidden(
@@ -236,14 +149,4 @@ def maxsim_from_hidden(
     operands = hidden_operands(
         queries, hidden, projection, bias, query_mask, document_mask, document_cu_seqlens, normalize
     )
-    differentiate = torch.is_grad_enabled() and (
-        queries.requires_grad
-        or hidden.requires_grad
-        or projection.requires_grad
-        or (bias is not None and bias.requires_grad)
-    )
-    if needs_operators():
-        return _score_op(*operands, differentiate)[0]
-    if differentiate:
-        return MaxSimFromHiddenFunction.apply(*operands[:4], operands)
-    return _score(operands, False)[0]
+    return _operator(operands)

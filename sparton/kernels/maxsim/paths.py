@@ -20,7 +20,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.maxsim.lengths import verify_lengths
 from sparton.kernels.maxsim.operands import MaxSimOperands, num_rows
@@ -44,7 +43,6 @@ def is_product(operands: MaxSimOperands) -> bool:
     return operands.num_query_tokens > FEW or operands.queries.shape[-1] > LARGEST_E
 
 
-@on_its_device
 def maxsim_forward_cuda(
     operands: MaxSimOperands, *, normalize: bool, argmax: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -72,7 +70,6 @@ def chooses_unified(operands: MaxSimOperands, backward: str) -> bool:
     return length >= LONG_QUERY and similarities >= MANY_SIMILARITIES
 
 
-@on_its_device
 def maxsim_backward_cuda(
     grad: Tensor,
     argmax: Tensor,

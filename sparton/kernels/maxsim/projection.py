@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import KEPT_PLANS, Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.normalization import EPSILON, divided_by, normalize_tokens
 from sparton.kernels.segment_max.operands import num_rows
@@ -67,7 +66,6 @@ def _plan_backward(T: int, H: int, E: int) -> Launch:
     )  # fmt: skip
 
 
-@on_its_device
 def project_tokens(
     hidden: Tensor, projection: Tensor, bias: Tensor | None, *, normalize: bool
 ) -> tuple[Tensor, Tensor]:
@@ -88,7 +86,6 @@ def project_tokens(
     return normalize_tokens(tokens, norms=norms) if normalize else tokens, norms
 
 
-@on_its_device
 def project_tokens_backward(
     grad: Tensor,
     tokens: Tensor,

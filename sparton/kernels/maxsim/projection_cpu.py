@@ -10,7 +10,6 @@ from torch import Tensor
 from sparton.kernels.maxsim.normalization_cpu import through_norm_cpu, unit_and_norms_cpu
 
 
-@torch.autocast("cpu", enabled=False)
 def project_tokens_cpu(
     hidden: Tensor, projection: Tensor, bias: Tensor | None, *, normalize: bool
 ) -> tuple[Tensor, Tensor]:
@@ -24,7 +23,6 @@ def project_tokens_cpu(
     return unit.to(tokens.dtype), norms.flatten()
 
 
-@torch.autocast("cpu", enabled=False)
 def project_tokens_backward_cpu(
     grad: Tensor,
     tokens: Tensor,

@@ -1,30 +1,24 @@
 """The SPLADE head as PyTorch operators: autograd, torch.compile, autocast.
 
 N sequences, T packed tokens, D hidden, V vocabulary.
-
-Both operators are registered with torch.library, so that a compiled encoder keeps one graph. CUDA
-tensors run the Triton kernels, CPU tensors the PyTorch version of the same algorithm; Triton is
-imported when the first CUDA tensor arrives.
 """
-
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from sparton.kernels.boundaries import int32_boundaries
 from sparton.kernels.dispatch import cast_for_autocast
+from sparton.kernels.operator import Operator
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
 from sparton.kernels.splade_head.fp8_cpu import splade_head_forward_fp8_cpu
 from sparton.kernels.splade_head.memory import HeadMemory
-from sparton.kernels.splade_head.sum_function import sum_op
-from sparton.kernels.splade_head.token_topk import token_topk_op
+from sparton.kernels.splade_head.sum_function import sum_head
+from sparton.kernels.splade_head.token_topk import token_topk_fake, token_topk_forward
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 
 
-@torch.library.custom_op("sparton::splade_head", mutates_args=())
-def _forward_op(
+def _forward(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -45,41 +39,39 @@ def _forward_op(
     return forward(hidden, weight, bias, cu_seqlens, activation=activation, argmax=argmax)
 
 
-@_forward_op.register_fake
-def _(
+def _fake(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     cu_seqlens: Tensor,
     activation: str,
     fp8: bool,
-    argmax: bool,
 ) -> tuple[Tensor, Tensor]:
     check_operands(hidden, weight, bias, cu_seqlens)
     shape = (cu_seqlens.shape[0] - 1, weight.shape[0])
     reps = hidden.new_empty(shape, dtype=torch.float32)
-    return reps, hidden.new_empty(shape if argmax else (0,), dtype=torch.int32)
+    return reps, hidden.new_empty(shape, dtype=torch.int32)
 
 
-@torch.library.custom_op("sparton::splade_head_backward", mutates_args=())
-def _backward_op(
+def _backward(
     grad: Tensor,
     reps: Tensor,
     argmax: Tensor,
     hidden: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
     cu_seqlens: Tensor,
     activation: str,
-    bias_dtype: torch.dtype | None,
     need_hidden: bool,
     need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    need_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     backward = splade_head_backward_cpu
     if hidden.is_cuda:
         from sparton.kernels.segment_max.backward import segment_max_backward
 
         backward = segment_max_backward
-    gradients = backward(
+    return backward(
         grad,
         reps,
         argmax,
@@ -87,83 +79,18 @@ def _backward_op(
         weight,
         cu_seqlens,
         activation=activation,
-        bias_dtype=bias_dtype,
+        bias_dtype=bias.dtype if need_bias and bias is not None else None,
         need_hidden=need_hidden,
         need_weight=need_weight,
     )
-    # An operator's schema knows no optional results: an unwanted one is an empty tensor.
-    dhidden, dweight, dbias = (hidden.new_empty(0) if x is None else x for x in gradients)
-    return dhidden, dweight, dbias
 
 
-@_backward_op.register_fake
-def _(
-    grad: Tensor,
-    reps: Tensor,
-    argmax: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    cu_seqlens: Tensor,
-    activation: str,
-    bias_dtype: torch.dtype | None,
-    need_hidden: bool,
-    need_weight: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    nothing = hidden.new_empty(0)
-    return (
-        hidden.new_empty(hidden.shape) if need_hidden else nothing,
-        weight.new_empty(weight.shape) if need_weight else nothing.clone(),
-        nothing.clone()
-        if bias_dtype is None
-        else weight.new_empty(weight.shape[0], dtype=bias_dtype),
-    )
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    # The winners have no gradient: it need not be made of zeros.
-    ctx.set_materialize_grads(False)
-    hidden, weight, bias, cu_seqlens, ctx.activation, *_ = inputs
-    ctx.save_for_backward(*output, hidden, weight, cu_seqlens)
-    ctx.bias_dtype = None if bias is None else bias.dtype
-
-
-def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    need_hidden, need_weight, need_bias, *_ = ctx.needs_input_grad
-    dhidden, dweight, dbias = _backward_op(
-        grad,
-        *ctx.saved_tensors,
-        ctx.activation,
-        ctx.bias_dtype if need_bias else None,
-        need_hidden,
-        need_weight,
-    )
-    return (
-        dhidden if need_hidden else None,
-        dweight if need_weight else None,
-        dbias if need_bias else None,
-        None,
-        None,
-        None,
-        None,
-    )
-
-
-_forward_op.register_autograd(_backward, setup_context=_setup_context)
-token_topk_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-class _Repeated(torch.autograd.Function):
-    """A head whose results are known: the backward alone."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        *operands, reps, argmax = inputs
-        _setup_context(ctx, tuple(operands), (reps, argmax))
-        return reps
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, gradients[0], gradients[0])
+_head = Operator("sparton::splade_head", _forward, fake=_fake, keeps="argmax")
+_token_topk_head = Operator(
+    "sparton::splade_head_token_topk", token_topk_forward, fake=token_topk_fake, keeps="argmax"
+)
+for _each in (_head, _token_topk_head):
+    _each.differentiable(("hidden", "weight", "bias"), _backward, results=("reps", "argmax"))
 
 
 def splade_head(
@@ -226,20 +153,16 @@ def splade_head(
     operands = (hidden, weight, bias)
     check_operands(*operands, cu_seqlens)
     if pooling == "sum":
-        return sum_op(*operands, cu_seqlens, activation)
-    if memory is not None and memory.repeats:
+        return sum_head(*operands, cu_seqlens, activation)
+    head, option = (_head, fp8) if token_topk is None else (_token_topk_head, token_topk)
+    arguments = (*operands, cu_seqlens, activation, option)
+    if memory is None:
+        return head(*arguments)
+    if memory.repeats:
         found = memory.next((cu_seqlens.shape[0] - 1, weight.shape[0]))
-        if found is not None:
-            return cast(Tensor, _Repeated.apply(*operands, cu_seqlens, activation, *found))
-        memory = None
-    differentiate = torch.is_grad_enabled() and any(
-        x is not None and x.requires_grad for x in operands
-    )
-    wants_argmax = differentiate or memory is not None
-    if token_topk is None:
-        reps, argmax = _forward_op(*operands, cu_seqlens, activation, fp8, wants_argmax)
+        if found is None:
+            return head(*arguments)
     else:
-        reps, argmax = token_topk_op(*operands, cu_seqlens, activation, token_topk, wants_argmax)
-    if memory is not None:
-        memory.keep(reps, argmax)
-    return reps
+        found = head.keep(*arguments)
+        memory.keep(*found)
+    return head.repeat(found, *arguments)

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparton.kernels.boundaries import read_boundaries
-from sparton.kernels.dispatch import without_autocast
 from sparton.kernels.segment_max.operands import check_operands, sequence_of_tokens
 from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.kernels.splade_head.variants import activate
@@ -25,8 +24,7 @@ GROUP = 64
 MOST_BY_KERNEL = 128  # a program holds k groups in registers
 
 
-@torch.library.custom_op("sparton::splade_head_token_topk", mutates_args=())
-def token_topk_op(
+def token_topk_forward(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -41,8 +39,7 @@ def token_topk_op(
     T, V = hidden.shape[0], weight.shape[0]
     if not hidden.is_cuda:
         read_boundaries("cu_seqlens", cu_seqlens, T)
-    with without_autocast(hidden.device):
-        values, terms = _largest_logits(hidden, weight, bias, min(token_topk, V))
+    values, terms = _largest_logits(hidden, weight, bias, min(token_topk, V))
     shape = (cu_seqlens.numel() - 1, V)
     places = (sequence_of_tokens(cu_seqlens, T).long()[:, None] * V + terms).flatten()
     best, entries = first_maxima(values.flatten(), places, shape[0] * V, first=argmax)
@@ -53,20 +50,19 @@ def token_topk_op(
     return reps, tokens.view(shape)
 
 
-@token_topk_op.register_fake
-def _(
+def token_topk_fake(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     cu_seqlens: Tensor,
     activation: str,
     token_topk: int,
-    argmax: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Empty tensors like the results."""
     check_operands(hidden, weight, bias, cu_seqlens)
     shape = (cu_seqlens.shape[0] - 1, weight.shape[0])
     reps = hidden.new_empty(shape, dtype=torch.float32)
-    return reps, hidden.new_empty(shape if argmax else (0,), dtype=torch.int32)
+    return reps, hidden.new_empty(shape, dtype=torch.int32)
 
 
 def largest_of_rows(values: Tensor, k: int) -> tuple[Tensor, Tensor]:

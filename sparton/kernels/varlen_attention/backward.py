@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides, unit_stride
 from sparton.kernels.varlen_attention.tiles import (
@@ -135,7 +134,6 @@ def _varlen_attention_dkey_kernel(
     tl.store(dv_ptrs, dv.to(dvalue_ptr.dtype.element_ty), real_k[:, None])
 
 
-@on_its_device
 def varlen_attention_backward(
     grad: Tensor,
     operands: AttentionOperands,

@@ -12,7 +12,6 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import JITFunction
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.varlen_attention.operands import AttentionOperands, strides
 from sparton.kernels.varlen_attention.tiles import (
@@ -94,7 +93,6 @@ def _varlen_attention_fwd_kernel(
         tl.store(lse_ptrs, best + tl.log2(total), offs_q < num_q)
 
 
-@on_its_device
 def varlen_attention_forward(
     operands: AttentionOperands, *, lse: bool = True, tiling: Tiling | None = None
 ) -> tuple[Tensor, Tensor | None]:

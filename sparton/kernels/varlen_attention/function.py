@@ -1,20 +1,18 @@
-"""Attention over packed sequences as PyTorch operators: autograd, torch.compile.
+"""Attention over packed sequences as a PyTorch operator.
 
 Tq and Tk packed tokens of queries and keys, N sequences, H heads, d the width of a head.
-
-Reached as :mod:`sparton.kernels.dispatch` says.
 """
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparton.kernels.boundaries import int32_boundaries
-from sparton.kernels.dispatch import needs_operators
-from sparton.kernels.varlen_attention.operands import attention_operands
+from sparton.kernels.operator import Operator
+from sparton.kernels.varlen_attention.operands import AttentionOperands, attention_operands
 
 
 @functools.cache
@@ -25,98 +23,32 @@ def kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return varlen_attention_forward, varlen_attention_backward
 
 
-def _forward(operands: tuple, lse: bool) -> tuple[Tensor, Tensor | None]:
-    return kernels()[0](attention_operands(*operands), lse=lse)
+class Attended(NamedTuple):
+    """What the forward returns: the result, and for the backward the logarithms of the sums
+    ``[H, Tq]``, fp32, None without one."""
+
+    out: Tensor
+    lse: Tensor | None
+
+
+def _forward(operands: AttentionOperands, lse: bool) -> Attended:
+    return Attended(*kernels()[0](operands, lse=lse))
+
+
+def _fake(operands: AttentionOperands) -> Attended:
+    Tq, H, _ = operands.query.shape
+    out = operands.query.new_empty(operands.query.shape)
+    return Attended(out, out.new_empty((H, Tq), dtype=torch.float32))
 
 
 def _gradients(
-    grad: Tensor, out: Tensor, lse: Tensor, operands: tuple
+    grad: Tensor, out: Tensor, lse: Tensor, operands: AttentionOperands
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return kernels()[1](grad, attention_operands(*operands), out, lse)
+    return kernels()[1](grad, operands, out, lse)
 
 
-@torch.library.custom_op("sparton::varlen_attention", mutates_args=())
-def _forward_op(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_cu_seqlens: Tensor,
-    key_cu_seqlens: Tensor,
-    max_query: int,
-    max_key: int,
-    scale: float,
-    lse: bool,
-) -> tuple[Tensor, Tensor]:
-    bounds = (query_cu_seqlens, key_cu_seqlens)
-    out, sums = _forward((query, key, value, *bounds, max_query, max_key, scale), lse)
-    # An operator's schema knows no optional results.
-    return out, out.new_empty(0, dtype=torch.float32) if sums is None else sums
-
-
-@_forward_op.register_fake
-def _(query: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    Tq, H, _ = query.shape
-    sums = query.new_empty((H, Tq) if others[-1] else (0,), dtype=torch.float32)
-    return query.new_empty(query.shape), sums
-
-
-@torch.library.custom_op("sparton::varlen_attention_backward", mutates_args=())
-def _backward_op(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    query_cu_seqlens: Tensor,
-    key_cu_seqlens: Tensor,
-    max_query: int,
-    max_key: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    bounds = (query_cu_seqlens, key_cu_seqlens)
-    return _gradients(grad, out, lse, (query, key, value, *bounds, max_query, max_key, scale))
-
-
-@_backward_op.register_fake
-def _(
-    grad: Tensor, out: Tensor, lse: Tensor, query: Tensor, key: Tensor, *others: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return query.new_empty(query.shape), key.new_empty(key.shape), key.new_empty(key.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor | None]) -> None:
-    # The sums have no gradient: it need not be made of zeros.
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output, *inputs[:5])
-    ctx.sizes = inputs[5:8]
-
-
-def _backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 9
-    out, lse, *tensors = ctx.saved_tensors
-    operands = (*tensors, *ctx.sizes)
-    # The operator refuses second derivatives where someone asks for them.
-    if torch.is_grad_enabled() or needs_operators():
-        return *_backward_op(grad, out, lse, *operands), *[None] * 6
-    return *_gradients(grad, out, lse, operands), *[None] * 6
-
-
-_forward_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-class VarlenAttentionFunction(torch.autograd.Function):
-    """The operators for eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        *operands, lse = inputs
-        output = _forward(tuple(operands), lse)
-        _setup_context(ctx, inputs, output)
-        return output[0]
-
-    backward = staticmethod(_backward)
+_operator = Operator("sparton::varlen_attention", _forward, fake=_fake, keeps="lse")
+_operator.differentiable(("query", "key", "value"), _gradients, results=Attended._fields)
 
 
 def varlen_attention(
@@ -161,10 +93,4 @@ def varlen_attention(
         int32_boundaries("query_cu_seqlens", query_cu_seqlens),
         int32_boundaries("key_cu_seqlens", key_cu_seqlens),
     )
-    operands = (query, key, value, *bounds, max_query, max_key, scale)
-    differentiate = torch.is_grad_enabled() and any(x.requires_grad for x in operands[:3])
-    if needs_operators():
-        return _forward_op(*operands, differentiate)[0]
-    if differentiate:
-        return VarlenAttentionFunction.apply(*operands, True)
-    return _forward(operands, False)[0]
+    return _operator(attention_operands(query, key, value, *bounds, max_query, max_key, scale))

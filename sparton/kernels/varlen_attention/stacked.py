@@ -1,17 +1,14 @@
 """Self-attention whose queries, keys and values come from one matrix product, and whose gradients
 go into one: no copy puts them together.
 
-T packed tokens, N sequences, H heads, d the width of a head. Reached as
-:mod:`sparton.kernels.dispatch` says.
+T packed tokens, N sequences, H heads, d the width of a head.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparton.kernels.boundaries import int32_boundaries
-from sparton.kernels.dispatch import needs_operators
+from sparton.kernels.operator import Operator
 from sparton.kernels.varlen_attention import function
 from sparton.kernels.varlen_attention.operands import AttentionOperands, attention_operands
 
@@ -26,81 +23,30 @@ def _operands(
 
 def _forward(
     states: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float, lse: bool
-) -> tuple[Tensor, Tensor]:
+) -> function.Attended:
     forward, _ = function.kernels()
-    out, sums = forward(_operands(states, cu_seqlens, max_seqlen, scale), lse=lse)
-    return out, out.new_empty(0, dtype=torch.float32) if sums is None else sums
+    return function.Attended(*forward(_operands(states, cu_seqlens, max_seqlen, scale), lse=lse))
 
 
-def _gradient(grad: Tensor, out: Tensor, lse: Tensor, states: Tensor, *others: Any) -> Tensor:
+def _fake(states: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float) -> function.Attended:
+    T, _, H, d = states.shape
+    out = states.new_empty((T, H, d))
+    return function.Attended(out, out.new_empty((H, T), dtype=torch.float32))
+
+
+def _gradient(
+    grad: Tensor, out: Tensor, lse: Tensor, states: Tensor, cu_seqlens: Tensor, max_seqlen: int,
+    scale: float,
+) -> Tensor:  # fmt: skip
     _, backward = function.kernels()
+    operands = _operands(states, cu_seqlens, max_seqlen, scale)
     gradient = torch.empty(states.shape, dtype=states.dtype, device=states.device)
-    backward(grad, _operands(states, *others), out, lse, gradients=gradient.unbind(1))
+    backward(grad, operands, out, lse, gradients=gradient.unbind(1))
     return gradient
 
 
-@torch.library.custom_op("sparton::varlen_self_attention", mutates_args=())
-def _forward_op(
-    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float, lse: bool
-) -> tuple[Tensor, Tensor]:
-    return _forward(states, cu_seqlens, max_seqlen, scale, lse)
-
-
-@_forward_op.register_fake
-def _(
-    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float, lse: bool
-) -> tuple[Tensor, Tensor]:
-    T, _, H, d = states.shape
-    sums = states.new_empty((H, T) if lse else (0,), dtype=torch.float32)
-    return states.new_empty((T, H, d)), sums
-
-
-@torch.library.custom_op("sparton::varlen_self_attention_backward", mutates_args=())
-def _backward_op(
-    grad: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    states: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    scale: float,
-) -> Tensor:
-    return _gradient(grad, out, lse, states, cu_seqlens, max_seqlen, scale)
-
-
-@_backward_op.register_fake
-def _(grad: Tensor, out: Tensor, lse: Tensor, states: Tensor, *others: Any) -> Tensor:
-    return states.new_empty(states.shape)
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    # The sums have no gradient: it need not be made of zeros.
-    ctx.set_materialize_grads(False)
-    states, cu_seqlens, *ctx.sizes, _ = inputs
-    ctx.save_for_backward(*output, states, cu_seqlens)
-
-
-def _backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 5
-    # The operator refuses second derivatives where someone asks for them.
-    run = _backward_op if torch.is_grad_enabled() or needs_operators() else _gradient
-    return run(grad, *ctx.saved_tensors, *ctx.sizes), *[None] * 4
-
-
-_forward_op.register_autograd(_backward, setup_context=_setup_context)
-
-
-class _SelfAttention(torch.autograd.Function):
-    """The operators for eager mode."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _forward(*inputs)
-        _setup_context(ctx, inputs, output)
-        return output[0]
-
-    backward = staticmethod(_backward)
+_operator = Operator("sparton::varlen_self_attention", _forward, fake=_fake, keeps="lse")
+_operator.differentiable(("states",), _gradient, results=function.Attended._fields)
 
 
 def varlen_self_attention(
@@ -128,8 +74,4 @@ def varlen_self_attention(
         raise ValueError(f"states must be [T, 3, H, d], got {tuple(states.shape)}")
     cu_seqlens = int32_boundaries("cu_seqlens", cu_seqlens)
     scale = states.shape[-1] ** -0.5 if scale is None else scale
-    differentiate = torch.is_grad_enabled() and states.requires_grad
-    arguments = (states, cu_seqlens, max_seqlen, scale, differentiate)
-    if needs_operators():
-        return _forward_op(*arguments)[0]
-    return _SelfAttention.apply(*arguments) if differentiate else _forward(*arguments)[0]
+    return _operator(states, cu_seqlens, max_seqlen, scale)

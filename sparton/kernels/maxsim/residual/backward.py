@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.forward import bytes_of
@@ -87,7 +86,6 @@ def _maxsim_residual_bwd_kernel(
     tl.store(dqueries_ptr + (run * W + w) * E + e, acc, e < E)
 
 
-@on_its_device
 def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) -> Tensor:
     """fp32 ``[T]``, 1 / max(norm, 1e-12) of every restored token; the inverse norms in
     ``documents`` are not read. Arguments as of :func:`residual_backward`."""
@@ -104,7 +102,6 @@ def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) ->
     return inverse
 
 
-@on_its_device
 def residual_backward(
     grad: Tensor,
     argmax: Tensor,

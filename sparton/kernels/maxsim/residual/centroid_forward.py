@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device, without_autocast
+from sparton.kernels.dispatch import without_autocast
 from sparton.kernels.launch import next_power_of_2
 from sparton.kernels.maxsim.normalization import normalize_tokens
 from sparton.kernels.maxsim.residual.forward import (
@@ -32,7 +32,6 @@ def centroid_products(columns: Tensor, centroids: Tensor, block_w: int) -> Tenso
         return centroids.float() @ F.pad(columns, (0, 0, 0, beyond)).T
 
 
-@on_its_device
 def centroid_forward(
     queries: Tensor,
     codes: Tensor,

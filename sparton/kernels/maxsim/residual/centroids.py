@@ -3,11 +3,12 @@
 Q queries, N documents, T packed document tokens, W packed query tokens, E embedding, C centroids.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from sparton.kernels.boundaries import check_boundaries
-from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.residual.cpu import centroid_forward_cpu
 from sparton.kernels.maxsim.residual.operands import (
     check_centroids,
@@ -15,41 +16,27 @@ from sparton.kernels.maxsim.residual.operands import (
     check_devices,
     check_mask,
     check_queries,
+    contiguous,
 )
 from sparton.kernels.maxsim.residual.pairs import check_pairing, pair_scores
+from sparton.kernels.operator import Operator
 
 
-def _forward(
-    queries: Tensor,
-    codes: Tensor,
-    centroids: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    normalize: bool,
-) -> Tensor:
-    forward = centroid_forward_cpu
-    if queries.is_cuda:
-        from sparton.kernels.maxsim.residual.centroid_forward import centroid_forward
+def _cuda() -> Callable[..., Tensor]:
+    from sparton.kernels.maxsim.residual.centroid_forward import centroid_forward
 
-        forward = centroid_forward
-    return forward(
-        queries, codes, centroids, query_cu_seqlens, document_cu_seqlens, query_mask,
-        document_mask, normalize,
-    )  # fmt: skip
+    return centroid_forward
 
 
-_forward_op = torch.library.custom_op("sparton::maxsim_centroids", _forward, mutates_args=())
-
-
-@_forward_op.register_fake
-def _(
+def _fake(
     queries: Tensor, codes: Tensor, centroids: Tensor, query_cu_seqlens: Tensor,
     document_cu_seqlens: Tensor, *others: object,
 ) -> Tensor:  # fmt: skip
     Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
     return queries.new_empty(Q, N, dtype=torch.float32)
+
+
+_operator = Operator("sparton::maxsim_centroids", centroid_forward_cpu, fake=_fake, cuda=_cuda)
 
 
 @torch.no_grad()
@@ -125,10 +112,13 @@ def maxsim_centroids(
             check_pairing(pairing, *bounds), query_mask, document_mask,
             normalize=normalize, dtype=queries.dtype,
         )  # fmt: skip
-    forward = _forward_op if needs_operators() else _forward
-    return forward(
-        queries.contiguous(), codes.contiguous(), centroids.contiguous(),
-        query_cu_seqlens.contiguous(), document_cu_seqlens.contiguous(),
-        None if query_mask is None else query_mask.contiguous(),
-        None if document_mask is None else document_mask.contiguous(), normalize,
-    )  # fmt: skip
+    operands = (
+        queries,
+        codes,
+        centroids,
+        query_cu_seqlens,
+        document_cu_seqlens,
+        query_mask,
+        document_mask,
+    )
+    return _operator(*contiguous(*operands), normalize)

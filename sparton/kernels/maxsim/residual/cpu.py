@@ -59,7 +59,6 @@ def _query_sums(maxima: Tensor, bounds: list[int]) -> Tensor:
     return torch.stack([maxima[start:stop].sum(0) for start, stop in pairwise(bounds)])
 
 
-@torch.autocast("cpu", enabled=False)
 def residual_forward_cpu(
     queries: Tensor,
     documents: CompressedTokens,
@@ -105,7 +104,6 @@ def residual_forward_cpu(
     return scores.float(), winners
 
 
-@torch.autocast("cpu", enabled=False)
 def residual_backward_cpu(
     grad: Tensor,
     argmax: Tensor,
@@ -135,7 +133,6 @@ def residual_backward_cpu(
     return dqueries.to(dtype)
 
 
-@torch.autocast("cpu", enabled=False)
 def centroid_forward_cpu(
     queries: Tensor,
     codes: Tensor,
@@ -175,7 +172,6 @@ def centroid_forward_cpu(
     return _query_sums(maxima, query_bounds).float()
 
 
-@torch.autocast("cpu", enabled=False)
 def pair_forward_cpu(
     queries: Tensor,
     codes: Tensor,

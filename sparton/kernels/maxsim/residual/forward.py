@@ -17,7 +17,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.lookup import load_table
@@ -139,7 +138,6 @@ def choose_unpack(
     return config.unpack if permutes else "table"
 
 
-@on_its_device
 def residual_forward(
     queries: Tensor,
     documents: CompressedTokens,

@@ -10,6 +10,10 @@ from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, check_width
 
 
+def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if x is None else x.contiguous() for x in tensors]
+
+
 def check_centroids(name: str, centroids: Tensor, E: int) -> None:
     """Raise ValueError unless they have E dimensions, as the queries have; reads no values."""
     if centroids.dim() != 2 or not centroids.is_floating_point():

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.maxsim.codec import ResidualCodec
 from sparton.kernels.maxsim.lengths import assert_pair
@@ -66,7 +65,6 @@ def _maxsim_residual_pairs_kernel(
     tl.store(scores_ptr + p, tl.sum(total, 0))
 
 
-@on_its_device
 def pair_forward(
     queries: Tensor,
     codes: Tensor,

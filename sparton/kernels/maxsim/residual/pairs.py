@@ -4,17 +4,23 @@ P pairs, Q queries, N documents, T packed document tokens, W packed query tokens
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.batches import listed_pairs
 from sparton.kernels.maxsim.residual.cpu import pair_forward_cpu
+from sparton.kernels.maxsim.residual.operands import contiguous
+from sparton.kernels.operator import Operator
 
 
-def _forward(
+def _cuda() -> Callable[..., Tensor]:
+    from sparton.kernels.maxsim.residual.pair_forward import pair_forward
+
+    return pair_forward
+
+
+def _fake(
     queries: Tensor,
     codes: Tensor,
     residuals: Tensor | None,
@@ -24,31 +30,13 @@ def _forward(
     query_cu_seqlens: Tensor,
     document_cu_seqlens: Tensor,
     pairs: Tensor | None,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    normalize: bool,
-    dtype: torch.dtype,
+    *others: object,
 ) -> Tensor:
-    forward = pair_forward_cpu
-    if queries.is_cuda:
-        from sparton.kernels.maxsim.residual.pair_forward import pair_forward
-
-        forward = pair_forward
-    return forward(
-        queries, codes, residuals, inverse_norms, centroids, bucket_weights, query_cu_seqlens,
-        document_cu_seqlens, pairs, query_mask, document_mask, normalize, dtype,
-    )  # fmt: skip
+    count = query_cu_seqlens.shape[0] - 1 if pairs is None else pairs.shape[0]
+    return queries.new_empty(count, dtype=torch.float32)
 
 
-_forward_op = torch.library.custom_op("sparton::maxsim_residual_pairs", _forward, mutates_args=())
-
-
-@_forward_op.register_fake
-def _(queries: Tensor, *others: object) -> Tensor:
-    *_, query_cu_seqlens, _, pairs, _, _, _, _ = others
-    listed = query_cu_seqlens if pairs is None else pairs
-    assert isinstance(listed, Tensor)
-    return queries.new_empty(listed.shape[0] - (pairs is None), dtype=torch.float32)
+_operator = Operator("sparton::maxsim_residual_pairs", pair_forward_cpu, fake=_fake, cuda=_cuda)
 
 
 def check_pairing(
@@ -92,6 +80,4 @@ def pair_scores(
         queries, *documents, centroids, bucket_weights, query_cu_seqlens, document_cu_seqlens,
         pairs, query_mask, document_mask,
     )  # fmt: skip
-    contiguous: list[Any] = [x if x is None else x.contiguous() for x in operands]
-    forward: Callable[..., Tensor] = _forward_op if needs_operators() else _forward
-    return forward(*contiguous, normalize, dtype)
+    return _operator(*contiguous(*operands), normalize, dtype)
