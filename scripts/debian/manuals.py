@@ -41,7 +41,8 @@ def pair_of(page: str, *, words: int) -> tuple[str, str] | None:
 
 def _sections(page: str) -> Iterator[tuple[str, list[str]]]:
     """Titles and paragraphs."""
-    title, lines, until = "", [], ""
+    title, until = "", ""
+    lines: list[str] = []
     for line in page.splitlines():
         macro, _, rest = line[1:].strip().partition(" ") if line[:1] in {".", "'"} else ("", "", "")
         if until:

@@ -177,7 +177,7 @@ def _lower_bytes(name: str) -> str:
 def _read_names(path: Path, tokenizer: PreTrainedTokenizerFast, rows: int) -> Tensor:
     names = read_json(path)
     if not isinstance(names, dict):
-        raise ValueError('it must hold a JSON object of terms, {"Paris": "paris", "[SEP]": null}')
+        raise ValueError('it must hold a JSON object of terms, such as {"Paris": "paris"}')
     vocabulary = tokenizer.get_vocab()
     columns = torch.arange(rows)
     for name, target in names.items():

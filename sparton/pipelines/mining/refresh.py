@@ -23,6 +23,7 @@ from sparton.pipelines.mining.miners import TrainedModel
 from sparton.pipelines.mining.pipeline import mine_hard_negatives
 from sparton.pipelines.mining.selection import Rule
 from sparton.training.loop import Trainer
+from sparton.training.state import learned_state
 from sparton.types import TrainBatch
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class RefreshedBatches:
         trainer, begin = self._trainer, time.perf_counter()
         with trainer.meter.paused():
             with trainer.averaged():
-                own = f"step-{step:08d}-{weights_digest(trainer.encoder)[:12]}"
+                own = f"step-{step:08d}-{weights_digest(learned_state(trainer.encoder))[:12]}"
                 trainer.mined = trainer.world.share(own)
                 if trainer.world.is_main:
                     for name, source in _mined_sources(self._data):
