@@ -24,7 +24,7 @@ myst_heading_anchors = 4
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:(class|obj|data|exc|meth)", r"(?!sparton).*"),
-    (r"py:class", r"sparton\.[\w.]+\.(Batch|Config|Item|Model|OwnStep|Scored|T)"),
+    (r"py:class", r"sparton\.[\w.]+\.(Batch|Config|Item|Model|OwnStep|Scored|SplitDecoder|T)"),
 ]
 
 autodoc_member_order = "bysource"

@@ -112,7 +112,7 @@ class Backbone(EncoderBody):
 
     def add_logit_bias(self, bias: Tensor) -> None:
         """Give a decoder that has no bias this one ``[V]``, to be learned. Transformers' own model
-        does not get it, see :func:`~sparton.models.checkpoint.save_logit_bias`.
+        does not get it; :meth:`save` writes it beside the checkpoint.
 
         Raises:
             ValueError: the decoder has a bias, or another number of rows.

@@ -85,6 +85,18 @@ class _Descriptor(TensorDescriptor):
         pass
 
 
+class Options(NamedTuple):
+    """What the warpgroups are compiled for."""
+
+    CHUNKS: gl.constexpr
+    RESIDENT: gl.constexpr
+    SEGMENT: gl.constexpr
+    SUM: gl.constexpr
+    ACTIVATION: gl.constexpr
+    ARGMAX: gl.constexpr
+    SUMMED: gl.constexpr
+
+
 @gluon.jit
 def _produce(
     hidden, weight, first_v, begin, tiles, ring, CHUNKS: gl.constexpr, RESIDENT: gl.constexpr
@@ -102,6 +114,8 @@ def _produce(
         stage = step % STAGES
         t = begin + step // CHUNKS * BLOCK_T
         d = step % CHUNKS * BLOCK_D
+        # Empty: all warpgroups have read what lay in the stage a round ago. In round 0 nothing has,
+        # and a barrier of which no phase is complete lets a wait for the phase before pass.
         mbarrier.wait(empty.index(stage), (step // STAGES & 1) ^ 1)
         bar = full.index(stage)
         rows = stage
@@ -109,6 +123,7 @@ def _produce(
         if RESIDENT:
             rows = step % CHUNKS
             copied = step < CHUNKS
+        # The phase of a round is complete when one arrival, this, and so many bytes are there.
         mbarrier.expect(bar, hidden.block_type.nbytes, pred=not copied)
         weight_bytes: gl.constexpr = WARPGROUPS * weight.block_type.nbytes
         mbarrier.expect(bar, hidden.block_type.nbytes + weight_bytes, pred=copied)
@@ -130,11 +145,13 @@ def _multiply(acc, step, ring, PART: gl.constexpr, CHUNKS: gl.constexpr, RESIDEN
         rows = stage
         if RESIDENT:
             rows = chunk
+        # Full: the chunk of this round is there.
         mbarrier.wait(full.index(stage), (step + chunk) // STAGES & 1)
         w = w_ring.index(PART * DEPTH + rows)
         h = h_ring.index(stage).permute((1, 0))
         acc = warpgroup_mma(w, h, acc, use_acc=chunk > 0, is_async=True)
-        # One product in flight: the one before has read its stage.
+        # One product in flight: the one before has read its stage, which is given back. A stage of
+        # which a product is in flight never is.
         acc = warpgroup_mma_wait(1, deps=(acc,))
         mbarrier.arrive(empty.index((step + chunk + STAGES - 1) % STAGES), pred=chunk > 0)
     acc = warpgroup_mma_wait(0, deps=(acc,))
@@ -158,13 +175,13 @@ def _consume(
     PART: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Multiply and pool, tile by tile, for one part of the program's vocabulary rows."""
-    CHUNKS: gl.constexpr = OPTIONS[0]
-    RESIDENT: gl.constexpr = OPTIONS[1]
-    SEGMENT: gl.constexpr = OPTIONS[2]
-    SUM: gl.constexpr = OPTIONS[3]
-    ACTIVATION: gl.constexpr = OPTIONS[4]
-    ARGMAX: gl.constexpr = OPTIONS[5]
-    SUMMED: gl.constexpr = OPTIONS[6]
+    CHUNKS: gl.constexpr = OPTIONS.CHUNKS
+    RESIDENT: gl.constexpr = OPTIONS.RESIDENT
+    SEGMENT: gl.constexpr = OPTIONS.SEGMENT
+    SUM: gl.constexpr = OPTIONS.SUM
+    ACTIVATION: gl.constexpr = OPTIONS.ACTIVATION
+    ARGMAX: gl.constexpr = OPTIONS.ARGMAX
+    SUMMED: gl.constexpr = OPTIONS.SUMMED
     first_v, first, last, begin, tiles = place
     bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr = pointers
     BLOCK_T: gl.constexpr = ring[0].shape[1]
@@ -241,7 +258,7 @@ def _segment_max_hopper_kernel(
         ring = (h_ring, w_ring, full, empty)
         place = (first_v, first, last, begin, tiles)
         pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr)
-        OPTIONS: gl.constexpr = (
+        OPTIONS: gl.constexpr = Options(
             CHUNKS, RESIDENT, SEGMENT, SUM, ACTIVATION, ARGMAX, SUMMED,
         )  # fmt: skip
         if WARPGROUPS == 2:
