@@ -71,7 +71,6 @@ class Operator:
         if keeps is not None and self._operands.pop() != keeps:
             raise TypeError(f"{name}: {keeps} is not its last parameter")
         self._num_learning, self._num_given = 0, 1
-        self._given: Callable[[Any], Any] = itemgetter(0)
 
         def run(*leaves: Any) -> Any:
             return self._all(self._function(*self._function.gather(leaves)), leaves)
@@ -122,7 +121,6 @@ class Operator:
         leaves = [x for x in hints if not x.startswith("need_")]
         self._asked = _picker([operands.index(x[len("need_") :]) for x in hints if x not in leaves])
         self._num_given = sum(x == "grad" or x.endswith("_grad") for x in leaves)
-        self._given = itemgetter(0 if self._num_given == 1 else slice(self._num_given))
         # Places among the backward's leaves, and among operands and results.
         tensors: dict[int, int] = {}
         options: dict[int, int] = {}
@@ -195,6 +193,10 @@ class Operator:
         nothing is computed."""
         leaves = self._function.spread(arguments)
         return _Graph.apply((self, leaves, arguments, results), *leaves[: self._num_learning])
+
+    def _given(self, results: tuple) -> Any:
+        """What a call returns of all results."""
+        return results[0] if self._num_given == 1 else results[: self._num_given]
 
     def _all(self, results: Any, leaves: Sequence[Any]) -> Any:
         """The results of the registered operator: a schema knows no optional ones, so that those
