@@ -222,7 +222,7 @@ class Operator:
     def _gradients(
         self, ctx: Any, grads: Sequence[Tensor | None], needs: Sequence[bool], *, registered: bool
     ) -> Sequence[Tensor | None]:
-        """Of the operands that have any, None where it is not needed."""
+        """The gradients of the operands that have any, None where one is not needed."""
         needs, grads = list(needs[: self._num_learning]), grads[: self._num_given]
         leaves = [*grads, *self._nothing]
         for place, value in zip(self._places, (*ctx.saved_tensors, *ctx.options), strict=True):

@@ -244,7 +244,7 @@ def vectors(encoder: ColbertEncoder) -> list[Tensor]:
         (tokenizer.queries(TEXTS), "query"),
         (tokenizer.documents(TEXTS), "document"),
     ):
-        values, cu_seqlens, mask, _ = encoder(tokens, side)
+        values, cu_seqlens, mask, *_ = encoder(tokens, side)
         kept = torch.ones_like(values[:, 0], dtype=torch.bool) if mask is None else mask
         found += [values[a:b][kept[a:b]] for a, b in pairwise(cu_seqlens.tolist())]
     return found

@@ -9,7 +9,7 @@ from sparton.models.autoencoder import residual_variance
 from sparton.models.backbones import tiny
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.representations import Representations
-from sparton.types import Side, TokenBatch
+from sparton.types import Markup, Side, TokenBatch
 
 TEXTS = ["the quick brown fox jumps over the lazy dog", "a lazy cat", "foxes hunt hens", ""]
 HEAD = AutoencoderHead(hidden_dim=64, k=6, k_aux=8, dead_threshold=12)
@@ -141,7 +141,7 @@ def test_counters_are_saved_and_loaded_with_the_weights():
 
 def test_prompts_are_markup():
     encoder = make_encoder(query_prompt="query: ", document_prompt="passage: ")
-    assert encoder.markup == ((None,) * 3 + (False, "query: ", "passage: ", True))
+    assert encoder.markup == Markup(query_prompt="query: ", document_prompt="passage: ")
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def _gradients(
     gain: Tensor, seed: Tensor | None, p: float, x_dtype: torch.dtype, bias_dtype: torch.dtype,
     residual_dtype: torch.dtype, shift_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Of x, bias, residual, gain and shift."""
+    """The gradients of x, bias, residual, gain and shift."""
     kernels = _kernels()
     grads = [x for x in (out_grad, second_grad) if x is not None]
     dx, dresidual, columns = kernels.post_norm_backward(
