@@ -12,7 +12,7 @@ from sparton.arguments import ArgumentError
 from sparton.digests import texts_digest
 from sparton.models.encoder import Encoder
 from sparton.models.folders import Lengths, encoder_lengths, load_encoder, save_encoder
-from sparton.models.heads import SpladeHead
+from sparton.models.identity import settings_of
 from sparton.models.origin import Origin
 
 # Of a config of transformers, what is no part of the architecture.
@@ -65,10 +65,14 @@ def _architecture(encoder: Encoder, lengths: Lengths | None) -> dict[str, object
     for place, module in encoder.named_modules():
         if isinstance(module, PreTrainedModel):
             found |= _settings(place, module.config.to_dict())
-        if isinstance(module, SpladeHead):
-            found |= {f"{place}.pooling": module.pooling, f"{place}.activation": module.activation}
+    found |= settings_of(encoder)
+    foldings = {
+        name: texts_digest([str(buffer.tolist())])
+        for name, buffer in encoder.named_buffers()
+        if name.endswith("fold.columns")
+    }
     shapes = {name: list(weight.shape) for name, weight in encoder.named_parameters()}
-    return found | _settings("shape", shapes)
+    return found | foldings | _settings("shape", shapes)
 
 
 def _settings(place: str, values: dict) -> dict[str, object]:

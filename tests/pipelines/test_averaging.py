@@ -68,6 +68,10 @@ def test_token_vectors_have_a_mean_too(tmp_path):
     [
         (lambda: splade(1, hidden=64), r"hidden_size 64, and .*one has 32"),
         (lambda: splade(1, head=EagerHead("sum")), r"head\.pooling sum, and .*one has max"),
+        (
+            lambda: splade(1, head=EagerHead(token_topk=3)),
+            r"head\.token_topk 3, and .*has None",
+        ),
         (lambda: ColbertEncoder(splade(1).backbone, ColbertHead(8)), "kind ColbertEncoder"),
     ],
 )
@@ -94,6 +98,17 @@ def test_other_lengths_words_and_prompts_are_refused(tmp_path):
         average_models([first, prompted], tmp_path / "mean")
     with pytest.raises(ValueError, match=r"has fewer than two models"):
         average_models([first], tmp_path / "mean")
+
+
+def test_other_foldings_are_refused(tmp_path):
+    folders = []
+    for name in ("red", "hen"):
+        (tmp_path / f"{name}.json").write_text(f'{{"fox": "{name}"}}')
+        head = EagerHead(folding=tmp_path / f"{name}.json")
+        folders.append(saved(tmp_path / name, splade(len(folders), head=head)))
+    average_models([folders[0], folders[0]], tmp_path / "mean")
+    with pytest.raises(ValueError, match=r"hen has head\.fold\.columns"):
+        average_models(folders, tmp_path / "mean")
 
 
 def replace_prompt(encoder: Encoder):
