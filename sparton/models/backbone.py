@@ -138,6 +138,14 @@ class Backbone(EncoderBody):
         assert isinstance(bias, Tensor)
         return bias
 
+    @torch.no_grad()
+    def set_bias(self, terms: list[int], value: float) -> None:
+        """Give some terms this bias, of which adapters that are saved alone would know nothing."""
+        bias = self.need_bias()
+        if (bias[terms] != value).any():
+            bias[terms] = value
+            self.base = None
+
     def untie(self) -> None:
         """Give a decoder that is tied to the embeddings a matrix of its own, which the
         configuration then says; any other stays.

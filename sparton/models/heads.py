@@ -103,8 +103,7 @@ class SpladeHead(nn.Module):
                 :func:`~sparton.models.folding.read_folding`.
         """
         if not self.special_terms:
-            with torch.no_grad():
-                backbone.need_bias()[backbone.tokenizer.all_special_ids] = EXCLUDED
+            backbone.set_bias(backbone.tokenizer.all_special_ids, EXCLUDED)
         if self.folding is not None and self.fold is None:
             self.fold = read_folding(
                 self.folding, backbone.tokenizer, backbone.decoder.out_features

@@ -181,8 +181,7 @@ class _Model:
         tokens, backbone = self.held_out.to(self.encoder.device), self.encoder.backbone
         if is_causal_lm(backbone.model.config):
             start_logits(backbone, center=True)
-        if backbone.decoder.bias is None:
-            backbone.add_logit_bias(torch.zeros(backbone.decoder.out_features))
+        backbone.need_bias()
         self.shift = level_active_terms(backbone, tokens, self.plan.active_terms)
         lengths = {"query_length": self.length, "document_length": self.length}
         save_encoder(self.encoder, self.output, **lengths)

@@ -232,6 +232,12 @@ def test_a_rescaled_head_is_in_no_file(tmp_path, build_mlm, tokenizer):
         check_saving(encoder)
 
 
+def test_terms_that_were_left_out_are_in_no_adapter(base):
+    head = EagerHead(special_terms=False)
+    with pytest.raises(ValueError, match="changed after they were read"):
+        check_saving(build_encoder(pretrained(str(base), lora=ALONE), head))
+
+
 def test_adapters_that_do_not_fit_or_are_missing_are_refused(base, tmp_path):
     folder = save(trained(base, EagerHead(), ALONE), tmp_path / "alone")
     learned = load_file(folder / WEIGHTS)
