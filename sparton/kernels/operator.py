@@ -171,7 +171,7 @@ class Operator:
         argument."""
         leaves = arguments if self._function.flat else self._function.spread(arguments)
         learning = leaves[: self._num_learning]
-        follows = torch.is_grad_enabled() and gradient_follows(*learning)
+        follows = gradient_follows(*learning)
         kept = (follows,) if self._keeps else ()
         if needs_operators():
             results = self.registered(*leaves, *kept)
@@ -329,8 +329,7 @@ class _Function:
         if self._options:
             positional = arguments[: self._num_positional]
             options = dict(zip(self._options, arguments[self._num_positional :], strict=True))
-        elsewhere = tensor.is_cuda and is_elsewhere(tensor)
-        if elsewhere or torch.is_autocast_enabled(tensor.device.type):
+        if is_elsewhere(tensor) or torch.is_autocast_enabled(tensor.device.type):
             with without_autocast(tensor.device), torch.cuda.device_of(tensor):
                 return function(*positional, **options)
         return function(*positional, **options)

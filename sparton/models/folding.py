@@ -4,6 +4,7 @@ it, and the others have none.
 N texts, V vocabulary, F terms that are folded or folded into, G groups of them.
 """
 
+import functools
 from pathlib import Path
 
 import torch
@@ -165,13 +166,19 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerFast) -> bool:
 def _lower_bytes(name: str) -> str:
     """A term, whose characters stand for bytes, in lower case; one that ends within a letter stays
     as it is, lest it become another."""
-    letters = bytes_to_unicode()
-    numbers = {letter: number for number, letter in letters.items()}
+    letters, numbers = _letters_of_bytes()
     try:
         text = bytes(numbers[letter] for letter in name).decode()
     except (KeyError, UnicodeDecodeError):
         return name
     return "".join(letters[byte] for byte in text.lower().encode())
+
+
+@functools.cache
+def _letters_of_bytes() -> tuple[dict[int, str], dict[str, int]]:
+    """The characters that stand for bytes, and the bytes that they stand for."""
+    letters = bytes_to_unicode()
+    return letters, {letter: number for number, letter in letters.items()}
 
 
 def _read_names(path: Path, tokenizer: PreTrainedTokenizerFast, rows: int) -> Tensor:

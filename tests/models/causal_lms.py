@@ -60,6 +60,11 @@ def build(architecture: str, attention: str | None, **others: Any) -> PreTrained
         **ARCHITECTURES[architecture],
         **others,
     }
+    return random_model(architecture, attention, **options)
+
+
+def random_model(architecture: str, attention: str | None, **options: Any) -> PreTrainedModel:
+    """A model of a configuration, with matrices large enough to matter."""
     config = without_attention_dropout(AutoConfig.for_model(architecture, **options))
     set_attention(config, attention, architecture)
     with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from sparton.models.backbone import Backbone
-from sparton.models.body import without_attention_dropout
-from sparton.models.causal_lm import set_attention
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders import load_encoder
 from sparton.models.heads import EagerHead, SpartonHead
@@ -17,7 +15,7 @@ from sparton.models.joint import JointHead
 from sparton.models.pooling import Pooling
 from sparton.representations import Representations
 from tests.models.alone import alone, assert_same_logits_and_gradients, batch, close
-from tests.models.causal_lms import ARCHITECTURES, TEXTS, build, encode, saved
+from tests.models.causal_lms import ARCHITECTURES, TEXTS, build, encode, random_model, saved
 
 LENGTHS = (3, 1, 9, 2)
 TOKENS = ColbertHead(16, query_marker="", document_marker="", query_expansion=False)
@@ -37,15 +35,7 @@ CLASSES = {
 
 def small(architecture: str, attention: str, **options: Any) -> PreTrainedModel:
     sizes = {"vocab_size": 60, "hidden_size": 32, "pad_token_id": 0, "eos_token_id": 3}
-    config = AutoConfig.for_model(architecture, **sizes, **options)
-    set_attention(without_attention_dropout(config), attention, architecture)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.mul_(5)
-    return model.eval()
+    return random_model(architecture, attention, **sizes, **options)
 
 
 def values(representations: Representations) -> torch.Tensor:

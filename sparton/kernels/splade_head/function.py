@@ -14,7 +14,7 @@ from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_hea
 from sparton.kernels.splade_head.fp8_cpu import splade_head_forward_fp8_cpu
 from sparton.kernels.splade_head.memory import HeadMemory
 from sparton.kernels.splade_head.sum_function import sum_head
-from sparton.kernels.splade_head.token_topk import token_topk_fake, token_topk_forward
+from sparton.kernels.splade_head.token_topk import token_topk_forward
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
 
 
@@ -45,7 +45,7 @@ def _fake(
     bias: Tensor | None,
     cu_seqlens: Tensor,
     activation: str,
-    fp8: bool,
+    option: int,  # fp8, or token_topk
 ) -> tuple[Tensor, Tensor]:
     check_operands(hidden, weight, bias, cu_seqlens)
     shape = (cu_seqlens.shape[0] - 1, weight.shape[0])
@@ -87,7 +87,7 @@ def _backward(
 
 _head = Operator("sparton::splade_head", _forward, fake=_fake, keeps="argmax")
 _token_topk_head = Operator(
-    "sparton::splade_head_token_topk", token_topk_forward, fake=token_topk_fake, keeps="argmax"
+    "sparton::splade_head_token_topk", token_topk_forward, fake=_fake, keeps="argmax"
 )
 for _each in (_head, _token_topk_head):
     _each.differentiable(("hidden", "weight", "bias"), _backward, results=("reps", "argmax"))

@@ -50,21 +50,6 @@ def token_topk_forward(
     return reps, tokens.view(shape)
 
 
-def token_topk_fake(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    cu_seqlens: Tensor,
-    activation: str,
-    token_topk: int,
-) -> tuple[Tensor, Tensor]:
-    """Empty tensors like the results."""
-    check_operands(hidden, weight, bias, cu_seqlens)
-    shape = (cu_seqlens.shape[0] - 1, weight.shape[0])
-    reps = hidden.new_empty(shape, dtype=torch.float32)
-    return reps, hidden.new_empty(shape, dtype=torch.int32)
-
-
 def largest_of_rows(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k largest of each row, largest first, among equal ones the first.
 
