@@ -223,18 +223,18 @@ def _consume(
         )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["T", "N", "group_tokens", "num_groups"])
+@gluon.jit(do_not_specialize=["T", "N", "group_tokens", "num_groups", "band"])
 def _segment_max_hopper_kernel(
     hidden, weight, bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
-    T, N, V, group_tokens, num_groups,
+    T, N, V, group_tokens, num_groups, band,
     CHUNKS: gl.constexpr, STAGES: gl.constexpr, RESIDENT: gl.constexpr, WARPGROUPS: gl.constexpr,
-    SEGMENT: gl.constexpr, BAND: gl.constexpr, SUM: gl.constexpr, ACTIVATION: gl.constexpr,
+    SEGMENT: gl.constexpr, SUM: gl.constexpr, ACTIVATION: gl.constexpr,
     ARGMAX: gl.constexpr, SUMMED: gl.constexpr,
 ):  # fmt: skip
     BLOCK_V: gl.constexpr = weight.block_type.shape[0]
     BLOCK_T: gl.constexpr = hidden.block_type.shape[0]
     BLOCK_D: gl.constexpr = hidden.block_type.shape[1]
-    group, block = locate(num_groups, gl.cdiv(V, WARPGROUPS * BLOCK_V), BAND)
+    group, block = locate(num_groups, gl.cdiv(V, WARPGROUPS * BLOCK_V), band)
     first_v = block * WARPGROUPS * BLOCK_V
     lanes = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
     first, last = sequences_of_group(cu_ptr, N, group, group_tokens, num_groups, lanes)
@@ -346,9 +346,9 @@ def plan_hopper(
     stages, resident = _stages(config, chunks)
     launch = Launch(
         _segment_max_hopper_kernel, (blocks * num_groups,),
-        T, N, V, group_tokens, num_groups,
+        T, N, V, group_tokens, num_groups, config.band,
         CHUNKS=chunks, STAGES=stages, RESIDENT=resident, WARPGROUPS=config.warpgroups,
-        SEGMENT=config.segment, BAND=config.band, SUM=pooling == "sum", ACTIVATION=activation,
+        SEGMENT=config.segment, SUM=pooling == "sum", ACTIVATION=activation,
         ARGMAX=argmax, SUMMED=summed, num_warps=4,
     )  # fmt: skip
     token_box, row_box = [config.block_t, block_d], [config.block_v, block_d]

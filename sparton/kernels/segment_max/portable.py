@@ -78,16 +78,17 @@ def _launch_metadata(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dic
 
 
 @triton.jit(
-    do_not_specialize=["T", "N", "group_tokens", "num_groups"], launch_metadata=_launch_metadata
+    do_not_specialize=["T", "N", "group_tokens", "num_groups", "band"],
+    launch_metadata=_launch_metadata,
 )
 def _segment_max_kernel(
     hidden, weight, bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
-    T, N, V, group_tokens, num_groups, stride_ht, stride_wv,
+    T, N, V, group_tokens, num_groups, band, stride_ht, stride_wv,
     D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
-    SEGMENT: tl.constexpr, BAND: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    SEGMENT: tl.constexpr, DESCRIPTORS: tl.constexpr,
     SUM: tl.constexpr, ACTIVATION: tl.constexpr, ARGMAX: tl.constexpr, SUMMED: tl.constexpr,
 ):  # fmt: skip
-    group, block = locate(num_groups, tl.cdiv(V, BLOCK_V), BAND)
+    group, block = locate(num_groups, tl.cdiv(V, BLOCK_V), band)
     first_v = block * BLOCK_V
     lanes = tl.arange(0, 128)
     first, last = sequences_of_group(cu_ptr, N, group, group_tokens, num_groups, lanes)
@@ -151,9 +152,9 @@ def plan_portable(
     num_groups = cdiv(T, config.group_tokens)
     launch = Launch(
         _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
-        T, N, V, config.group_tokens, num_groups, D, D,  # Rows follow one another.
+        T, N, V, config.group_tokens, num_groups, config.band, D, D,  # Rows follow one another.
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
-        SEGMENT=config.segment, BAND=config.band, DESCRIPTORS=config.descriptors,
+        SEGMENT=config.segment, DESCRIPTORS=config.descriptors,
         SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=argmax, SUMMED=summed,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

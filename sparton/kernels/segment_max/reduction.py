@@ -18,14 +18,14 @@ NO_STOP = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
-def locate(num_groups, num_blocks, BAND: tl.constexpr):
-    """Group of sequences and block of vocabulary rows of this program. The blocks of a band run
-    side by side through one group after the other, to share its hidden states in the L2 cache."""
+def locate(num_groups, num_blocks, band):
+    """Group of sequences and block of vocabulary rows of this program. ``band`` blocks run side by
+    side through one group after the other, to share its hidden states in the L2 cache."""
     pid = tl.program_id(0)
-    band = pid // (BAND * num_groups)
-    width = tl.minimum(num_blocks - band * BAND, BAND)
-    within = pid - band * BAND * num_groups
-    return within // width, band * BAND + within % width
+    first = pid // (band * num_groups) * band
+    width = tl.minimum(num_blocks - first, band)
+    within = pid - first * num_groups
+    return within // width, first + within % width
 
 
 @triton.jit
