@@ -12,7 +12,7 @@ Two things the tools do not understand:
   barrier that the others reach elsewhere. Triton adds these reads, and gives them the line of the
   kernel's name. Such races are counted apart, as ``handshakes``.
 - initcheck: bulk copies to global memory, with which libraries store products. Under it, products
-  are written into zeros (:class:`ProductsIntoZeros`).
+  are written into zeros (:func:`products_into_zeros`).
 """
 
 import argparse
@@ -23,18 +23,18 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparton import ops
 from sparton.kernels import (
@@ -221,32 +221,26 @@ FAMILIES: dict[str, Callable[[], None]] = {
 }
 
 
-class ProductsIntoZeros(TorchDispatchMode):
-    """Has matrix products written into tensors that hold zeros."""
+@contextmanager
+def products_into_zeros() -> Iterator[None]:
+    """Has PyTorch write its matrix products into zeros, wherever they are called from."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for product in ("mm", "addmm"):
+            into, key = getattr(torch.ops.aten, product), DEVICE.type.upper()
+            library.impl(product, partial(_into_zeros, into.out), key)
+            library.impl(f"{product}.dtype", partial(_into_zeros, into.dtype_out), key)
+        yield
 
-    aten = torch.ops.aten
-    INTO: ClassVar = {
-        aten.mm.default: aten.mm.out,
-        aten.mm.dtype: aten.mm.dtype_out,
-        aten.addmm.default: aten.addmm.out,
-        aten.addmm.dtype: aten.addmm.dtype_out,
-    }
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        into = self.INTO.get(func)
-        if into is None:
-            return func(*args, **(kwargs or {}))
-        tensors = [x for x in args if isinstance(x, Tensor)]
-        dtypes = [x for x in args if isinstance(x, torch.dtype)]
-        left, right = tensors[-2:]
-        shape = left.shape[0], right.shape[1]
-        zeros = left.new_zeros(shape, dtype=dtypes[0] if dtypes else left.dtype)
-        return into(*args, **(kwargs or {}), out=zeros)
+def _into_zeros(into: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    left, right = [x for x in args if isinstance(x, Tensor)][-2:]
+    dtype = next((x for x in args if isinstance(x, torch.dtype)), left.dtype)
+    return into(*args, **kwargs, out=left.new_zeros(left.shape[0], right.shape[1], dtype=dtype))
 
 
 def run_family(family: str, tool: str | None) -> None:
     torch.manual_seed(0)
-    with ProductsIntoZeros() if tool == "initcheck" else nullcontext():
+    with products_into_zeros() if tool == "initcheck" else nullcontext():
         FAMILIES[family]()
 
 

@@ -88,10 +88,12 @@ def test_products_are_written_into_zeros(monkeypatch):
 
     expected, filled, new_zeros = products(), [], Tensor.new_zeros
     monkeypatch.setattr(Tensor, "new_zeros", counted)
-    with sanitizer.ProductsIntoZeros():
+    with sanitizer.products_into_zeros():
         found = products()
     assert filled == [((3, 5),)] * 3
     assert all(map(torch.equal, found, expected))
+    products()
+    assert len(filled) == 3
 
 
 def test_without_the_tool_it_is_said(tmp_path, monkeypatch):

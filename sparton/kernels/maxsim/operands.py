@@ -85,7 +85,8 @@ class MaxSimOperands(NamedTuple):
         if needs_operators():
             raise ValueError(
                 "gradients of a list of pairs need query_max_seqlen=, the most tokens of a query, "
-                "under torch.compile: it cannot be read from the boundaries there"
+                "under torch.compile and dispatch modes: it cannot be read from the boundaries "
+                "there"
             )
         lengths = self.query_cu_seqlens.diff()
         return self._replace(longest_query=int(lengths.max()) if lengths.numel() else 0)
