@@ -90,7 +90,7 @@ def test_products_are_written_into_zeros(monkeypatch):
     monkeypatch.setattr(Tensor, "new_zeros", counted)
     with sanitizer.products_into_zeros():
         found = products()
-    assert filled == [((3, 5),)] * 3
+    assert filled == [(3, 5)] * 3
     assert all(map(torch.equal, found, expected))
     products()
     assert len(filled) == 3
