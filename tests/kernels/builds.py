@@ -331,7 +331,7 @@ def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]
 
 
 def rounding_cases() -> Iterator[tuple[str, Callable[[], None]]]:
-    for by in ("row", "matrix"):
+    for by in ("row", "weight_row", "matrix"):
         for D in (1, 100, 128):
             operands = (torch.zeros(n, D, dtype=BF16) for n in (600, 70))
             yield f"rounding {by} {D}", partial(quantize.quantize_operands, *operands, by=by)

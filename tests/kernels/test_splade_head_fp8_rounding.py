@@ -88,6 +88,29 @@ def test_one_scale_for_each_matrix(quantize, R, D, place, device, monkeypatch):
         assert on(device, quantize, *operands, by="matrix")[1][1].isnan().all(), "seen, not hidden"
 
 
+@both
+def test_one_scale_for_all_tokens(quantize, device):
+    x, row_scales = e4m3_rows(9, 40, torch.bfloat16)
+    tokens = x * ((x.abs() <= 448) & (torch.arange(9) % 5 == 2)[:, None])
+    tokens[3, 5] = 448
+    (hidden, weight), scales = on(device, quantize, 4 * tokens, x, by="weight_row")
+    assert scales[0] is None
+    assert torch.equal(scales[1], 4 * row_scales)
+    assert torch.equal(hidden[:, :40].float(), tokens.float())
+    assert torch.equal(weight[:, :40].float() * scales[1][:, None], 4 * x.float())
+    for wrong in (float("nan"), float("inf"), float("-inf")):
+        odd = tokens.clone()
+        odd[1, 2] = wrong
+        (found, _), others = on(device, quantize, 4 * odd, x, by="weight_row")
+        assert torch.equal(others[1], scales[1]), "one text does not change what others are worth"
+        expected = hidden.float()
+        if wrong == wrong or SERVED or quantize is quantize_operands_cpu:
+            expected[1, 2] = torch.tensor(wrong).clamp(-448, 448)
+        else:
+            expected[1, 2] = found[1, 2].float()
+        torch.testing.assert_close(found.float(), expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(("T", "V"), [(0, 3), (3, 0), (0, 0), (3, 5)])
 @pytest.mark.parametrize("value", [0.0, 3e38, float("inf")])
 def test_scales_of_unusual_matrices(value, T, V, device):
@@ -103,7 +126,7 @@ def test_scales_of_unusual_matrices(value, T, V, device):
             assert torch.equal(x.float(), y.float())
 
 
-@pytest.mark.parametrize("by", ["row", "matrix"])
+@pytest.mark.parametrize("by", ["row", "weight_row", "matrix"])
 def test_rows_along_several_axes(by, device):
     x, _ = e4m3_rows(24, 40, torch.bfloat16)
     flat = on(device, quantize_operands, x, x[:12], by=by)
@@ -116,7 +139,7 @@ def test_rows_along_several_axes(by, device):
 
 
 @needs_gpu
-@pytest.mark.parametrize("by", ["row", "matrix"])
+@pytest.mark.parametrize("by", ["row", "weight_row", "matrix"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("D", [768, 100, 31, 17, 8, 2])
 def test_the_kernel_rounds_as_pytorch_does(D, dtype, by, device):

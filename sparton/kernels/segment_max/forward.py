@@ -91,7 +91,7 @@ def default_config(
     this variant of the kernel, and tokens that are ``scaled`` or are not."""
     if scaled or (pooling, activation) == ("sum", "log1p_relu"):
         # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit:
-        # its warpgroups wait for their loads.
+        # it takes none, its warpgroups would wait for them.
         return default_portable(dtype, device, fits)
     return _addressing(dtype, _capability(device), fits)[0]
 
@@ -250,6 +250,8 @@ def segment_max_forward(
         raise ValueError(f"the kernel takes float16, bfloat16 or float32, got {hidden.dtype}")
     if pooling != "max" and (scales is not None or activation == "none" or summed != 1):
         raise ValueError(f"scales, sums and activation='none' need pooling='max', got {pooling!r}")
+    if tokens_scaled(scales) and isinstance(config, HopperConfig):
+        raise ValueError(f"factors of tokens need a PortableConfig, got {config}")
     hidden, weight, cu_seqlens = (x.contiguous() for x in (hidden, weight, cu_seqlens))
     bias = None if bias is None else bias.contiguous()
     return forward_of_checked(

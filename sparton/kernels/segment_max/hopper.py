@@ -171,7 +171,7 @@ def _load_vector(ptr, offs, size):
 
 @gluon.jit
 def _consume(
-    place, pointers, T, V, N, ring,
+    place, pointers, V, N, ring,
     PART: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Multiply and pool, tile by tile, for one part of the program's vocabulary rows."""
@@ -183,7 +183,7 @@ def _consume(
     ARGMAX: gl.constexpr = OPTIONS.ARGMAX
     SUMMED: gl.constexpr = OPTIONS.SUMMED
     first_v, first, last, begin, tiles = place
-    bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr = pointers
+    bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_w_ptr = pointers
     BLOCK_T: gl.constexpr = ring[0].shape[1]
     BLOCK_V: gl.constexpr = ring[1].shape[1]
     K: gl.constexpr = 256 // ring[0].dtype.primitive_bitwidth
@@ -206,14 +206,8 @@ def _consume(
     logits = gl.zeros((BLOCK_V, BLOCK_T), gl.float32, TILE)
     for tile in range(tiles):
         lo = begin + tile * BLOCK_T
-        if scale_h_ptr is not None:
-            # Loaded before the product, so that nothing waits for them.
-            offs_t = lo + gl.arange(0, BLOCK_T, gl.SliceLayout(0, TILE))
-            factors = gl.load(scale_h_ptr + offs_t, offs_t < T, 0.0)
         logits = _multiply(logits, tile * CHUNKS, ring, PART, CHUNKS, RESIDENT)
         x = logits
-        if scale_h_ptr is not None:
-            x = logits * factors[None, :]
         if SUM:
             rows = first_v + gl.arange(0, BLOCK_V, gl.SliceLayout(1, TILE))
             x = summands(logits, _load_vector(bias_ptr, rows, V)[:, None], ACTIVATION)
@@ -223,10 +217,10 @@ def _consume(
         )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["T", "N", "group_tokens", "num_groups", "band"])
+@gluon.jit(do_not_specialize=["N", "group_tokens", "num_groups", "band"])
 def _segment_max_hopper_kernel(
-    hidden, weight, bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr,
-    T, N, V, group_tokens, num_groups, band,
+    hidden, weight, bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_w_ptr,
+    N, V, group_tokens, num_groups, band,
     CHUNKS: gl.constexpr, STAGES: gl.constexpr, RESIDENT: gl.constexpr, WARPGROUPS: gl.constexpr,
     SEGMENT: gl.constexpr, SUM: gl.constexpr, ACTIVATION: gl.constexpr,
     ARGMAX: gl.constexpr, SUMMED: gl.constexpr,
@@ -257,15 +251,15 @@ def _segment_max_hopper_kernel(
         fence_async_shared()
         ring = (h_ring, w_ring, full, empty)
         place = (first_v, first, last, begin, tiles)
-        pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_h_ptr, scale_w_ptr)
+        pointers = (bias_ptr, cu_ptr, reps_ptr, argmax_ptr, scale_w_ptr)
         OPTIONS: gl.constexpr = Options(
             CHUNKS, RESIDENT, SEGMENT, SUM, ACTIVATION, ARGMAX, SUMMED,
         )  # fmt: skip
         if WARPGROUPS == 2:
             gl.warp_specialize(
                 [
-                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(0), OPTIONS)),
-                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(1), OPTIONS)),
+                    (_consume, (place, pointers, V, N, ring, gl.constexpr(0), OPTIONS)),
+                    (_consume, (place, pointers, V, N, ring, gl.constexpr(1), OPTIONS)),
                     (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS, RESIDENT)),
                 ],
                 [4, 1],
@@ -275,10 +269,10 @@ def _segment_max_hopper_kernel(
             gl.static_assert(WARPGROUPS == 4)
             gl.warp_specialize(
                 [
-                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(0), OPTIONS)),
-                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(1), OPTIONS)),
-                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(2), OPTIONS)),
-                    (_consume, (place, pointers, T, V, N, ring, gl.constexpr(3), OPTIONS)),
+                    (_consume, (place, pointers, V, N, ring, gl.constexpr(0), OPTIONS)),
+                    (_consume, (place, pointers, V, N, ring, gl.constexpr(1), OPTIONS)),
+                    (_consume, (place, pointers, V, N, ring, gl.constexpr(2), OPTIONS)),
+                    (_consume, (place, pointers, V, N, ring, gl.constexpr(3), OPTIONS)),
                     (_produce, (hidden, weight, first_v, begin, tiles, ring, CHUNKS, RESIDENT)),
                 ],
                 [4, 4, 4, 1],
@@ -337,7 +331,7 @@ def plan_hopper(
         A function of contiguous tensors: hidden ``[T, D]`` and weight ``[V, D]``, along one axis or
         several; bias ``[V]`` or None; cu_seqlens int32 ``[N + 1]``; reps fp32 ``[N, V]``, or
         ``[V // summed, N]``, to be filled; winners int32 ``[N, V]``, to be filled, or empty;
-        factors of the rows of hidden and weight, fp32 ``[T]`` and ``[V]``, or None.
+        factors of the rows of hidden, None, and of the weight, fp32 ``[V]`` or None.
     """
     blocks, block_d = cdiv(V, config.rows), 128 // size
     group_tokens = balanced_groups(T, blocks, multiprocessors(device), config.group_tokens)
@@ -346,7 +340,7 @@ def plan_hopper(
     stages, resident = _stages(config, chunks)
     launch = Launch(
         _segment_max_hopper_kernel, (blocks * num_groups,),
-        T, N, V, group_tokens, num_groups, config.band,
+        N, V, group_tokens, num_groups, config.band,
         CHUNKS=chunks, STAGES=stages, RESIDENT=resident, WARPGROUPS=config.warpgroups,
         SEGMENT=config.segment, SUM=pooling == "sum", ACTIVATION=activation,
         ARGMAX=argmax, SUMMED=summed, num_warps=4,
@@ -354,11 +348,14 @@ def plan_hopper(
     token_box, row_box = [config.block_t, block_d], [config.block_v, block_d]
     layout = _layout(8 * size)
 
-    def run(hidden: Tensor, weight: Tensor, *others: Tensor | None) -> None:
+    def run(
+        hidden: Tensor, weight: Tensor, bias: Tensor | None, cu_seqlens: Tensor, reps: Tensor,
+        winners: Tensor, scale_h: None, scale_w: Tensor | None,
+    ) -> None:  # fmt: skip
         launch(
             _Descriptor(hidden, (T, D), (D, 1), token_box, layout),
             _Descriptor(weight, (V, D), (D, 1), row_box, layout),
-            *others,
-        )
+            bias, cu_seqlens, reps, winners, scale_w,
+        )  # fmt: skip
 
     return run

@@ -23,6 +23,8 @@ from sparton.kernels.segment_max.quantize_cpu import (
 ELEMENTS = 4096  # of a program
 # Programs that look for the largest value of a matrix: a power of 2.
 PARTS = 512
+# Of hidden and the weight, in this order, those whose rows share a scale.
+MATRICES: dict[By, int] = {"row": 0, "weight_row": 1, "matrix": 2}
 
 
 @triton.jit
@@ -33,12 +35,16 @@ def _largest(x):
 
 
 @triton.jit
-def _largest_of_part(x_ptr, size, PARTS: tl.constexpr, ELEMENTS: tl.constexpr):
-    """The largest absolute value in every PARTS-th block of the elements."""
+def _largest_of_part(
+    x_ptr, size, PARTS: tl.constexpr, ELEMENTS: tl.constexpr, FINITE: tl.constexpr
+):
+    """The largest absolute value in every PARTS-th block of the elements, or of the FINITE ones."""
     amax = tl.zeros((ELEMENTS,), tl.float32)
     for first in range(tl.program_id(0).to(tl.int64) * ELEMENTS, size, PARTS * ELEMENTS):
         offs = first + tl.arange(0, ELEMENTS)
         x = tl.abs(tl.load(x_ptr + offs, offs < size, 0.0).to(tl.float32))
+        if FINITE:
+            x = tl.where(x < float("inf"), x, 0.0)
         amax = tl.maximum(amax, x, propagate_nan=tl.PropagateNan.ALL)
     return _largest(amax)
 
@@ -46,14 +52,14 @@ def _largest_of_part(x_ptr, size, PARTS: tl.constexpr, ELEMENTS: tl.constexpr):
 @triton.jit
 def _largest_kernel(
     hidden_ptr, weight_ptr, amax_ptr, hidden_size, weight_size,
-    PARTS: tl.constexpr, ELEMENTS: tl.constexpr,
+    PARTS: tl.constexpr, ELEMENTS: tl.constexpr, FINITE: tl.constexpr,
 ):  # fmt: skip
-    """A row of programs for each matrix: ``amax`` is ``[2, PARTS]``."""
+    """A row of programs for hidden, and one for the weight or none: ``amax`` is ``[2, PARTS]``."""
     matrix = tl.program_id(1)
     if matrix == 0:
-        amax = _largest_of_part(hidden_ptr, hidden_size, PARTS, ELEMENTS)
+        amax = _largest_of_part(hidden_ptr, hidden_size, PARTS, ELEMENTS, FINITE)
     else:
-        amax = _largest_of_part(weight_ptr, weight_size, PARTS, ELEMENTS)
+        amax = _largest_of_part(weight_ptr, weight_size, PARTS, ELEMENTS, FINITE)
     tl.store(amax_ptr + matrix * PARTS + tl.program_id(0), amax)
 
 
@@ -65,13 +71,13 @@ def _bounded(amax, LOW: tl.constexpr, HIGH: tl.constexpr):
 
 @triton.jit
 def _quantize(
-    x_ptr, rounded_ptr, scale_ptr, amax_ptr, program, R, MATRIX: tl.constexpr,
+    x_ptr, rounded_ptr, scale_ptr, amax_ptr, program, R, first_scale,
     P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_R rows of hidden (MATRIX 0) or of the weight (1), each by its own largest absolute
-    value or all by the largest of PARTS values. NaN stays NaN; an infinite element becomes the
-    largest one."""
+    """BLOCK_R rows of a matrix, each by its own largest absolute value or all by the largest of
+    PARTS values. Scales are written times ``first_scale``. NaN stays NaN; an infinite element
+    becomes the largest one."""
     rows = program.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tl.arange(0, BLOCK_P)[None, :]
     places = rows[:, None] * P + columns
@@ -80,54 +86,61 @@ def _quantize(
     if amax_ptr is None:
         amax = tl.max(tl.abs(x), 1)
     else:
-        amax = _largest(tl.load(amax_ptr + MATRIX * PARTS + tl.arange(0, PARTS)))
-        amax += tl.zeros((BLOCK_R,), tl.float32)
+        amax = _largest(tl.load(amax_ptr + tl.arange(0, PARTS))) + tl.zeros((BLOCK_R,), tl.float32)
     amax = _bounded(amax, LOW, HIGH)
     x *= tl.div_rn(LARGEST, amax)[:, None]
     x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(rounded_ptr + places, x.to(rounded_ptr.dtype.element_ty), inside)
     if scale_ptr is not None:
-        scale = tl.div_rn(amax, LARGEST)
-        if amax_ptr is not None:
-            first = _bounded(_largest(tl.load(amax_ptr + tl.arange(0, PARTS))), LOW, HIGH)
-            scale *= tl.div_rn(first, LARGEST)
-        tl.store(scale_ptr + rows, scale, rows < R)
+        tl.store(scale_ptr + rows, tl.div_rn(amax, LARGEST) * first_scale, rows < R)
 
 
 @triton.jit(do_not_specialize=["T", "V", "of_hidden"])
 def _quantize_kernel(
     hidden_ptr, weight_ptr, amax_ptr, hidden8_ptr, weight8_ptr, hidden_scale_ptr, weight_scale_ptr,
-    T, V, of_hidden, P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
+    T, V, of_hidden, MATRICES: tl.constexpr,
+    P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
     PARTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """The first ``of_hidden`` programs round hidden, the others the weight. Where each matrix has
-    one scale, hidden's is not written: the scales of the weight are products of both."""
+    """The first ``of_hidden`` programs round hidden, the others the weight. The first MATRICES of
+    the two have one scale each, the others one for each row. Where all tokens have one, it is not
+    written: the scales of the weight are products of both."""
     program = tl.program_id(0)
     if program < of_hidden:
+        amax_of_hidden = amax_ptr if MATRICES > 0 else None
         _quantize(
-            hidden_ptr, hidden8_ptr, hidden_scale_ptr, amax_ptr, program, T, 0,
+            hidden_ptr, hidden8_ptr, hidden_scale_ptr, amax_of_hidden, program, T, 1.0,
             P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
         )  # fmt: skip
     else:
+        scale = 1.0
+        if MATRICES > 0:
+            amax = _largest(tl.load(amax_ptr + tl.arange(0, PARTS)))
+            scale = tl.div_rn(_bounded(amax, LOW, HIGH), LARGEST)
+        amax_of_weight = amax_ptr + PARTS if MATRICES > 1 else None
         _quantize(
-            weight_ptr, weight8_ptr, weight_scale_ptr, amax_ptr, program - of_hidden, V, 1,
+            weight_ptr, weight8_ptr, weight_scale_ptr, amax_of_weight, program - of_hidden, V, scale,
             P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
         )  # fmt: skip
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
-def _plan(T: int, V: int, P: int, parts: int) -> tuple[Step, ...]:
-    """``parts``: 0 where each row has a scale."""
+def _plan(T: int, V: int, P: int, parts: int, matrices: int) -> tuple[Step, ...]:
+    """``matrices``: how many of the two have one scale."""
     block_p = next_power_of_2(P)
     block_r = max(ELEMENTS // block_p, 1)
     programs = [cdiv(rows, block_r) for rows in (T, V)]
     steps = []
-    if parts:
-        sizes = (T * P, V * P)
-        steps.append(plan_step(_largest_kernel, (parts, 2), *sizes, PARTS=parts, ELEMENTS=ELEMENTS))
+    if matrices:
+        steps.append(
+            plan_step(
+                _largest_kernel, (parts, matrices), T * P, V * P,
+                PARTS=parts, ELEMENTS=ELEMENTS, FINITE=matrices == 1,
+            )
+        )  # fmt: skip
     steps.append(
         plan_step(
-            _quantize_kernel, (sum(programs),), T, V, programs[0],
+            _quantize_kernel, (sum(programs),), T, V, programs[0], MATRICES=matrices,
             P=P, BLOCK_R=block_r, BLOCK_P=block_p, PARTS=parts,
             LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,
             num_warps=min(max(block_p // 1024, 4), 16),
@@ -143,13 +156,15 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
         hidden: ``[T, D]`` float16 or bfloat16 on a GPU of compute capability 8.9 or later; its rows
             may lie along several axes.
         weight: ``[V, D]`` in the same dtype; its rows, too, may lie along several axes.
-        by: "row" gives each row a scale, "matrix" one to all tokens and one to all rows.
+        by: "row" gives each row a scale, "matrix" one to all tokens and one to all rows,
+            "weight_row" one to all tokens, by the largest of their finite values, and one to each
+            row of the weight.
 
     Returns:
         float8_e4m3fn ``[T, P]`` and ``[V, P]`` (tensor descriptors ask for rows of whole 16 bytes)
         with zeros in the added columns (NaN where the scale is), and the scales, fp32, as
         :func:`~sparton.kernels.segment_max.forward.segment_max_forward` takes them: ``[T]``, or
-        None by matrix, whose scale is a factor of the others then, and ``[V]``.
+        None where they share one, which is a factor of the others then, and ``[V]``.
     """
     T, V, D = num_rows(hidden), num_rows(weight), hidden.shape[-1]
     P = padded_size(D)
@@ -162,16 +177,16 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
     )
     weight_scale = weight.new_empty(V, dtype=torch.float32)
     hidden_scale = hidden.new_empty(T, dtype=torch.float32) if by == "row" else None
-    parts = 0 if by == "row" else PARTS
+    matrices = MATRICES[by]
     if T or V:
         tensors = {
             "hidden": hidden.contiguous(),
             "weight": weight.contiguous(),
-            "amax": weight.new_empty((2, parts), dtype=torch.float32) if parts else None,
+            "amax": weight.new_empty((2, PARTS), dtype=torch.float32) if matrices else None,
             "hidden8": hidden8,
             "weight8": weight8,
             "hidden_scale": hidden_scale,
             "weight_scale": weight_scale,
         }
-        run_steps(_plan(T, V, P, parts), tensors)
+        run_steps(_plan(T, V, P, PARTS, matrices), tensors)
     return hidden8, weight8, (hidden_scale, weight_scale)

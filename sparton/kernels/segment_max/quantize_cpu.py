@@ -9,7 +9,8 @@ LARGEST = 448.0
 # Of a largest absolute value: the scale, its inverse and scaled sums stay finite and normal.
 SCALE_BOUNDS = (2.0**-100, 2.0**100)
 
-By = Literal["row", "matrix"]
+# What has a scale: each row; each row of the weight and all tokens together; each matrix.
+By = Literal["row", "weight_row", "matrix"]
 Quantized = tuple[Tensor, Tensor, tuple[Tensor | None, Tensor]]
 
 
@@ -39,24 +40,28 @@ def rows_in_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     return values, scales[:, 0]
 
 
-def _by_matrix(x: Tensor) -> tuple[Tensor, Tensor]:
+def _by_matrix(x: Tensor, *, finite: bool = False) -> tuple[Tensor, Tensor]:
+    """``finite``: by the largest of the finite values."""
     x = x.float()
-    return _quantize(x, (x.abs().amax() if x.numel() else x.new_zeros(())).view(1, 1))
-
-
-_QUANTIZE = {"row": _by_row, "matrix": _by_matrix}
+    amax = x.abs().amax() if x.numel() else x.new_zeros(())
+    if finite and x.numel():
+        amax = x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().amax()
+    return _quantize(x, amax.view(1, 1))
 
 
 def quantize_operands_cpu(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quantized:
     """What :func:`~sparton.kernels.segment_max.quantize.quantize_operands` returns, for matrices
     on the CPU."""
-    (hidden8, scale), (weight8, weight_scale) = map(_QUANTIZE[by], (hidden, weight))
+    of_rows = _by_matrix if by == "matrix" else _by_row
+    weight8, weight_scale = of_rows(weight)
     if by == "row":
+        hidden8, scale = _by_row(hidden)
         return hidden8, weight8, (scale[:, 0], weight_scale[:, 0])
-    return hidden8, weight8, (None, (scale * weight_scale)[0].repeat(weight.shape[0]))
+    hidden8, scale = _by_matrix(hidden, finite=by == "weight_row")
+    return hidden8, weight8, (None, (scale * weight_scale)[:, 0].expand(weight.shape[0]).clone())
 
 
 def rounded(x: Tensor, *, by: By = "row") -> Tensor:
-    """fp32 ``[R, D]``: a matrix as e4m3 and its scales hold it."""
-    x8, scale = _QUANTIZE[by](x)
+    """fp32 ``[R, D]``: a matrix as e4m3 and its scales hold it, by "row" or by "matrix"."""
+    x8, scale = _by_row(x) if by == "row" else _by_matrix(x)
     return x8[:, : x.shape[1]].float() * scale

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.segment_max.operands import check_fp8, check_operands
-from sparton.kernels.segment_max.quantize_cpu import rounded
+from sparton.kernels.segment_max.quantize_cpu import quantize_operands_cpu
 from sparton.kernels.splade_head.cpu import splade_head_forward_cpu
 from sparton.kernels.splade_head.variants import activate
 
@@ -41,7 +41,9 @@ def splade_head_forward_fp8_cpu(
     the same operands in e4m3, multiplied in fp32. It is slower than the forward without FP8."""
     check_operands(hidden, weight, bias, cu_seqlens)
     check_fp8(hidden)
-    operands = (rounded(hidden), rounded(weight))
+    hidden8, weight8, (_, scale) = quantize_operands_cpu(hidden, weight, by="weight_row")
+    D = hidden.shape[1]
+    operands = hidden8[:, :D].float(), weight8[:, :D].float() * scale[:, None]
     with torch.autocast("cpu", enabled=False):
         raised = search_bias(hidden, weight, bias) if hidden.shape[0] else bias
         reps, winners = splade_head_forward_cpu(*operands, raised, cu_seqlens)
