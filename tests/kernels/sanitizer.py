@@ -56,7 +56,7 @@ PLANTED = {"planted write": ("memcheck",), "planted read": ("initcheck",)}
 AT_ONCE, PATIENCE, FAULTY = 8, 200, 97  # processes, seconds, exit code
 SAID = 40  # last lines of what a process said that are recorded if it is not as it should be
 SPECIALISED = Path(segment_max.__file__).with_name("hopper.py")
-RACE = re.compile(r"Race reported between (\w+) access at (\w+)\+0x\w+ in (\S+):(\d+)")
+ACCESS = re.compile(r"(Read|Write) access at (\w+)\+0x\w+ in (\S+):(\d+)")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 D, V, E = 128, 300, 64
 LENGTHS = (9, 0, 31, 33)  # of texts, one of them empty
@@ -245,14 +245,16 @@ def run_family(family: str, tool: str | None) -> None:
 
 
 def handshakes(said: str) -> int:
-    """How many of the races that were reported are Triton's own reads of what to do."""
+    """How many of the races that were reported are between Triton's own reads of what to do, and
+    writes."""
     lines = SPECIALISED.read_text(encoding="utf-8").splitlines()
-    return sum(
-        access == "Read"
-        and name == SPECIALISED.name
-        and lines[int(line) - 1].startswith(f"def {kernel}(")
-        for access, kernel, name, line in RACE.findall(said)
-    )
+
+    def is_own(kernel: str, name: str, line: str) -> bool:
+        return name == SPECIALISED.name and lines[int(line) - 1].startswith(f"def {kernel}(")
+
+    races = [ACCESS.findall(race) for race in said.split("Race reported")[1:]]
+    reads = [[place for access, *place in race if access == "Read"] for race in races]
+    return sum(bool(race) and all(is_own(*place) for place in race) for race in reads)
 
 
 def examine(family: str, tool: str) -> dict[str, Any]:

@@ -63,13 +63,17 @@ def test_reads_that_triton_adds_are_told_from_races_of_ours():
     lines = sanitizer.SPECIALISED.read_text().splitlines()
     (line,) = (n for n, text in enumerate(lines, 1) if text.startswith(f"def {name}("))
     reported = "========= Error: Race reported between {} access at {}+0x160 in {}:{}\n"
-    own = reported.format("Read", name, "hopper.py", line)
+    beside = "=========     and {} access at {}+0xf300 in {}:{} [8 hazards]\n"
+    read, elsewhere = (name, "hopper.py", line), (name, "hopper.py", line + 14)
+    own = reported.format("Read", *read) + beside.format("Write", *elsewhere)
+    turned = reported.format("Write", *elsewhere) + beside.format("Read", *read)
     others = [
-        reported.format("Read", name, "hopper.py", line + 14),
-        reported.format("Write", name, "hopper.py", line),
+        reported.format("Read", *elsewhere),
+        reported.format("Read", *read) + beside.format("Read", *elsewhere),
+        reported.format("Write", *read) + beside.format("Write", *read),
         reported.format("Read", "_segment_max_kernel", "portable.py", line),
     ]
-    assert sanitizer.handshakes(2 * own) == 2
+    assert sanitizer.handshakes(own + turned) == 2
     assert sanitizer.handshakes("".join(others)) == 0
     ended = {"family": "splade head", "exit_code": sanitizer.FAULTY, "handshakes": 2}
     assert sanitizer.is_right({**ended, "errors": 2})
