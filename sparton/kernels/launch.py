@@ -178,6 +178,14 @@ def multiprocessors(device: torch.device) -> int:
 
 
 @functools.cache
+def l2_cache(device: torch.device) -> int:
+    """Bytes of the L2 cache; of an H100, where there is no GPU."""
+    if device.type != "cuda":
+        return 50 * 2**20
+    return torch.cuda.get_device_properties(device).L2_cache_size
+
+
+@functools.cache
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a block may have at most: from 99 KiB (compute capability 8.6,
     8.9, 12.0) to 227 KiB (9.0, 10.0). The interpreter knows no limit."""

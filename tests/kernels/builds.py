@@ -343,12 +343,13 @@ def hopper_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for D in (128, 768):
         for pooling, activation in (("max", "relu"), ("max", "none"), ("sum", "relu")):
             variant = {"pooling": pooling, "activation": activation}
-            yield f"head {D} {pooling} {activation}", partial(head, BF16, D, hopper, **variant)
+            config = forward.HOPPER_MAXSIM if activation == "none" else hopper
+            yield f"head {D} {pooling} {activation}", partial(head, BF16, D, config, **variant)
         variant = {"activation": "none", "argmax": False}
         yield f"head {D} fp8", partial(head, FP8, D, hopper_fp8, **variant)
     for dtype, config, argmax in (
-        (BF16, hopper, True),
-        (BF16, hopper, False),
+        (BF16, forward.HOPPER_MAXSIM, True),
+        (BF16, forward.HOPPER_MAXSIM, False),
         (FP8, hopper_fp8, False),
     ):
         variant = {"activation": "none", "argmax": argmax}

@@ -23,15 +23,18 @@ from sparton.kernels.tuned import regime_of, tuned, tuned_configs
 
 Config = PortableConfig | HopperConfig
 CONFIG_KINDS = (PortableConfig, HopperConfig)
+# Fewer tokens by more rows, so that whole queries fit in a tile of MaxSim.
+HOPPER_MAXSIM = HopperConfig(128, 128)
 HOPPER: tuple[Config, ...] = (
     HopperConfig(),
+    HOPPER_MAXSIM,
     PortableConfig(True, 256, 128, 64, num_warps=8, num_stages=3),
     PortableConfig(True, 128, 128, 64, num_warps=4, num_stages=3, group_tokens=2048),
 )
 PORTABLE: tuple[Config, ...] = (PortableConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
 FULL_PRECISION: tuple[Config, ...] = (PortableConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
 HOPPER_FP8: tuple[Config, ...] = (
-    HopperConfig(64, warpgroups=4),
+    HopperConfig(64, 128, warpgroups=4),
     PortableConfig(True, 128, 128, 128, num_warps=4, num_stages=3, group_tokens=2048),
 )
 PORTABLE_FP8: tuple[Config, ...] = (PortableConfig(False, 128, 128, 64, num_warps=8, num_stages=3),)
@@ -93,7 +96,8 @@ def default_config(
         # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit:
         # it takes none, its warpgroups would wait for them.
         return default_portable(dtype, device, fits)
-    return _addressing(dtype, _capability(device), fits)[0]
+    configs = _addressing(dtype, _capability(device), fits)
+    return HOPPER_MAXSIM if activation == "none" and HOPPER_MAXSIM in configs else configs[0]
 
 
 def kernel_name(activation: str) -> str:
@@ -194,10 +198,11 @@ def plan_forward(
     if V % summed or config.block_v % summed:
         raise ValueError(f"summed must divide V = {V} and the block_v of {config}, got {summed}")
     variant: Any = {
-        "pooling": pooling, "activation": activation, "argmax": argmax, "summed": summed,
+        "size": size, "device": device, "pooling": pooling, "activation": activation,
+        "argmax": argmax, "summed": summed,
     }  # fmt: skip
     if isinstance(config, HopperConfig):
-        launch = plan_hopper(config, N, T, D, V, size=size, device=device, **variant)
+        launch = plan_hopper(config, N, T, D, V, **variant)
     else:
         launch = plan_portable(config, N, T, D, V, **variant)
     return ForwardPlan(launch, shape, winners_shape)

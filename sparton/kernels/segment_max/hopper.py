@@ -27,7 +27,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from sparton.kernels.launch import Launch, cdiv, multiprocessors
+from sparton.kernels.launch import Launch, cdiv
+from sparton.kernels.segment_max.grouping import group_rows
 from sparton.kernels.segment_max.reduction import (
     SLOTS,
     first_slots,
@@ -41,9 +42,6 @@ from sparton.kernels.segment_max.reduction import (
 # Bytes for the operands' buffers: what a program can have, less its barriers and scratch.
 SHARED_MEMORY = 224 * 1024
 MOST_STAGES = 8
-# Waves of programs from which on an incomplete last one does not matter, and what a program costs
-# beyond its tokens, in tokens.
-MANY_WAVES, START_TOKENS = 8, 256
 
 
 class HopperConfig(NamedTuple):
@@ -51,7 +49,8 @@ class HopperConfig(NamedTuple):
 
     Attributes:
         block_v: vocabulary rows of a warpgroup.
-        block_t: tokens of a tile.
+        block_t: tokens of a tile. 64 rows by 256 tokens read less shared memory than 128 by 128:
+            products of a warpgroup have 64 rows, each of which reads the tokens anew.
         num_stages: chunks that the ring of buffers holds; a chunk is 128 bytes of every row. More
             where the vocabulary rows stay.
         segment, group_tokens, band: as in the portable kernel's configuration.
@@ -59,12 +58,12 @@ class HopperConfig(NamedTuple):
             four of half the rows overlap better, though each brings a copy of the code.
     """
 
-    block_v: int = 128
-    block_t: int = 128
+    block_v: int = 64
+    block_t: int = 256
     num_stages: int = 4
     segment: int = 32
     group_tokens: int = 4096
-    band: int = 66
+    band: int | None = None
     warpgroups: int = 2
 
     @property
@@ -280,26 +279,6 @@ def _segment_max_hopper_kernel(
             )
 
 
-def balanced_groups(total: int, blocks: int, processors: int, most: int) -> int:
-    """Tokens of a group so that the programs fill whole waves of the multiprocessors.
-
-    Args:
-        total: tokens of all sequences.
-        blocks: blocks of rows; each has a program for every group.
-        processors: multiprocessors, each of which runs one program at a time.
-        most: tokens of a group where there are many waves anyway.
-    """
-    if cdiv(total, most) * blocks >= MANY_WAVES * processors:
-        return most
-
-    def cost(groups: int) -> int:
-        waves = cdiv(groups * blocks, processors)
-        return waves * (cdiv(total, groups) + START_TOKENS)
-
-    candidates = {max(waves * processors // blocks, 1) for waves in range(1, MANY_WAVES + 1)}
-    return cdiv(total, min(sorted(candidates), key=cost))
-
-
 @functools.cache
 def _layout(bits: int) -> gl.NVMMASharedLayout:
     """Rows of 128 bytes, swizzled."""
@@ -333,14 +312,15 @@ def plan_hopper(
         ``[V // summed, N]``, to be filled; winners int32 ``[N, V]``, to be filled, or empty;
         factors of the rows of hidden, None, and of the weight, fp32 ``[V]`` or None.
     """
-    blocks, block_d = cdiv(V, config.rows), 128 // size
-    group_tokens = balanced_groups(T, blocks, multiprocessors(device), config.group_tokens)
-    num_groups = cdiv(T, group_tokens)
+    block_d = 128 // size
+    grouping = group_rows(
+        N, T, V, D * size, device,
+        rows=config.rows, tile=config.block_t, most=config.group_tokens, band=config.band,
+    )  # fmt: skip
     chunks = cdiv(D, block_d)
     stages, resident = _stages(config, chunks)
     launch = Launch(
-        _segment_max_hopper_kernel, (blocks * num_groups,),
-        N, V, group_tokens, num_groups, config.band,
+        _segment_max_hopper_kernel, (cdiv(V, config.rows) * grouping.groups,), N, V, *grouping,
         CHUNKS=chunks, STAGES=stages, RESIDENT=resident, WARPGROUPS=config.warpgroups,
         SEGMENT=config.segment, SUM=pooling == "sum", ACTIVATION=activation,
         ARGMAX=argmax, SUMMED=summed, num_warps=4,

@@ -12,11 +12,13 @@ ends.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import Launch, cdiv, descriptor
+from sparton.kernels.segment_max.grouping import band_of
 from sparton.kernels.segment_max.reduction import (
     clean_slots,
     locate,
@@ -35,7 +37,8 @@ class PortableConfig(NamedTuple):
         block_v, block_t, block_d: tile of vocabulary rows, tokens and hidden units.
         segment: tokens that are searched at once for the ends of sequences.
         group_tokens: tokens that one program walks over.
-        band: vocabulary tiles that run side by side, to share hidden states in the L2 cache.
+        band: vocabulary tiles that run side by side, to share hidden states in the L2 cache; None:
+            as many as a share of it holds.
     """
 
     descriptors: bool
@@ -46,7 +49,7 @@ class PortableConfig(NamedTuple):
     num_stages: int
     segment: int = 32
     group_tokens: int = 4096
-    band: int = 32
+    band: int | None = None
 
 
 @triton.jit
@@ -144,15 +147,16 @@ def kernel_operands(hidden: Tensor, weight: Tensor, config: PortableConfig) -> t
 
 
 def plan_portable(
-    config: PortableConfig, N: int, T: int, D: int, V: int, *,
+    config: PortableConfig, N: int, T: int, D: int, V: int, *, size: int, device: torch.device,
     pooling: str, activation: str, argmax: bool, summed: int,
 ) -> Callable[..., None]:  # fmt: skip
     """As :func:`~sparton.kernels.segment_max.hopper.plan_hopper`, for operands of any float dtype
     and, without descriptors, of any width."""
     num_groups = cdiv(T, config.group_tokens)
+    band = config.band or band_of(config.block_v * D * size, device)
     launch = Launch(
         _segment_max_kernel, (cdiv(V, config.block_v) * num_groups,),
-        T, N, V, config.group_tokens, num_groups, config.band, D, D,  # Rows follow one another.
+        T, N, V, config.group_tokens, num_groups, band, D, D,  # Rows follow one another.
         D=D, BLOCK_V=config.block_v, BLOCK_T=config.block_t, BLOCK_D=config.block_d,
         SEGMENT=config.segment, DESCRIPTORS=config.descriptors,
         SUM=pooling == "sum", ACTIVATION=activation, ARGMAX=argmax, SUMMED=summed,

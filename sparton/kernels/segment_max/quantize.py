@@ -119,8 +119,8 @@ def _quantize_kernel(
             scale = tl.div_rn(_bounded(amax, LOW, HIGH), LARGEST)
         amax_of_weight = amax_ptr + PARTS if MATRICES > 1 else None
         _quantize(
-            weight_ptr, weight8_ptr, weight_scale_ptr, amax_of_weight, program - of_hidden, V, scale,
-            P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
+            weight_ptr, weight8_ptr, weight_scale_ptr, amax_of_weight, program - of_hidden, V,
+            scale, P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
         )  # fmt: skip
 
 

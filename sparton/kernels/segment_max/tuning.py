@@ -17,7 +17,7 @@ from sparton.kernels.tuning import neighbours
 FORWARD_CHANGES = {
     "segment": (32, 64, 128),
     "group_tokens": (1024, 2048, 4096, 16384),
-    "band": (8, 16, 32, 66),
+    "band": (4, 8, 16, 32, 64),
     "num_stages": (2, 3, 4),
 }
 BACKWARD_CHANGES = {
