@@ -339,24 +339,26 @@ def rounding_cases() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def hopper_cases() -> Iterator[tuple[str, Callable[[], None]]]:
     """Every configuration that is meant for Hopper alone."""
-    hopper, hopper_fp8 = forward.HOPPER[0], forward.HOPPER_FP8[0]
+    hopper, maxsim = forward.HOPPER[:2]
+    head_fp8, maxsim_fp8 = forward.HOPPER_FP8[:2]
     for D in (128, 768):
         for pooling, activation in (("max", "relu"), ("max", "none"), ("sum", "relu")):
             variant = {"pooling": pooling, "activation": activation}
-            config = forward.HOPPER_MAXSIM if activation == "none" else hopper
+            config = maxsim if activation == "none" else hopper
             yield f"head {D} {pooling} {activation}", partial(head, BF16, D, config, **variant)
         variant = {"activation": "none", "argmax": False}
-        yield f"head {D} fp8", partial(head, FP8, D, hopper_fp8, **variant)
+        yield f"maxsim {D} fp8", partial(head, FP8, D, maxsim_fp8, **variant)
+        yield f"head {D} fp8", partial(head, FP8, D, head_fp8)
     for dtype, config, argmax in (
-        (BF16, forward.HOPPER_MAXSIM, True),
-        (BF16, forward.HOPPER_MAXSIM, False),
-        (FP8, hopper_fp8, False),
+        (BF16, maxsim, True),
+        (BF16, maxsim, False),
+        (FP8, maxsim_fp8, False),
     ):
         variant = {"activation": "none", "argmax": argmax}
         for summed in (8, 32):
             sums = partial(head, dtype, 128, config, summed=summed, **variant)
             yield f"sums {dtype} {argmax} {summed}", sums
-    for config in (*forward.HOPPER[1:], *forward.HOPPER_FP8[1:]):
+    for config in (*forward.HOPPER[2:], *forward.HOPPER_FP8[2:]):
         dtype = FP8 if config in forward.HOPPER_FP8 else BF16
         yield f"head {tuple(config)}", partial(head, dtype, 768, config)
 

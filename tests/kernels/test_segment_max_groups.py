@@ -44,7 +44,7 @@ def test_every_sequence_has_one_group(num_sequences, groups, device):
 
 def grouped(T: int, blocks: int, *, length: int = 100, band: int = 300) -> Grouping:
     N = max(T // length, 1)
-    return group_evenly(N, T, blocks, band, tile=128, most=4096, processors=PROCESSORS)
+    return group_evenly(N, T, blocks, band, tile=128, most=4096, start=130, processors=PROCESSORS)
 
 
 def waste(total, blocks, groups):
@@ -83,5 +83,6 @@ def test_rows_in_use_fit_the_cache_whatever_their_width(D, band, device):
     assert found.band == band
     assert band == 1 or 2 * D * 128 * band <= l2_cache(torch.device("cpu")) / 6
     assert group_rows(N, T, V, 2 * D, torch.device("cpu"), band=3, **sizes).band == 3
-    evenly = group_evenly(N, T, 239, band, tile=256, most=4096, processors=PROCESSORS)
+    sizes = {"tile": 256, "most": 4096, "start": 130, "processors": PROCESSORS}
+    evenly = group_evenly(N, T, 239, band, **sizes)
     assert evenly.groups * band > 0.8 * min(PROCESSORS, N * band), "no second band beside the first"

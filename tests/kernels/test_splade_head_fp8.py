@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
 from torch import Tensor
 
 from sparton.kernels.segment_max.backward import segment_max_backward
@@ -23,7 +24,7 @@ from sparton.kernels.segment_max.forward import (
 from sparton.kernels.segment_max.hopper import HopperConfig
 from sparton.kernels.segment_max.operands import check_fp8
 from sparton.kernels.segment_max.portable import PortableConfig
-from sparton.kernels.segment_max.quantize_cpu import Quantized, quantize_operands_cpu
+from sparton.kernels.segment_max.quantize_cpu import Norms, Quantized, quantize_operands_cpu
 from sparton.kernels.splade_head import fp8, fp8_cpu, function, splade_head
 from sparton.kernels.splade_head.fp8 import (
     RescoreConfig,
@@ -195,14 +196,16 @@ def test_entries_that_are_barely_active_stay(dtype, device, monkeypatch):
     assert all(kept(forward) < 0.97 for forward in forwards(device))
 
 
-def one_scale(hidden: Tensor, weight: Tensor, *, by: str) -> Quantized:
+def one_scale(hidden: Tensor, weight: Tensor, *, by: str, norms: Norms) -> Quantized:
     """One scale for all rows of the vocabulary, too."""
-    return moved(quantize_operands_cpu(hidden.cpu(), weight.cpu(), by="matrix"), hidden.device)
+    return moved(
+        quantize_operands_cpu(hidden.cpu(), weight.cpu(), by="matrix", norms=norms), hidden.device
+    )
 
 
-def one_bit(hidden: Tensor, weight: Tensor, *, by: str) -> Quantized:
+def one_bit(hidden: Tensor, weight: Tensor, *, by: str, norms: Norms) -> Quantized:
     """The scales that are asked for, but only the first of e4m3's three bits."""
-    *rounded, scales = quantize_operands_cpu(hidden.cpu(), weight.cpu(), by=by)
+    *rounded, scales = quantize_operands_cpu(hidden.cpu(), weight.cpu(), by=by, norms=norms)
     tokens, rows = ((x.view(torch.uint8) & 0xFC).view(torch.float8_e4m3fn) for x in rounded)
     return moved((tokens, rows, scales), hidden.device)
 
@@ -268,10 +271,11 @@ def test_real_sizes(D, dtype, device):
     problem = make_problem(lengths, 5003, D, device, dtype=dtype, bias=-3.0)
     logits = logits_of(problem)
     best, token = per_sequence(problem, logits)
-    for config in (
-        None,
-        *forward_configs(torch.float8_e4m3fn, torch.cuda.get_device_capability()),
-    ):
+    configs = forward_configs(torch.float8_e4m3fn, torch.cuda.get_device_capability())
+    if D <= 128 and triton.__version__ < "3.7":
+        # It does not compile one chunk of the portable kernel's for Hopper.
+        configs = tuple(x for x in configs if isinstance(x, HopperConfig) or not x.descriptors)
+    for config in (None, *configs):
         reps, argmax = launch(problem, config=config)
         active = reps > 0
         truth = at(logits, argmax).relu().log1p() * active

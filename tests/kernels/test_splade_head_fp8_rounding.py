@@ -4,6 +4,8 @@ R rows, D hidden. The interpreter's conversion to e4m3 loses NaN, and the carry 
 reaches the next power of two: there the kernel is tested on numbers that e4m3 holds.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -37,7 +39,7 @@ def many_scales(R: int, D: int, dtype: torch.dtype) -> Tensor:
     return x.to(dtype)
 
 
-def on(device: torch.device, quantize, *operands: Tensor, **options: str):
+def on(device: torch.device, quantize, *operands: Tensor, **options: Any):
     """Rounded operands and their scales, on the CPU."""
     if quantize is quantize_operands:
         operands = tuple(x.to(device) for x in operands)
@@ -109,6 +111,17 @@ def test_one_scale_for_all_tokens(quantize, device):
         else:
             expected[1, 2] = found[1, 2].float()
         torch.testing.assert_close(found.float(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@both
+def test_norms_of_rows(quantize, device):
+    operands = [many_scales(R, 40, torch.bfloat16) for R in (33, 7)]
+    where = device if quantize is quantize_operands else torch.device("cpu")
+    norms = tuple(torch.full((len(x),), -1.0, device=where) for x in operands)
+    on(device, quantize, *operands, by="weight_row", norms=norms)
+    for x, found in zip(operands, norms, strict=True):
+        exact = x.double().square().sum(1).sqrt()
+        torch.testing.assert_close(found.cpu().double(), exact, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(("T", "V"), [(0, 3), (3, 0), (0, 0), (3, 5)])

@@ -19,6 +19,9 @@ from benchmarks.screen import Columns, Record, timed_columns, timed_words
 from benchmarks.study import Measured, Settings, Study
 from benchmarks.timing import measure
 
+# Of the bare product, at once.
+LOGIT_BYTES = 16 * 2**30
+
 
 def rate(record: Record) -> str:
     """TFLOP/s of a forward alone."""
@@ -118,13 +121,21 @@ class HeadsAlone:
         )
 
 
-def product(problem: problems.Problem, *, padded: bool) -> Callable[[], torch.Tensor]:
-    """cuBLAS: all logits of the real tokens, the vocabulary as it is or padded to 64s."""
+def product(problem: problems.Problem, *, padded: bool) -> Callable[[], None]:
+    """cuBLAS: all logits of the real tokens, the vocabulary as it is or padded to 64s; in parts
+    where they would not fit."""
     V, D = problem.weight.shape
     weight = problem.weight.new_zeros(-(-V // 64) * 64 if padded else V, D)
     weight[:V] = problem.weight
-    logits = weight.new_empty(problem.hidden.shape[0], weight.shape[0])
-    return partial(torch.mm, problem.hidden, weight.T, out=logits)
+    rows = max(LOGIT_BYTES // (2 * weight.shape[0]) // 1024 * 1024, 1024)
+    parts = problem.hidden.split(rows)
+    logits = weight.new_empty(len(parts[0]), weight.shape[0])
+
+    def run() -> None:
+        for part in parts:
+            torch.mm(part, weight.T, out=logits[: len(part)])
+
+    return run
 
 
 def measured(bench: Bench, shape: Shape, settings: Settings, cell: Cell) -> Record:

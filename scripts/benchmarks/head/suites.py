@@ -1,6 +1,7 @@
 """What is measured, as data: shapes, patterns of winners, suites of cells.
 
-N sequences, S tokens of each, D hidden, V vocabulary. A shape is written ``NxSxV``; D is 768.
+N sequences, S tokens of each, D hidden, V vocabulary. A shape is written ``NxSxVxD``, or ``NxSxV``
+where D is 768.
 """
 
 import re
@@ -31,14 +32,16 @@ NAMED_SHAPES = {
 
 
 def shape_of(name: str) -> Shape:
-    """The shape of a name in :data:`NAMED_SHAPES`, or written ``NxSxV``."""
+    """The shape of a name in :data:`NAMED_SHAPES`, or written ``NxSxV`` or ``NxSxVxD``."""
     if name in NAMED_SHAPES:
         return NAMED_SHAPES[name]
-    sizes = re.fullmatch(r"(\d+)x(\d+)x(\d+)", name)
+    sizes = re.fullmatch(r"(\d+)x(\d+)x(\d+)(?:x(\d+))?", name)
     if not sizes:
-        raise ValueError(f"{name} is no shape: write NxSxV or one of {', '.join(NAMED_SHAPES)}")
-    N, S, V = map(int, sizes.groups())
-    return Shape(((N, S, S),), V)
+        raise ValueError(
+            f"{name} is no shape: write NxSxV, NxSxVxD or one of {', '.join(NAMED_SHAPES)}"
+        )
+    N, S, V, D = (int(size or 768) for size in sizes.groups())
+    return Shape(((N, S, S),), V, D)
 
 
 class Pattern(NamedTuple):
@@ -115,6 +118,17 @@ SWEEPS = {
     "V": tuple(f"64x512x{V}" for V in (7680, 15360, 30522, 61440, 100000, 150000, 250002)),
 }
 
+# Hidden sizes and vocabularies of encoders and decoders, at 8k and 32k tokens, and at 160k where an
+# exact result takes seconds.
+WIDTHS = (768, 1024, 2048, 3584, 4096)
+VOCABULARIES = (30522, 50368, 128256, 151936, 250002)
+WIDE = tuple(
+    f"{N}x512x{V}x{D}"
+    for D, V, N in product(WIDTHS, VOCABULARIES, (16, 64, 320))
+    if N < 320 or V == 30522 or V * D <= 250002 * 1024
+)
+WIDE_FP8 = ("320x512x30522x768", "64x512x30522x4096", "64x512x151936x4096")
+
 # These share cells and hence a file, in which each cell is measured once.
 TOGETHER = ("bars", "heads", "patterns")
 SUITES: dict[str, list[Cell]] = {
@@ -137,6 +151,17 @@ SUITES: dict[str, list[Cell]] = {
     ],
     # Where the maxima lie.
     "patterns": [Cell(TABLE1, h, FORWARD_BACKWARD, p) for p, h in product(PATTERNS, RIVALS)],
+    # Every width and vocabulary beside the bare product.
+    "wide": [
+        Cell(shape, head, mode, "random_1pct")
+        for shape in WIDE
+        for head, mode in (
+            (GEMM, FORWARD),
+            ("sparton", FORWARD),
+            ("sparton", FORWARD_BACKWARD),
+            *([("sparton_fp8", FORWARD)] if shape in WIDE_FP8 else []),
+        )
+    ],
     # What the kernels wait for.
     "profile": [Cell(TABLE1, "sparton", COUNTERS, p) for p in ("random", "random_1pct")],
     # The paper's Table 2: long sequences.

@@ -23,17 +23,17 @@ from sparton.kernels.tuned import regime_of, tuned, tuned_configs
 
 Config = PortableConfig | HopperConfig
 CONFIG_KINDS = (PortableConfig, HopperConfig)
-# Fewer tokens by more rows, so that whole queries fit in a tile of MaxSim.
-HOPPER_MAXSIM = HopperConfig(128, 128)
+# For each dtype Hopper's tile of the SPLADE head, then that of MaxSim, which sums whole queries.
 HOPPER: tuple[Config, ...] = (
     HopperConfig(),
-    HOPPER_MAXSIM,
+    HopperConfig(128, 128),
     PortableConfig(True, 256, 128, 64, num_warps=8, num_stages=3),
     PortableConfig(True, 128, 128, 64, num_warps=4, num_stages=3, group_tokens=2048),
 )
 PORTABLE: tuple[Config, ...] = (PortableConfig(False, 128, 128, 32, num_warps=8, num_stages=3),)
 FULL_PRECISION: tuple[Config, ...] = (PortableConfig(False, 64, 64, 32, num_warps=4, num_stages=2),)
 HOPPER_FP8: tuple[Config, ...] = (
+    HopperConfig(num_stages=3),
     HopperConfig(64, 128, warpgroups=4),
     PortableConfig(True, 128, 128, 128, num_warps=4, num_stages=3, group_tokens=2048),
 )
@@ -42,8 +42,8 @@ PORTABLE_FP8: tuple[Config, ...] = (PortableConfig(False, 128, 128, 64, num_warp
 
 @functools.cache
 def forward_configs(dtype: torch.dtype, capability: tuple[int, int]) -> tuple[Config, ...]:
-    """Every configuration meant for operands of ``dtype`` on a GPU of this compute capability; the
-    first one that can address them is used."""
+    """Every configuration meant for operands of ``dtype`` on a GPU of this compute capability;
+    :func:`default_config` says which one is used."""
     if dtype == torch.float32:
         return FULL_PRECISION
     if dtype == torch.float8_e4m3fn:
@@ -90,14 +90,14 @@ def default_config(
     activation: str,
     scaled: bool,
 ) -> Config:
-    """The first of :func:`forward_configs` that serves operands which fit descriptors or do not,
+    """The one of :func:`forward_configs` that serves operands which fit descriptors or do not,
     this variant of the kernel, and tokens that are ``scaled`` or are not."""
     if scaled or (pooling, activation) == ("sum", "log1p_relu"):
         # A logarithm for every logit: the Hopper kernel spills registers. A factor for every logit:
         # it takes none, its warpgroups would wait for them.
         return default_portable(dtype, device, fits)
     configs = _addressing(dtype, _capability(device), fits)
-    return HOPPER_MAXSIM if activation == "none" and HOPPER_MAXSIM in configs else configs[0]
+    return configs[isinstance(configs[0], HopperConfig) and activation == "none"]
 
 
 def kernel_name(activation: str) -> str:

@@ -18,8 +18,8 @@ from sparton.kernels.launch import cdiv, l2_cache, multiprocessors
 # Of the L2 cache, which an H100 has in halves of its own each: a band's rows take a sixth.
 SHARES = 6
 # Waves of programs from which on an incomplete last one does not matter, and what a program costs
-# beyond its tokens, in tokens.
-MANY_WAVES, START_TOKENS = 8, 256
+# beyond its tokens, in bytes of hidden states.
+MANY_WAVES, START_BYTES = 8, 200 * 1024
 
 
 class Grouping(NamedTuple):
@@ -42,7 +42,7 @@ def band_of(block_bytes: int, device: torch.device) -> int:
 
 
 def group_evenly(
-    N: int, T: int, blocks: int, band: int, *, tile: int, most: int, processors: int
+    N: int, T: int, blocks: int, band: int, *, tile: int, most: int, start: int, processors: int
 ) -> Grouping:
     """Groups that fill whole waves of the multiprocessors, each of which runs one program at a
     time, without more than ``band`` blocks of rows in use.
@@ -53,6 +53,7 @@ def group_evenly(
         band: as in :class:`Grouping`.
         tile: tokens of a tile.
         most: tokens of a group.
+        start: what a program costs beyond its tokens, in tokens.
         processors: multiprocessors.
     """
 
@@ -63,7 +64,7 @@ def group_evenly(
     def cost(groups: int) -> int:
         tokens = tokens_of(groups)
         waves = cdiv(cdiv(T, tokens) * blocks, processors)
-        return waves * (cdiv(tokens, tile) * tile + START_TOKENS)
+        return waves * (cdiv(tokens, tile) * tile + start)
 
     # Less than a band leaves the rest of the cache unused.
     fewest = min(max(cdiv(T, most), cdiv(processors, band) if band < blocks else 1), N)
@@ -90,4 +91,7 @@ def group_rows(
     """
     band = band or band_of(rows * row_bytes, device)
     blocks, processors = cdiv(V, rows), multiprocessors(device)
-    return group_evenly(N, T, blocks, band, tile=tile, most=most, processors=processors)
+    return group_evenly(
+        N, T, blocks, band,
+        tile=tile, most=most, start=START_BYTES // row_bytes, processors=processors,
+    )  # fmt: skip

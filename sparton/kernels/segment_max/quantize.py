@@ -16,6 +16,7 @@ from sparton.kernels.segment_max.quantize_cpu import (
     LARGEST,
     SCALE_BOUNDS,
     By,
+    Norms,
     Quantized,
     padded_size,
 )
@@ -71,18 +72,20 @@ def _bounded(amax, LOW: tl.constexpr, HIGH: tl.constexpr):
 
 @triton.jit
 def _quantize(
-    x_ptr, rounded_ptr, scale_ptr, amax_ptr, program, R, first_scale,
+    x_ptr, rounded_ptr, scale_ptr, amax_ptr, norms_ptr, program, R, first_scale,
     P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr,
     LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_R rows of a matrix, each by its own largest absolute value or all by the largest of
-    PARTS values. Scales are written times ``first_scale``. NaN stays NaN; an infinite element
-    becomes the largest one."""
+    PARTS values; and their norms. Scales are written times ``first_scale``. NaN stays NaN; an
+    infinite element becomes the largest one."""
     rows = program.to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     columns = tl.arange(0, BLOCK_P)[None, :]
     places = rows[:, None] * P + columns
     inside = (rows < R)[:, None] & (columns < P)
     x = tl.load(x_ptr + places, inside, 0.0).to(tl.float32)
+    if norms_ptr is not None:
+        tl.store(norms_ptr + rows, tl.sqrt(tl.sum(x * x, 1)), rows < R)
     if amax_ptr is None:
         amax = tl.max(tl.abs(x), 1)
     else:
@@ -98,7 +101,7 @@ def _quantize(
 @triton.jit(do_not_specialize=["T", "V", "of_hidden"])
 def _quantize_kernel(
     hidden_ptr, weight_ptr, amax_ptr, hidden8_ptr, weight8_ptr, hidden_scale_ptr, weight_scale_ptr,
-    T, V, of_hidden, MATRICES: tl.constexpr,
+    hidden_norms_ptr, weight_norms_ptr, T, V, of_hidden, MATRICES: tl.constexpr,
     P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
     PARTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
@@ -109,8 +112,8 @@ def _quantize_kernel(
     if program < of_hidden:
         amax_of_hidden = amax_ptr if MATRICES > 0 else None
         _quantize(
-            hidden_ptr, hidden8_ptr, hidden_scale_ptr, amax_of_hidden, program, T, 1.0,
-            P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
+            hidden_ptr, hidden8_ptr, hidden_scale_ptr, amax_of_hidden, hidden_norms_ptr,
+            program, T, 1.0, P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
         )  # fmt: skip
     else:
         scale = 1.0
@@ -119,8 +122,8 @@ def _quantize_kernel(
             scale = tl.div_rn(_bounded(amax, LOW, HIGH), LARGEST)
         amax_of_weight = amax_ptr + PARTS if MATRICES > 1 else None
         _quantize(
-            weight_ptr, weight8_ptr, weight_scale_ptr, amax_of_weight, program - of_hidden, V,
-            scale, P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
+            weight_ptr, weight8_ptr, weight_scale_ptr, amax_of_weight, weight_norms_ptr,
+            program - of_hidden, V, scale, P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
         )  # fmt: skip
 
 
@@ -149,7 +152,9 @@ def _plan(T: int, V: int, P: int, parts: int, matrices: int) -> tuple[Step, ...]
     return tuple(steps)
 
 
-def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quantized:
+def quantize_operands(
+    hidden: Tensor, weight: Tensor, *, by: By = "row", norms: Norms = (None, None)
+) -> Quantized:
     """Round both to e4m3. A scale is a largest absolute value / 448, found on the device.
 
     Args:
@@ -159,6 +164,7 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
         by: "row" gives each row a scale, "matrix" one to all tokens and one to all rows,
             "weight_row" one to all tokens, by the largest of their finite values, and one to each
             row of the weight.
+        norms: fp32 ``[T]`` and ``[V]``, to be filled with the norms of the rows, or None.
 
     Returns:
         float8_e4m3fn ``[T, P]`` and ``[V, P]`` (tensor descriptors ask for rows of whole 16 bytes)
@@ -187,6 +193,8 @@ def quantize_operands(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quan
             "weight8": weight8,
             "hidden_scale": hidden_scale,
             "weight_scale": weight_scale,
+            "hidden_norms": norms[0],
+            "weight_norms": norms[1],
         }
         run_steps(_plan(T, V, P, PARTS, matrices), tensors)
     return hidden8, weight8, (hidden_scale, weight_scale)

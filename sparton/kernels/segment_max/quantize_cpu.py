@@ -11,6 +11,7 @@ SCALE_BOUNDS = (2.0**-100, 2.0**100)
 
 # What has a scale: each row; each row of the weight and all tokens together; each matrix.
 By = Literal["row", "weight_row", "matrix"]
+Norms = tuple[Tensor | None, Tensor | None]
 Quantized = tuple[Tensor, Tensor, tuple[Tensor | None, Tensor]]
 
 
@@ -49,11 +50,15 @@ def _by_matrix(x: Tensor, *, finite: bool = False) -> tuple[Tensor, Tensor]:
     return _quantize(x, amax.view(1, 1))
 
 
-def quantize_operands_cpu(hidden: Tensor, weight: Tensor, *, by: By = "row") -> Quantized:
+def quantize_operands_cpu(
+    hidden: Tensor, weight: Tensor, *, by: By = "row", norms: Norms = (None, None)
+) -> Quantized:
     """What :func:`~sparton.kernels.segment_max.quantize.quantize_operands` returns, for matrices
     on the CPU."""
-    of_rows = _by_matrix if by == "matrix" else _by_row
-    weight8, weight_scale = of_rows(weight)
+    for of_rows, x in zip(norms, (hidden, weight), strict=True):
+        if of_rows is not None:
+            of_rows.copy_(torch.linalg.vector_norm(x, dim=1, dtype=torch.float32))
+    weight8, weight_scale = (_by_matrix if by == "matrix" else _by_row)(weight)
     if by == "row":
         hidden8, scale = _by_row(hidden)
         return hidden8, weight8, (scale[:, 0], weight_scale[:, 0])

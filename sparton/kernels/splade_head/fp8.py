@@ -155,8 +155,10 @@ def splade_head_forward_fp8(
     """
     check_operands(hidden, weight, bias, cu_seqlens)
     check_fp8(hidden)
-    hidden8, weight8, scales = quantize_operands(hidden, weight, by="weight_row")
-    raised = search_bias(hidden, weight, bias) if hidden.shape[0] else bias
+    (T, D), V = hidden.shape, weight.shape[0]
+    norms = hidden.new_empty(T, dtype=torch.float32), weight.new_empty(V, dtype=torch.float32)
+    hidden8, weight8, scales = quantize_operands(hidden, weight, by="weight_row", norms=norms)
+    raised = search_bias(*norms, D, bias)
     reps, winners = segment_max_forward(
         hidden8, weight8, raised, cu_seqlens, scales=scales, config=config
     )

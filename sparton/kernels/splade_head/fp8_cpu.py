@@ -17,14 +17,12 @@ ENTRIES_AT_ONCE = 4096
 MARGIN = 0.11
 
 
-def search_bias(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def search_bias(tokens: Tensor, rows: Tensor, D: int, bias: Tensor | None) -> Tensor:
     """The bias for the search in FP8, fp32 ``[V]``: higher than ``bias`` by what rounding may take
-    from a logit, lest a slightly positive entry be taken for a zero."""
-    norms, rows = (
-        torch.linalg.vector_norm(x, dim=1, dtype=torch.float32) for x in (hidden, weight)
-    )
-    longest = norms.nan_to_num(nan=0.0, posinf=0.0).max()
-    margin = rows * longest * (MARGIN / hidden.shape[1] ** 0.5)
+    from a logit, lest a slightly positive entry be taken for a zero. ``tokens`` and ``rows`` are
+    the norms of the operands' rows of D elements, fp32 ``[T]`` and ``[V]``."""
+    longest = tokens.nan_to_num(nan=0.0, posinf=0.0).max() if tokens.numel() else 0.0
+    margin = rows * (longest * (MARGIN / D**0.5))
     return margin if bias is None else margin + bias
 
 
@@ -41,11 +39,14 @@ def splade_head_forward_fp8_cpu(
     the same operands in e4m3, multiplied in fp32. It is slower than the forward without FP8."""
     check_operands(hidden, weight, bias, cu_seqlens)
     check_fp8(hidden)
-    hidden8, weight8, (_, scale) = quantize_operands_cpu(hidden, weight, by="weight_row")
-    D = hidden.shape[1]
+    (T, D), V = hidden.shape, weight.shape[0]
+    norms = hidden.new_empty(T, dtype=torch.float32), weight.new_empty(V, dtype=torch.float32)
+    hidden8, weight8, (_, scale) = quantize_operands_cpu(
+        hidden, weight, by="weight_row", norms=norms
+    )
     operands = hidden8[:, :D].float(), weight8[:, :D].float() * scale[:, None]
     with torch.autocast("cpu", enabled=False):
-        raised = search_bias(hidden, weight, bias) if hidden.shape[0] else bias
+        raised = search_bias(*norms, D, bias)
         reps, winners = splade_head_forward_cpu(*operands, raised, cu_seqlens)
     n, v = (reps > 0).nonzero(as_tuple=True)
     for rows, columns in zip(n.split(ENTRIES_AT_ONCE), v.split(ENTRIES_AT_ONCE), strict=True):
