@@ -26,7 +26,7 @@ CONFIG_KINDS = (PortableConfig, HopperConfig)
 # For each dtype Hopper's tile of the SPLADE head, then that of MaxSim, which sums whole queries.
 HOPPER: tuple[Config, ...] = (
     HopperConfig(),
-    HopperConfig(128, 128),
+    HopperConfig(128, 128, group_tokens=8192),
     PortableConfig(True, 256, 128, 64, num_warps=8, num_stages=3),
     PortableConfig(True, 128, 128, 64, num_warps=4, num_stages=3, group_tokens=2048),
 )
