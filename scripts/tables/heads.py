@@ -2,12 +2,16 @@
 
 from benchmarks.head.suites import (
     ALL_HEADS,
+    FORWARD,
     FORWARD_BACKWARD,
     GEMM,
     GEMM_AS_IS,
     PASSES,
     RIVALS,
     TABLE1,
+    VOCABULARIES,
+    WIDE_FP8,
+    WIDTHS,
     Cell,
 )
 from tables.records import Record, bold, find, markdown, mebibytes, milliseconds, table
@@ -54,4 +58,44 @@ def patterns(records: list[Record]) -> str:
         ratio = f"{ours['p50_ms'] / hybrid['p50_ms']:.2f}" if both else ""
         rows.append([words, *shares, milliseconds(hybrid), milliseconds(ours), ratio])
     header = ["maxima", "active", "held by three tokens", *(f"{h} ms" for h in RIVALS), "ratio"]
+    return markdown(header, rows)
+
+
+def _wide(shape: str, head: str, mode: str = FORWARD) -> Cell:
+    return Cell(shape, head, mode, "random_1pct")
+
+
+@table("wide", "head_wide", command="head --suite wide", together="shape")
+def wide(records: list[Record]) -> str:
+    """The forward over the bare product, and the forward with backward over the forward."""
+    rows = []
+    for D in WIDTHS:
+        for N in (16, 64, 320):
+            ratios = [_ratios(records, f"{N}x512x{V}x{D}") for V in VOCABULARIES]
+            if any(ratios):
+                rows.append([f"{D:,}", f"{N * 512:,}", *ratios])
+    return markdown(["D", "tokens", *(f"V = {V:,}" for V in VOCABULARIES)], rows)
+
+
+def _ratios(records: list[Record], shape: str) -> str:
+    bare, forward, both = (
+        find(records, _wide(shape, head, mode)).get("p50_ms")
+        for head, mode in ((GEMM, FORWARD), ("sparton", FORWARD), ("sparton", FORWARD_BACKWARD))
+    )
+    if not (bare and forward):
+        return ""
+    return f"**{forward / bare:.2f}**" + (f" {both / forward:.2f}" if both else "")
+
+
+@table("wide_fp8", "head_wide", command="head --suite wide", together="shape")
+def wide_fp8(records: list[Record]) -> str:
+    """The forward in FP8 beside that in 16 bits."""
+    rows = []
+    for shape in WIDE_FP8:
+        heads = GEMM, "sparton", "sparton_fp8"
+        found = [find(records, _wide(shape, head)) for head in heads]
+        if "p50_ms" in found[-1]:
+            ratio = f"{found[2]['p50_ms'] / found[1]['p50_ms']:.2f}"
+            rows.append([shape, *map(milliseconds, found), ratio])
+    header = ["N x S x V x D", GEMMS[GEMM], "sparton ms", "sparton_fp8 ms", "ratio"]
     return markdown(header, rows)

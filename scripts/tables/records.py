@@ -57,7 +57,11 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def table(
-    name: str, study: str, suite: str | None = None, command: str | None = None
+    name: str,
+    study: str,
+    suite: str | None = None,
+    command: str | None = None,
+    together: str | None = None,
 ) -> Callable[[Build], Build]:
     """Makes a table of what builds one of the records of a device.
 
@@ -66,28 +70,38 @@ def table(
         study: the name of the records' files.
         suite: only its records, which are a run of their own.
         command: what measures them, behind ``scripts/benchmark.py``; by default the study's name.
+        together: records with the same value of this field are compared with one another and with
+            no others; by default all are.
     """
 
     def register(build: Build) -> Build:
-        TABLES[name] = partial(by_device, study, build, suite, command or study)
+        TABLES[name] = partial(by_device, study, build, suite, command or study, together)
         return build
 
     return register
 
 
-def by_device(study: str, build: Build, suite: str | None = None, command: str = "") -> str:
+def by_device(
+    study: str,
+    build: Build,
+    suite: str | None = None,
+    command: str = "",
+    together: str | None = None,
+) -> str:
     """The table of every device whose records fill a row, each under its caption.
 
     Raises:
-        ValueError: records of several runs.
+        ValueError: records of several runs that are compared with one another.
     """
     tables = []
     for folder in device_folders(study):
         records = read_file(folder / f"{study}.jsonl")
         records = [r for r in records if suite is None or r["suite"] == suite]
-        if runs := {record["run"] for record in records}:
-            if len(runs) > 1:
-                raise ValueError(f"{folder}/{study}.jsonl mixes the runs {sorted(runs)}")
+        if records:
+            for compared in {record[together] if together else None for record in records}:
+                runs = {r["run"] for r in records if not together or r[together] == compared}
+                if len(runs) > 1:
+                    raise ValueError(f"{folder}/{study}.jsonl mixes the runs {sorted(runs)}")
             built = build(records)
             tables += [f"{built}\n{caption(records)}\n"] if built else []
     return "\n".join(tables) or NOT_MEASURED.format(command)
