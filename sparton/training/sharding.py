@@ -32,9 +32,6 @@ from sparton.training.precision import Precision
 from sparton.training.sharded_state import load_sharded, save_sharded
 from sparton.training.state import load_checkpoint, save_checkpoint
 
-# What training and evaluation call on an encoder, as far as it has them.
-_FORWARD = ("encode_both", "encode", "topk")
-
 
 class Weights(Protocol):
     """What the loop asks of the weights that it trains; all ranks ask together."""
@@ -128,9 +125,9 @@ class ShardedWeights:
             sharded.set_reduce_scatter_unused_params(True)  # a rank may use what others do not
         for parameter in given:  # modules beside those of the encoder may still hold them
             parameter.data = parameter.data.new_empty(0)
-        for method in _FORWARD:
-            if hasattr(encoder, method):
-                register_fsdp_forward_method(encoder, method)
+        register_fsdp_forward_method(encoder, "encode_both")  # as the step calls it
+        # Or a layer that runs before, in an evaluation, would take itself for the root.
+        sharded._get_fsdp_state()._lazy_init()
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
@@ -175,22 +172,41 @@ class ShardedWeights:
         return (part for part in self.encoder.modules() if isinstance(part, FSDPModule))
 
 
+def place_weights(
+    encoder: Encoder, world: World, precision: Precision, *, sharded: bool = False
+) -> Weights:
+    """Bring an encoder to the device of its rank, in the dtypes of a training and with the weights
+    of the main rank.
+
+    Args:
+        sharded: whether each rank is to have a part of every weight, or all.
+
+    Raises:
+        ValueError: see :class:`ShardedWeights`.
+    """
+    if sharded:
+        return ShardedWeights(encoder.to(dtype=precision.parameter_dtype), world, precision)
+    encoder.to(device=world.device, dtype=precision.parameter_dtype)
+    world.broadcast(encoder)
+    return WholeWeights(encoder, world)
+
+
 def _check(encoder: Encoder, world: World, precision: Precision) -> None:
     if not world.one_machine:
         raise ValueError(
             "sharded weights need the links within a machine, and these ranks are on several: "
-            "train on the GPUs of one, or do not shard"
+            "train on those of one, or unsharded"
         )
     if precision.name == "fp16":
         raise ValueError(
-            "precision=fp16 scales gradients, which sharded ones are not: take bf16, or do not "
-            "shard"
+            "precision=fp16 scales gradients, which sharded ones cannot be: take bf16, or train "
+            "unsharded"
         )
     for body in encoder.modules():
         if isinstance(body, EncoderBody) and isinstance(body.layout, UniformLayout):
             raise ValueError(
                 f"{type(body.model).__name__} runs {body.layout.name}, and ranks with other "
-                "lengths would wait for each other for ever: do not shard it"
+                "lengths would wait for each other for ever: train it unsharded"
             )
 
 
