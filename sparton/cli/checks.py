@@ -174,8 +174,8 @@ def _check_sharding(cfg: DictConfig) -> None:
         return
     if cfg.micro_batch == FITTING:
         raise ValueError(
-            f"micro_batch={FITTING} is found by running out of memory, which a GPU that others wait "
-            f"for must not: with sharding={cfg.sharding} set micro_batch=N, such as 16, or null"
+            f"micro_batch={FITTING} is found by running out of memory, as a GPU that others wait for "
+            f"must not: with sharding={cfg.sharding} set micro_batch=N, such as 16, or null"
         )
     if cfg.precision == "fp16":
         raise ValueError(

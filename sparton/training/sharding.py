@@ -82,9 +82,9 @@ class WholeWeights:
 class ShardedWeights:
     """A part of every weight of an encoder on every rank.
 
-    Each layer of a body is gathered by itself, in the dtype of the products where autocast would
-    round it to that in any case, and forgotten after it has run. What is not in a layer (embeddings,
-    decoder, what a head brings along) is gathered for a whole step: heads read all of the decoder.
+    Each layer of a body is gathered by itself and forgotten after it has run; in bfloat16 where
+    autocast would round its matrices to that. What is not in a layer (embeddings, decoder, what a
+    head brings along) is gathered for a whole step: heads read all of the decoder.
 
     One rank has all of each weight. Its checkpoints are those of any other number of ranks.
 
@@ -117,9 +117,7 @@ class ShardedWeights:
             policy = MixedPrecisionPolicy(
                 rounded if inside else None, torch.float32, cast_forward_inputs=False
             )
-            sharded = fully_shard(
-                part, mesh=mesh, mp_policy=policy, reshard_after_forward=inside
-            )
+            sharded = fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=inside)
             sharded.set_gradient_divide_factor(1.0)  # the objective is of the global batch
             sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no other
             sharded.set_reduce_scatter_unused_params(True)  # a rank may use what others do not

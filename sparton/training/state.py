@@ -28,9 +28,8 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
         CheckpointError: the disk is full or not writable. Earlier checkpoints are untouched.
     """
     path = folder / f"{checkpoint_name(step)}.pt"
-    with unwritten_told(path):
-        with replacing(path) as fresh, fresh.open("wb") as file:
-            torch.save({"step": step, **state}, file)
+    with unwritten_told(path), replacing(path) as fresh, fresh.open("wb") as file:
+        torch.save({"step": step, **state}, file)
     remove_older(folder)
     return path
 
