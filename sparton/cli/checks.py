@@ -174,9 +174,15 @@ def _check_sharding(cfg: DictConfig) -> None:
         return
     if cfg.micro_batch == FITTING:
         raise ValueError(
-            f"micro_batch={FITTING} is found by running out of memory, as a GPU that others wait for "
-            f"must not: with sharding={cfg.sharding} set micro_batch=N, such as 16, or null"
+            f"micro_batch={FITTING} is found by running out of memory, as no GPU may that others "
+            f"wait for: with sharding={cfg.sharding} set micro_batch=N, such as 16, or null"
         )
+    for name in ("backbone.compile", "query_encoder.backbone.compile"):
+        if OmegaConf.select(cfg, name):
+            raise ValueError(
+                f"{name}=true compiles layers with all of their weights: with sharding="
+                f"{cfg.sharding} set {name}=false"
+            )
     if cfg.precision == "fp16":
         raise ValueError(
             f"precision=fp16 scales gradients, which sharded ones cannot be: with sharding="

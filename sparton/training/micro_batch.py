@@ -58,8 +58,8 @@ class MicroBatchSearch:
     def __post_init__(self) -> None:
         if any(map(is_sharded, self.step.encoder.parameters())):
             raise ValueError(
-                "a micro-batch is found by running out of memory, as a rank that others wait for must "
-                "not: give a step with sharded weights one"
+                "a micro-batch is found by running out of memory, as no rank may that others wait "
+                "for: give a step with sharded weights one"
             )
 
     def __call__(self, batch: Any) -> None:

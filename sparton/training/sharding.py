@@ -29,7 +29,7 @@ from sparton.models.layouts import UniformLayout
 from sparton.training.distributed import World, whole
 from sparton.training.optimization import Optimizer
 from sparton.training.precision import Precision
-from sparton.training.sharded_state import load_sharded, save_sharded
+from sparton.training.sharded_state import Keys, load_sharded, save_sharded
 from sparton.training.state import load_checkpoint, save_checkpoint
 
 
@@ -95,8 +95,8 @@ class ShardedWeights:
         precision: of the training.
 
     Raises:
-        ValueError: ranks on several machines, fp16, or a body whose layers run more often on some
-            ranks than on others.
+        ValueError: ranks on several machines, fp16, compiled layers, or a body whose layers run
+            more often on some ranks than on others.
     """
 
     def __init__(self, encoder: Encoder, world: World, precision: Precision) -> None:
@@ -160,7 +160,9 @@ class ShardedWeights:
         self, folder: Path, keys: Collection[str], optimizer: Optimizer
     ) -> dict[str, Any] | None:
         learning = [p for group in optimizer.param_groups for p in group["params"]]
-        like = {("optimizer", "state", row): each for row, each in enumerate(learning)}
+        like: dict[Keys, Tensor] = {
+            ("optimizer", "state", row): each for row, each in enumerate(learning)
+        }
         for name, value in self.encoder.state_dict().items():
             like |= {(kind, name): value for kind in ("encoder", "averages")}
         return load_sharded(folder, keys, like, self.world)
@@ -199,6 +201,11 @@ def _check(encoder: Encoder, world: World, precision: Precision) -> None:
         raise ValueError(
             "precision=fp16 scales gradients, which sharded ones cannot be: take bf16, or train "
             "unsharded"
+        )
+    if any(part._compiled_call_impl is not None for part in encoder.modules()):
+        raise ValueError(
+            "compiled layers would gather their weights within their graphs, and be compiled over "
+            "and over: build the backbone with compile=False, or train unsharded"
         )
     for body in encoder.modules():
         if isinstance(body, EncoderBody) and isinstance(body.layout, UniformLayout):

@@ -64,6 +64,7 @@ def test_settings_of_a_regularizer_that_was_not_chosen_are_refused():
         ("sharding=some", "sharding=some: choose from none, full"),
         ("micro_batch=auto", "with sharding=full set micro_batch=N, such as 16, or null"),
         ("precision=fp16", "with sharding=full set precision=bf16"),
+        ("backbone.compile=true", "with sharding=full set backbone.compile=false"),
         ("refresh=negatives", "set refresh=none and mine before the training"),
     ],
 )

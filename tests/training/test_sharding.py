@@ -76,7 +76,6 @@ CASES = {
     "padded, decoder read from the embeddings": Case("deberta-v2", config={"legacy": False}),
     "padded, decoder in two parts": Case("mobilebert"),
     "checkpointed": Case(options={"gradient_checkpointing": True}),
-    "compiled": Case(options={"compile": True}),
     "lora": Case(options={"lora": FP32}),
     "eager head": Case(head=EagerHead()),
     "colbert": Case(head=ColbertHead(8)),
@@ -247,6 +246,9 @@ def test_what_cannot_be_sharded_is_refused(world, precision, message):
         ShardedWeights(CASES["llama"].build(), world, Precision(precision, world.device))
 
 
-def test_bodies_that_run_length_by_length_are_refused():
+def test_bodies_that_run_length_by_length_and_compiled_ones_are_refused():
     with pytest.raises(ValueError, match="ConvBertForMaskedLM runs one length at a time"):
         ShardedWeights(Case("convbert").build(), World(0, 2, CPU), Precision("fp32", CPU))
+    compiled = Case(options={"compile": True}).build()
+    with pytest.raises(ValueError, match="build the backbone with compile=False"):
+        ShardedWeights(compiled, World(0, 2, CPU), Precision("fp32", CPU))
