@@ -26,7 +26,7 @@ from torch.distributed.fsdp import (
 from sparton.models.body import EncoderBody, layers_of
 from sparton.models.encoder import Encoder
 from sparton.models.layouts import UniformLayout
-from sparton.training.distributed import World, whole
+from sparton.training.distributed import World, is_sharded, whole
 from sparton.training.optimization import Optimizer
 from sparton.training.precision import Precision
 from sparton.training.sharded_state import Keys, load_sharded, save_sharded
@@ -107,11 +107,11 @@ class ShardedWeights:
             encoder.to(world.device)
             return
         mesh = init_device_mesh(world.device.type, (world.size,))
-        # What autocast would round anyway, and would keep in 16 bits, for all layers at once.
+        # Autocast would make copies of 16 bits of all layers, and keep them for the backward pass.
         rounded = torch.bfloat16 if precision.name == "bf16" else None
-        given = list(encoder.parameters())
         for part in (*reversed(layers_of(encoder)), encoder):
             inside = part is not encoder
+            given = [each for each in part.parameters() if not is_sharded(each)]
             part.to(world.device)
             world.broadcast(part)
             policy = MixedPrecisionPolicy(
@@ -121,8 +121,8 @@ class ShardedWeights:
             sharded.set_gradient_divide_factor(1.0)  # the objective is of the global batch
             sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no other
             sharded.set_reduce_scatter_unused_params(True)  # a rank may use what others do not
-        for parameter in given:  # modules beside those of the encoder may still hold them
-            parameter.data = parameter.data.new_empty(0)
+            for parameter in given:  # modules beside those of the encoder may still hold them
+                parameter.data = parameter.data.new_empty(0)
         register_fsdp_forward_method(encoder, "encode_both")  # as the step calls it
         # Or a layer that runs before, in an evaluation, would take itself for the root.
         sharded._get_fsdp_state()._lazy_init()
