@@ -22,7 +22,6 @@ from sparton.models.folders import save_encoder
 from sparton.training.averaging import AveragedWeights, ExponentialAverage
 from sparton.training.distributed import World, whole
 from sparton.training.loop import LoopSettings, Trainer
-from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.optimization import build_optimizer
 from sparton.training.precision import Precision
 from sparton.training.schedules import LinearSchedule
@@ -206,18 +205,3 @@ def test_a_training_goes_on_as_it_began(sharded, tmp_path):
     words = f"weights were {began}sharded, and here they are {now}to be: go on as it began"
     with pytest.raises(OtherRunError, match=words):
         make_trainer(tmp_path, ALONE, sharded=not sharded).resume()
-
-
-def search(world: World) -> str:
-    trainer = make_trainer(Path("nowhere"), world)
-    try:
-        MicroBatchSearch(trainer.step, trainer.optimizer, 8, 8)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-@pytest.mark.slow
-def test_no_micro_batch_is_searched_for(tmp_path):
-    for message in on_ranks(2, tmp_path, search):
-        assert "give a step with sharded weights one" in message

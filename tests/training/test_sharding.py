@@ -24,6 +24,7 @@ from sparton.models.csr import AutoencoderHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.training.distributed import World, is_sharded, whole
+from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.precision import Precision
 from sparton.training.sharding import ShardedWeights, place_weights
 from sparton.training.step import ExactStep
@@ -118,15 +119,18 @@ def gradients(encoder: Encoder) -> dict[str, Tensor]:
 
 
 def sharded_gradients(
-    world: World, names: list[str], micro_batches: list[int | None], precision: str = "fp32"
+    world: World, names: list[str], micro_batches: list[int | None]
 ) -> dict[tuple[str, int | None], dict[str, Tensor]]:
     found = {}
     for name in names:
         for micro_batch in micro_batches:
             encoder = CASES[name].build()
-            place_weights(encoder, world, Precision(precision, CPU), sharded=True)
+            place_weights(encoder, world, Precision("fp32", CPU), sharded=True)
             assert all(map(is_sharded, encoder.parameters()))
-            exact_step(encoder, world, micro_batch, precision)(share(global_batch(), world), 0)
+            step = exact_step(encoder, world, micro_batch)
+            with pytest.raises(ValueError, match="give a step with sharded weights one"):
+                MicroBatchSearch(step, None, 8, 8)
+            step(share(global_batch(), world), 0)
             found[name, micro_batch] = gradients(encoder)
     return found
 
