@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -29,17 +30,19 @@ def losses(tmp_path_factory) -> list[float]:
     return [record["loss"] for record in records]
 
 
-def start(folder: Path, gpus: int, end: str = "- -") -> subprocess.CompletedProcess:
-    command = run_command(folder, *MORTAL, f"gpus={gpus}")
+def start(
+    folder: Path, gpus: int, end: str = "- -", others: Sequence[str] = ()
+) -> subprocess.CompletedProcess:
+    command = run_command(folder, *MORTAL, f"gpus={gpus}", *others)
     environment = os.environ | {"END": end}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=240, env=environment
     )
 
 
-def goes_on(folder: Path, gpus: int, losses: list[float]) -> None:
+def goes_on(folder: Path, gpus: int, losses: list[float], others: Sequence[str] = ()) -> None:
     """From the checkpoint of step 2 to the end, as if nothing had happened."""
-    process = start(folder, gpus)
+    process = start(folder, gpus, others=others)
     assert process.returncode == 0, process.stderr
     assert (process.stdout + process.stderr).count("its ramp is longer") == 2  # of both sides
     assert read_status(folder) == Status("ok")
@@ -56,6 +59,18 @@ def test_a_killed_rank_ends_the_others_and_one_process_goes_on(tmp_path, losses)
     assert len(said) == 1 and said[0].startswith("train.py: rank 1 was ended by SIGKILL"), said
     assert read_status(tmp_path).state == "killed"
     goes_on(tmp_path, 1, losses)
+
+
+@pytest.mark.slow
+def test_a_sharded_run_goes_on_with_another_number_and_as_it_began_alone(tmp_path, losses):
+    sharded = ("sharding=full", "micro_batch=null")
+    assert start(tmp_path, gpus=2, end="1 killed", others=sharded).returncode == 1
+    assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["step-00000002"]
+    process = start(tmp_path, gpus=2)
+    assert process.returncode == 1
+    assert "weights were sharded, and here they are not to be: go on as it began" in process.stderr
+    goes_on(tmp_path, 1, losses, sharded)
+    assert (tmp_path / "model" / "model.safetensors").exists()
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.optimization import build_optimizer
 from sparton.training.precision import Precision
 from sparton.training.settings import FITTING
+from sparton.training.sharding import place_weights
 from sparton.training.state import frozen_state
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
@@ -122,8 +123,7 @@ def build_trainer(
         encoder.origin = encoder.origin._replace(datasets=(hub,))
     check_saving(encoder)
     frozen = frozen_identity(encoder)
-    encoder.to(device=world.device, dtype=precision.parameter_dtype)
-    world.broadcast(encoder)
+    weights = place_weights(encoder, world, precision, sharded=cfg.sharding == "full")
     lengths = {"query_length": cfg.query_length, "document_length": cfg.document_length}
     tokenizer = training_tokenizer(encoder, dev_tasks, **lengths)
     regularizers = {
@@ -158,6 +158,7 @@ def build_trainer(
         averages=AveragedWeights(encoder, instantiate(cfg.averaging), steps)
         if cfg.averaging
         else None,
+        weights=weights,
     )
     return trainer, tokenizer
 

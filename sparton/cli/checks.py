@@ -18,7 +18,7 @@ from sparton.cli.overrides import overrides_in
 from sparton.cli.schema import body_options, total_steps
 from sparton.models.places import check_place
 from sparton.retrieval.settings import check_metrics, check_search
-from sparton.training.settings import FITTING, PRECISIONS, SELECT_BY
+from sparton.training.settings import FITTING, PRECISIONS, SELECT_BY, SHARDINGS
 
 _LONGEST_NAME = 255  # bytes of a file's name
 
@@ -37,6 +37,7 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     _check_numbers(cfg)
     _check_precision(cfg)
     _check_lora(cfg)
+    _check_sharding(cfg)
     _check_evaluation(cfg)
     _check_regularizers(cfg)
     _check_steps(cfg, world_size)
@@ -163,6 +164,35 @@ def _check_lora(cfg: DictConfig) -> None:
                 f"precision=fp32 has no products with the frozen weights of {name}, which are in "
                 f"bf16: add dtype: fp32 to {name}, or set precision=bf16"
             )
+
+
+def _check_sharding(cfg: DictConfig) -> None:
+    """What cannot be where each GPU has a part of the weights."""
+    if cfg.sharding not in SHARDINGS:
+        raise ValueError(f"sharding={cfg.sharding}: choose from {', '.join(SHARDINGS)}")
+    if cfg.sharding == "none":
+        return
+    if cfg.micro_batch == FITTING:
+        raise ValueError(
+            f"micro_batch={FITTING} is found by running out of memory, as no GPU may that others "
+            f"wait for: with sharding={cfg.sharding} set micro_batch=N, such as 16, or null"
+        )
+    for name in ("backbone.compile", "query_encoder.backbone.compile"):
+        if OmegaConf.select(cfg, name):
+            raise ValueError(
+                f"{name}=true compiles layers with all of their weights: with sharding="
+                f"{cfg.sharding} set {name}=false"
+            )
+    if cfg.precision == "fp16":
+        raise ValueError(
+            f"precision=fp16 scales gradients, which sharded ones cannot be: with sharding="
+            f"{cfg.sharding} set precision=bf16"
+        )
+    if cfg.refresh:
+        raise ValueError(
+            f"refresh mines with the whole model on one GPU, and sharding={cfg.sharding} has none: "
+            "set refresh=none and mine before the training, with sparton mine, or sharding=none"
+        )
 
 
 def _check_start(cfg: DictConfig, typed: Sequence[str]) -> None:

@@ -16,8 +16,8 @@ from sparton.cli.overrides import folder_name
 
 # What may differ between the parts of one run: it changes neither the model nor its selection.
 _INCIDENTAL = {
-    "name", "study", "gpus", "micro_batch", "log_every", "checkpoint_every", "num_workers",
-    "logger", "metrics",
+    "name", "study", "gpus", "sharding", "micro_batch", "log_every", "checkpoint_every",
+    "num_workers", "logger", "metrics",
 }  # fmt: skip
 _FOLDERS_OF_THEIR_OWN = {"name", "study", "gpus", "seed"}
 
@@ -40,6 +40,7 @@ class TrainConfig:
     query_length: int
     document_length: int
     precision: str
+    sharding: str
     clip_norm: float | None
     weight_decay: float
     log_every: int

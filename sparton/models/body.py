@@ -106,8 +106,8 @@ class EncoderBody(nn.Module):
                 f"a sequence of up to {tokens.max_seqlen} tokens, but {type(self.model).__name__} "
                 f"has {self.max_length} positions: tokenise with a smaller maximum length"
             )
-        if tokens.num_tokens == 0:
-            return self._embeddings().weight.new_zeros(0, self.hidden_size)
+        if tokens.num_tokens == 0:  # the layers run in any case, as those of other ranks wait
+            return self.layout.states(self._base, _one_token(tokens))[:0]
         return self.layout.states(self._base, tokens)
 
     def in_one_pass(
@@ -274,11 +274,21 @@ def _every_weight(model: PreTrainedModel) -> dict[str, Tensor] | None:
     return weights
 
 
+def _one_token(like: TokenBatch) -> TokenBatch:
+    """A single token, on the device of a batch."""
+    return TokenBatch.from_lists([[0]]).to(like.input_ids.device)
+
+
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """The layers of the bodies below a module, a layer before those within it."""
+    return [part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)]
+
+
 def _compile_parts(model: PreTrainedModel) -> None:
     """Each layer by itself: equal ones share a graph, which takes a fraction of the time that a
     graph of all layers takes."""
-    layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
-    parts: list[nn.Module] = [*layers] or [model]
+    layers = layers_of(model)
+    parts = layers or [model]
     for child in model.children() if layers else ():
         inside = list(child.modules())[1:]
         # A single norm is not worth a graph.

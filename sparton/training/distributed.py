@@ -1,7 +1,7 @@
 """The processes that train together: who we are, and the collectives that a step needs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from sparton.packing import cu_seqlens_of
 from sparton.representations import Extent, Representations, TokenVectors
@@ -137,14 +138,47 @@ class World:
         return held[0]
 
     def broadcast(self, module: nn.Module) -> None:
-        """Give every rank the parameters and buffers of rank 0."""
+        """Give every rank the parameters and buffers of rank 0, but for sharded ones."""
         if self.size > 1:
             for tensor in (*module.parameters(), *module.buffers()):
-                dist.broadcast(tensor.data, src=0)
+                if not is_sharded(tensor):
+                    dist.broadcast(tensor.data, src=0)
 
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+    def each(self, work: Callable[[], T]) -> list[T]:
+        """What ``work`` comes to on every rank, in rank order.
+
+        Raises:
+            Exception: of this rank's work.
+            OSError: that of another rank failed, in its words.
+        """
+        try:
+            own: tuple[T | None, Exception | None] = work(), None
+        except Exception as error:
+            own = None, error
+        told = own[0], own[1] and str(own[1])
+        found: list[Any] = [told]
+        if self.size > 1:
+            found = [None] * self.size
+            dist.all_gather_object(found, told)
+        if own[1] is not None:
+            raise own[1]
+        if errors := [error for _, error in found if error is not None]:
+            raise OSError(errors[0])
+        return [value for value, _ in found]
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this rank has a part of a tensor that is spread over the ranks."""
+    return isinstance(tensor, DTensor)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, on every rank; all ranks call it together where it is sharded."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class _Gather(torch.autograd.Function):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparton.errors import NonFiniteLossError
+from sparton.training.distributed import whole
 
 # Steps after which the numbers of one are waited for: the host is never that far ahead for long.
 _LATEST = 8
@@ -49,7 +50,7 @@ class FiniteWatch:
             self._look(*self._arriving.popleft())
         if saving:
             weights = [p.detach() for p in self._encoder.parameters() if p.requires_grad]
-            if not nn.utils.get_total_norm(weights).isfinite().item():
+            if not whole(nn.utils.get_total_norm(weights)).isfinite().item():
                 self._end(f"a weight was not finite after step {step}")
 
     def _is_there(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sparton.training.distributed import World
+from sparton.training.distributed import World, is_sharded
 
 # Gradients with fewer elements are added up together.
 SMALL = 2**16
@@ -23,12 +23,13 @@ class GradientSum:
 
     Args:
         world: of the ranks; all give parameters of the same shapes.
-        parameters: whose gradients are added up.
+        parameters: whose gradients are added up, but for sharded ones: these are added up by what
+            shards them.
     """
 
     def __init__(self, world: World, parameters: Iterable[nn.Parameter]) -> None:
         self._world = world
-        self._parameters = list(parameters)
+        self._parameters = [p for p in parameters if not is_sharded(p)]
         self._small = [p for p in self._parameters if p.numel() < SMALL]
         self._large = [n for n, p in enumerate(self._parameters) if p.numel() >= SMALL]
         self._order: list[int] | None = None
@@ -42,7 +43,7 @@ class GradientSum:
     @contextmanager
     def of_last_backward(self) -> Iterator[None]:
         """The backward pass within completes the gradients, which are sums when it ends."""
-        if self._world.size == 1:
+        if self._world.size == 1 or not self._parameters:
             yield
             return
         self._complete = {}

@@ -18,13 +18,12 @@ from sparton.training.loggers import Logger, Record
 from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.optimization import Optimizer, learning_rates, update
 from sparton.training.settings import SELECT_BY
+from sparton.training.sharding import Weights, WholeWeights
 from sparton.training.sources import SourceLosses
 from sparton.training.state import (
     changes,
     learned_state,
-    load_checkpoint,
     load_learned_state,
-    save_checkpoint,
 )
 from sparton.training.step import Step, StepOutput
 from sparton.training.throughput import Batch, ThroughputMeter
@@ -82,6 +81,7 @@ class Trainer(Generic[OwnStep]):
         averages: of the weights, which are evaluated and saved in their place; None for none.
         mined: the name of the negatives that its model has mined last, which checkpoints keep; None
             while it trains on those of the data.
+        weights: where those of the encoder are; None for all of them on every rank.
     """
 
     step: OwnStep
@@ -100,10 +100,12 @@ class Trainer(Generic[OwnStep]):
     sources: Sequence[str] = ()
     averages: AveragedWeights | None = None
     mined: str | None = None
+    weights: Weights | None = None
 
     def __post_init__(self) -> None:
         self.encoder = self.step.encoder
         self.world = self.step.world
+        self._weights = self.weights or WholeWeights(self.encoder, self.world)
         self.scaler = self.step.precision.grad_scaler()
         self._figures: dict[str, dict[str, float]] = {}
         self._by_source = SourceLosses(self.sources, self.world.device)
@@ -118,7 +120,8 @@ class Trainer(Generic[OwnStep]):
             CheckpointError: the checkpoints are damaged.
             OtherRunError: they are of a run with other settings or data.
         """
-        state = load_checkpoint(self.folder / "checkpoints", _STATE)
+        folder = self.folder / "checkpoints"
+        state = self._weights.load_checkpoint(folder, _STATE, self.optimizer)
         if state is None:
             return 0
         self._check_identity(state["identity"])
@@ -226,7 +229,8 @@ class Trainer(Generic[OwnStep]):
         with self.averaged():
             if self.evaluate is not None:
                 self.encoder.eval()
-                metrics = self.evaluate(self.encoder)
+                with self._weights.gathered():
+                    metrics = self.evaluate(self.encoder)
                 self.encoder.train()
             if metrics and metrics[self.settings.select_by] > self.best:
                 self.best = metrics[self.settings.select_by]
@@ -240,23 +244,23 @@ class Trainer(Generic[OwnStep]):
         return nullcontext() if self.averages is None else self.averages.applied()
 
     def _save_model(self) -> None:
-        if self.world.is_main:
-            self.save_model(self.encoder, self.folder / "model")
+        with self._weights.to_save() as encoder:
+            if encoder is not None:
+                self.save_model(encoder, self.folder / "model")
 
     def _checkpoint(self, completed: int) -> None:
         with self.meter.paused():
-            if self.world.is_main:
-                state = {
-                    "encoder": learned_state(self.encoder),
-                    "averages": self.averages and self.averages.state_dict(),
-                    "optimizer": self.optimizer.state_dict(),
-                    "scaler": self.scaler.state_dict(),
-                    "best": self.best,
-                    "micro_batch": self.fit and self.fit.choice,
-                    "mined": self.mined,
-                    "identity": dict(self.identity),
-                }
-                save_checkpoint(self.folder / "checkpoints", completed, state)
+            state = {
+                "encoder": learned_state(self.encoder),
+                "averages": self.averages and self.averages.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "best": self.best,
+                "micro_batch": self.fit and self.fit.choice,
+                "mined": self.mined,
+                "identity": dict(self.identity),
+            }
+            self._weights.save_checkpoint(self.folder / "checkpoints", completed, state)
             self.world.barrier()
 
     def _check_identity(self, stored: Mapping[str, str]) -> None:

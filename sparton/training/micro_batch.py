@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparton.packing import cu_seqlens_of
+from sparton.training.distributed import is_sharded
 from sparton.training.optimization import Optimizer
 from sparton.training.status import is_out_of_memory
 from sparton.training.step import ExactStep
@@ -43,6 +44,9 @@ class MicroBatchSearch:
         optimizer: whose states need memory, too.
         query_length, document_length: of the longest texts of a run, in tokens.
         choice: what was found, with what it depends on; a run that goes on with the same keeps it.
+
+    Raises:
+        ValueError: the weights are sharded.
     """
 
     step: ExactStep
@@ -50,6 +54,13 @@ class MicroBatchSearch:
     query_length: int
     document_length: int
     choice: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if any(map(is_sharded, self.step.encoder.parameters())):
+            raise ValueError(
+                "a micro-batch is found by running out of memory, as no rank may that others wait "
+                "for: give a step with sharded weights one"
+            )
 
     def __call__(self, batch: Any) -> None:
         """Search, unless it is known from before; weights, buffers and random state stay.

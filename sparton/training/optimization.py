@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from sparton.training.distributed import whole
+
 Optimizer = torch.optim.Optimizer
 
 
@@ -68,7 +70,7 @@ def update(
         group["lr"] = group["base_lr"] * rate_factor
     scaler.unscale_(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = nn.utils.clip_grad_norm_(parameters, clip_norm or float("inf"))
+    norm = whole(nn.utils.clip_grad_norm_(parameters, clip_norm or float("inf")))
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)

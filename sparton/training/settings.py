@@ -2,4 +2,5 @@
 
 PRECISIONS = ("fp32", "bf16", "fp16", "bf16_pure")
 SELECT_BY = "ndcg@10"  # the dev metric that chooses the model
+SHARDINGS = ("none", "full")
 FITTING = "auto"  # the micro-batch that is searched for

@@ -1,7 +1,9 @@
 """Checkpoints: complete, atomic, and never the only copy while the next one is written."""
 
 import logging
-from collections.abc import Collection, Mapping
+import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -9,7 +11,7 @@ from zipfile import ZipFile
 import torch
 from torch import Tensor, nn
 
-from sparton.errors import CheckpointError
+from sparton.errors import CheckpointError, OtherRunError
 from sparton.writing import replacing, room
 
 log = logging.getLogger(__name__)
@@ -25,42 +27,87 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     Raises:
         CheckpointError: the disk is full or not writable. Earlier checkpoints are untouched.
     """
-    path = folder / f"step-{step:08d}.pt"
+    path = folder / f"{checkpoint_name(step)}.pt"
+    with unwritten_told(path), replacing(path) as fresh, fresh.open("wb") as file:
+        torch.save({"step": step, **state}, file)
+    remove_older(folder)
+    return path
+
+
+def checkpoint_name(step: int) -> str:
+    """How the checkpoint after so many steps is called, without what tells its form."""
+    return f"step-{step:08d}"
+
+
+@contextmanager
+def unwritten_told(path: Path) -> Iterator[None]:
+    """Say of a checkpoint that cannot be written what to do, and where the run goes on.
+
+    Raises:
+        CheckpointError: in the place of the error within.
+    """
     try:
-        with replacing(path) as fresh, fresh.open("wb") as file:
-            torch.save({"step": step, **state}, file)
+        yield
     except (OSError, RuntimeError, KeyboardInterrupt) as error:
         # torch.save makes an error of its own of an interrupt while it writes.
         if KeyboardInterrupt in (type(error), type(error.__context__)):
             raise KeyboardInterrupt from error
-        earlier = [kept.name for kept in _newest_first(folder)]
+        earlier = [kept.name for kept in _newest_first(path.parent)]
         first = error.__cause__ or error.__context__ or error
         going_on = f"from {earlier[0]}" if earlier else "from step 0, as none exists yet"
         raise CheckpointError(
             f"the checkpoint {path} could not be written; {room(path)} and run the same command "
             f"again: it goes on {going_on}. ({first})"
         ) from error
+
+
+def remove_older(folder: Path) -> None:
+    """Remove all checkpoints but the last two."""
     for old in _newest_first(folder)[_KEPT:]:
-        old.unlink()
-    return path
+        if old.is_dir():
+            shutil.rmtree(old)
+        else:
+            old.unlink()
 
 
 def load_checkpoint(folder: Path, keys: Collection[str] = ()) -> dict[str, Any] | None:
-    """The newest checkpoint that is what was written, on the CPU; None where there is none.
-
-    A file that is damaged (cut in half by a crash, or with a bit that has turned on the disk) is
-    passed over with a warning for the one before it.
+    """The newest checkpoint that is what was written, on the CPU; None where there is none. See
+    :func:`newest_good`.
 
     Args:
         keys: of the state that must be there.
+    """
+    return newest_good(folder, lambda path: read_file(path, step_of(path), keys), sharded=False)
+
+
+def newest_good(
+    folder: Path, read: Callable[[Path], dict[str, Any]], *, sharded: bool
+) -> dict[str, Any] | None:
+    """What ``read`` makes of the newest checkpoint that is what was written; None where there is
+    none.
+
+    One that is damaged (cut in half by a crash, or with a bit that has turned on the disk) is
+    passed over with a warning for the one before it.
+
+    Args:
+        read: fails with any error at a checkpoint that is damaged.
+        sharded: whether checkpoints are folders, as those of sharded trainings are, or files.
 
     Raises:
         CheckpointError: there are checkpoints and none can be read.
+        OtherRunError: they are of a training that is sharded where this is not, or the other way
+            round.
     """
     candidates = _newest_first(folder)
     for path in candidates:
+        if path.is_dir() != sharded:
+            began, now = ("", "not ") if path.is_dir() else ("not ", "")
+            raise OtherRunError(
+                f"{path} is of a training whose weights were {began}sharded, and here they are "
+                f"{now}to be: go on as it began, or give this run a folder of its own"
+            )
         try:
-            return _read(path, keys)
+            return read(path)
         except Exception as error:  # torch reports damage by half a dozen exception types
             why = str(error).partition("\n")[0].rstrip(".")
             log.warning("the checkpoint %s is damaged (%s); trying an earlier one", path, why)
@@ -111,11 +158,15 @@ def changes(stored: Mapping[str, object], fresh: Mapping[str, object]) -> list[s
     ]
 
 
-def _read(path: Path, keys: Collection[str]) -> dict[str, Any]:
-    """A checkpoint whose checksums, which torch.load does not look at, are right.
+def read_file(path: Path, step: int, keys: Collection[str]) -> dict[str, Any]:
+    """The state after ``step`` steps in a file whose checksums, which torch.load does not look at,
+    are right.
+
+    Args:
+        keys: of the state that must be there.
 
     Raises:
-        Exception: it is damaged, or is not that of the step in its name.
+        Exception: it is damaged, or of another step.
     """
     with ZipFile(path) as archive:
         if changed := archive.testzip():
@@ -123,10 +174,16 @@ def _read(path: Path, keys: Collection[str]) -> dict[str, Any]:
     state = torch.load(path, map_location="cpu", weights_only=True)
     if missing := [key for key in ("step", *keys) if key not in state]:
         raise ValueError(f"it has no {', '.join(missing)}")
-    if state["step"] != int(path.stem.removeprefix("step-")):
+    if state["step"] != step:
         raise ValueError(f"it is that of step {state['step']}")
     return state
 
 
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint."""
+    return int(path.stem.removeprefix("step-"))
+
+
 def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step-*.pt"), reverse=True)
+    found = [*folder.glob("step-*.pt"), *(path for path in folder.glob("step-*") if path.is_dir())]
+    return sorted(found, key=lambda path: path.stem, reverse=True)

@@ -58,6 +58,25 @@ def test_settings_of_a_regularizer_that_was_not_chosen_are_refused():
     check(composed(*overrides, "~document_regularizer.flops"), world_size=1)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sharding=some", "sharding=some: choose from none, full"),
+        ("micro_batch=auto", "with sharding=full set micro_batch=N, such as 16, or null"),
+        ("precision=fp16", "with sharding=full set precision=bf16"),
+        ("backbone.compile=true", "with sharding=full set backbone.compile=false"),
+        ("refresh=negatives", "set refresh=none and mine before the training"),
+    ],
+)
+def test_what_a_sharded_training_cannot_do_is_refused(override, message):
+    sharded = ["sharding=full", "micro_batch=null"]
+    check(composed(*sharded), world_size=2)
+    with pytest.raises(ValueError, match=message):
+        check(composed(*sharded, override), world_size=2)
+    if "sharding" not in override:
+        check(composed("micro_batch=null", override), world_size=2)
+
+
 def test_fp8_trains_in_16_bit():
     for precision in ("bf16", "fp16", "bf16_pure"):
         check(composed("head.fp8=true", f"precision={precision}"), world_size=1)

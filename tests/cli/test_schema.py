@@ -19,6 +19,7 @@ def test_a_run_is_found_again_and_cells_of_a_sweep_stay_apart():
     )  # fmt: skip
     for incidental in (
         ["micro_batch=8"],
+        ["sharding=full"],
         ["logger=wandb", "logger.wandb.project=x"],
         ["num_workers=0"],
         ["log_every=1"],
