@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparton.packing import cu_seqlens_of
+from sparton.kernels.boundaries import cu_seqlens_of
+from sparton.kernels.sparse_vectors import OwnVectors, SparseVectors
 from sparton.representations import Extent, Representations, TokenVectors
-from sparton.sparse_vectors import OwnVectors, SparseVectors
 
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: who started it ends
 # all.

@@ -39,6 +39,7 @@ from sparton.kernels.sparse_products.kernels import copy_entries
 from sparton.kernels.sparse_products.spans import Span
 from sparton.kernels.sparse_search.kernels import best_keys_gpu
 from sparton.kernels.sparse_search.postings import CPU_BLOCK, GPU_BLOCK, LARGEST_BLOCK, Postings
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.kernels.splade_head.fp8 import rescore
 from sparton.kernels.splade_head.sum_backward import splade_head_sum_backward
 from sparton.kernels.splade_head.token_topk import MOST_BY_KERNEL
@@ -46,7 +47,6 @@ from sparton.kernels.splade_head.token_topk_kernels import largest_of_logits
 from sparton.kernels.varlen_attention import forward as attention_kernels
 from sparton.kernels.varlen_attention.backward import varlen_attention_backward
 from sparton.kernels.varlen_attention.operands import attention_operands
-from sparton.sparse_vectors import SparseVectors
 
 # ptxas crashes on some, and of others it makes what happens to be in a register.
 CONSTANTS_ROUNDED = re.compile(r"cvt\S+e4m3x2\.f32\s+%rs\d+, (%r\d+), \1;")

@@ -13,7 +13,7 @@ from sparton.kernels.maxsim.residual.forward import residual_forward
 from sparton.kernels.segment_max.forward import segment_max_forward
 from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.sparse_search import function, invert, search_postings
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16)
 

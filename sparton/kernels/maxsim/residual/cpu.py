@@ -10,11 +10,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import read_boundaries
+from sparton.kernels.boundaries import cu_seqlens_of, ranges_within, read_boundaries, rows_of
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, restore
 from sparton.kernels.maxsim.cpu import read_pairs
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_cpu
-from sparton.packing import cu_seqlens_of, ranges_within, rows_of
 
 TOKENS_AT_ONCE = 2**13
 SIMILARITIES_AT_ONCE = 2**22
