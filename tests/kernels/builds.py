@@ -2,8 +2,9 @@
 
 Triton's interpreter knows neither Gluon nor how much shared memory there is. Here the launching
 functions run on CPU tensors, and every launch ends when its kernel is compiled. A line of JSON for
-each case names its kernels, their bytes of shared memory and their columns of tensor memory. A
-process of its own, as modules of kernels are imported with or without the interpreter.
+each case names its kernels, with their modules, their bytes of shared memory and their columns of
+tensor memory. A process of its own, as modules of kernels are imported with or without the
+interpreter.
 """
 
 import json
@@ -83,7 +84,7 @@ def build(built: list[tuple[str, int, int]], launch: Launch, *tensors: Any) -> N
     assert not (rounded and ".ftz" in ptx), f"{name} makes small numbers zero"
     assert ("__assertfail" in ptx) == asserts, f"{name} asserts too much or nothing"
     tensor_memory = getattr(compiled.metadata, "tmem_size", None) or 0
-    built.append((name, compiled.metadata.shared, tensor_memory))
+    built.append((f"{kernel.fn.__module__}.{name}", compiled.metadata.shared, tensor_memory))
 
 
 def head(dtype: torch.dtype, D: int, config: forward.Config, **options: Any) -> None:
@@ -103,9 +104,11 @@ def gradients(V: int, activation: str) -> None:
     tokens, rows = torch.zeros(600, 128, dtype=BF16), torch.zeros(V, 128, dtype=BF16)
     cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
     reps, winners = torch.zeros(2, V), torch.zeros(2, V, dtype=torch.int32)
-    backward.segment_max_backward(
-        reps, reps, winners, tokens, rows, cu_seqlens, bias_dtype=None, activation=activation
-    )
+    for need_hidden in (True, False):
+        backward.segment_max_backward(
+            reps, reps, winners, tokens, rows, cu_seqlens, bias_dtype=None, activation=activation,
+            need_hidden=need_hidden,
+        )  # fmt: skip
 
 
 def from_hidden(dtype: torch.dtype, E: int, *, biased: bool = False) -> None:
@@ -143,6 +146,17 @@ def stated_lengths(Lq: int, pairing: str | int) -> None:
     bounds = torch.tensor([0, Lq, 2 * Lq]), torch.tensor([0, 200, 600])
     operands = packed_operands(queries, documents, *bounds, None, None, pairing, Lq, 400)
     paths.maxsim_forward_cuda(operands, normalize=False, argmax=True)
+
+
+def product(dtype: torch.dtype) -> None:
+    """Of all queries with all documents, of which masks leave tokens out, and its gradients."""
+    queries, documents = torch.zeros(300, 128, dtype=dtype), torch.zeros(600, 128, dtype=dtype)
+    bounds = torch.tensor([0, 100, 300]), torch.tensor([0, 200, 600])
+    masks = torch.ones(300, dtype=torch.bool), torch.ones(600, dtype=torch.bool)
+    operands = packed_operands(queries, documents, *bounds, *masks, "cross")
+    _, winners = paths.maxsim_forward_cuda(operands, normalize=True, argmax=True)
+    grad = torch.zeros(2, 2)
+    paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward="auto")
 
 
 def centroids(W: int) -> None:
@@ -315,6 +329,7 @@ def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]
             name = f"own documents {dtype} {method}"
             yield name, partial(own_documents, dtype, 1024, method)
         yield f"pairs {dtype}", partial(listed_pairs, dtype)
+        yield f"product {dtype}", partial(product, dtype)
     for E in (96, MOST_UNITS):
         yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
     for Lq, pairing in ((40, "cross"), (40, 1), (2, "cross"), (300, "cross")):
