@@ -1,9 +1,28 @@
 """What the operands must look like. T tokens, D columns."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Normalised(NamedTuple):
+    """What the forward of a normalisation returns.
+
+    Attributes:
+        out: the result, ``[..., D]``.
+        second: its copy in another dtype, None if not wanted.
+        sums: for the backward, or else None: ``[T, D]``, residual and dropout's result added, in
+            the wider dtype of both.
+        moments: likewise: fp32 ``[2, T]``, mean and inverse standard deviation of each row.
+    """
+
+    out: Tensor
+    second: Tensor | None
+    sums: Tensor | None
+    moments: Tensor | None
 
 
 def rows_of(x: Tensor) -> Tensor:
