@@ -9,14 +9,14 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 class Normalised(NamedTuple):
-    """What the forward of a normalisation returns.
+    """Results of a normalisation, and what its backward reads.
 
     Attributes:
         out: the result, ``[..., D]``.
         second: its copy in another dtype, None if not wanted.
-        sums: for the backward, or else None: ``[T, D]``, residual and dropout's result added, in
-            the wider dtype of both.
-        moments: likewise: fp32 ``[2, T]``, mean and inverse standard deviation of each row.
+        sums: ``[T, D]``, residual and dropout's result added, in the wider dtype of both; None if
+            no backward follows.
+        moments: fp32 ``[2, T]``, mean and inverse standard deviation of each row; None as sums.
     """
 
     out: Tensor
