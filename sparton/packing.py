@@ -4,59 +4,18 @@ T tokens in all, N sequences, S the longest of them.
 Sequence n owns the tokens ``cu_seqlens[n] : cu_seqlens[n + 1]``.
 """
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
-def cu_seqlens_of(lengths: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Boundaries ``[N + 1]`` of sequences with ``lengths [N]`` tokens; starts at 0, ends at T."""
-    return F.pad(lengths.cumsum(0, dtype=dtype), (1, 0))
-
-
-def rows_of(sequences: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the tokens of some sequences lie.
-
-    Args:
-        sequences: int64 ``[M]``, numbers of sequences in any order; -1 stands for an empty one.
-        cu_seqlens: int ``[N + 1]``.
-
-    Returns:
-        the row of each token, int64, the given sequences end to end; and their own boundaries,
-        int64 ``[M + 1]``.
-    """
-    starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
-    if lengths.numel():
-        starts, lengths = starts[sequences], lengths[sequences].masked_fill(sequences < 0, 0)
-    else:
-        starts = lengths = torch.zeros_like(sequences)
-    own = cu_seqlens_of(lengths)
-    rows = torch.repeat_interleave(starts - own[:-1], lengths)
-    return rows + torch.arange(rows.numel(), device=rows.device), own
+from sparton.kernels.boundaries import cu_seqlens_of, sequence_ids
 
 
 def ranges_of(total: int, size: int) -> list[range]:
     """Consecutive ranges of ``size`` that cover ``total`` rows; the last one may be shorter."""
     return [range(start, min(start + size, total)) for start in range(0, total, size)]
-
-
-def ranges_within(
-    cu_seqlens: Tensor | Sequence[int], most_tokens: int, most_sequences: int | None = None
-) -> Iterator[tuple[int, int]]:
-    """Consecutive sequences ``first : last`` within both limits, but never none; a sequence that
-    exceeds the limit of tokens is alone. The boundaries are read on the host."""
-    bounds = torch.as_tensor(cu_seqlens, dtype=torch.int64, device="cpu")
-    first, number = 0, bounds.numel() - 1
-    while first < number:
-        fitting = int(torch.searchsorted(bounds, bounds[first] + most_tokens, right=True)) - 1
-        last = min(max(fitting, first + 1), number)
-        if most_sequences is not None:
-            last = min(last, first + most_sequences)
-        yield first, last
-        first = last
 
 
 class Packed(NamedTuple):
@@ -130,21 +89,6 @@ def unpack(packed: Packed, fill: float = 0) -> Tensor:
     differentiable with respect to the values; other slots hold ``fill``.
     """
     return _spread(packed.values, packed.slots, packed.cu_seqlens, packed.length, fill)
-
-
-def sequence_ids(cu_seqlens: Tensor, total: int) -> Tensor:
-    """Index of the sequence that owns each token.
-
-    Args:
-        cu_seqlens: int ``[N + 1]``, starts at 0, ends at ``total``.
-        total: T. Passed in so that no device-to-host copy is needed.
-
-    Returns:
-        int64 ``[T]``.
-    """
-    lengths = cu_seqlens.diff().long()
-    sequences = torch.arange(lengths.numel(), device=lengths.device)
-    return torch.repeat_interleave(sequences, lengths, output_size=total)
 
 
 def positions(cu_seqlens: Tensor, total: int, owners: Tensor | None = None) -> Tensor:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparton.packing import cu_seqlens_of, rows_of
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.boundaries import cu_seqlens_of, rows_of
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 KINDS: dict[Kind, str] = {"sparse": "sparse vectors", "tokens": "token vectors"}

@@ -28,15 +28,10 @@ def roots(package: Package) -> set[str]:
 
 
 def unreached(package: Package, found: set[str]) -> list[str]:
-    public = [path for path in package.public("sparton.kernels") if not ORACLES.match(path)]
-    modules = [
-        name
-        for name, module in package.modules.items()
-        if name.startswith("sparton.kernels.")
-        and not ORACLES.match(name)
-        and any(path.rpartition(".")[0] == name for path in package.definitions())
-    ]
-    return [path for path in (*modules, *public) if path not in found]
+    """Of kernels: modules that define anything, and all that they define."""
+    definitions = [path for path in package.definitions() if path.startswith("sparton.kernels.")]
+    modules = dict.fromkeys(path.rpartition(".")[0] for path in definitions)
+    return [path for path in (*modules, *definitions) if not (path in found or ORACLES.match(path))]
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sparton.encoded.facts import SHARDS, Settings, Shard
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.reading import Fields
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.storing import VectorDtype
-from sparton.sparse_vectors import SparseVectors
 from sparton.writing import replacing
 
 KEY = "sparton"  # one alone: safetensors writes several in any order

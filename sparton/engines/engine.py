@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from sparton.arguments import ArgumentError
 from sparton.encoded.facts import Settings
 from sparton.engines.json_text import vectors_text, weights_text
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.indexes.protocols import check_kinds, check_request
 from sparton.retrieval.settings import RERANK_DEPTH
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 JSON = "application/json"

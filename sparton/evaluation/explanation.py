@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.retrieval.encoding import encode_texts, evaluating
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Side
 
 if TYPE_CHECKING:

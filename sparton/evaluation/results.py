@@ -40,7 +40,7 @@ class TaskResult(NamedTuple):
         by_query: metric to query id to value, of which ``metrics`` are the means.
         query_terms, document_terms: mean number of active terms.
         flops: mean number of multiplications to score one pair of sparse vectors; see
-            :func:`~sparton.sparse_vectors.mean_flops`.
+            :func:`~sparton.kernels.sparse_vectors.mean_flops`.
         query_vectors, document_vectors: mean number of token vectors.
         speed: what it costs to encode and to ask; None where that was not measured.
         exact_recall: what an approximate index finds of what exact search does; None where search

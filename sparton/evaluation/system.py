@@ -14,6 +14,7 @@ from sparton.evaluation.exclusion import excluded_rows, own_rows, without
 from sparton.evaluation.recall import recall_of_exact
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.speed import WARM_UP_DOCUMENTS, WARM_UP_QUERIES, Speed, time_queries
+from sparton.kernels.sparse_vectors import SparseVectors, mean_flops
 from sparton.representations import Representations
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.crew import Crew
@@ -23,7 +24,6 @@ from sparton.retrieval.indexes.protocols import Found
 from sparton.retrieval.metrics import evaluate_queries, mean_of_queries
 from sparton.retrieval.run import Run
 from sparton.retrieval.settings import RERANK_DEPTH
-from sparton.sparse_vectors import SparseVectors, mean_flops
 from sparton.types import RetrievalTask
 
 

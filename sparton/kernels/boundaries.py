@@ -1,11 +1,13 @@
-"""Boundaries of packed sequences as functions take them, on any device; imports no Triton.
+"""Boundaries of packed sequences, on any device; imports no Triton.
 
-N sequences, T tokens.
+N sequences, T tokens. Sequence n owns the tokens ``cu_seqlens[n] : cu_seqlens[n + 1]``.
 """
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -57,3 +59,60 @@ def read_boundaries(name: str, cu_seqlens: Tensor, total: int) -> list[int]:
         if stop < start:
             raise ValueError(f"{name} must ascend; entry {n} is {start} and the next one {stop}")
     return bounds
+
+
+def cu_seqlens_of(lengths: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Boundaries ``[N + 1]`` of sequences with ``lengths [N]`` tokens; starts at 0, ends at T."""
+    return F.pad(lengths.cumsum(0, dtype=dtype), (1, 0))
+
+
+def sequence_ids(cu_seqlens: Tensor, total: int) -> Tensor:
+    """Index of the sequence that owns each token.
+
+    Args:
+        cu_seqlens: int ``[N + 1]``, starts at 0, ends at ``total``.
+        total: T. Passed in so that no device-to-host copy is needed.
+
+    Returns:
+        int64 ``[T]``.
+    """
+    lengths = cu_seqlens.diff().long()
+    sequences = torch.arange(lengths.numel(), device=lengths.device)
+    return torch.repeat_interleave(sequences, lengths, output_size=total)
+
+
+def rows_of(sequences: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the tokens of some sequences lie.
+
+    Args:
+        sequences: int64 ``[M]``, numbers of sequences in any order; -1 stands for an empty one.
+        cu_seqlens: int ``[N + 1]``.
+
+    Returns:
+        the row of each token, int64, the given sequences end to end; and their own boundaries,
+        int64 ``[M + 1]``.
+    """
+    starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
+    if lengths.numel():
+        starts, lengths = starts[sequences], lengths[sequences].masked_fill(sequences < 0, 0)
+    else:
+        starts = lengths = torch.zeros_like(sequences)
+    own = cu_seqlens_of(lengths)
+    rows = torch.repeat_interleave(starts - own[:-1], lengths)
+    return rows + torch.arange(rows.numel(), device=rows.device), own
+
+
+def ranges_within(
+    cu_seqlens: Tensor | Sequence[int], most_tokens: int, most_sequences: int | None = None
+) -> Iterator[tuple[int, int]]:
+    """Consecutive sequences ``first : last`` within both limits, but never none; a sequence that
+    exceeds the limit of tokens is alone. The boundaries are read on the host."""
+    bounds = torch.as_tensor(cu_seqlens, dtype=torch.int64, device="cpu")
+    first, number = 0, bounds.numel() - 1
+    while first < number:
+        fitting = int(torch.searchsorted(bounds, bounds[first] + most_tokens, right=True)) - 1
+        last = min(max(fitting, first + 1), number)
+        if most_sequences is not None:
+            last = min(last, first + most_sequences)
+        yield first, last
+        first = last

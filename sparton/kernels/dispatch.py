@@ -1,13 +1,14 @@
 """How calls reach the kernels, on any device; imports no Triton.
 
-Kernels are imported when the first call arrives. torch.compile, torch.export and dispatch modes see
-registered operators. Where :func:`needs_operators` is False, calls run the same functions from an
-autograd function, or directly where no gradient can follow.
+Kernels are imported when the first call arrives (:func:`late`). torch.compile, torch.export and
+dispatch modes see registered operators. Where :func:`needs_operators` is False, calls run the same
+functions from an autograd function, or directly where no gradient can follow.
 """
 
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import Any, TypeVar, cast
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Late = Callable[[], Callable[..., Any]]
 
 
 def on_its_device(launch: Function) -> Function:
@@ -30,6 +32,13 @@ def on_its_device(launch: Function) -> Function:
         return launch(first, *args, **kwargs)
 
     return cast(Function, guarded)
+
+
+def late(path: str) -> Late:
+    """What gives the function at a dotted path, of a module that is imported at the first call:
+    Triton is there where tensors are on a GPU, and need not be elsewhere."""
+    module, _, name = path.rpartition(".")
+    return functools.cache(lambda: getattr(import_module(module), name))
 
 
 def is_elsewhere(tensor: Tensor) -> bool:

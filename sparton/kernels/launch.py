@@ -102,12 +102,13 @@ class Launch:
         kept = tuple(key)
         found = self._codes.get(kept)
         if found is None:
-            _check(kernel, len(tensors) + len(self.integers))
             compiled = kernel[self.grid](*tensors, *self.integers, **self.constants)
             # Constants have a place among the arguments, but nobody reads it. Layouts are kept, or
             # others might get their ids.
-            known = compiled if runs_as_known(compiled) else None
-            self._codes[kept] = (known, (None,) * len(kernel.constexprs), layouts)
+            known = runs_as_known(kernel, compiled)
+            operands = len(tensors) + len(self.integers)
+            constants = (None,) * _num_constants(kernel, operands) if known else ()
+            self._codes[kept] = (compiled if known else None, constants, layouts)
             return
         compiled, constants, _ = found
         if compiled is None:
@@ -205,26 +206,30 @@ def next_power_of_2(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def runs_as_known(compiled: Any) -> bool:
+def runs_as_known(kernel: Any, compiled: Any) -> bool:
     """Whether the code of a kernel can be run without Triton's binding of arguments.
 
-    Its ``run`` is no public interface. Before the arguments of the kernel it takes RUN; Triton 3.7
-    names all of that, 3.6 the first five. Of any other, every launch is Triton's own.
+    The names that this takes are no public interface. ``run`` gets RUN before the arguments of the
+    kernel; Triton 3.7 names all of that, 3.6 the first five. With any other Triton, every launch is
+    Triton's own.
     """
+    private = (kernel, "constexprs"), (compiled, "function"), (compiled, "packed_metadata")
     try:
         parameters = inspect.signature(compiled.run).parameters.values()
     except (AttributeError, TypeError, ValueError):
         return False
     names = [x.name for x in parameters if x.kind is x.POSITIONAL_OR_KEYWORD]
     others = [x.kind for x in parameters if x.kind is not x.POSITIONAL_OR_KEYWORD]
-    return names in (RUN, RUN[:5]) and others == [inspect.Parameter.VAR_POSITIONAL]
+    known = names in (RUN, RUN[:5]) and others == [inspect.Parameter.VAR_POSITIONAL]
+    return known and all(hasattr(owner, name) for owner, name in private)
 
 
-def _check(kernel: JITFunction, num_operands: int) -> None:
-    """Whether arguments that are not constexpr come first, and are all among the operands."""
+def _num_constants(kernel: Any, num_operands: int) -> int:
+    """How many arguments are constexpr. They must come last, and all others be operands."""
     if kernel.constexprs != list(range(num_operands, len(kernel.arg_names))):
         constants = [kernel.arg_names[i] for i in kernel.constexprs]
         raise TypeError(
             f"{kernel.fn.__name__} takes {kernel.arg_names}, constexpr are {constants}: these must "
             f"come last and be given by name, and all others in order, got {num_operands}"
         )
+    return len(kernel.constexprs)

@@ -5,6 +5,10 @@ come out, and perhaps a backward. :class:`Operator` makes of them what torch.com
 and dispatch modes see (``torch.library``), and what eager calls run: the dispatcher of operators
 that are written in Python would take more time than small kernels, so that these calls run the same
 functions from an autograd function, or directly where no gradient can follow.
+
+Functions take tensors, numbers, booleans, strings, dtypes, and named tuples of these that begin
+with a tensor. Operators of ``torch.library`` know no named tuples: there, each field is a parameter
+of its own, a leaf.
 """
 
 import inspect
@@ -16,7 +20,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import is_elsewhere, needs_operators, without_autocast
+from sparton.kernels.dispatch import Late, is_elsewhere, needs_operators, without_autocast
 
 
 def gradient_follows(*tensors: Tensor | None) -> bool:
@@ -32,8 +36,7 @@ class Operator:
     """A function of tensors as an operator of PyTorch.
 
     Attributes:
-        registered: what ``torch.library`` made of it. Named tuples among the parameters are spread
-            out, and a result that is None is an empty tensor.
+        registered: what ``torch.library`` made of it. A result that is None is an empty tensor.
         registered_backward: the same of its backward, or None without one. Parameters are gradients
             of results, what is saved, and ``needs``, for each operand that has a gradient; it
             returns the gradients that are needed.
@@ -45,19 +48,19 @@ class Operator:
         function: Callable[..., Any],
         *,
         fake: Callable[..., Any],
-        cuda: Callable[[], Callable[..., Any]] | None = None,
+        cuda: Late | None = None,
         keeps: str | None = None,
     ) -> None:
         """
         Args:
             name: "sparton::NAME".
-            function: takes tensors, numbers, booleans, strings, dtypes, or named tuples of them,
-                and returns a tensor or a tuple of tensors, all annotated; some may be None. No
-                result shares memory with an operand. It runs without autocast, and with the device
-                of the first tensor as the current one.
+            function: returns a tensor or a tuple of tensors, some of which may be None; all
+                annotated, and none keyword-only. No result shares memory with an operand. It runs
+                without autocast, and with the device of the first tensor as the current one.
             fake: the same parameters in the same order, but ``keeps``; returns empty tensors of the
                 shapes and dtypes of all results, contiguous.
-            cuda: imports and returns what runs instead where the first tensor is on a GPU.
+            cuda: gives what runs instead where the first tensor is on a GPU, see
+                :func:`~sparton.kernels.dispatch.late`.
             keeps: name of the last parameter, if it tells whether a backward will follow: without
                 one, what is returned of results that are for a backward alone is not looked at.
 
@@ -79,7 +82,7 @@ class Operator:
             operands = leaves[: len(self._operands)]
             return self._all(fake(*self._function.gather(operands)), leaves)
 
-        returned = self._function.returned
+        returned = _tensors_of(get_type_hints(function)["return"])
         self.registered: Any = _register(name, run, run_fake, self._function.leaves, returned)
 
     def differentiable(
@@ -90,9 +93,9 @@ class Operator:
         results: Sequence[str] = ("result",),
         forgets: Sequence[str] = (),
         fake: Callable[..., Any] | None = None,
-        cuda: Callable[[], Callable[..., Any]] | None = None,
+        cuda: Late | None = None,
     ) -> None:
-        """Give it a backward, whose parameters say by their names what is saved for it:
+        """Give it a backward, whose leaves say by their names what is saved for it:
 
         1. ``grad``, or ``NAME_grad`` of several, for the gradients of the first results. All calls
            return these results alone. Where there are several, some gradients may be None.
@@ -104,10 +107,9 @@ class Operator:
             backward: returns the gradient of each of these, in its shape and dtype, or anything
                 where none is needed. It is differentiable once.
             results: names of all results.
-            forgets: fields of named tuples among the backward's parameters that are not saved: they
-                are None there.
+            forgets: operands among its leaves that are not saved: they are None there.
             fake: the same parameters; empty tensors like the gradients. May be left out where
-                ``backward`` has all ``operands`` among its parameters.
+                ``backward`` has all ``operands`` among its leaves.
             cuda: as for the operator.
 
         Raises:
@@ -116,30 +118,12 @@ class Operator:
         if list(operands) != self._operands[: len(operands)]:
             raise TypeError(f"{self.name}: {operands} are not the first of {self._operands}")
         self._backward = _Function(backward, cuda)
+        leaves = [x for x in self._backward.leaves if not x.startswith("need_")]
+        asked = [x.removeprefix("need_") for x in self._backward.leaves if x not in leaves]
+        self._asked = _picker([operands.index(x) for x in asked])
         self._num_learning = len(operands)
-        hints, given = self._backward.leaves, [*self._operands, *results]
-        leaves = [x for x in hints if not x.startswith("need_")]
-        self._asked = _picker([operands.index(x[len("need_") :]) for x in hints if x not in leaves])
         self._num_given = sum(x == "grad" or x.endswith("_grad") for x in leaves)
-        # Places among the backward's leaves, and among operands and results.
-        tensors: dict[int, int] = {}
-        options: dict[int, int] = {}
-        dtypes: dict[int, int] = {}
-        for place, leaf in enumerate(leaves):
-            if place < self._num_given or leaf in forgets:
-                continue
-            name = leaf if leaf in given else leaf.removesuffix("_dtype")
-            if name not in given:
-                raise TypeError(f"{self.name}: its backward asks for {leaf!r}, none of {given}")
-            kind = options if leaf in given else dtypes
-            if leaf in given and Tensor in (hints[leaf], *get_args(hints[leaf])):
-                kind = tensors
-            kind[place] = given.index(name)
-        self._places = [*tensors, *options, *dtypes]
-        self._tensors = _picker(list(tensors.values()))
-        self._options = _picker(list(options.values()))
-        self._dtypes = _picker(list(dtypes.values()))
-        self._nothing = [None] * (len(leaves) - self._num_given)
+        self._plan_saving(leaves, [*self._operands, *results], forgets)
 
         def run(*arguments: Any) -> list[Tensor]:
             *leaves, needs = arguments
@@ -153,15 +137,13 @@ class Operator:
             values += self._asked(needs)
             return _needed(fake(*self._backward.gather(values)), needs)
 
+        parameters = {x: self._backward.leaves[x] for x in leaves} | {"needs": list[bool]}
         self.registered_backward = _register(
-            f"{self.name}_backward", run, run_fake,
-            {x: hints[x] for x in leaves} | {"needs": list[bool]}, list[Tensor],
-        )  # fmt: skip
+            f"{self.name}_backward", run, run_fake, parameters, list[Tensor]
+        )
         others = [None] * (len(self._function.leaves) - self._num_learning)
 
         def differentiate(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-            if all(x is None for x in grads):
-                return (None,) * len(ctx.needs_input_grad)
             return *self._gradients(ctx, grads, ctx.needs_input_grad, registered=True), *others
 
         self.registered.register_autograd(differentiate, setup_context=self._save)
@@ -169,7 +151,7 @@ class Operator:
     def __call__(self, *arguments: Any) -> Any:
         """The first result, or a tuple of those that have gradients. What ``keeps`` names is no
         argument."""
-        leaves = arguments if self._function.flat else self._function.spread(arguments)
+        leaves = self._function.spread(arguments)
         learning = leaves[: self._num_learning]
         follows = gradient_follows(*learning)
         kept = (follows,) if self._keeps else ()
@@ -209,24 +191,44 @@ class Operator:
             for i, x in enumerate(results)
         )
 
+    def _plan_saving(
+        self, leaves: Sequence[str], given: Sequence[str], forgets: Sequence[str]
+    ) -> None:
+        """Where what is saved lies among what is ``given``, operands and results, and where the
+        backward's leaves lie among gradients, saved tensors, other saved values and None."""
+        hints, tensors, options = self._backward.leaves, list[str](), list[str]()
+        for leaf in leaves[self._num_given :]:
+            if leaf not in given and leaf.removesuffix("_dtype") not in given:
+                raise TypeError(f"{self.name}: its backward asks for {leaf!r}, none of {given}")
+            is_tensor = leaf in given and Tensor in (hints[leaf], *get_args(hints[leaf]))
+            if leaf not in forgets:
+                (tensors if is_tensor else options).append(leaf)
+        names = [x if x in given else x.removesuffix("_dtype") for x in options]
+        self._tensors, self._options = (
+            _picker([given.index(x) for x in kind]) for kind in (tensors, names)
+        )
+        self._dtypes = [i for i, x in enumerate(options) if x not in given]
+        found = [*leaves[: self._num_given], *tensors, *options]
+        self._order = _picker([found.index(x) if x in found else len(found) for x in leaves])
+
     def _save(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         outputs = (output,) if isinstance(output, Tensor) else output
-        values = (*inputs[: len(self._operands)], *outputs)
+        given = (*inputs[: len(self._operands)], *outputs)
         # Winners and the like have no gradient: it need not be made of zeros.
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*self._tensors(values))
-        ctx.options = list(self._options(values))
-        for x in self._dtypes(values):
-            ctx.options.append(x.dtype)
+        ctx.save_for_backward(*self._tensors(given))
+        ctx.options = list(self._options(given))
+        for i in self._dtypes:
+            ctx.options[i] = ctx.options[i].dtype
 
     def _gradients(
         self, ctx: Any, grads: Sequence[Tensor | None], needs: Sequence[bool], *, registered: bool
     ) -> Sequence[Tensor | None]:
         """The gradients of the operands that have any, None where one is not needed."""
         needs, grads = list(needs[: self._num_learning]), grads[: self._num_given]
-        leaves = [*grads, *self._nothing]
-        for place, value in zip(self._places, (*ctx.saved_tensors, *ctx.options), strict=True):
-            leaves[place] = value
+        if grads[0] is None and all(x is None for x in grads):
+            return [None] * len(needs)
+        leaves = self._order((*grads, *ctx.saved_tensors, *ctx.options, None))
         if registered:
             found = iter(self.registered_backward(*leaves, needs))
             return [next(found) if need else None for need in needs]
@@ -236,9 +238,7 @@ class Operator:
         return [x if need else None for x, need in zip(gradients, needs, strict=True)]
 
     def _differentiate(self, leaves: Sequence[Any], needs: Sequence[bool]) -> Sequence[Any]:
-        leaves = [*leaves, *self._asked(needs)]
-        arguments = leaves if self._backward.flat else self._backward.gather(leaves)
-        gradients = self._backward(*arguments)
+        gradients = self._backward(*self._backward.gather((*leaves, *self._asked(needs))))
         return (gradients,) if isinstance(gradients, Tensor) else gradients
 
 
@@ -257,8 +257,6 @@ class _Graph(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if grads[0] is None and not any(grad is not None for grad in grads):
-            return (None,) * len(ctx.needs_input_grad)
         # The registered backward refuses second derivatives where someone asks for them.
         registered = torch.is_grad_enabled() or needs_operators()
         needs = ctx.needs_input_grad[1:]
@@ -266,36 +264,27 @@ class _Graph(torch.autograd.Function):
 
 
 class _Function:
-    """A function for tensors on any device, and its parameters.
+    """A function for tensors on any device, and its leaves.
 
     Attributes:
         run: the function, for any device without ``cuda``.
-        flat: whether no parameter is a named tuple.
-        leaves: its parameters and their types, named tuples spread out into their fields.
-        returned: the type of its results, ``Tensor`` or ``tuple[Tensor, ...]`` of so many.
+        leaves: the types of its leaves, by name.
     """
 
-    def __init__(
-        self, function: Callable[..., Any], cuda: Callable[[], Callable[..., Any]] | None
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], cuda: Late | None) -> None:
         self.run, self._cuda = function, cuda
         hints = get_type_hints(function)
-        self.returned = _results(hints["return"])
         self.leaves: dict[str, Any] = {}
         self._kinds: list[Any] = []
-        parameters = inspect.signature(function).parameters.values()
-        for parameter in parameters:
-            hint = hints[parameter.name]
-            nested = hasattr(hint, "_fields")
-            self._kinds.append(hint if nested else None)
-            self.leaves |= get_type_hints(hint) if nested else {parameter.name: hint}
-        self.flat = not any(self._kinds)
-        self._options = [x.name for x in parameters if x.kind is x.KEYWORD_ONLY]
-        self._num_positional = len(parameters) - len(self._options)
+        for name in inspect.signature(function).parameters:
+            nested = hasattr(hints[name], "_fields")
+            self._kinds.append(hints[name] if nested else None)
+            self.leaves |= get_type_hints(hints[name]) if nested else {name: hints[name]}
+        self._flat = not any(self._kinds)
 
     def spread(self, arguments: Sequence[Any]) -> Sequence[Any]:
         """The leaves of the arguments."""
-        if self.flat:
+        if self._flat:
             return arguments
         leaves: list[Any] = []
         for x, kind in zip(arguments, self._kinds):
@@ -307,7 +296,7 @@ class _Function:
 
     def gather(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """The arguments of these leaves; the last ones may be missing."""
-        if self.flat:
+        if self._flat:
             return leaves
         left = iter(leaves)
         arguments: list[Any] = []
@@ -319,32 +308,20 @@ class _Function:
         return arguments
 
     def __call__(self, *arguments: Any) -> Any:
-        tensor = arguments[0]
-        if not isinstance(tensor, Tensor):
-            tensor = _first_tensor(arguments)
+        for x in arguments:
+            tensor = x[0] if isinstance(x, tuple) else x
+            if isinstance(tensor, Tensor):
+                break
         function = self.run
         if self._cuda is not None and tensor.is_cuda:
             function = self._cuda()
-        positional, options = arguments, {}
-        if self._options:
-            positional = arguments[: self._num_positional]
-            options = dict(zip(self._options, arguments[self._num_positional :], strict=True))
         if is_elsewhere(tensor) or torch.is_autocast_enabled(tensor.device.type):
             with without_autocast(tensor.device), torch.cuda.device_of(tensor):
-                return function(*positional, **options)
-        return function(*positional, **options)
+                return function(*arguments)
+        return function(*arguments)
 
 
-def _first_tensor(arguments: Sequence[Any]) -> Tensor:
-    for x in arguments:
-        if isinstance(x, Tensor):
-            return x
-        if isinstance(x, tuple):
-            return _first_tensor(x)
-    raise ValueError("an operator needs a tensor")
-
-
-def _results(hint: Any) -> Any:
+def _tensors_of(hint: Any) -> Any:
     """``Tensor``, or ``tuple[Tensor, ...]`` of as many as are returned."""
     if hint is Tensor:
         return Tensor

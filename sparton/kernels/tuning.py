@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.kernels.tuned import Regime, write_winner
-from sparton.packing import cu_seqlens_of
 
 
 class Problem(NamedTuple):

@@ -13,7 +13,7 @@ from sparton.kernels.sparse_products import (
     dot_products,
     row_sums,
 )
-from sparton.sparse_vectors import SparseVectors, term_counts
+from sparton.kernels.sparse_vectors import SparseVectors, term_counts
 
 Rows = Tensor | SparseVectors  # fp32 [B, V], not negative
 

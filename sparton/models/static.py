@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from sparton import packing
+from sparton.kernels.boundaries import sequence_ids
 from sparton.kernels.splade_head import TopK
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations
@@ -63,7 +63,7 @@ class StaticEncoder(Encoder):
         """Representations fp32 ``[N, V]``."""
         N, V = tokens.num_sequences, self.vocabulary_size
         terms, tokens = tokens.to_pool(tokens.input_ids)
-        owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
+        owners = sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         present = torch.zeros(N * V, dtype=torch.bool, device=self.device)
         present.index_fill_(0, owners * V + terms, True)
         return torch.where(present.view(N, V), self.weights.float().relu(), 0.0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparton.arguments import ArgumentError, refuse_below
 from sparton.datasets.permutation import derive_key, permute
-from sparton.packing import cu_seqlens_of, ranges_within
+from sparton.kernels.boundaries import cu_seqlens_of, ranges_within
 from sparton.pipelines.language_loss import language_loss
 from sparton.training.distributed import World
 from sparton.training.precision import Precision

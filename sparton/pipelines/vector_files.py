@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sparton.arguments import ArgumentError, refuse_below
-from sparton.packing import cu_seqlens_of, sequence_ids
+from sparton.kernels.boundaries import cu_seqlens_of, sequence_ids
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.storing import FileDtype
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind, TextCollection
 from sparton.writing import replacing, writing
 

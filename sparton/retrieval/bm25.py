@@ -12,8 +12,8 @@ import snowballstemmer
 import torch
 from numpy.typing import NDArray
 
-from sparton.packing import cu_seqlens_of
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.boundaries import cu_seqlens_of
+from sparton.kernels.sparse_vectors import SparseVectors
 
 _WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")
 _STOP_WORDS = frozenset(

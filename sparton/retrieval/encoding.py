@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sparton.arguments import refuse_below
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.packing import ranges_of
 from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.crew import ALONE, Crew, Gathering
 from sparton.retrieval.pooling import pool_tokens
 from sparton.retrieval.progress import progress_bar
 from sparton.retrieval.storing import Transfer, VectorDtype, in_order, store_tokens
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}

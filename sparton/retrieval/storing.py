@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.kernels.maxsim import quantize_fp8
-from sparton.packing import cu_seqlens_of
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations, TokenVectors
-from sparton.sparse_vectors import SparseVectors
 
 FileDtype = Literal["float16", "float32"]  # which others can read, too
 VectorDtype = Literal["float16", "bfloat16", "float32", "float8_e4m3fn"]

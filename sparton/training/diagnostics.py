@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparton.kernels.sparse_vectors import SparseVectors, used_terms
 from sparton.losses.rows import Rows, active_terms
 from sparton.representations import Representations, TokenVectors
-from sparton.sparse_vectors import SparseVectors, used_terms
 
 _MOST_ROWS = 256
 _ALIKE = 0.95

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from sparton.packing import cu_seqlens_of
+from sparton.kernels.boundaries import cu_seqlens_of
+from sparton.kernels.sparse_vectors import OwnVectors, SparseVectors
 from sparton.representations import Extent, Representations, TokenVectors
-from sparton.sparse_vectors import OwnVectors, SparseVectors
 
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: who started it ends
 # all.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparton.packing import cu_seqlens_of
+from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.training.distributed import is_sharded
 from sparton.training.optimization import Optimizer
 from sparton.training.status import is_out_of_memory

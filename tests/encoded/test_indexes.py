@@ -11,6 +11,7 @@ import torch
 
 from sparton.encoded import EncodedTexts, delete_texts, encode_collection, indexes, open_encoded
 from sparton.evaluation import load_retriever
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes import compression, inverted
@@ -20,7 +21,6 @@ from sparton.retrieval.indexes.inverted import InvertedIndex, inverted_index
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
 from sparton.retrieval.indexes.protocols import Found
 from sparton.retrieval.storing import VECTOR_DTYPES
-from sparton.sparse_vectors import SparseVectors
 from tests.encoded.problems import growth, make_texts, save_model
 from tests.engines.problems import write_encoded
 

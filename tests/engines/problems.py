@@ -17,10 +17,10 @@ from sparton.encoded import EncodedTexts, begin_folder, open_encoded
 from sparton.encoded.facts import Settings
 from sparton.encoded.shards import write_shard
 from sparton.engines import ENGINES, Engine, engine_for, write_files
-from sparton.packing import cu_seqlens_of
+from sparton.kernels.boundaries import cu_seqlens_of
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.storing import VectorDtype
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 GOLDEN = Path(__file__).parent / "golden"

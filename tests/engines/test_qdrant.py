@@ -8,10 +8,10 @@ import torch
 
 from sparton.engines import engine_for
 from sparton.engines.lines import batches, shards_with_ids
-from sparton.packing import cu_seqlens_of
+from sparton.kernels.boundaries import cu_seqlens_of
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes.exact import exact_index
-from sparton.sparse_vectors import SparseVectors
 from tests.engines.problems import write_encoded
 
 qdrant_client = pytest.importorskip("qdrant_client")

@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.evaluation import TaskResult
+from sparton.kernels.boundaries import sequence_ids
 from sparton.models.encoder import Encoder
-from sparton.packing import sequence_ids
 from sparton.representations import Representations, TokenVectors
 from sparton.types import RetrievalTask, Side, TextCollection, TokenBatch
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.evaluation import evaluate_encoder, explain, load_retriever
+from sparton.kernels.sparse_vectors import SparseVectors, mean_flops
 from sparton.models.asymmetric import static_queries
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertEncoder, ColbertHead
@@ -23,7 +24,6 @@ from sparton.models.splade import SpladeEncoder
 from sparton.representations import Representations
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes.inverted import InvertedIndex
-from sparton.sparse_vectors import SparseVectors, mean_flops
 from sparton.types import SIDES, RetrievalTask, Side, TextCollection
 
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")

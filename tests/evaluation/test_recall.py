@@ -9,10 +9,10 @@ from rich.console import Console
 
 from sparton.evaluation import evaluate_encoder, results_table, task_figures
 from sparton.evaluation.recall import ExactRecall, recall_of_exact
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations
 from sparton.retrieval.indexes.exact import exact_index
 from sparton.retrieval.indexes.protocols import Found
-from sparton.sparse_vectors import SparseVectors
 from tests.evaluation.problems import LexicalEncoder, make_task, word_tokenizer
 
 

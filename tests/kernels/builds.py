@@ -2,8 +2,9 @@
 
 Triton's interpreter knows neither Gluon nor how much shared memory there is. Here the launching
 functions run on CPU tensors, and every launch ends when its kernel is compiled. A line of JSON for
-each case names its kernels, their bytes of shared memory and their columns of tensor memory. A
-process of its own, as modules of kernels are imported with or without the interpreter.
+each case names its kernels, with their modules, their bytes of shared memory and their columns of
+tensor memory. A process of its own, as modules of kernels are imported with or without the
+interpreter.
 """
 
 import json
@@ -22,7 +23,7 @@ from sparton.kernels.encoder_layer import gelu, normalization
 from sparton.kernels.hybrid_head.backward import hybrid_head_backward
 from sparton.kernels.hybrid_head.forward import hybrid_head_forward
 from sparton.kernels.launch import Launch
-from sparton.kernels.maxsim import CompressedTokens, ResidualCodec, hidden, paths
+from sparton.kernels.maxsim import hidden, paths
 from sparton.kernels.maxsim.batches import packed_operands, padded_operands
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands
 from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
@@ -30,7 +31,7 @@ from sparton.kernels.maxsim.residual import forward as residual
 from sparton.kernels.maxsim.residual import pair_forward
 from sparton.kernels.maxsim.residual.backward import residual_backward, residual_inverse_norms
 from sparton.kernels.maxsim.residual.centroid_forward import centroid_forward
-from sparton.kernels.maxsim.residual.prepare import prepare
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 from sparton.kernels.maxsim.topk_keys import keys_beside
 from sparton.kernels.segment_max import backward, forward, quantize
 from sparton.kernels.segment_max.hopper import HopperConfig
@@ -39,6 +40,7 @@ from sparton.kernels.sparse_products.kernels import copy_entries
 from sparton.kernels.sparse_products.spans import Span
 from sparton.kernels.sparse_search.kernels import best_keys_gpu
 from sparton.kernels.sparse_search.postings import CPU_BLOCK, GPU_BLOCK, LARGEST_BLOCK, Postings
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.kernels.splade_head.fp8 import rescore
 from sparton.kernels.splade_head.sum_backward import splade_head_sum_backward
 from sparton.kernels.splade_head.token_topk import MOST_BY_KERNEL
@@ -46,7 +48,6 @@ from sparton.kernels.splade_head.token_topk_kernels import largest_of_logits
 from sparton.kernels.varlen_attention import forward as attention_kernels
 from sparton.kernels.varlen_attention.backward import varlen_attention_backward
 from sparton.kernels.varlen_attention.operands import attention_operands
-from sparton.sparse_vectors import SparseVectors
 
 # ptxas crashes on some, and of others it makes what happens to be in a register.
 CONSTANTS_ROUNDED = re.compile(r"cvt\S+e4m3x2\.f32\s+%rs\d+, (%r\d+), \1;")
@@ -83,7 +84,7 @@ def build(built: list[tuple[str, int, int]], launch: Launch, *tensors: Any) -> N
     assert not (rounded and ".ftz" in ptx), f"{name} makes small numbers zero"
     assert ("__assertfail" in ptx) == asserts, f"{name} asserts too much or nothing"
     tensor_memory = getattr(compiled.metadata, "tmem_size", None) or 0
-    built.append((name, compiled.metadata.shared, tensor_memory))
+    built.append((f"{kernel.fn.__module__}.{name}", compiled.metadata.shared, tensor_memory))
 
 
 def head(dtype: torch.dtype, D: int, config: forward.Config, **options: Any) -> None:
@@ -103,9 +104,11 @@ def gradients(V: int, activation: str) -> None:
     tokens, rows = torch.zeros(600, 128, dtype=BF16), torch.zeros(V, 128, dtype=BF16)
     cu_seqlens = torch.tensor([0, 200, 600], dtype=torch.int32)
     reps, winners = torch.zeros(2, V), torch.zeros(2, V, dtype=torch.int32)
-    backward.segment_max_backward(
-        reps, reps, winners, tokens, rows, cu_seqlens, bias_dtype=None, activation=activation
-    )
+    for need_hidden in (True, False):
+        backward.segment_max_backward(
+            reps, reps, winners, tokens, rows, cu_seqlens, bias_dtype=None, activation=activation,
+            need_hidden=need_hidden,
+        )  # fmt: skip
 
 
 def from_hidden(dtype: torch.dtype, E: int, *, biased: bool = False) -> None:
@@ -145,11 +148,23 @@ def stated_lengths(Lq: int, pairing: str | int) -> None:
     paths.maxsim_forward_cuda(operands, normalize=False, argmax=True)
 
 
+def product(dtype: torch.dtype) -> None:
+    """Of all queries with all documents, of which masks leave tokens out, and its gradients."""
+    queries, documents = torch.zeros(300, 128, dtype=dtype), torch.zeros(600, 128, dtype=dtype)
+    bounds = torch.tensor([0, 100, 300]), torch.tensor([0, 200, 600])
+    masks = torch.ones(300, dtype=torch.bool), torch.ones(600, dtype=torch.bool)
+    operands = packed_operands(queries, documents, *bounds, *masks, "cross")
+    _, winners = paths.maxsim_forward_cuda(operands, normalize=True, argmax=True)
+    grad = torch.zeros(2, 2)
+    paths.maxsim_backward_cuda(grad, winners, operands, normalize=True, backward="auto")
+
+
 def centroids(W: int) -> None:
     queries, codes = torch.zeros(W, 128, dtype=BF16), torch.zeros(600, dtype=torch.int32)
     bounds = torch.tensor([0, W]), torch.tensor([0, 200, 600])
     mask = torch.ones(600, dtype=torch.bool)
-    centroid_forward(queries, codes, torch.zeros(64, 128), *bounds, None, mask, True)
+    alone = (codes, None, None, torch.zeros(64, 128), None)
+    centroid_forward(ResidualOperands(queries, *alone, *bounds, None, mask), True)
 
 
 def attention(d: int) -> None:
@@ -165,12 +180,12 @@ def layer(dtype: torch.dtype, D: int) -> None:
     gelu.gelu_forward(states, vector)
     gelu.gelu_backward(states, states, vector)
     seed, options = torch.zeros((), dtype=torch.int32), {"p": 0.1}
-    *_, saved = normalization.post_norm_forward(
+    _, _, *saved = normalization.post_norm_forward(
         states, vector, states, vector, vector, seed, eps=1e-5, dtype=dtype, copy=BF16, save=True,
         **options,
     )  # fmt: skip
     dtypes = (dtype, dtype)
-    normalization.post_norm_backward(states, None, saved, vector, seed, dtypes=dtypes, **options)
+    normalization.post_norm_backward(states, None, *saved, vector, seed, dtypes=dtypes, **options)
 
 
 def sums_of_logits(dtype: torch.dtype) -> None:
@@ -201,43 +216,33 @@ def hybrid(dtype: torch.dtype) -> None:
 def compressed(dtype: torch.dtype, nbits: int, E: int = 128) -> None:
     """Documents in residuals, as a GPU unpacks them."""
     W, T, P = 64, 600, E * nbits // 8
-    codec = ResidualCodec(torch.zeros(64, E), torch.zeros(2**nbits - 1), torch.zeros(2**nbits))
-    documents = CompressedTokens(
-        torch.zeros(T, dtype=torch.int32), torch.zeros(T, P, dtype=torch.uint8), torch.zeros(T)
-    )
+    weights = torch.zeros(64, E), torch.zeros(2**nbits)
+    documents = torch.zeros(T).int(), torch.zeros(T, P, dtype=torch.uint8), torch.zeros(T)
     bounds, scores = (torch.tensor([0, W]), torch.tensor([0, 200, T])), torch.zeros(1, 2)
     config = residual.FULL_PRECISION if dtype == FP32 else residual.DEFAULT
     unpack = "table" if dtype == FP32 or nbits > 4 else config.unpack
-    queries = torch.zeros(W, E, dtype=dtype)
-    block_w, block_p = residual.choose_blocks(W, E, dtype, config, P)
-    blocks = {"unpack": unpack, "block_w": block_w, "block_p": block_p}
-    tokens, products, table = prepare(queries, codec, 0, W, dtype=dtype, normalize=True, **blocks)
-    winners = torch.zeros(2, W, dtype=torch.int32)
-    residual.search_columns(
-        tokens, products, documents, table, (None, None), bounds, scores, winners, 0, W,
-        E=E, P=P, NBITS=nbits, UNPACK=unpack, BLOCK_T=config.block_t, BLOCK_W=block_w,
-        BLOCK_P=block_p, ARGMAX=True, num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
-    residual_inverse_norms(documents, codec)
-    residual_backward(scores, winners, documents, codec, *bounds, dtype=dtype)
+    operands = ResidualOperands(torch.zeros(W, E, dtype=dtype), *documents, *weights, *bounds)
+    with patch.object(residual, "choose_unpack", return_value=unpack):
+        _, winners = residual.residual_forward(operands, normalize=True)
+    residual_inverse_norms(*documents[:2], *weights)
+    residual_backward(scores, winners, operands, dtype=dtype)
 
 
 def compressed_pairs(dtype: torch.dtype, nbits: int, E: int = 128) -> None:
     """Of one query and of several, with residuals, as a GPU unpacks them, and without."""
     W, T = 64, 600
-    residuals = torch.zeros(T, E * nbits // 8, dtype=torch.uint8)
-    documents = (torch.zeros(T, dtype=torch.int32), residuals, torch.zeros(T))
-    centroids, weights = torch.zeros(64, E), torch.zeros(2**nbits)
+    residuals, codes = torch.zeros(T, E * nbits // 8, dtype=torch.uint8), torch.zeros(T).int()
+    stored = (codes, residuals, torch.zeros(T), torch.zeros(64, E), torch.zeros(2**nbits))
+    alone = (codes, None, None, torch.zeros(64, E), None)
     pairs, mask = torch.zeros(3, 2, dtype=torch.int32), torch.ones(T, dtype=torch.bool)
     unpack = "table" if dtype == FP32 or nbits > 4 else residual.DEFAULT.unpack
     with patch.object(pair_forward, "choose_unpack", return_value=unpack):
         for Q in (1, 2):
             bounds = torch.arange(Q + 1) * (W // Q), torch.tensor([0, 200, T])
-            operands = (*bounds, pairs, None, mask, True, dtype)
             queries = torch.zeros(W, E, dtype=dtype)
-            pair_forward.pair_forward(queries, *documents, centroids, weights, *operands)
-            alone = (documents[0], None, None, centroids, None)
-            pair_forward.pair_forward(queries, *alone, *operands)
+            for documents in (stored, alone):
+                operands = ResidualOperands(queries, *documents, *bounds, None, mask)
+                pair_forward.pair_forward(operands, pairs, True, dtype)
 
 
 def entries() -> None:
@@ -315,6 +320,7 @@ def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]
             name = f"own documents {dtype} {method}"
             yield name, partial(own_documents, dtype, 1024, method)
         yield f"pairs {dtype}", partial(listed_pairs, dtype)
+        yield f"product {dtype}", partial(product, dtype)
     for E in (96, MOST_UNITS):
         yield f"gradients from hidden {E}", partial(gradients_from_hidden, E)
     for Lq, pairing in ((40, "cross"), (40, 1), (2, "cross"), (300, "cross")):

@@ -44,7 +44,7 @@ from sparton.kernels import (
     sparse_products,
     sparse_search,
 )
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.training.manifest import describe_environment
 
 TOOLS = {

@@ -10,10 +10,11 @@ from sparton.kernels.maxsim.hidden import search_hidden
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands
 from sparton.kernels.maxsim.residual.cpu import residual_forward_cpu
 from sparton.kernels.maxsim.residual.forward import residual_forward
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 from sparton.kernels.segment_max.forward import segment_max_forward
 from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.sparse_search import function, invert, search_postings
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16)
 
@@ -29,7 +30,8 @@ def operators(device):
     operands = packed_operands(queries, documents, query_cu, cu, None, None, "cross")
     codec = train_codec(documents.cpu(), num_centroids=4, nbits=2)
     codec = type(codec)(*(x.to(device) for x in codec))
-    compressed = (queries, compress(codec, documents), codec, query_cu, cu)
+    stored, weights = compress(codec, documents), (codec.centroids, codec.bucket_weights)
+    compressed = ResidualOperands(queries, *stored, *weights, query_cu, cu)
     vectors = SparseVectors.from_dense(torch.ones(2, 5))
     postings, unasked = invert([vectors]).to(device), torch.tensor([-1, -1])
     hidden = HiddenOperands(queries[None], documents, torch.eye(16, device=device), None, cu)
@@ -39,9 +41,9 @@ def operators(device):
         ),
         "cross": lambda: cross_forward(operands, normalize=True, argmax=True, config=TILES),
         "hidden": lambda: with_kept(*search_hidden(hidden, argmax=True)),
-        "residual": lambda: residual_forward(*compressed, normalize=True),
+        "residual": lambda: residual_forward(compressed, normalize=True),
         "sparse_search": lambda: search_postings(postings, vectors, 2, unasked),
-        "residual_cpu": lambda: residual_forward_cpu(*compressed, normalize=True),
+        "residual_cpu": lambda: residual_forward_cpu(compressed, normalize=True),
     }
 
 

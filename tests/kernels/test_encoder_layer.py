@@ -157,10 +157,10 @@ def test_gradients_have_the_same_bits_every_time():
     operands, grad = norm_problem(60, 96, torch.float16, torch.float16)
     x, bias, residual, gain, shift = (tensor.squeeze(0) for tensor in operands)
     options = {"p": 0.1, "eps": EPS, "dtype": torch.float16, "copy": None, "save": True}
-    *_, saved = post_norm_forward(x, bias, residual, gain, shift, seed_of(1), **options)
+    _, _, *saved = post_norm_forward(x, bias, residual, gain, shift, seed_of(1), **options)
     dtypes = (torch.float16, torch.float16)
     for gradients in (
-        lambda: post_norm_backward(grad[0], None, saved, gain, seed_of(1), p=0.1, dtypes=dtypes),
+        lambda: post_norm_backward(grad[0], None, *saved, gain, seed_of(1), p=0.1, dtypes=dtypes),
         lambda: gelu_backward(grad[0], x, bias),
     ):
         for first, second in zip(gradients(), gradients(), strict=True):

@@ -1,5 +1,6 @@
 """What is compiled anew, and what compiled code is launched with."""
 
+import inspect
 import weakref
 from collections import defaultdict
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import triton
 import triton.language as tl
 from triton.backends.amd import driver as amd
 from triton.backends.nvidia import driver as nvidia
+from triton.compiler import CompiledKernel
 from triton.runtime import JITFunction
 
 from sparton.kernels import launch as module
@@ -21,6 +23,7 @@ from sparton.kernels.launch import (
     run_steps,
     runs_as_known,
 )
+from sparton.kernels.splade_head import splade_head
 
 
 class Compiled:
@@ -97,13 +100,29 @@ def test_an_unknown_triton_launches_by_itself(kernel, monkeypatch, run):
     assert kernel.bound == [(*launch, constants) for launch in launches]
 
 
+@pytest.mark.parametrize("name", ["run", "function", "packed_metadata", "constexprs"])
+def test_a_triton_without_a_private_name_launches_by_itself(kernel, monkeypatch, name):
+    monkeypatch.delattr(Kernel if name == "constexprs" else Compiled, name)
+    x = torch.zeros(8)
+    for size in (32, 48):
+        Launch(kernel, (5, 2), size, BLOCK=16, MODE="a")(x)
+    assert [operands for _, operands, _ in kernel.bound] == [(x, 32), (x, 48)]
+
+
 def test_the_installed_triton_is_known():
     """What 3.6 has, too."""
+    names = inspect.getsource(CompiledKernel) + inspect.getsource(JITFunction)
+    for name in ("function", "packed_metadata", "constexprs"):
+        assert f"self.{name} =" in names
     for launcher in (nvidia.CudaLauncher, amd.HIPLauncher):
-        assert runs_as_known(SimpleNamespace(run=launcher.__new__(launcher)))
-    of_3_6 = SimpleNamespace(run=lambda gridX, gridY, gridZ, stream, function, *args: None)
-    assert runs_as_known(of_3_6)
-    assert not runs_as_known(SimpleNamespace())
+        assert runs_as_known(Kernel(), compiled(run=launcher.__new__(launcher)))
+    of_3_6 = compiled(run=lambda gridX, gridY, gridZ, stream, function, *args: None)
+    assert runs_as_known(Kernel(), of_3_6)
+    assert not runs_as_known(Kernel(), compiled())
+
+
+def compiled(**others):
+    return SimpleNamespace(function=None, packed_metadata=None, **others)
 
 
 def launched(kernel, x, size=32, **constants):
@@ -205,6 +224,33 @@ def test_real_launches(device):
                         actual = x.clone() if start == 0 else base.to(dtype).clone()[start:]
                         Launch(_add_kernel, (7,), other, len(x), BLOCK=32)(actual, y)
                         assert torch.equal(actual, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_both_ways_of_launching_make_the_same_bits(monkeypatch):
+    """Of a head and its backward: the public launch of Triton, and the private one."""
+
+    def run():
+        torch.manual_seed(0)
+        hidden, weight = (
+            torch.randn(rows, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            for rows in (300, 1000)
+        )
+        bounds = torch.tensor([0, 100, 300], dtype=torch.int32, device="cuda")
+        reps = splade_head(hidden, weight, None, bounds)
+        return reps, *torch.autograd.grad(reps.square().sum(), (hidden, weight))
+
+    of_known = [run() for _ in range(2)][1]
+    assert any(code[0] for codes in module._compiled.values() for code in codes.values())
+    for codes in module._compiled.values():
+        codes.clear()
+    monkeypatch.setattr(module, "runs_as_known", lambda kernel, compiled: False)
+    of_unknown = [run() for _ in range(2)][1]
+    assert not any(code[0] for codes in module._compiled.values() for code in codes.values())
+    for codes in module._compiled.values():
+        codes.clear()
+    assert all(map(torch.equal, of_known, of_unknown))
 
 
 def test_what_is_kept_takes_any_tensors(kernel):

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from sparton.kernels.maxsim import maxsim_centroids, maxsim_residual_varlen
 from sparton.kernels.maxsim.residual import centroid_forward as kernel
-from sparton.kernels.maxsim.residual import centroids, cpu
+from sparton.kernels.maxsim.residual import cpu, operators
 from sparton.kernels.maxsim.residual.centroid_forward import centroid_forward
 from sparton.kernels.maxsim.residual.cpu import centroid_forward_cpu
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 from tests.kernels.maxsim_problems import boundaries
 from tests.kernels.problems import error
 
@@ -44,6 +45,10 @@ def make_problem(device, *, E=24, C=11, dtype=torch.float32, masked=False, shift
     return [x if x is None else x.to(device) for x in tensors]
 
 
+def operands(queries, codes, centroids, *others):
+    return ResidualOperands(queries, codes, None, None, centroids, None, *others)
+
+
 def reference(queries, codes, centroids, query_bounds, bounds, query_mask, mask, normalize=False):
     queries, centroids = queries.double(), centroids.double()
     if normalize:
@@ -71,14 +76,14 @@ def reference(queries, codes, centroids, query_bounds, bounds, query_mask, mask,
 def test_against_float64(shift, masked, normalize, forward, device):
     problem = make_problem(device, masked=masked, shift=shift)
     truth = reference(*problem, normalize)
-    scores = forward(*problem, normalize)
+    scores = forward(operands(*problem), normalize)
     assert (scores.shape, scores.dtype) == ((4, 8), torch.float32)
     assert error(scores.cpu(), truth) <= 1e-6 < error(scores.cpu() * 1.00001, truth)
     assert (truth[0, 2] < 0) == (shift < 0)
     assert not scores[:, [1, 7]].any() and not scores[1].any()
     assert not (masked and scores[:, 0].any())
     problem[1] = problem[1].roll(1)
-    assert error(forward(*problem, normalize).cpu(), truth) > 1e-3
+    assert error(forward(operands(*problem), normalize).cpu(), truth) > 1e-3
 
 
 @pytest.mark.parametrize("forward", VERSIONS)
@@ -88,7 +93,7 @@ def test_half_precision(dtype, normalize, forward, device):
     """Everything is computed in fp32, whatever the dtype of the queries and of the centroids."""
     problem = make_problem(device, dtype=dtype, E=128)
     problem[2] = problem[2].to(dtype)
-    scores = forward(*problem, normalize)
+    scores = forward(operands(*problem), normalize)
     assert error(scores.cpu(), reference(*problem, normalize)) <= 1e-6
 
 
@@ -96,12 +101,12 @@ def test_half_precision(dtype, normalize, forward, device):
 def test_parts(forward, device, monkeypatch):
     """Columns and documents in several rounds."""
     problem = make_problem(device, masked=True)
-    expected = forward(*problem, True)
+    expected = forward(operands(*problem), True)
     monkeypatch.setattr(kernel, "PRODUCTS_AT_ONCE", 16 * 11)
     monkeypatch.setattr(kernel, "DEFAULT", kernel.DEFAULT._replace(block_w=16, block_t=16))
     monkeypatch.setattr(cpu, "SIMILARITIES_AT_ONCE", 40)
     monkeypatch.setattr(cpu, "TOKENS_AT_ONCE", 8)
-    torch.testing.assert_close(forward(*problem, True), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(forward(operands(*problem), True), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("forward", VERSIONS)
@@ -115,7 +120,7 @@ def test_nothing_to_score(forward, device):
     ):
         W, T = int(query_bounds[-1]), int(bounds[-1])
         arguments = (queries[:W], codes[:T], table, query_bounds, bounds, None, None)
-        assert torch.equal(forward(*arguments, True), torch.zeros(shape, device=device))
+        assert torch.equal(forward(operands(*arguments), True), torch.zeros(shape, device=device))
 
 
 def test_what_residuals_refine(device):
@@ -151,7 +156,7 @@ def test_as_pytorch_sees_it(device):
     compiled = torch.compile(maxsim_centroids, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*problem), expected)
     arguments = [x.detach() if isinstance(x, torch.Tensor) else x for x in problem]
-    torch.library.opcheck(centroids._operator.registered, (*arguments, True))
+    torch.library.opcheck(operators._centroids.registered, (*operands(*arguments), True))
     wide = [
         x
         if x is None or (x.is_floating_point() and x.dim() < 2)

@@ -120,7 +120,7 @@ def engine(request, monkeypatch):
         return
     use_kernels(monkeypatch, 0 if request.param == "product" else 256)
     if not torch.cuda.is_available():
-        monkeypatch.setattr(residual_operators, "residual_forward_cpu", residual_forward)
+        monkeypatch.setattr(residual_operators._scores._function, "run", residual_forward)
         monkeypatch.setattr(residual_operators, "residual_backward_cpu", residual_backward)
 
 

@@ -30,6 +30,7 @@ from sparton.kernels.maxsim.residual.cpu import (
 )
 from sparton.kernels.maxsim.residual.forward import ResidualConfig, residual_forward
 from sparton.kernels.maxsim.residual.function import maxsim_residual, maxsim_residual_varlen
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 from sparton.kernels.maxsim.residual.prepare import prepare
 from tests.kernels.problems import error
 
@@ -54,10 +55,19 @@ class Problem(NamedTuple):
     query_mask: Tensor | None = None
     document_mask: Tensor | None = None
 
+    @property
+    def operands(self):
+        weights = self.codec.centroids, self.codec.bucket_weights
+        return ResidualOperands(self.queries, *self.documents, *weights, *self[3:])
+
     def to(self, device):
         move = lambda x: x.to(device) if isinstance(x, Tensor) else x  # noqa: E731
         groups = (type(x)(*map(move, x)) if isinstance(x, tuple) else move(x) for x in self)
         return Problem(*groups)
+
+
+def inverse_norms(compute, documents, codec):
+    return compute(documents.codes, documents.residuals, codec.centroids, codec.bucket_weights)
 
 
 def boundaries(lengths):
@@ -77,7 +87,7 @@ def make_problem(
     codec = codec._replace(centroids=codec.centroids * 1.5)
     documents = compress(codec, tokens[:T] - shift * direction)
     if inverse == "float32":
-        exact = residual_inverse_norms_cpu(documents, codec)
+        exact = inverse_norms(residual_inverse_norms_cpu, documents, codec)
         documents = documents._replace(inverse_norms=exact)
     elif inverse is None:
         documents = documents._replace(inverse_norms=None)
@@ -150,7 +160,7 @@ def run(forward, problem: Problem, **options):
         options.setdefault("config", SMALL)
     else:
         options.pop("config", None)
-    return forward(*problem, **options)
+    return forward(problem.operands, **options)
 
 
 LENGTHS = [5, 0, 33, 1, 17, 64, 2, 0]
@@ -170,10 +180,10 @@ def test_against_float64(forward, backward, masks, inverse, E, nbits, device):
     alone, nothing = run(forward, problem, argmax=False)
     assert torch.equal(alone, scores) and nothing.numel() == 0
     grad = torch.randn(len(LENGTHS), 4, generator=torch.Generator().manual_seed(5)).to(device).T
-    dqueries = backward(grad, winners, *problem[1:6], dtype=torch.float32)
+    dqueries = backward(grad, winners, problem.operands, dtype=torch.float32)
     assert error(dqueries.cpu(), gradient(problem, grad)) <= 1e-6
     assert error(dqueries.cpu() * 1.01, gradient(problem, grad)) > 1e-3
-    again = backward(grad, winners, *problem[1:6], dtype=torch.float32)
+    again = backward(grad, winners, problem.operands, dtype=torch.float32)
     assert torch.equal(again, dqueries)
 
 
@@ -186,7 +196,7 @@ def test_half_precision(nbits, dtype, device):
     truth = reference(problem)[0]
     allowed = 3e-4 if dtype == torch.float16 else 2.4e-3
     for config in (SMALL, None):
-        scores, _ = residual_forward(*problem, config=config)
+        scores, _ = residual_forward(problem.operands, config=config)
         assert (
             error(scores.cpu(), truth) <= allowed < error(scores.cpu() * (1 + 3 * allowed), truth)
         )
@@ -228,7 +238,7 @@ def test_negative_similarities_and_masks(forward, backward, device):
     assert scores[0, 1] == 0 and (winners[1] == -1).all()
     assert error(scores.cpu(), truth) <= 1e-6
     assert torch.equal(winners.cpu().long(), expected)
-    dqueries = backward(torch.ones_like(scores), winners, *problem[1:6], dtype=torch.float32)
+    dqueries = backward(torch.ones_like(scores), winners, problem.operands, dtype=torch.float32)
     assert (dqueries[~problem.query_mask] == 0).all()
     assert error(dqueries.cpu(), gradient(problem, torch.ones_like(scores))) <= 1e-6
 
@@ -299,7 +309,7 @@ def test_bytes_of_bucket_weights(nbits, device):
 
 def test_default_configuration(device):
     problem = make_problem([32], [70, 3], 128, 2, device)
-    scores, _ = residual_forward(*problem)
+    scores, _ = residual_forward(problem.operands)
     assert error(scores.cpu(), reference(problem)[0]) <= 1e-6
 
 
@@ -308,7 +318,7 @@ def test_inverse_norms(device):
     exact = restored(problem).norm(dim=1).reciprocal()
     for compute in (residual_inverse_norms, residual_inverse_norms_cpu):
         if compute is residual_inverse_norms or device.type == "cpu":
-            inverse = compute(problem.documents, problem.codec)
+            inverse = inverse_norms(compute, problem.documents, problem.codec)
             assert inverse.dtype == torch.float32
             assert error(inverse.cpu(), exact) <= 1e-6
     stored = with_inverse_norms(problem.codec, problem.documents).inverse_norms
@@ -379,7 +389,7 @@ def test_a_query_token_that_is_not_a_number_is_seen(forward, backward, masks, de
     problem.queries[1] = torch.nan
     for argmax in (False, True):
         scores, winners = forward(
-            *problem[:5], *problem[5:], normalize=False, argmax=argmax,
+            problem.operands, normalize=False, argmax=argmax,
             **({"config": SMALL} if forward is residual_forward else {}),
         )  # fmt: skip
         empty = [masks, True, False]
@@ -395,15 +405,12 @@ def test_operators_are_registered_properly(device):
     from sparton.kernels.maxsim.residual import operators
 
     queries = problem.queries.clone().requires_grad_()
-    weights = problem.codec.bucket_weights
-    codec = (problem.codec.centroids, weights, weights)
-    arguments = (queries, *problem.documents, *codec, *problem[3:])
+    operands = problem.operands._replace(queries=queries)
     for normalize in (True, False):
-        rest = (normalize, torch.float32, True)
-        torch.library.opcheck(operators._scores.registered, (*arguments, *rest))
-    torch.library.opcheck(
-        operators._inverse_norms.registered, (*problem.documents[:2], None, *codec)
-    )
+        arguments = (*operands, normalize, torch.float32, True)
+        torch.library.opcheck(operators._scores.registered, arguments)
+    restoring = (*operands[1:3], *operands[4:6])
+    torch.library.opcheck(operators._inverse_norms.registered, restoring)
 
 
 def test_compiles_without_graph_breaks(device):
@@ -490,7 +497,7 @@ def test_autocast_rounds_once(device):
     with torch.autocast(device.type, torch.float16):
         scores = maxsim_residual_varlen(queries, *problem[1:])
     forward = residual_forward_cpu if device.type == "cpu" else residual_forward
-    expected, _ = forward(*problem, normalize=True, dtype=torch.float16)
+    expected, _ = forward(problem.operands, normalize=True, dtype=torch.float16)
     assert torch.equal(scores.detach(), expected)
     exact = maxsim_residual_varlen(*problem)
     assert error(expected.cpu(), exact.double().cpu()) > 1e-5

@@ -14,6 +14,7 @@ from sparton.kernels.maxsim import (
 )
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, decompress
 from sparton.kernels.maxsim.residual.forward import DEFAULT, ResidualConfig, residual_forward
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 from tests.kernels.problems import error
 
 pytestmark = [
@@ -64,7 +65,9 @@ def test_every_configuration(nbits, dtype, config):
     truth = torch.einsum("qse,nte->qnst", queries.double(), plain).amax(3).sum(2)
     flat = CompressedTokens(*(x.flatten(0, 1) for x in documents[:2]))
     bounds = [torch.arange(n + 1, device="cuda") * length for n, length in ((3, 32), (40, 150))]
-    scores, _ = residual_forward(queries.flatten(0, 1), flat, codec, *bounds, config=config)
+    weights = codec.centroids, codec.bucket_weights
+    operands = ResidualOperands(queries.flatten(0, 1), *flat, *weights, *bounds)
+    scores, _ = residual_forward(operands, config=config)
     allowed = 2.4e-3 if dtype == torch.bfloat16 else 3e-4
     assert error(scores, truth) <= allowed < error(scores * (1 + 3 * allowed), truth)
 

@@ -13,7 +13,7 @@ from sparton.kernels.maxsim import (
     maxsim_residual_varlen,
     maxsim_varlen,
 )
-from sparton.kernels.maxsim.residual import cpu, pairs
+from sparton.kernels.maxsim.residual import cpu, operators
 from sparton.kernels.maxsim.residual.cpu import pair_forward_cpu
 from sparton.kernels.maxsim.residual.pair_forward import pair_forward
 from tests.kernels.problems import error
@@ -37,17 +37,14 @@ def listed(device, count=40, queries=4):
 
 
 def run(forward, problem, numbers, *, residuals=True, normalize=False, dtype=None, **options):
-    codes, packed, inverse = problem.documents
-    centroids, _, weights = problem.codec
-    documents = (codes, packed, inverse) if residuals else (codes, None, None)
+    operands = problem.operands
+    if not residuals:
+        operands = operands._replace(residuals=None, inverse_norms=None, bucket_weights=None)
     if forward is pair_forward:
         options.setdefault("config", SMALL)
-    return forward(
-        problem.queries, *documents, centroids, weights if residuals else None,
-        problem.query_cu_seqlens, problem.document_cu_seqlens, numbers, problem.query_mask,
-        problem.document_mask, normalize, dtype or problem.queries.dtype,
-        **(options if forward is pair_forward else {}),
-    )  # fmt: skip
+    else:
+        options.clear()
+    return forward(operands, numbers, normalize, dtype or problem.queries.dtype, **options)
 
 
 @pytest.mark.parametrize("forward", VERSIONS)
@@ -168,9 +165,5 @@ def test_as_pytorch_sees_it(device):
     assert not scores.requires_grad
     compiled = torch.compile(maxsim_residual_varlen, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(*problem, pairing=numbers), scores)
-    codes, packed, _ = problem.documents
-    centroids, _, weights = problem.codec
-    arguments = (problem.queries, codes, packed, None, centroids, weights, *problem[3:5])
-    torch.library.opcheck(
-        pairs._operator.registered, (*arguments, numbers, None, None, False, torch.float32)
-    )
+    arguments = (*problem.operands, numbers, False, torch.float32)
+    torch.library.opcheck(operators._pairs.registered, arguments)

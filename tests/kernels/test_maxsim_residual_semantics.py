@@ -39,7 +39,7 @@ def test_by_hand(forward, backward, device):
     assert scores.tolist() == SCORES
     assert winners.tolist() == [[0, 1, 1], [-1] * 3, [0] * 3]
     upstream = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], device=device)
-    dqueries = backward(upstream, winners, *problem[1:6], dtype=torch.float32)
+    dqueries = backward(upstream, winners, problem.operands, dtype=torch.float32)
     first, second, third = RESTORED
     expected = torch.stack((first + 3 * third, second + 3 * third, 4 * second + 6 * third))
     assert torch.equal(dqueries.cpu(), expected)

@@ -15,8 +15,8 @@ from sparton.kernels.sparse_products import (
     spans,
 )
 from sparton.kernels.sparse_products.columns import read_columns
-from sparton.sparse_vectors import OwnVectors, SparseVectors
-from tests.test_sparse_vectors import random_rows
+from sparton.kernels.sparse_vectors import OwnVectors, SparseVectors
+from tests.kernels.test_sparse_vectors import random_rows
 
 Q, N, V = 7, 12, 50
 CUTS = [(2**26, 1024), (2**9, 1024), (1, 1), (1, 33)]  # all columns at once, all used ones, 16, 48

@@ -11,7 +11,7 @@ from sparton.kernels.sparse_products import (
     row_sums,
     spans,
 )
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 pytestmark = [
     pytest.mark.gpu,

@@ -27,7 +27,7 @@ from sparton.kernels.sparse_search import (
     threads,
 )
 from sparton.kernels.sparse_search.postings import CPU_BLOCK, GPU_BLOCK, LARGEST_BLOCK
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 Results = tuple[Tensor, Tensor]
 

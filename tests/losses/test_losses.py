@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.losses.objective import Objective
 from sparton.losses.ramps import ConstantRamp, LinearRamp, QuadraticRamp
 from sparton.losses.ranking import InfoNCE, Triplet
@@ -18,7 +19,6 @@ from sparton.losses.regularizers import (
     l1,
 )
 from sparton.representations import Representations
-from sparton.sparse_vectors import SparseVectors
 
 
 @pytest.fixture

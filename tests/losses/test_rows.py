@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.losses.combination import WeightedSum
 from sparton.losses.distillation import KLDivergence, MarginMSE
 from sparton.losses.objective import Objective
@@ -18,8 +19,7 @@ from sparton.losses.regularizers import (
 )
 from sparton.losses.rows import active_terms, column_means, document_frequency, dot_scores
 from sparton.representations import Representations
-from sparton.sparse_vectors import SparseVectors
-from tests.test_sparse_vectors import random_rows
+from tests.kernels.test_sparse_vectors import random_rows
 
 PENALTIES = [flops, flops_of_sums, L0Flops(0), L0Flops(8), l1, anti_zero, DFFlops(0.4, 3.0)]
 NAMES = ["flops", "flops_of_sums", "l0_flops_0", "l0_flops_8", "l1", "anti_zero", "df_flops"]

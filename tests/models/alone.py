@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.models.backbone import Backbone
-from sparton.packing import cu_seqlens_of
 from sparton.types import TokenBatch, TokenRows
 
 TOLERANCE = 1e-5  # of the largest value

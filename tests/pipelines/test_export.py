@@ -11,6 +11,8 @@ from safetensors import safe_open
 
 from sparton.datasets.texts import TextList
 from sparton.evaluation import load_retriever
+from sparton.kernels.boundaries import cu_seqlens_of
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import static_queries
 from sparton.models.backbones import tiny
@@ -20,14 +22,12 @@ from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
 from sparton.models.pooling import Pooling
-from sparton.packing import cu_seqlens_of
 from sparton.pipelines import export as pipeline
 from sparton.pipelines.export import export_vectors, term_names
 from sparton.pipelines.vector_files import SparseFile, TokenFile, quantized
 from sparton.representations import Representations
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes.exact import exact_index
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import SIDES, Side
 from tests.pipelines.mining_problems import generate, read_records
 

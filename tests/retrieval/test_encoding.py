@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 from sparton.evaluation import packed_tokenizer
+from sparton.kernels.boundaries import sequence_ids
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
-from sparton.packing import sequence_ids
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import encoding
 from sparton.retrieval.encoding import AUTOCAST, encode_texts
 from sparton.retrieval.storing import in_order
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Forms, Side, TokenBatch
 
 VOCABULARY = 23

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.packing import cu_seqlens_of
+from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.representations import TokenVectors
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.pooling import pool_tokens

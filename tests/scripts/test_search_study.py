@@ -8,7 +8,7 @@ from benchmarks.search import vectors
 from benchmarks.search.providers import PROVIDERS
 from benchmarks.search.study import ALLOWED, STUDY, Cell, draw_collection, measure
 from benchmarks.study import Settings
-from sparton.sparse_vectors import mean_flops
+from sparton.kernels.sparse_vectors import mean_flops
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SETTINGS = Settings(DEVICE, 0.001, "", True, {"block": None})

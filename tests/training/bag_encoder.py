@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from sparton import packing
+from sparton.kernels.boundaries import sequence_ids
 from sparton.models.encoder import Encoder
 from sparton.representations import Representations, TokenVectors
 from sparton.types import Side, TokenBatch, TokenRows, TrainBatch
@@ -25,7 +25,7 @@ class BagEncoder(Encoder):
 
     def forward(self, tokens: TokenBatch) -> torch.Tensor:
         hidden, tokens = tokens.to_pool(self.dropout(self.embedding(tokens.input_ids)))
-        owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
+        owners = sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         sums = hidden.new_zeros(tokens.num_sequences, WIDTH).index_add(0, owners, hidden)
         return self.decoder(sums / tokens.cu_seqlens.diff()[:, None]).relu().log1p()
 
@@ -36,7 +36,7 @@ class BagEncoder(Encoder):
         values = self.dropout(self.embedding(tokens.input_ids))
         mask = tokens.input_ids % 5 > 0 if side == "document" else None
         vectors = TokenVectors(values, tokens.cu_seqlens, mask, tokens.max_seqlen)
-        owners = packing.sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
+        owners = sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         square = values.new_zeros(tokens.num_sequences).index_add(0, owners, values.square().sum(1))
         return Representations(sparse, vectors, {"square": square})
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sparton.kernels.sparse_products import spans
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.kernels.splade_head import function
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
@@ -13,7 +14,6 @@ from sparton.losses.regularizers import DFFlops, L0Flops, Regularizer, anti_zero
 from sparton.models.backbones import tiny
 from sparton.models.heads import SpartonHead
 from sparton.models.splade import SpladeEncoder
-from sparton.sparse_vectors import SparseVectors
 from sparton.training import diagnostics
 from sparton.training.diagnostics import describe_representations
 from sparton.training.distributed import World

@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.search.vectors import PART
+from sparton.kernels.boundaries import sequence_ids
 from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.kernels.sparse_search import invert, search_postings
-from sparton.packing import ranges_of, sequence_ids
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
+from sparton.packing import ranges_of
 
 
 class Search(Protocol):

@@ -13,7 +13,7 @@ from benchmarks.screen import Columns, Record, figure, timed_columns
 from benchmarks.search.providers import PROVIDERS, Search, Truth
 from benchmarks.search.vectors import DOCUMENT_TERMS, QUERY_TERMS, draw_vectors
 from benchmarks.study import Measured, Settings, Study
-from sparton.sparse_vectors import SparseVectors, mean_flops
+from sparton.kernels.sparse_vectors import SparseVectors, mean_flops
 
 JUDGED = 3  # queries
 DIFFERENT = 64  # queries, one of which is asked at a time

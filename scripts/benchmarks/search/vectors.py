@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sparton.packing import cu_seqlens_of, ranges_of
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.boundaries import cu_seqlens_of
+from sparton.kernels.sparse_vectors import SparseVectors
+from sparton.packing import ranges_of
 
 WIDTH = 30_522
 DOCUMENT_TERMS, QUERY_TERMS = 135, 43  # on average

@@ -1,27 +1,21 @@
 """Bias and GELU as a PyTorch operator. T tokens, D columns."""
 
-import functools
-from types import ModuleType
-
 from torch import Tensor
 
+from sparton.kernels.dispatch import late
 from sparton.kernels.encoder_layer.operands import check_operands, rows_of
 from sparton.kernels.operator import Operator
 
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from sparton.kernels.encoder_layer import gelu
-
-    return gelu
+_forward_kernel = late("sparton.kernels.encoder_layer.gelu.gelu_forward")
+_backward_kernel = late("sparton.kernels.encoder_layer.gelu.gelu_backward")
 
 
 def _gelu(x: Tensor, bias: Tensor) -> Tensor:
-    return _kernels().gelu_forward(rows_of(x), bias.contiguous()).view(x.shape)
+    return _forward_kernel()(rows_of(x), bias.contiguous()).view(x.shape)
 
 
 def _gelu_gradients(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    dx, dbias = _kernels().gelu_backward(rows_of(grad), rows_of(x), bias.contiguous())
+    dx, dbias = _backward_kernel()(rows_of(grad), rows_of(x), bias.contiguous())
     return dx.view(x.shape), dbias.to(bias.dtype)
 
 

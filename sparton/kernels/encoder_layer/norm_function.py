@@ -1,37 +1,15 @@
 """Dropout, residual and normalisation as a PyTorch operator. T tokens, D columns."""
 
-import functools
-from types import ModuleType
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import late
 from sparton.kernels.encoder_layer.dropout import draw_seed
-from sparton.kernels.encoder_layer.operands import FLOATS, check_operands, rows_of
+from sparton.kernels.encoder_layer.operands import FLOATS, Normalised, check_operands, rows_of
 from sparton.kernels.operator import Operator
 
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from sparton.kernels.encoder_layer import normalization
-
-    return normalization
-
-
-class Normalised(NamedTuple):
-    """What the forward returns.
-
-    Attributes:
-        out: the result, in the shape of x.
-        second: its copy in another dtype, None if not wanted.
-        sums, moments: for the backward, see normalization.py; None without one.
-    """
-
-    out: Tensor
-    second: Tensor | None
-    sums: Tensor | None
-    moments: Tensor | None
+_forward_kernel = late("sparton.kernels.encoder_layer.normalization.post_norm_forward")
+_backward_kernel = late("sparton.kernels.encoder_layer.normalization.post_norm_backward")
 
 
 def _post_norm(
@@ -39,12 +17,11 @@ def _post_norm(
     p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
 ) -> Normalised:  # fmt: skip
     vectors = (vector.contiguous() for vector in (gain, shift))
-    out, second, saved = _kernels().post_norm_forward(
+    out, second, *saved = _forward_kernel()(
         rows_of(x), bias.contiguous(), rows_of(residual), *vectors, seed,
         p=p, eps=eps, dtype=dtype, copy=copy, save=save,
     )  # fmt: skip
-    second = None if second is None else second.view(x.shape)
-    return Normalised(out.view(x.shape), second, *(saved or (None, None)))
+    return Normalised(out.view(x.shape), None if second is None else second.view(x.shape), *saved)
 
 
 def _fake(
@@ -66,12 +43,10 @@ def _gradients(
     residual_dtype: torch.dtype, shift_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of x, bias, residual, gain and shift."""
-    kernels = _kernels()
     grads = [x for x in (out_grad, second_grad) if x is not None]
-    dx, dresidual, columns = kernels.post_norm_backward(
-        rows_of(grads[0]), rows_of(grads[1]) if grads[1:] else None,
-        kernels.NormSums(sums, moments), gain.contiguous(), seed, p=p,
-        dtypes=(x_dtype, residual_dtype),
+    dx, dresidual, columns = _backward_kernel()(
+        rows_of(grads[0]), rows_of(grads[1]) if grads[1:] else None, sums, moments,
+        gain.contiguous(), seed, p=p, dtypes=(x_dtype, residual_dtype),
     )  # fmt: skip
     dbias, dgain, dshift = columns.unbind(0)
     return (

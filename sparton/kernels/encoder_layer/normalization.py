@@ -6,14 +6,13 @@ taken while the rows are there: each program adds up its rows, and what they fou
 end, in a fixed order.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.encoder_layer.dropout import MULTIPLIERS, threshold
+from sparton.kernels.encoder_layer.operands import Normalised
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 
@@ -22,18 +21,6 @@ ROWS, WARP_COLUMNS = 1, 1024
 BACKWARD_PROGRAMS = 8  # for each multiprocessor
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-
-
-class NormSums(NamedTuple):
-    """What the backward reads.
-
-    Attributes:
-        sums: ``[T, D]``, residual and dropout's result added, in the wider dtype of both.
-        moments: fp32 ``[2, T]``, mean and inverse standard deviation of each row.
-    """
-
-    sums: Tensor
-    moments: Tensor
 
 
 @triton.jit
@@ -141,7 +128,7 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
 def post_norm_forward(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
     *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
-) -> tuple[Tensor, Tensor | None, NormSums | None]:  # fmt: skip
+) -> Normalised:  # fmt: skip
     """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
     Args:
@@ -154,21 +141,21 @@ def post_norm_forward(
     out = torch.empty((T, D), dtype=dtype, device=x.device)
     second = None if copy is None else torch.empty((T, D), dtype=copy, device=x.device)
     sum_dtype = torch.promote_types(x.dtype, residual.dtype)
-    saved = None
+    sums = moments = None
     if save:
         sums = torch.empty((T, D), dtype=sum_dtype, device=x.device)
-        saved = NormSums(sums, torch.empty((2, T), dtype=torch.float32, device=x.device))
+        moments = torch.empty((2, T), dtype=torch.float32, device=x.device)
     if T:
         Launch(
             _post_norm_kernel, (cdiv(T, ROWS),), T, SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps,
             **_dropout(p, seed), **_tile(D),
-        )(x, bias, residual, gain, shift, seed, out, second, *(saved or (None, None)))  # fmt: skip
-    return out, second, saved
+        )(x, bias, residual, gain, shift, seed, out, second, sums, moments)  # fmt: skip
+    return Normalised(out, second, sums, moments)
 
 
 def post_norm_backward(
-    grad: Tensor, copy_grad: Tensor | None, saved: NormSums, gain: Tensor, seed: Tensor | None,
-    *, p: float, dtypes: tuple[torch.dtype, torch.dtype],
+    grad: Tensor, copy_grad: Tensor | None, sums: Tensor, moments: Tensor, gain: Tensor,
+    seed: Tensor | None, *, p: float, dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[3, D]``: of bias,
     gain and shift. The same bits every time.
@@ -176,7 +163,7 @@ def post_norm_backward(
     Args:
         grad, copy_grad: ``[T, D]``, contiguous, upstream gradients of the result and of its copy;
             their sum counts.
-        saved, gain, seed, p: as in the forward.
+        sums, moments, gain, seed, p: of the forward.
         dtypes: of the gradients of x and of the residual.
     """
     T, D = grad.shape
@@ -186,6 +173,6 @@ def post_norm_backward(
     programs = programs_over_rows(grad, ROWS, BACKWARD_PROGRAMS)
     columns = torch.empty((3, programs, D), dtype=torch.float32, device=grad.device)
     Launch(_post_norm_backward_kernel, (programs,), T, programs, **_dropout(p, seed), **_tile(D))(
-        grad, copy_grad, *saved, gain, seed, dx, dresidual, columns
+        grad, copy_grad, sums, moments, gain, seed, dx, dresidual, columns
     )
     return dx, dresidual, columns.sum(1)

@@ -1,9 +1,28 @@
 """What the operands must look like. T tokens, D columns."""
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Normalised(NamedTuple):
+    """Results of a normalisation, and what its backward reads.
+
+    Attributes:
+        out: the result, ``[..., D]``.
+        second: its copy in another dtype, None if not wanted.
+        sums: ``[T, D]``, residual and dropout's result added, in the wider dtype of both; None if
+            no backward follows.
+        moments: fp32 ``[2, T]``, mean and inverse standard deviation of each row; None as sums.
+    """
+
+    out: Tensor
+    second: Tensor | None
+    sums: Tensor | None
+    moments: Tensor | None
 
 
 def rows_of(x: Tensor) -> Tensor:

@@ -78,10 +78,10 @@ def hybrid_head_backward(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *,
     need_hidden: bool = True,
     need_weight: bool = True,
     need_bias: bool = True,
+    *,
     config: ScatterConfig = DEFAULT_SCATTER,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of ``sum(grad * reps)``; not bitwise reproducible.

@@ -11,7 +11,7 @@ from sparton.kernels.splade_head.cpu import splade_head_backward_cpu
 
 
 def hybrid_head_forward_cpu(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor, *, argmax: bool = True
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, mask: Tensor, argmax: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Arguments and results of :func:`~sparton.kernels.hybrid_head.forward.hybrid_head_forward`.
     Also takes float64; the representations are fp32 all the same."""
@@ -37,7 +37,6 @@ def hybrid_head_backward_cpu(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    *,
     need_hidden: bool = True,
     need_weight: bool = True,
     need_bias: bool = True,

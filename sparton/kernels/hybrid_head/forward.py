@@ -62,8 +62,8 @@ def hybrid_head_forward(
     weight: Tensor,
     bias: Tensor | None,
     mask: Tensor,
-    *,
     argmax: bool = True,
+    *,
     tile: int | None = None,
     config: ReductionConfig = DEFAULT_REDUCTION,
 ) -> tuple[Tensor, Tensor]:

@@ -3,30 +3,16 @@
 B sequences, S tokens of the longest, D hidden, V vocabulary.
 
 CUDA tensors run library products and Triton kernels, CPU tensors the PyTorch version of the same
-algorithm; Triton is imported when the first CUDA tensor arrives.
+algorithm.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import cast_for_autocast
+from sparton.kernels.dispatch import cast_for_autocast, late
 from sparton.kernels.hybrid_head.cpu import hybrid_head_backward_cpu, hybrid_head_forward_cpu
 from sparton.kernels.hybrid_head.logits import check_padded_operands
 from sparton.kernels.operator import Operator
-
-
-def _forward_cuda() -> Callable[..., tuple[Tensor, Tensor]]:
-    from sparton.kernels.hybrid_head.forward import hybrid_head_forward
-
-    return hybrid_head_forward
-
-
-def _backward_cuda() -> Callable[..., tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    from sparton.kernels.hybrid_head.backward import hybrid_head_backward
-
-    return hybrid_head_backward
 
 
 def _fake(
@@ -42,14 +28,14 @@ _head = Operator(
     "sparton::hybrid_head",
     hybrid_head_forward_cpu,
     fake=_fake,
-    cuda=_forward_cuda,
+    cuda=late("sparton.kernels.hybrid_head.forward.hybrid_head_forward"),
     keeps="argmax",
 )
 _head.differentiable(
     ("hidden", "weight", "bias"),
     hybrid_head_backward_cpu,
     results=("reps", "argmax"),
-    cuda=_backward_cuda,
+    cuda=late("sparton.kernels.hybrid_head.backward.hybrid_head_backward"),
 )
 
 

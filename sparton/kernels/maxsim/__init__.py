@@ -12,8 +12,11 @@ from sparton.kernels.maxsim.fp8_tokens import Fp8Tokens, quantize_fp8
 from sparton.kernels.maxsim.function import maxsim, maxsim_pairs, maxsim_varlen
 from sparton.kernels.maxsim.hidden_function import maxsim_from_hidden
 from sparton.kernels.maxsim.reference import maxsim_reference
-from sparton.kernels.maxsim.residual.centroids import maxsim_centroids
-from sparton.kernels.maxsim.residual.function import maxsim_residual, maxsim_residual_varlen
+from sparton.kernels.maxsim.residual.function import (
+    maxsim_centroids,
+    maxsim_residual,
+    maxsim_residual_varlen,
+)
 from sparton.kernels.maxsim.topk import BestDocuments, maxsim_topk
 
 __all__ = [

@@ -9,15 +9,13 @@ are MaxSim's own. The backward reduces all gradients to T x E before they go bac
 projection: no gather of hidden states per query.
 """
 
-import functools
 import math
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import cast_for_autocast
+from sparton.kernels.dispatch import cast_for_autocast, late
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands, Kept, hidden_operands
 from sparton.kernels.maxsim.operators import run_backward, run_forward
 from sparton.kernels.maxsim.projection_cpu import project_tokens_backward_cpu, project_tokens_cpu
@@ -33,22 +31,19 @@ class Scored(NamedTuple):
     norms: Tensor | None
 
 
-@functools.cache
-def _kernels() -> tuple[ModuleType, ModuleType]:
-    """The kernels of the search, and those around the products of projected tokens."""
-    from sparton.kernels.maxsim import hidden, projection
-
-    return hidden, projection
+_search_serves = late("sparton.kernels.maxsim.hidden.search_serves")
+_search_hidden = late("sparton.kernels.maxsim.hidden.search_hidden")
+_project_on_cuda = late("sparton.kernels.maxsim.projection.project_tokens")
+_backward_on_cuda = late("sparton.kernels.maxsim.projection.project_tokens_backward")
 
 
 def _score(operands: HiddenOperands, keep: bool) -> Scored:
     project = project_tokens_cpu
     if operands.hidden.is_cuda:
-        search, products = _kernels()
-        if search.search_serves(operands.queries, keep):
-            scores, kept = search.search_hidden(operands, argmax=keep)
+        if _search_serves()(operands.queries, keep):
+            scores, kept = _search_hidden()(operands, argmax=keep)
             return Scored(scores, *(kept or (None, None, None)))
-        project = products.project_tokens
+        project = _project_on_cuda()
     _, hidden, projection, bias, *_ = operands
     tokens, norms = project(hidden, projection, bias, normalize=operands.normalize)
     scores, winners = run_forward(operands.projected(tokens), False, "auto", keep)
@@ -79,9 +74,7 @@ def _backward(
     """Gradients of queries, hidden, projection and bias, None where not wanted."""
     hidden, projection = operands.hidden, operands.projection
     needs_behind = (need_hidden, need_projection, need_bias)
-    through_projection = project_tokens_backward_cpu
-    if hidden.is_cuda:
-        through_projection = _kernels()[1].project_tokens_backward
+    through_projection = _backward_on_cuda() if hidden.is_cuda else project_tokens_backward_cpu
     dqueries, dtokens = run_backward(
         grad, kept.winners, operands.projected(kept.tokens),
         False, "auto", need_queries, any(needs_behind),

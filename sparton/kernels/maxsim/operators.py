@@ -5,33 +5,25 @@ Q queries, N documents, K documents per query, T packed tokens, E embedding.
 Which forward ran makes no difference to the backward: all of them save the same winners.
 """
 
-import functools
 from collections.abc import Callable
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import cast_for_autocast
+from sparton.kernels.dispatch import cast_for_autocast, late
 from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
 from sparton.kernels.maxsim.operands import MaxSimOperands, check_backward
 from sparton.kernels.operator import Operator, gradient_follows
 
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from sparton.kernels.maxsim import paths
-
-    return paths
+_forward_on_cuda = late("sparton.kernels.maxsim.paths.maxsim_forward_cuda")
+_backward_on_cuda = late("sparton.kernels.maxsim.paths.maxsim_backward_cuda")
 
 
 def run_forward(
     operands: MaxSimOperands, normalize: bool, backward: str, argmax: bool
 ) -> tuple[Tensor, Tensor | None]:
     """On any device: scores and, if wanted, winners; otherwise None or an empty tensor."""
-    forward = maxsim_forward_cpu
-    if operands.queries.is_cuda:
-        forward = _kernels().maxsim_forward_cuda
+    forward = _forward_on_cuda() if operands.queries.is_cuda else maxsim_forward_cpu
     return forward(operands, normalize=normalize, argmax=argmax)
 
 
@@ -47,7 +39,7 @@ def run_backward(
     """On any device: gradients of queries and documents, None where not wanted."""
     needs = {"need_queries": need_queries, "need_documents": need_documents}
     if operands.queries.is_cuda:
-        dqueries, ddocuments = _kernels().maxsim_backward_cuda(
+        dqueries, ddocuments = _backward_on_cuda()(
             grad, argmax, operands, normalize=normalize, backward=backward, **needs
         )
     else:

@@ -8,12 +8,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import check_boundaries, int32_boundaries, read_boundaries
+from sparton.kernels.boundaries import (
+    check_boundaries,
+    int32_boundaries,
+    ranges_within,
+    read_boundaries,
+)
 from sparton.kernels.dispatch import needs_operators
 from sparton.kernels.maxsim.function import maxsim_varlen
 from sparton.kernels.maxsim.operands import check_mask
 from sparton.kernels.sort_keys import from_keys, sort_keys
-from sparton.packing import ranges_within
 
 TOKENS_AT_ONCE = 2**22
 

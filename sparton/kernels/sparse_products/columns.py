@@ -6,9 +6,9 @@ arrives.
 
 from torch import Tensor
 
+from sparton.kernels.boundaries import sequence_ids
 from sparton.kernels.sparse_products.spans import Span
-from sparton.packing import sequence_ids
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 
 def read_columns(vectors: SparseVectors, span: Span) -> Tensor:

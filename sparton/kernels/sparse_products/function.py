@@ -19,7 +19,7 @@ from sparton.kernels.sparse_products import precise, spans
 from sparton.kernels.sparse_products.columns import read_columns, write_entries
 from sparton.kernels.sparse_products.precise import left_factor, multiply, product
 from sparton.kernels.sparse_products.spans import Span, cut_columns
-from sparton.sparse_vectors import SparseVectors, used_terms
+from sparton.kernels.sparse_vectors import SparseVectors, used_terms
 
 
 def column_sums(vectors: SparseVectors, weights: Tensor) -> Tensor:

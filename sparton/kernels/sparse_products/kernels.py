@@ -10,7 +10,7 @@ from torch import Tensor
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch
 from sparton.kernels.sparse_products.spans import Span
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 BLOCK = 1024
 

@@ -20,7 +20,7 @@ from sparton.kernels.sparse_search.postings import (
     Postings,
 )
 from sparton.kernels.sparse_search.threads import run_ranges, thread_ranges
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 
 def invert(

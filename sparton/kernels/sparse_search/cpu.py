@@ -10,7 +10,7 @@ from torch import Tensor
 from sparton.kernels.sparse_search import loops
 from sparton.kernels.sparse_search.postings import GROUP, Postings
 from sparton.kernels.sparse_search.threads import run_ranges, thread_ranges
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 LEAST_WORK = 8  # blocks searched for a query; less is not worth another thread
 

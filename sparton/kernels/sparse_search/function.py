@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sparton.kernels.sort_keys import from_keys
 from sparton.kernels.sparse_search.postings import GROUP, Postings
-from sparton.packing import ranges_of
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 CPU_KEYS, GPU_SCORES = 2**24, 2**28  # of all queries that are searched at once
 
@@ -56,9 +55,9 @@ def _search_cpu(
     from sparton.kernels.sparse_search.cpu import best_keys_cpu
 
     at_once = max(CPU_KEYS // min(2 * k + GROUP, postings.num_documents), 1)
-    for few in ranges_of(queries.num_vectors, at_once):
-        own = slice(few.start, few.stop)
-        yield best_keys_cpu(postings, queries.slice(few.start, few.stop), k, excluded[own])
+    for first in range(0, queries.num_vectors, at_once):
+        last = min(first + at_once, queries.num_vectors)
+        yield best_keys_cpu(postings, queries.slice(first, last), k, excluded[first:last])
 
 
 def _search_gpu(
@@ -72,7 +71,8 @@ def _search_gpu(
     of_query = num_scores + 4 * min(k * GROUP, num_scores)
     at_once = min(max(GPU_SCORES // of_query, 1), queries.num_vectors)
     scores = torch.empty(at_once * num_scores, dtype=torch.float32, device=device)
-    for few in ranges_of(queries.num_vectors, at_once):
-        asked = queries.slice(few.start, few.stop).to(device)
-        left_out = excluded[few.start : few.stop].to(device)
+    for first in range(0, queries.num_vectors, at_once):
+        last = min(first + at_once, queries.num_vectors)
+        asked = queries.slice(first, last).to(device)
+        left_out = excluded[first:last].to(device)
         yield best_keys_gpu(postings, asked, k, left_out, scores)

@@ -20,7 +20,7 @@ from torch import Tensor
 from sparton.kernels.dispatch import on_its_device
 from sparton.kernels.launch import Launch, cdiv
 from sparton.kernels.sparse_search.postings import GROUP, Postings
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 CHUNK = 1024  # postings, or documents, that a program handles at once
 GROUPS_AT_ONCE = 16

@@ -6,10 +6,9 @@ N sequences, T packed tokens, D hidden, V vocabulary.
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import read_boundaries
+from sparton.kernels.boundaries import ranges_within, read_boundaries
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.variants import activate
-from sparton.packing import ranges_within
 
 LOGITS_AT_ONCE = 2**22
 TOKENS_AT_ONCE = 1024

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.boundaries import int32_boundaries
-from sparton.kernels.dispatch import cast_for_autocast
+from sparton.kernels.dispatch import cast_for_autocast, late
 from sparton.kernels.operator import Operator
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.cpu import splade_head_backward_cpu, splade_head_forward_cpu
@@ -16,6 +16,10 @@ from sparton.kernels.splade_head.memory import HeadMemory
 from sparton.kernels.splade_head.sum_function import sum_head
 from sparton.kernels.splade_head.token_topk import token_topk_forward
 from sparton.kernels.splade_head.variants import Activation, Pooling, check_variant
+
+_forward_on_cuda = late("sparton.kernels.segment_max.forward.segment_max_forward")
+_fp8_on_cuda = late("sparton.kernels.splade_head.fp8.splade_head_forward_fp8")
+_backward_on_cuda = late("sparton.kernels.segment_max.backward.segment_max_backward")
 
 
 def _forward(
@@ -27,15 +31,10 @@ def _forward(
     fp8: bool,
     argmax: bool,
 ) -> tuple[Tensor, Tensor]:
-    forward = splade_head_forward_fp8_cpu if fp8 else splade_head_forward_cpu
-    if hidden.is_cuda and fp8:
-        from sparton.kernels.splade_head.fp8 import splade_head_forward_fp8
-
-        forward = splade_head_forward_fp8
-    elif hidden.is_cuda:
-        from sparton.kernels.segment_max.forward import segment_max_forward
-
-        forward = segment_max_forward
+    if hidden.is_cuda:
+        forward = (_fp8_on_cuda if fp8 else _forward_on_cuda)()
+    else:
+        forward = splade_head_forward_fp8_cpu if fp8 else splade_head_forward_cpu
     return forward(hidden, weight, bias, cu_seqlens, activation=activation, argmax=argmax)
 
 
@@ -66,11 +65,7 @@ def _backward(
     need_weight: bool,
     need_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    backward = splade_head_backward_cpu
-    if hidden.is_cuda:
-        from sparton.kernels.segment_max.backward import segment_max_backward
-
-        backward = segment_max_backward
+    backward = _backward_on_cuda() if hidden.is_cuda else splade_head_backward_cpu
     return backward(
         grad,
         reps,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sparton.sparse_vectors import SparseVectors
+from sparton.kernels.sparse_vectors import SparseVectors
 
 # Nothing is kept of representations of which a larger share is active.
 MOST_ACTIVE = 1 / 8

@@ -208,11 +208,11 @@ def splade_head_sum_backward(
     weight: Tensor,
     bias: Tensor | None,
     cu_seqlens: Tensor,
-    *,
     activation: str = "relu",
     need_hidden: bool = True,
     need_weight: bool = True,
     need_bias: bool = True,
+    *,
     config: SumBackwardConfig = DEFAULT_CONFIG,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of ``sum(grad * reps)`` for sum pooling.

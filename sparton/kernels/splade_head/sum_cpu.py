@@ -56,7 +56,6 @@ def splade_head_sum_backward_cpu(
     weight: Tensor,
     bias: Tensor | None,
     cu_seqlens: Tensor,
-    *,
     activation: str = "relu",
     need_hidden: bool = True,
     need_weight: bool = True,

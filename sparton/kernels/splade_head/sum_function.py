@@ -3,17 +3,18 @@
 The backward computes the logits again: nothing is saved but the operands.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import late
 from sparton.kernels.operator import Operator
 from sparton.kernels.segment_max.operands import check_operands
 from sparton.kernels.splade_head.sum_cpu import (
     splade_head_sum_backward_cpu,
     splade_head_sum_forward_cpu,
 )
+
+_segment_max = late("sparton.kernels.segment_max.forward.segment_max_forward")
 
 
 def _forward(
@@ -22,9 +23,7 @@ def _forward(
     operands = (hidden, weight, bias, cu_seqlens)
     if not hidden.is_cuda:
         return splade_head_sum_forward_cpu(*operands, activation=activation)
-    from sparton.kernels.segment_max.forward import segment_max_forward
-
-    return segment_max_forward(*operands, pooling="sum", activation=activation)[0]
+    return _segment_max()(*operands, pooling="sum", activation=activation)[0]
 
 
 def _fake(
@@ -35,13 +34,9 @@ def _fake(
     return hidden.new_empty(shape, dtype=torch.float32)
 
 
-def _backward_cuda() -> Callable[..., tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    from sparton.kernels.splade_head.sum_backward import splade_head_sum_backward
-
-    return splade_head_sum_backward
-
-
 sum_head = Operator("sparton::splade_head_sum", _forward, fake=_fake)
 sum_head.differentiable(
-    ("hidden", "weight", "bias"), splade_head_sum_backward_cpu, cuda=_backward_cuda
+    ("hidden", "weight", "bias"),
+    splade_head_sum_backward_cpu,
+    cuda=late("sparton.kernels.splade_head.sum_backward.splade_head_sum_backward"),
 )

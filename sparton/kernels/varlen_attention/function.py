@@ -3,24 +3,18 @@
 Tq and Tk packed tokens of queries and keys, N sequences, H heads, d the width of a head.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparton.kernels.boundaries import int32_boundaries
+from sparton.kernels.dispatch import late
 from sparton.kernels.operator import Operator
 from sparton.kernels.varlen_attention.operands import AttentionOperands, attention_operands
 
-
-@functools.cache
-def kernels() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from sparton.kernels.varlen_attention.backward import varlen_attention_backward
-    from sparton.kernels.varlen_attention.forward import varlen_attention_forward
-
-    return varlen_attention_forward, varlen_attention_backward
+forward_kernels = late("sparton.kernels.varlen_attention.forward.varlen_attention_forward")
+backward_kernels = late("sparton.kernels.varlen_attention.backward.varlen_attention_backward")
 
 
 class Attended(NamedTuple):
@@ -32,7 +26,7 @@ class Attended(NamedTuple):
 
 
 def _forward(operands: AttentionOperands, lse: bool) -> Attended:
-    return Attended(*kernels()[0](operands, lse=lse))
+    return Attended(*forward_kernels()(operands, lse=lse))
 
 
 def _fake(operands: AttentionOperands) -> Attended:
@@ -44,7 +38,7 @@ def _fake(operands: AttentionOperands) -> Attended:
 def _gradients(
     grad: Tensor, out: Tensor, lse: Tensor, operands: AttentionOperands
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return kernels()[1](grad, operands, out, lse)
+    return backward_kernels()(grad, operands, out, lse)
 
 
 _operator = Operator("sparton::varlen_attention", _forward, fake=_fake, keeps="lse")

@@ -24,8 +24,8 @@ def _operands(
 def _forward(
     states: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float, lse: bool
 ) -> function.Attended:
-    forward, _ = function.kernels()
-    return function.Attended(*forward(_operands(states, cu_seqlens, max_seqlen, scale), lse=lse))
+    operands = _operands(states, cu_seqlens, max_seqlen, scale)
+    return function.Attended(*function.forward_kernels()(operands, lse=lse))
 
 
 def _fake(states: Tensor, cu_seqlens: Tensor, max_seqlen: int, scale: float) -> function.Attended:
@@ -38,10 +38,9 @@ def _gradient(
     grad: Tensor, out: Tensor, lse: Tensor, states: Tensor, cu_seqlens: Tensor, max_seqlen: int,
     scale: float,
 ) -> Tensor:  # fmt: skip
-    _, backward = function.kernels()
     operands = _operands(states, cu_seqlens, max_seqlen, scale)
     gradient = torch.empty(states.shape, dtype=states.dtype, device=states.device)
-    backward(grad, operands, out, lse, gradients=gradient.unbind(1))
+    function.backward_kernels()(grad, operands, out, lse, gradients=gradient.unbind(1))
     return gradient
 
 

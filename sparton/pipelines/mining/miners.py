@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from sparton.arguments import refuse_below, refuse_ignored
 from sparton.datasets.texts import TextsByRow
 from sparton.evaluation import check_model, load_retriever
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.models.encoder import Encoder
 from sparton.packing import ranges_of
 from sparton.pipelines.mining.examples import ROWS_AT_ONCE
@@ -25,7 +26,6 @@ from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, exact_index, score_pairs
-from sparton.sparse_vectors import SparseVectors
 from sparton.writing import replacing
 
 SLAB = 65_536  # documents that are encoded and kept together

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparton.packing import cu_seqlens_of, ranges_within, rows_of, sequence_ids
+from sparton.kernels.boundaries import cu_seqlens_of, ranges_within, rows_of, sequence_ids
 
 TOKENS_AT_ONCE = 2**24
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparton.arguments import refuse_below
+from sparton.kernels.boundaries import cu_seqlens_of, ranges_within, rows_of, sequence_ids
 from sparton.kernels.maxsim import (
     CompressedTokens,
     ResidualCodec,
@@ -21,7 +22,7 @@ from sparton.kernels.maxsim import (
     maxsim_residual_varlen,
 )
 from sparton.kernels.sort_keys import from_keys, sort_keys
-from sparton.packing import cu_seqlens_of, pad, ranges_within, rows_of, sequence_ids
+from sparton.packing import pad
 from sparton.representations import TokenVectors
 from sparton.retrieval.indexes.centroid_lists import CentroidLists
 from sparton.retrieval.indexes.late_interaction import (

@@ -12,9 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.packing import ranges_of
 from sparton.representations import Representations, TokenVectors
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 

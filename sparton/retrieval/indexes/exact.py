@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations
 from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.inverted import inverted_index
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.indexes.protocols import Found, Index, Reranker, check_request
 from sparton.retrieval.settings import RERANK_DEPTH
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 

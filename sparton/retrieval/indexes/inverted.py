@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparton.kernels.sparse_search import Postings, invert, search_postings
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations
 from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.protocols import Found, asked_terms, check_request
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 

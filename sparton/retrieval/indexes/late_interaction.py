@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparton.kernels.boundaries import ranges_within
 from sparton.kernels.maxsim.topk import keep_best
 from sparton.kernels.sort_keys import from_keys
-from sparton.packing import ranges_within
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes.protocols import Found, check_kinds, check_request
 from sparton.retrieval.progress import progress_bar

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sparton.kernels.boundaries import cu_seqlens_of, ranges_within
 from sparton.kernels.maxsim import maxsim_varlen
-from sparton.packing import cu_seqlens_of, ranges_within
 from sparton.representations import TokenVectors
 from sparton.retrieval.indexes.documents import TokenParts
 from sparton.retrieval.indexes.late_interaction import (

@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import KINDS, Representations
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 

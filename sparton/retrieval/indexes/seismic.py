@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 
 from sparton.arguments import ArgumentError, Instance, refuse_below
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations
 from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import TwoStageIndex
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
 from sparton.retrieval.indexes.protocols import Found, Index, asked_terms, check_request
 from sparton.retrieval.settings import RERANK_DEPTH
-from sparton.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
 _NARROW = 65_535  # terms that 16 bits tell apart

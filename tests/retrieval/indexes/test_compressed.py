@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.kernels.maxsim import decompress
-from sparton.packing import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes import centroid_lists, compressed, compression
 from sparton.retrieval.indexes.centroid_lists import CentroidLists

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparton.packing import cu_seqlens_of
+from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes.exact import exact_index, score_pairs
 from sparton.retrieval.indexes.inverted import InvertedIndex

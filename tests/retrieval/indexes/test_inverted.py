@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations
 from sparton.retrieval.indexes.inverted import InvertedIndex
 from sparton.retrieval.storing import store_sparse
-from sparton.sparse_vectors import SparseVectors
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

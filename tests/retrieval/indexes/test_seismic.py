@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sparton.arguments import ArgumentError
-from sparton.packing import cu_seqlens_of
+from sparton.kernels.boundaries import cu_seqlens_of
+from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes.exact import exact_index
-from sparton.sparse_vectors import SparseVectors
 
 seismic = pytest.importorskip("seismic", reason="pip install 'sparton[seismic]'")
 from sparton.retrieval.indexes.seismic import SeismicIndexBuilder  # noqa: E402

@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
-from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.forward import bytes_of
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 from sparton.kernels.maxsim.residual.prepare import mirrored
 
 PROGRAMS = 2048
@@ -86,32 +86,24 @@ def _maxsim_residual_bwd_kernel(
     tl.store(dqueries_ptr + (run * W + w) * E + e, acc, e < E)
 
 
-def residual_inverse_norms(documents: CompressedTokens, codec: ResidualCodec) -> Tensor:
-    """fp32 ``[T]``, 1 / max(norm, 1e-12) of every restored token; the inverse norms in
-    ``documents`` are not read. Arguments as of :func:`residual_backward`."""
-    T, E = documents.codes.numel(), codec.centroids.shape[1]
-    inverse = torch.empty(T, dtype=torch.float32, device=documents.codes.device)
+def residual_inverse_norms(
+    codes: Tensor, residuals: Tensor, centroids: Tensor, bucket_weights: Tensor
+) -> Tensor:
+    """fp32 ``[T]``, 1 / max(norm, 1e-12) of every restored token; of contiguous
+    :class:`~sparton.kernels.maxsim.residual.operands.ResidualOperands`."""
+    T, E = codes.numel(), centroids.shape[1]
+    inverse = torch.empty(T, dtype=torch.float32, device=codes.device)
     if T:
         Launch(
             _inverse_norm_kernel, (cdiv(T, 32),), T,
-            E=E, NBITS=codec.nbits, BLOCK_T=32, BLOCK_E=min(next_power_of_2(E), 128), num_warps=4,
-        )(
-            documents.codes, documents.residuals, codec.centroids.float(),
-            codec.bucket_weights.float(), inverse,
-        )  # fmt: skip
+            E=E, NBITS=residuals.shape[1] * 8 // E, BLOCK_T=32,
+            BLOCK_E=min(next_power_of_2(E), 128), num_warps=4,
+        )(codes, residuals, centroids.float(), bucket_weights.float(), inverse)  # fmt: skip
     return inverse
 
 
 def residual_backward(
-    grad: Tensor,
-    argmax: Tensor,
-    documents: CompressedTokens,
-    codec: ResidualCodec,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None = None,
-    *,
-    dtype: torch.dtype,
+    grad: Tensor, argmax: Tensor, operands: ResidualOperands, *, dtype: torch.dtype
 ) -> Tensor:
     """Gradient of the query tokens, ``[W, E]`` in ``dtype``.
 
@@ -119,15 +111,13 @@ def residual_backward(
         grad: fp32 ``[Q, N]``, any strides: gradient of the scores.
         argmax: int32 ``[N, W]`` from
             :func:`~sparton.kernels.maxsim.residual.forward.residual_forward`.
-        documents, codec, query_cu_seqlens, document_cu_seqlens, query_mask: as given there.
-        dtype: of the queries.
+        operands: those of the forward; the mask of the documents is not read.
     """
-    (N, W), E = argmax.shape, codec.centroids.shape[1]
+    (N, W), E, codec = argmax.shape, operands.centroids.shape[1], operands.codec
     if N == 0 or W == 0:
         return torch.zeros(W, E, dtype=dtype, device=grad.device)
-    query = torch.searchsorted(
-        query_cu_seqlens[1:], torch.arange(W, device=grad.device), right=True, out_int32=True
-    )
+    rows = torch.arange(W, device=grad.device)
+    query = torch.searchsorted(operands.query_cu_seqlens[1:], rows, right=True, out_int32=True)
     block_e = min(next_power_of_2(E), 128)
     runs = min(cdiv(PROGRAMS, W), cdiv(N, FEWEST_DOCUMENTS))
     partial = torch.empty(runs, W, E, dtype=torch.float32, device=grad.device)
@@ -136,7 +126,7 @@ def residual_backward(
         N, W, cdiv(N, runs), *grad.stride(),
         E=E, NBITS=codec.nbits, BLOCK_N=16, BLOCK_E=block_e, num_warps=4,
     )(
-        grad, argmax, query, bytes_of(query_mask), document_cu_seqlens, *documents,
-        codec.centroids.float(), codec.bucket_weights.float(), partial,
+        grad, argmax, query, bytes_of(operands.query_mask), operands.document_cu_seqlens,
+        *operands[1:4], codec.centroids.float(), codec.bucket_weights.float(), partial,
     )  # fmt: skip
     return partial.sum(0).to(dtype)

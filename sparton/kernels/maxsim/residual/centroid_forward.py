@@ -16,6 +16,7 @@ from sparton.kernels.maxsim.residual.forward import (
     PRODUCTS_AT_ONCE,
     search_columns,
 )
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 
 
 def unit_columns(queries: Tensor, normalize: bool) -> Tensor:
@@ -32,43 +33,22 @@ def centroid_products(columns: Tensor, centroids: Tensor, block_w: int) -> Tenso
         return centroids.float() @ F.pad(columns, (0, 0, 0, beyond)).T
 
 
-def centroid_forward(
-    queries: Tensor,
-    codes: Tensor,
-    centroids: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    normalize: bool,
-) -> Tensor:
-    """Launch the kernels.
-
-    Args:
-        queries: ``[W, E]`` float16, bfloat16 or float32, contiguous.
-        codes: ``[T]``, contiguous.
-        centroids: ``[C, E]``.
-        query_cu_seqlens, document_cu_seqlens: int32 or int64 ``[Q + 1]`` and ``[N + 1]``.
-        query_mask, document_mask: bool ``[W]`` and ``[T]``, contiguous, or None.
-        normalize: L2-normalise the query tokens.
-
-    Returns:
-        fp32 ``[Q, N]``.
-    """
-    (W, E), C, device = queries.shape, centroids.shape[0], queries.device
-    Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
+def centroid_forward(operands: ResidualOperands, normalize: bool) -> Tensor:
+    """Launch the kernels: fp32 ``[Q, N]`` of contiguous operands, which have no residuals, with
+    query tokens of unit length if asked for."""
+    queries, centroids = operands.queries, operands.centroids.float()
+    (W, E), C, (Q, N) = queries.shape, centroids.shape[0], operands.scores_shape
     if N == 0 or W == 0:
-        return torch.zeros(Q, N, dtype=torch.float32, device=device)
-    scores = torch.empty(Q, N, dtype=torch.float32, device=device)
-    columns, centroids = unit_columns(queries, normalize), centroids.float()
+        return torch.zeros(Q, N, dtype=torch.float32, device=queries.device)
+    scores = torch.empty(Q, N, dtype=torch.float32, device=queries.device)
+    columns, no_winners = unit_columns(queries, normalize), operands.codes
     block_w = max(min(next_power_of_2(W), DEFAULT.block_w), 16)
     at_once = max(min(PRODUCTS_AT_ONCE // C, COLUMNS_AT_ONCE) // block_w, 1) * block_w
     for first in range(0, W, at_once):
         last = min(first + at_once, W)
         products = centroid_products(columns[first:last], centroids, block_w)
         search_columns(
-            None, products, (codes, None, None), None, (query_mask, document_mask),
-            (query_cu_seqlens, document_cu_seqlens), scores, codes, first, last,
+            operands, None, products, None, scores, no_winners, first, last,
             E=E, P=0, NBITS=8, UNPACK="table", BLOCK_T=DEFAULT.block_t, BLOCK_W=block_w,
             BLOCK_P=16, ARGMAX=False, num_warps=DEFAULT.num_warps, num_stages=DEFAULT.num_stages,
         )  # fmt: skip

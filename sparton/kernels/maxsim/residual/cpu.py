@@ -10,40 +10,43 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import read_boundaries
-from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, restore
+from sparton.kernels.boundaries import cu_seqlens_of, ranges_within, read_boundaries, rows_of
+from sparton.kernels.maxsim.codec import ResidualCodec, restore
 from sparton.kernels.maxsim.cpu import read_pairs
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_cpu
-from sparton.packing import cu_seqlens_of, ranges_within, rows_of
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 
 TOKENS_AT_ONCE = 2**13
 SIMILARITIES_AT_ONCE = 2**22
 
 
-def _restored(documents: CompressedTokens, codec: ResidualCodec, where: slice | Tensor) -> Tensor:
+def _restored(operands: ResidualOperands, where: slice | Tensor) -> Tensor:
     """Embeddings of some tokens, scaled by their inverse norms where there are any."""
-    x = restore(codec, documents.codes[where], documents.residuals[where])
-    if documents.inverse_norms is not None:
-        x = x * documents.inverse_norms[where].float()[:, None]
+    assert operands.residuals is not None
+    x = restore(operands.codec, operands.codes[where], operands.residuals[where])
+    if operands.inverse_norms is not None:
+        x = x * operands.inverse_norms[where].float()[:, None]
     return x
 
 
-def residual_inverse_norms_cpu(documents: CompressedTokens, codec: ResidualCodec) -> Tensor:
+def residual_inverse_norms_cpu(
+    codes: Tensor, residuals: Tensor, centroids: Tensor, bucket_weights: Tensor
+) -> Tensor:
     """Arguments and result of
     :func:`~sparton.kernels.maxsim.residual.backward.residual_inverse_norms`."""
-    plain = documents._replace(inverse_norms=None)
-    firsts = range(0, documents.codes.numel(), TOKENS_AT_ONCE)
-    norms = [_restored(plain, codec, slice(x, x + TOKENS_AT_ONCE)).norm(dim=1) for x in firsts]
-    return torch.cat(
-        [x.clamp_min(1e-12).reciprocal() for x in norms] or [torch.empty(0, dtype=torch.float32)]
-    )
+    codec = ResidualCodec(centroids, bucket_weights, bucket_weights)
+    parts = zip(codes.split(TOKENS_AT_ONCE), residuals.split(TOKENS_AT_ONCE), strict=True)
+    norms = [restore(codec, *part).norm(dim=1) for part in parts]
+    return torch.cat([x.clamp_min(1e-12).reciprocal() for x in norms])
 
 
-def _columns(queries: Tensor, normalize: bool, rounded: torch.dtype) -> Tensor:
-    """Query tokens as they are multiplied: rounded to a dtype, in fp32 or wider."""
+def _columns(queries: Tensor, normalize: bool, rounded: torch.dtype | None = None) -> Tensor:
+    """Query tokens as they are multiplied: in fp32 or wider, perhaps rounded to a dtype before."""
     if normalize:
         queries = normalize_tokens_cpu(queries)
-    return queries.to(rounded).to(torch.promote_types(rounded, torch.float32))
+    if rounded is not None:
+        queries = queries.to(rounded)
+    return queries.to(torch.promote_types(queries.dtype, torch.float32))
 
 
 def _document_maxima(similarity: Tensor, lengths: Tensor) -> Tensor:
@@ -59,15 +62,16 @@ def _query_sums(maxima: Tensor, bounds: list[int]) -> Tensor:
     return torch.stack([maxima[start:stop].sum(0) for start, stop in pairwise(bounds)])
 
 
+def _bounds(operands: ResidualOperands) -> tuple[list[int], list[int]]:
+    """The boundaries of the queries and of the documents, which are checked on the way."""
+    return (
+        read_boundaries("query_cu_seqlens", operands.query_cu_seqlens, len(operands.queries)),
+        read_boundaries("document_cu_seqlens", operands.document_cu_seqlens, len(operands.codes)),
+    )
+
+
 def residual_forward_cpu(
-    queries: Tensor,
-    documents: CompressedTokens,
-    codec: ResidualCodec,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None = None,
-    document_mask: Tensor | None = None,
-    *,
+    operands: ResidualOperands,
     normalize: bool = False,
     dtype: torch.dtype | None = None,
     argmax: bool = True,
@@ -75,27 +79,25 @@ def residual_forward_cpu(
     """Arguments and results of
     :func:`~sparton.kernels.maxsim.residual.forward.residual_forward`. Works in fp32, in float64 for
     queries of that dtype; the scores are fp32 all the same."""
-    W, T, rounded = queries.shape[0], documents.codes.shape[0], dtype or queries.dtype
-    bounds = read_boundaries("document_cu_seqlens", document_cu_seqlens, T)
-    query_bounds = read_boundaries("query_cu_seqlens", query_cu_seqlens, W)
-    Q, N = len(query_bounds) - 1, len(bounds) - 1
+    (Q, N), W = operands.scores_shape, operands.queries.shape[0]
+    query_bounds, bounds = _bounds(operands)
     winners = torch.full((N, W) if argmax else (0,), -1, dtype=torch.int32)
     if Q == 0 or N == 0 or W == 0:
         return torch.zeros(Q, N, dtype=torch.float32), winners
-    columns = _columns(queries, normalize, rounded).T
+    columns = _columns(operands.queries, normalize, dtype or operands.queries.dtype).T
     scores = columns.new_zeros(Q, N)
     at_once = max(min(TOKENS_AT_ONCE, SIMILARITIES_AT_ONCE // W), 1)
     for first, last in ranges_within(bounds, at_once):
         part = slice(bounds[first], bounds[last])
-        similarity = _restored(documents, codec, part).to(columns.dtype) @ columns
-        if document_mask is not None:
-            similarity.masked_fill_(~document_mask[part, None], float("-inf"))
-        lengths = document_cu_seqlens[first : last + 1].diff()
+        similarity = _restored(operands, part).to(columns.dtype) @ columns
+        if operands.document_mask is not None:
+            similarity.masked_fill_(~operands.document_mask[part, None], float("-inf"))
+        lengths = operands.document_cu_seqlens[first : last + 1].diff()
         best = _document_maxima(similarity, lengths)
         found = best != float("-inf")
         maxima = best.where(found, 0).T
-        if query_mask is not None:
-            maxima = maxima.where(query_mask[:, None], 0)
+        if operands.query_mask is not None:
+            maxima = maxima.where(operands.query_mask[:, None], 0)
         scores[:, first:last] = _query_sums(maxima, query_bounds)
         if argmax:
             for n, x in enumerate(similarity.split(lengths.tolist())):
@@ -105,59 +107,39 @@ def residual_forward_cpu(
 
 
 def residual_backward_cpu(
-    grad: Tensor,
-    argmax: Tensor,
-    documents: CompressedTokens,
-    codec: ResidualCodec,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None = None,
-    *,
-    dtype: torch.dtype,
+    grad: Tensor, argmax: Tensor, operands: ResidualOperands, *, dtype: torch.dtype
 ) -> Tensor:
     """Arguments and results of
     :func:`~sparton.kernels.maxsim.residual.backward.residual_backward`."""
     N, W = argmax.shape
     work = torch.promote_types(dtype, torch.float32)
-    dqueries = torch.zeros(W, codec.centroids.shape[1], dtype=work)
-    scale = grad.repeat_interleave(query_cu_seqlens.diff().long(), dim=0).to(work)
-    if query_mask is not None:
-        scale = scale * query_mask[:, None]
+    dqueries = torch.zeros(W, operands.centroids.shape[1], dtype=work)
+    scale = grad.repeat_interleave(operands.query_cu_seqlens.diff().long(), dim=0).to(work)
+    if operands.query_mask is not None:
+        scale = scale * operands.query_mask[:, None]
     step = max(TOKENS_AT_ONCE // max(W, 1), 1)
     for n in range(0, N, step):
         winner = argmax[n : n + step]
         document, w = (winner >= 0).nonzero(as_tuple=True)
-        tokens = document_cu_seqlens[n + document].long() + winner[document, w]
-        x = _restored(documents, codec, tokens).to(work) * scale[w, n + document, None]
+        tokens = operands.document_cu_seqlens[n + document].long() + winner[document, w]
+        x = _restored(operands, tokens).to(work) * scale[w, n + document, None]
         dqueries.index_add_(0, w, x)
     return dqueries.to(dtype)
 
 
-def centroid_forward_cpu(
-    queries: Tensor,
-    codes: Tensor,
-    centroids: Tensor,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    normalize: bool,
-) -> Tensor:
+def centroid_forward_cpu(operands: ResidualOperands, normalize: bool) -> Tensor:
     """Arguments and result of
     :func:`~sparton.kernels.maxsim.residual.centroid_forward.centroid_forward`."""
-    W, T = queries.shape[0], codes.shape[0]
-    bounds = read_boundaries("document_cu_seqlens", document_cu_seqlens, T)
-    query_bounds = read_boundaries("query_cu_seqlens", query_cu_seqlens, W)
-    Q, N = len(query_bounds) - 1, len(bounds) - 1
+    codes, centroids, kept = operands.codes, operands.centroids, operands.document_mask
+    (Q, N), W = operands.scores_shape, operands.queries.shape[0]
+    query_bounds, bounds = _bounds(operands)
     if Q == 0 or N == 0 or W == 0:
         return torch.zeros(Q, N, dtype=torch.float32)
-    columns = queries.to(torch.promote_types(queries.dtype, torch.float32))
-    if normalize:
-        columns = normalize_tokens_cpu(columns)
-    counts, kept = document_cu_seqlens.long().diff(), document_mask
+    columns = _columns(operands.queries, normalize)
+    starts = operands.document_cu_seqlens.long()
     if kept is not None:
-        before = torch.cat([counts.new_zeros(1), kept.cumsum(0)])
-        counts = before[document_cu_seqlens.long()].diff()
+        starts = torch.cat([starts.new_zeros(1), kept.cumsum(0)])[starts]
+    counts = starts.diff()
     maxima = columns.new_zeros(W, N)
     at_once = max(SIMILARITIES_AT_ONCE // max(len(centroids), TOKENS_AT_ONCE), 1)
     for w in range(0, W, at_once):
@@ -167,58 +149,40 @@ def centroid_forward_cpu(
             own = codes[tokens] if kept is None else codes[tokens][kept[tokens]]
             best = torch.segment_reduce(products[own.long()], "max", lengths=lengths, axis=0)
             maxima[w : w + at_once, first:last] = best.where(lengths[:, None] > 0, 0).T
-    if query_mask is not None:
-        maxima[~query_mask] = 0.0
+    if operands.query_mask is not None:
+        maxima[~operands.query_mask] = 0.0
     return _query_sums(maxima, query_bounds).float()
 
 
 def pair_forward_cpu(
-    queries: Tensor,
-    codes: Tensor,
-    residuals: Tensor | None,
-    inverse_norms: Tensor | None,
-    centroids: Tensor,
-    bucket_weights: Tensor | None,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    pairs: Tensor | None,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    normalize: bool,
-    dtype: torch.dtype,
+    operands: ResidualOperands, pairs: Tensor | None, normalize: bool, dtype: torch.dtype
 ) -> Tensor:
     """Arguments and result of
     :func:`~sparton.kernels.maxsim.residual.pair_forward.pair_forward`."""
-    query_bounds = read_boundaries("query_cu_seqlens", query_cu_seqlens, queries.shape[0])
-    read_boundaries("document_cu_seqlens", document_cu_seqlens, codes.shape[0])
-    Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
+    query_bounds, _ = _bounds(operands)
+    Q, N = operands.scores_shape
     if pairs is None:
         pairs = torch.arange(Q)[:, None].expand(Q, 2)
     read_pairs(pairs, Q, N)
     asked, answers = pairs.long().unbind(1)
-    documents = codec = None
-    if residuals is None or bucket_weights is None:
-        dtype = torch.promote_types(queries.dtype, torch.float32)
-    else:
-        documents = CompressedTokens(codes, residuals, inverse_norms)
-        codec = ResidualCodec(centroids, bucket_weights, bucket_weights)
-    columns = _columns(queries, normalize, dtype)
+    alone, query_mask = operands.residuals is None, operands.query_mask
+    columns = _columns(operands.queries, normalize, None if alone else dtype)
     scores = torch.zeros(len(pairs), dtype=torch.float32)
-    lengths = document_cu_seqlens.diff()
+    lengths = operands.document_cu_seqlens.diff()
     for q in asked.unique().tolist():
         own = slice(query_bounds[q], query_bounds[q + 1])
         query = columns[own] if query_mask is None else columns[own][query_mask[own]]
-        products = query[:0] if documents else centroids.to(query.dtype) @ query.T
+        products = operands.centroids.to(query.dtype) @ query.T if alone else query[:0]
         places = (asked == q).nonzero().flatten()
         for first, last in ranges_within(cu_seqlens_of(lengths[answers[places]]), TOKENS_AT_ONCE):
             part = answers[places[first:last]]
-            rows, _ = rows_of(part, document_cu_seqlens)
-            if documents is None or codec is None:
-                similarity = products[codes[rows].long()]
+            rows, _ = rows_of(part, operands.document_cu_seqlens)
+            if alone:
+                similarity = products[operands.codes[rows].long()]
             else:
-                similarity = _restored(documents, codec, rows).to(query.dtype) @ query.T
-            if document_mask is not None:
-                similarity.masked_fill_(~document_mask[rows, None], float("-inf"))
+                similarity = _restored(operands, rows).to(query.dtype) @ query.T
+            if operands.document_mask is not None:
+                similarity.masked_fill_(~operands.document_mask[rows, None], float("-inf"))
             best = _document_maxima(similarity, lengths[part])
             maxima = best.where(best != float("-inf"), 0)
             scores[places[first:last]] = maxima.sum(dim=1).float()

@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
-from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
 from sparton.kernels.maxsim.residual.lookup import load_table
 from sparton.kernels.maxsim.residual.maxima import document_maxima, locate_document
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 from sparton.kernels.maxsim.residual.prepare import prepare
 
 PRODUCTS_AT_ONCE = 2**24
@@ -139,29 +139,17 @@ def choose_unpack(
 
 
 def residual_forward(
-    queries: Tensor,
-    documents: CompressedTokens,
-    codec: ResidualCodec,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None = None,
-    document_mask: Tensor | None = None,
-    *,
+    operands: ResidualOperands,
     normalize: bool = False,
     dtype: torch.dtype | None = None,
     argmax: bool = True,
+    *,
     config: ResidualConfig | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Launch the kernels.
 
     Args:
-        queries: ``[W, E]`` float16, bfloat16 or float32, packed query tokens, contiguous.
-        documents: codes ``[T]``, residuals ``[T, P]``, and float16 or fp32 inverse norms ``[T]`` to
-            scale by, or None; all contiguous.
-        codec: what the documents were compressed with; contiguous.
-        query_cu_seqlens: int32 or int64 ``[Q + 1]``, from 0 to W.
-        document_cu_seqlens: int32 or int64 ``[N + 1]``, from 0 to T.
-        query_mask, document_mask: bool ``[W]`` and ``[T]``, contiguous, or None.
+        operands: contiguous, with residuals.
         normalize: L2-normalise the query tokens.
         dtype: what they, and bucket weights, are rounded to; by default their own.
         argmax: also return the winning tokens.
@@ -171,29 +159,28 @@ def residual_forward(
         scores fp32 ``[Q, N]`` and, for each query token (masked or not), the winning token counted
         from the start of its document, int32 ``[N, W]``, -1 for none; empty without argmax.
     """
-    dtype = dtype or queries.dtype
+    queries, _, residuals, _, centroids, *_ = operands
+    dtype, device, codec = dtype or queries.dtype, queries.device, operands.codec
     config = config or (FULL_PRECISION if dtype == torch.float32 else DEFAULT)
-    (W, E), P = queries.shape, documents.residuals.shape[1]
-    Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
-    winners = torch.empty((N, W) if argmax else 0, dtype=torch.int32, device=queries.device)
+    assert residuals is not None
+    (W, E), P, (Q, N) = queries.shape, residuals.shape[1], operands.scores_shape
+    winners = torch.empty((N, W) if argmax else 0, dtype=torch.int32, device=device)
     if N == 0 or W == 0:
-        return torch.zeros(Q, N, dtype=torch.float32, device=queries.device), winners
-    scores = torch.empty(Q, N, dtype=torch.float32, device=queries.device)
-    nbits = codec.nbits
-    unpack = choose_unpack(config, nbits, dtype, queries.device)
+        return torch.zeros(Q, N, dtype=torch.float32, device=device), winners
+    scores = torch.empty(Q, N, dtype=torch.float32, device=device)
+    unpack = choose_unpack(config, codec.nbits, dtype, device)
     block_w, block_p = choose_blocks(W, E, dtype, config, P)
-    at_once = min(PRODUCTS_AT_ONCE // codec.centroids.shape[0], COLUMNS_AT_ONCE)
+    at_once = min(PRODUCTS_AT_ONCE // centroids.shape[0], COLUMNS_AT_ONCE)
     at_once = max(at_once // block_w, 1) * block_w
     for first in range(0, W, at_once):
         last = min(first + at_once, W)
-        tokens, products, table = prepare(
+        prepared = prepare(
             queries, codec, first, last, dtype=dtype, normalize=normalize, unpack=unpack,
             block_w=block_w, block_p=block_p,
         )  # fmt: skip
         search_columns(
-            tokens, products, documents, table, (query_mask, document_mask),
-            (query_cu_seqlens, document_cu_seqlens), scores, winners, first, last,
-            E=E, P=P, NBITS=nbits, UNPACK=unpack, BLOCK_T=config.block_t, BLOCK_W=block_w,
+            operands, *prepared, scores, winners, first, last,
+            E=E, P=P, NBITS=codec.nbits, UNPACK=unpack, BLOCK_T=config.block_t, BLOCK_W=block_w,
             BLOCK_P=block_p, ARGMAX=argmax, num_warps=config.num_warps,
             num_stages=config.num_stages,
         )  # fmt: skip
@@ -201,12 +188,10 @@ def residual_forward(
 
 
 def search_columns(
+    operands: ResidualOperands,
     tokens: Tensor | None,
     products: Tensor,
-    documents: tuple[Tensor, Tensor | None, Tensor | None],
     table: Tensor | None,
-    masks: tuple[Tensor | None, Tensor | None],
-    boundaries: tuple[Tensor, Tensor],
     scores: Tensor,
     winners: Tensor,
     first: int,
@@ -218,28 +203,27 @@ def search_columns(
     Args:
         tokens, products, table: what prepare.py makes of these query tokens; products alone where
             the documents have no residuals.
-        documents: codes, residuals, inverse norms.
-        masks, boundaries: of queries and documents.
         scores, winners: ``[Q, N]`` and ``[N, W]``; scores are set if ``first`` is 0.
         constants: of the kernel.
     """
     (Q, N), (_, width), block_w = scores.shape, products.shape, constants["BLOCK_W"]
     W = winners.shape[1] if constants["ARGMAX"] else last
-    query_mask, document_mask = (bytes_of(mask) for mask in masks)
-    query_cu_seqlens, document_cu_seqlens = boundaries
+    codes, residuals, inverse_norms = operands[1:4]
+    query_mask, document_mask = bytes_of(operands.query_mask), bytes_of(operands.document_mask)
     step = max(MAXIMA_AT_ONCE // width, 1)
     for n in range(0, N, step):
         count = min(step, N - n)
         maximum = torch.empty(count, width, dtype=torch.float32, device=scores.device)
         Launch(
             _maxsim_residual_fwd_kernel, (count * (width // block_w),),
-            documents[0].shape[0], width, W - first, W, **constants,
+            codes.shape[0], width, W - first, W, **constants,
         )(
-            tokens, products, *documents, table, document_mask, document_cu_seqlens[n:],
-            maximum, winners[n:, first:] if constants["ARGMAX"] else winners,
+            tokens, products, codes, residuals, inverse_norms, table, document_mask,
+            operands.document_cu_seqlens[n:], maximum,
+            winners[n:, first:] if constants["ARGMAX"] else winners,
         )  # fmt: skip
         Launch(
             _sum_queries_kernel, (Q * cdiv(count, 64),),
             count, width, N, first, last, ADD=first > 0,
             BLOCK_N=64, BLOCK_W=min(block_w, 32), num_warps=4,
-        )(maximum, query_mask, query_cu_seqlens, scores[:, n:])  # fmt: skip
+        )(maximum, query_mask, operands.query_cu_seqlens, scores[:, n:])  # fmt: skip

@@ -1,22 +1,16 @@
-"""Late interaction with compressed documents: what is checked and flattened.
+"""Late interaction with compressed documents, and with their centroids alone.
 
-Q queries, N documents, L tokens, T packed tokens, W packed query tokens, E embedding, P bytes of a
-token's residual.
+Q queries, N documents, L tokens, T packed document tokens, W packed query tokens, E embedding,
+C centroids, P bytes of a token's residual.
 """
 
+import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import check_boundaries
+from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
-from sparton.kernels.maxsim.residual.operands import (
-    check_codec,
-    check_devices,
-    check_documents,
-    check_mask,
-    check_queries,
-    even_boundaries,
-)
-from sparton.kernels.maxsim.residual.operators import residual_scores
+from sparton.kernels.maxsim.residual.operands import ResidualOperands, check_operands
+from sparton.kernels.maxsim.residual.operators import centroid_scores, residual_scores
 
 
 def maxsim_residual(
@@ -61,24 +55,12 @@ def maxsim_residual(
             f"{tuple(queries.shape)} and {tuple(documents.codes.shape)}; for packed ones there is "
             "maxsim_residual_varlen"
         )
-    (Q, Lq, E), (N, Ld) = queries.shape, documents.codes.shape
-    _check(queries, documents, codec, query_mask, document_mask)
-    codes, residuals, inverse_norms = documents
-    flat = CompressedTokens(
-        codes.reshape(N * Ld),
-        residuals.reshape(N * Ld, residuals.shape[2]),
-        None if inverse_norms is None else inverse_norms.reshape(N * Ld),
-    )
-    return residual_scores(
-        queries.reshape(Q * Lq, E),
-        flat,
-        codec,
-        even_boundaries(Q, Lq, queries.device),
-        even_boundaries(N, Ld, queries.device),
-        None if query_mask is None else query_mask.reshape(Q * Lq),
-        None if document_mask is None else document_mask.reshape(N * Ld),
-        normalize=normalize,
-    )
+    operands = ResidualOperands(
+        queries, *documents, codec.centroids, codec.bucket_weights,
+        _even_boundaries(queries), _even_boundaries(documents.codes), query_mask, document_mask,
+    )  # fmt: skip
+    check_operands(operands)
+    return residual_scores(operands.flat(), "cross", normalize=normalize)
 
 
 def maxsim_residual_varlen(
@@ -124,56 +106,73 @@ def maxsim_residual_varlen(
             f"{tuple(queries.shape)} and {tuple(documents.codes.shape)}; for padded ones there is "
             "maxsim_residual"
         )
-    _check(
-        queries,
-        documents,
-        codec,
-        query_mask,
-        document_mask,
-        query_cu_seqlens=query_cu_seqlens,
-        document_cu_seqlens=document_cu_seqlens,
-        pairing=pairing if isinstance(pairing, Tensor) else None,
-    )
-    return residual_scores(
-        queries,
-        documents,
-        codec,
-        query_cu_seqlens,
-        document_cu_seqlens,
-        query_mask,
-        document_mask,
-        normalize=normalize,
-        pairing=pairing,
-    )
+    operands = ResidualOperands(
+        queries, *documents, codec.centroids, codec.bucket_weights, query_cu_seqlens,
+        document_cu_seqlens, query_mask, document_mask,
+    )  # fmt: skip
+    check_operands(operands, pairing)
+    return residual_scores(operands, pairing, normalize=normalize)
 
 
-def _check(
+def maxsim_centroids(
     queries: Tensor,
-    documents: CompressedTokens,
-    codec: ResidualCodec,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
+    codes: Tensor,
+    centroids: Tensor,
+    query_cu_seqlens: Tensor,
+    document_cu_seqlens: Tensor,
+    query_mask: Tensor | None = None,
+    document_mask: Tensor | None = None,
     *,
-    pairing: Tensor | None = None,
-    **boundaries: Tensor,
-) -> None:
-    """What padded and packed operands have in common; ``boundaries`` by their argument's name."""
-    check_queries(queries)
-    check_codec(codec, queries.shape[-1])
-    check_documents(documents, codec, documents.codes.shape)
-    for name, cu_seqlens in boundaries.items():
-        check_boundaries(name, cu_seqlens)
-    check_mask("query_mask", query_mask, queries.shape[:-1])
-    check_mask("document_mask", document_mask, documents.codes.shape)
-    check_devices(
-        queries=queries,
-        codes=documents.codes,
-        residuals=documents.residuals,
-        inverse_norms=documents.inverse_norms,
-        centroids=codec.centroids,
-        bucket_weights=codec.bucket_weights,
-        **boundaries,
-        query_mask=query_mask,
-        document_mask=document_mask,
-        pairing=pairing,
-    )
+    pairing: str | Tensor = "cross",
+    normalize: bool = True,
+) -> Tensor:
+    """Late-interaction scores of packed documents whose tokens are taken for their centroids.
+
+    ``scores[q, n]`` is the sum over the query's tokens s of the maximum over the document's tokens
+    t of ``query[s] . centroid[code[t]]``: an approximation of
+    :func:`~sparton.kernels.maxsim.maxsim_residual_varlen` that reads 4 bytes of a token. PLAID
+    (https://arxiv.org/abs/2205.09707) keeps the candidates that score best in this way; where it
+    also leaves out tokens whose centroids suit no query token, ``document_mask`` does. A document
+    or query without tokens that take part scores 0. Products are made in fp32. For inference: the
+    result has no gradient.
+
+    Args:
+        queries: ``[W, E]`` float16, bfloat16 or float32 (float64 on the CPU).
+        codes: int32 or int64 ``[T]``, centroid ids.
+        centroids: ``[C, E]``, any float dtype; taken as they are.
+        query_cu_seqlens: int32 or int64 ``[Q + 1]``, boundaries of the queries; ascending from 0 to
+            W.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, boundaries of the documents; ascending from
+            0 to T.
+        query_mask, document_mask: bool ``[W]`` and ``[T]``, True for tokens that take part; None
+            for all.
+        pairing: as in :func:`~sparton.kernels.maxsim.maxsim_residual_varlen`.
+        normalize: L2-normalise the queries.
+
+    Returns:
+        fp32 ``[Q, N]``; ``[P]`` of pairs.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together, an unknown pairing, and on a
+            CPU boundaries that do not ascend from 0 to the number of tokens, or numbers in a list
+            of pairs that there are not.
+    """
+    if queries.dim() != 2 or codes.dim() != 1:
+        raise ValueError(
+            "queries must be packed [W, E] and codes [T], got "
+            f"{tuple(queries.shape)} and {tuple(codes.shape)}"
+        )
+    operands = ResidualOperands(
+        queries, codes, None, None, centroids, None, query_cu_seqlens, document_cu_seqlens,
+        query_mask, document_mask,
+    )  # fmt: skip
+    check_operands(operands, pairing)
+    return centroid_scores(operands, pairing, normalize=normalize)
+
+
+def _even_boundaries(padded: Tensor) -> Tensor:
+    """``[N + 1]`` of ``[N, L, ...]``; int64 where int32 cannot count the tokens."""
+    count, length = padded.shape[:2]
+    if count * length < 2**31:
+        return equal_cu_seqlens(count, length, padded.device)
+    return torch.arange(count + 1, device=padded.device) * length

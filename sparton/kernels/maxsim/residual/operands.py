@@ -1,96 +1,139 @@
-"""What the operands of compressed late interaction must look like.
+"""What compressed late interaction is given: the one form that every version of it takes.
 
-Q queries, N documents, L tokens, T packed tokens, E embedding, C centroids, P residual bytes.
+Q queries, N documents, T packed document tokens, W packed query tokens, E embedding, C centroids,
+P bytes of a token's residual.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
-from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec, check_width
+from sparton.kernels.boundaries import check_boundaries
+from sparton.kernels.maxsim.batches import listed_pairs
+from sparton.kernels.maxsim.codec import ResidualCodec, check_width
+from sparton.kernels.maxsim.operands import check_mask
+
+SERVED = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def contiguous(*tensors: Tensor | None) -> list[Tensor | None]:
-    return [None if x is None else x.contiguous() for x in tensors]
+class ResidualOperands(NamedTuple):
+    """Query tokens, and documents whose tokens are centroids with residuals or without.
+
+    Attributes:
+        queries: ``[W, E]`` float16, bfloat16 or float32 (float64 on the CPU).
+        codes: int32 or int64 ``[T]``, centroid ids.
+        residuals: uint8 ``[T, P]``; None where tokens are taken for their centroids.
+        inverse_norms: float16 or fp32 ``[T]`` to scale restored tokens by, or None.
+        centroids: ``[C, E]`` of a float dtype.
+        bucket_weights: ``[2**nbits]`` of a float dtype; None without residuals.
+        query_cu_seqlens: int32 or int64 ``[Q + 1]``, ascending from 0 to W.
+        document_cu_seqlens: int32 or int64 ``[N + 1]``, ascending from 0 to T.
+        query_mask, document_mask: bool ``[W]`` and ``[T]``, True for tokens that take part; None
+            for all.
+    """
+
+    queries: Tensor
+    codes: Tensor
+    residuals: Tensor | None
+    inverse_norms: Tensor | None
+    centroids: Tensor
+    bucket_weights: Tensor | None
+    query_cu_seqlens: Tensor
+    document_cu_seqlens: Tensor
+    query_mask: Tensor | None = None
+    document_mask: Tensor | None = None
+
+    @property
+    def scores_shape(self) -> tuple[int, int]:
+        """``(Q, N)``."""
+        return self.query_cu_seqlens.shape[0] - 1, self.document_cu_seqlens.shape[0] - 1
+
+    @property
+    def codec(self) -> ResidualCodec:
+        """What restores the tokens. That needs no cut-offs: weights are in their place."""
+        assert self.bucket_weights is not None
+        return ResidualCodec(self.centroids, self.bucket_weights, self.bucket_weights)
+
+    def flat(self) -> "ResidualOperands":
+        """Tokens of padded batches, which lie along two axes, along one."""
+        tokens = (None if x is None else x.flatten(0, 1) for x in self[:4])
+        masks = (None if x is None else x.flatten() for x in self[8:])
+        return ResidualOperands._make((*tokens, *self[4:8], *masks))
+
+    def contiguous(self) -> "ResidualOperands":
+        return ResidualOperands._make(None if x is None else x.contiguous() for x in self)
 
 
-def check_centroids(name: str, centroids: Tensor, E: int) -> None:
-    """Raise ValueError unless they have E dimensions, as the queries have; reads no values."""
+def check_operands(operands: ResidualOperands, pairing: str | Tensor = "cross") -> None:
+    """Raise ValueError unless padded or packed operands fit together; reads no values."""
+    queries, codes, residuals, _, centroids, _, *bounds = operands[:8]
+    served = SERVED if queries.is_cuda else (*SERVED, torch.float64)
+    if queries.dtype not in served:
+        raise ValueError(
+            "queries must be float16, bfloat16 or float32 (float64 on the CPU), got "
+            f"{queries.dtype}"
+        )
+    documents, codec = ("", "") if residuals is None else ("documents.", "codec.")
+    E = queries.shape[-1]
     if centroids.dim() != 2 or not centroids.is_floating_point():
         raise ValueError(
-            f"{name} must be [C, E] of a float dtype, got {centroids.dtype} "
+            f"{codec}centroids must be [C, E] of a float dtype, got {centroids.dtype} "
             f"{tuple(centroids.shape)}"
         )
     if centroids.shape[1] != E:
-        raise ValueError(f"queries have E = {E}, {name} {centroids.shape[1]}")
-
-
-def check_codes(name: str, codes: Tensor) -> None:
-    """Raise ValueError unless they are integers; reads no values."""
+        raise ValueError(f"queries have E = {E}, {codec}centroids {centroids.shape[1]}")
     if codes.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{name} must be int32 or int64, got {codes.dtype}")
-
-
-def check_codec(codec: ResidualCodec, E: int) -> None:
-    """Raise ValueError unless the codec restores embeddings of E dimensions; reads no values."""
-    count = codec.bucket_weights.numel()
-    check_centroids("codec.centroids", codec.centroids, E)
-    if codec.bucket_weights.dim() != 1 or count != 2**codec.nbits:
-        raise ValueError(
-            f"codec.bucket_weights must be [2**nbits], got {tuple(codec.bucket_weights.shape)}"
-        )
-    check_width(E, codec.nbits)
-
-
-def check_documents(documents: CompressedTokens, codec: ResidualCodec, shape: torch.Size) -> None:
-    """Raise ValueError unless codes, residuals and inverse norms fit; reads no values."""
-    codes, residuals, inverse_norms = documents
-    P = codec.centroids.shape[1] * codec.nbits // 8
-    check_codes("documents.codes", codes)
-    if residuals.dtype != torch.uint8 or residuals.shape != (*shape, P):
-        raise ValueError(
-            f"documents.residuals must be uint8 {(*shape, P)}, {codec.nbits} bits for each of "
-            f"{codec.centroids.shape[1]} dimensions, got {residuals.dtype} "
-            f"{tuple(residuals.shape)}"
-        )
-    if inverse_norms is not None and (
-        inverse_norms.shape != shape or not inverse_norms.is_floating_point()
-    ):
-        raise ValueError(
-            f"documents.inverse_norms must be a float tensor {tuple(shape)}, got "
-            f"{inverse_norms.dtype} {tuple(inverse_norms.shape)}"
-        )
-
-
-def check_queries(queries: Tensor) -> None:
-    """Raise ValueError unless the dtype is served on the device."""
-    served = [torch.float16, torch.bfloat16, torch.float32]
-    if not queries.is_cuda:
-        served.append(torch.float64)
-    if queries.dtype not in served:
-        raise ValueError(
-            f"queries must be float16, bfloat16 or float32 (float64 on the CPU), got "
-            f"{queries.dtype}"
-        )
-
-
-def check_mask(name: str, mask: Tensor | None, shape: torch.Size) -> None:
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != shape):
-        raise ValueError(
-            f"{name} must be bool {tuple(shape)}, True for tokens that take part, got "
-            f"{mask.dtype} {tuple(mask.shape)}"
-        )
-
-
-def check_devices(**operands: Tensor | None) -> None:
-    devices = {name: x.device for name, x in operands.items() if x is not None}
+        raise ValueError(f"{documents}codes must be int32 or int64, got {codes.dtype}")
+    if residuals is not None:
+        _check_residuals(operands, residuals)
+    for name, cu_seqlens in zip(("query_cu_seqlens", "document_cu_seqlens"), bounds):
+        check_boundaries(name, cu_seqlens)
+    if operands.query_mask is not None:
+        check_mask("query_mask", operands.query_mask, queries.shape[:-1])
+    if operands.document_mask is not None:
+        check_mask("document_mask", operands.document_mask, codes.shape)
+    given = {**operands._asdict(), "pairing": pairing}
+    devices = {name: x.device for name, x in given.items() if isinstance(x, Tensor)}
     if len(set(devices.values())) > 1:
         places = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise ValueError(f"operands must be on one device, got {places}")
 
 
-def even_boundaries(count: int, length: int, device: torch.device) -> Tensor:
-    """``[count + 1]``: sequences of equal length; int64 where int32 cannot count the tokens."""
-    if count * length < 2**31:
-        return equal_cu_seqlens(count, length, device)
-    return torch.arange(count + 1, device=device) * length
+def _check_residuals(operands: ResidualOperands, residuals: Tensor) -> None:
+    """That the codec is whole, and residuals and inverse norms are those of the codes."""
+    weights, nbits = operands.codec.bucket_weights, operands.codec.nbits
+    if weights.dim() != 1 or weights.numel() != 2**nbits:
+        raise ValueError(f"codec.bucket_weights must be [2**nbits], got {tuple(weights.shape)}")
+    E, shape = operands.queries.shape[-1], operands.codes.shape
+    check_width(E, nbits)
+    expected = (*shape, E * nbits // 8)
+    if residuals.dtype != torch.uint8 or residuals.shape != expected:
+        raise ValueError(
+            f"documents.residuals must be uint8 {expected}, {nbits} bits for each of {E} "
+            f"dimensions, got {residuals.dtype} {tuple(residuals.shape)}"
+        )
+    norms = operands.inverse_norms
+    if norms is not None and (norms.shape != shape or not norms.is_floating_point()):
+        raise ValueError(
+            f"documents.inverse_norms must be a float tensor {tuple(shape)}, got {norms.dtype} "
+            f"{tuple(norms.shape)}"
+        )
+
+
+def check_pairing(pairing: str | Tensor, operands: ResidualOperands) -> Tensor | None:
+    """A list of pairs as the kernels read it; None for query p and document p.
+
+    Raises:
+        ValueError: no such pairing, or as many queries as documents are not there.
+    """
+    if isinstance(pairing, Tensor):
+        return listed_pairs(pairing)
+    if pairing != "pairs":
+        raise ValueError(
+            f'pairing must be "cross", "pairs" or a list of pairs [P, 2], got {pairing!r}'
+        )
+    Q, N = operands.scores_shape
+    if Q != N:
+        raise ValueError(f'pairing="pairs" of {Q} queries needs {Q} documents, got {N}')
+    return None

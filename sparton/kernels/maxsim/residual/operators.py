@@ -1,127 +1,107 @@
 """The operators of late interaction with compressed documents.
 
-Q queries, N documents, T packed tokens, W packed query tokens, E embedding, P bytes of a
-token's residual.
+P pairs, Q queries, N documents, T packed document tokens, W packed query tokens, E embedding.
 """
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.maxsim.codec import CompressedTokens, ResidualCodec
+from sparton.kernels.dispatch import late
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_backward_cpu
 from sparton.kernels.maxsim.residual.cpu import (
+    centroid_forward_cpu,
+    pair_forward_cpu,
     residual_backward_cpu,
     residual_forward_cpu,
     residual_inverse_norms_cpu,
 )
-from sparton.kernels.maxsim.residual.operands import contiguous
-from sparton.kernels.maxsim.residual.pairs import check_pairing, pair_scores
+from sparton.kernels.maxsim.residual.operands import ResidualOperands, check_pairing
 from sparton.kernels.operator import Operator
 
-
-def _inverse_norms_cuda() -> Callable[..., Tensor]:
-    from sparton.kernels.maxsim.residual.backward import residual_inverse_norms
-
-    return residual_inverse_norms
+_backward_on_cuda = late("sparton.kernels.maxsim.residual.backward.residual_backward")
+_through_norms_on_cuda = late("sparton.kernels.maxsim.normalization.normalize_tokens_backward")
 
 
-def _forward_cuda() -> Callable[..., tuple[Tensor, Tensor]]:
-    from sparton.kernels.maxsim.residual.forward import residual_forward
-
-    return residual_forward
-
-
-def _fake(
-    queries: Tensor,
-    documents: CompressedTokens,
-    codec: ResidualCodec,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    normalize: bool,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    Q, N = query_cu_seqlens.shape[0] - 1, document_cu_seqlens.shape[0] - 1
+def _fake(operands: ResidualOperands, normalize: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    (Q, N), queries = operands.scores_shape, operands.queries
     scores = queries.new_empty(Q, N, dtype=torch.float32)
     return scores, queries.new_empty(N, queries.shape[0], dtype=torch.int32)
 
 
-def _backward(
-    grad: Tensor,
-    argmax: Tensor,
-    queries: Tensor,
-    documents: CompressedTokens,
-    codec: ResidualCodec,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    normalize: bool,
+def _fake_pairs(
+    operands: ResidualOperands, pairs: Tensor | None, normalize: bool, dtype: torch.dtype
 ) -> Tensor:
-    backward = residual_backward_cpu
-    through: Any = normalize_tokens_backward_cpu
-    if grad.is_cuda:
-        from sparton.kernels.maxsim.normalization import normalize_tokens_backward
-        from sparton.kernels.maxsim.residual.backward import residual_backward
+    count = operands.scores_shape[0] if pairs is None else pairs.shape[0]
+    return operands.queries.new_empty(count, dtype=torch.float32)
 
-        backward, through = residual_backward, normalize_tokens_backward
-    dqueries = backward(
-        grad, argmax, documents, codec, query_cu_seqlens, document_cu_seqlens, query_mask,
-        dtype=torch.promote_types(queries.dtype, torch.float32) if normalize else queries.dtype,
-    )  # fmt: skip
-    return through(dqueries, queries).to(queries.dtype) if normalize else dqueries
+
+def _backward(grad: Tensor, argmax: Tensor, operands: ResidualOperands, normalize: bool) -> Tensor:
+    backward, through = residual_backward_cpu, normalize_tokens_backward_cpu
+    if grad.is_cuda:
+        backward, through = _backward_on_cuda(), _through_norms_on_cuda()
+    queries, dtype = operands.queries, operands.queries.dtype
+    if not normalize:
+        return backward(grad, argmax, operands, dtype=dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    return through(backward(grad, argmax, operands, dtype=wide), queries).to(dtype)
 
 
 _inverse_norms = Operator(
     "sparton::maxsim_residual_inverse_norms",
     residual_inverse_norms_cpu,
-    fake=lambda documents, codec: documents.codes.new_empty(
-        documents.codes.shape, dtype=torch.float32
-    ),
-    cuda=_inverse_norms_cuda,
+    fake=lambda codes, *_: codes.new_empty(codes.shape, dtype=torch.float32),
+    cuda=late("sparton.kernels.maxsim.residual.backward.residual_inverse_norms"),
 )
 _scores = Operator(
     "sparton::maxsim_residual",
     residual_forward_cpu,
     fake=_fake,
-    cuda=_forward_cuda,
+    cuda=late("sparton.kernels.maxsim.residual.forward.residual_forward"),
     keeps="argmax",
 )
-_scores.differentiable(("queries",), _backward, results=("scores", "argmax"))
+_scores.differentiable(
+    ("queries",), _backward, results=("scores", "argmax"), forgets=("document_mask",)
+)
+_pairs = Operator(
+    "sparton::maxsim_residual_pairs",
+    pair_forward_cpu,
+    fake=_fake_pairs,
+    cuda=late("sparton.kernels.maxsim.residual.pair_forward.pair_forward"),
+)
+_centroids = Operator(
+    "sparton::maxsim_centroids",
+    centroid_forward_cpu,
+    fake=lambda operands, normalize: _fake(operands, normalize, torch.float32)[0],
+    cuda=late("sparton.kernels.maxsim.residual.centroid_forward.centroid_forward"),
+)
 
 
 def residual_scores(
-    queries: Tensor,
-    documents: CompressedTokens,
-    codec: ResidualCodec,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
-    *,
-    normalize: bool,
-    pairing: str | Tensor = "cross",
+    operands: ResidualOperands, pairing: str | Tensor, *, normalize: bool
 ) -> Tensor:
-    """Packed and checked operands to scores."""
-    device, dtype = queries.device.type, queries.dtype
+    """Scores of checked and packed operands with residuals."""
+    device, dtype = operands.queries.device.type, operands.queries.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-    # Documents are restored without cut-offs, which may be elsewhere.
-    weights = codec.bucket_weights.contiguous()
-    codec = ResidualCodec(codec.centroids.contiguous(), weights, weights)
-    inverse_norms = documents.inverse_norms if normalize else None
-    codes, residuals = documents.codes.contiguous(), documents.residuals.contiguous()
-    documents = CompressedTokens(codes, residuals, *contiguous(inverse_norms))
-    if normalize and inverse_norms is None:
-        documents = documents._replace(inverse_norms=_inverse_norms(documents, codec))
-    bounds = query_cu_seqlens.contiguous(), document_cu_seqlens.contiguous()
-    if isinstance(pairing, Tensor) or pairing != "cross":
-        return pair_scores(
-            queries, documents, *codec[::2], *bounds, check_pairing(pairing, *bounds), query_mask,
-            document_mask, normalize=normalize, dtype=dtype,
-        )  # fmt: skip
-    masks = contiguous(query_mask, document_mask)
-    return _scores(queries.contiguous(), documents, codec, *bounds, *masks, normalize, dtype)
+    operands = operands.contiguous()
+    if not normalize:
+        operands = operands._replace(inverse_norms=None)
+    elif operands.inverse_norms is None:
+        restoring = operands.codes, operands.residuals, operands.centroids, operands.bucket_weights
+        operands = operands._replace(inverse_norms=_inverse_norms(*restoring))
+    if isinstance(pairing, str) and pairing == "cross":
+        return _scores(operands, normalize, dtype)
+    with torch.no_grad():
+        return _pairs(operands, check_pairing(pairing, operands), normalize, dtype)
+
+
+@torch.no_grad()
+def centroid_scores(
+    operands: ResidualOperands, pairing: str | Tensor, *, normalize: bool
+) -> Tensor:
+    """Scores of checked and packed operands without residuals."""
+    operands = operands.contiguous()
+    if isinstance(pairing, str) and pairing == "cross":
+        return _centroids(operands, normalize)
+    pairs = check_pairing(pairing, operands)
+    return _pairs(operands, pairs, normalize, operands.queries.dtype)

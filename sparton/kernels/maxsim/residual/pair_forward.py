@@ -11,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.launch import Launch, cdiv
-from sparton.kernels.maxsim.codec import ResidualCodec
 from sparton.kernels.maxsim.lengths import assert_pair
 from sparton.kernels.maxsim.residual.centroid_forward import centroid_products, unit_columns
 from sparton.kernels.maxsim.residual.forward import (
@@ -24,6 +23,7 @@ from sparton.kernels.maxsim.residual.forward import (
 )
 from sparton.kernels.maxsim.residual.lookup import load_table
 from sparton.kernels.maxsim.residual.maxima import document_maxima, locate_document
+from sparton.kernels.maxsim.residual.operands import ResidualOperands
 from sparton.kernels.maxsim.residual.prepare import prepare
 
 
@@ -66,33 +66,17 @@ def _maxsim_residual_pairs_kernel(
 
 
 def pair_forward(
-    queries: Tensor,
-    codes: Tensor,
-    residuals: Tensor | None,
-    inverse_norms: Tensor | None,
-    centroids: Tensor,
-    bucket_weights: Tensor | None,
-    query_cu_seqlens: Tensor,
-    document_cu_seqlens: Tensor,
+    operands: ResidualOperands,
     pairs: Tensor | None,
-    query_mask: Tensor | None,
-    document_mask: Tensor | None,
     normalize: bool,
     dtype: torch.dtype,
     config: ResidualConfig | None = None,
 ) -> Tensor:
-    """Launch the kernels. All operands are contiguous.
+    """Launch the kernels.
 
     Args:
-        queries: ``[W, E]`` float16, bfloat16 or float32.
-        codes: ``[T]``.
-        residuals: uint8 ``[T, E * nbits / 8]``; None to score by the centroids alone, in fp32.
-        inverse_norms: float16 or fp32 ``[T]`` to scale by, or None.
-        centroids: ``[C, E]``.
-        bucket_weights: ``[2**nbits]``, or None without residuals.
-        query_cu_seqlens, document_cu_seqlens: int32 or int64 ``[Q + 1]`` and ``[N + 1]``.
-        pairs: int32 ``[P, 2]``; None for query p and document p.
-        query_mask, document_mask: bool ``[W]`` and ``[T]``, or None.
+        operands: contiguous; those without residuals are scored in fp32.
+        pairs: int32 ``[P, 2]``, contiguous; None for query p and document p.
         normalize: L2-normalise the query tokens.
         dtype: what they, and bucket weights, are rounded to where there are residuals.
         config: how to launch; by default DEFAULT or, for float32 residuals, FULL_PRECISION.
@@ -100,40 +84,40 @@ def pair_forward(
     Returns:
         fp32 ``[P]``.
     """
-    (W, E), Q = queries.shape, query_cu_seqlens.shape[0] - 1
+    queries, codes, residuals, inverse_norms, centroids, *_ = operands
+    (W, E), (Q, N) = queries.shape, operands.scores_shape
     count = Q if pairs is None else pairs.shape[0]
     if count == 0 or W == 0:
         return torch.zeros(count, dtype=torch.float32, device=queries.device)
     if config is None:
         precise = residuals is not None and dtype == torch.float32
         config = FULL_PRECISION if precise else DEFAULT
-    P, nbits, unpack = 0, 8, "table"
-    if residuals is not None and bucket_weights is not None:
-        P, nbits = residuals.shape[1], bucket_weights.numel().bit_length() - 1
-        unpack = choose_unpack(config, nbits, dtype, queries.device)
+    P = 0 if residuals is None else residuals.shape[1]
     # Tiles begin with a query: those of the last one reach beyond all tokens.
     block_w, block_p = choose_blocks(cdiv(W, Q), E, dtype, config, P)
     if Q > 1:
         queries = F.pad(queries, (0, 0, 0, block_w))
+    nbits, unpack = 8, "table"
     tokens: Tensor | None = None
     table: Tensor | None = None
-    if bucket_weights is not None:
-        codec = ResidualCodec(centroids, bucket_weights, bucket_weights)
+    if residuals is not None:
+        nbits = operands.codec.nbits
+        unpack = choose_unpack(config, nbits, dtype, queries.device)
         tokens, products, table = prepare(
-            queries, codec, 0, len(queries), dtype=dtype, normalize=normalize, unpack=unpack,
-            block_w=block_w, block_p=block_p,
+            queries, operands.codec, 0, len(queries), dtype=dtype, normalize=normalize,
+            unpack=unpack, block_w=block_w, block_p=block_p,
         )  # fmt: skip
     else:
         products = centroid_products(unit_columns(queries, normalize), centroids, block_w)
     scores = torch.empty(count, dtype=torch.float32, device=queries.device)
     Launch(
-        _maxsim_residual_pairs_kernel, (count,),
-        Q, document_cu_seqlens.shape[0] - 1, products.shape[1],
+        _maxsim_residual_pairs_kernel, (count,), Q, N, products.shape[1],
         P=P, NBITS=nbits, BLOCK_T=config.block_t, BLOCK_W=block_w, BLOCK_P=block_p, UNPACK=unpack,
         ALONE=Q == 1, num_warps=config.num_warps, num_stages=config.num_stages,
         sanitize_overflow=False,
     )(
-        tokens, products, codes, residuals, inverse_norms, table, bytes_of(query_mask),
-        bytes_of(document_mask), query_cu_seqlens, document_cu_seqlens, pairs, scores,
+        tokens, products, codes, residuals, inverse_norms, table, bytes_of(operands.query_mask),
+        bytes_of(operands.document_mask), operands.query_cu_seqlens, operands.document_cu_seqlens,
+        pairs, scores,
     )  # fmt: skip
     return scores

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparton.packing import cu_seqlens_of, rows_of, sequence_ids
+from sparton.kernels.boundaries import cu_seqlens_of, rows_of, sequence_ids
 
 _ENTRIES_AT_ONCE = 2**27  # of a dense matrix that is searched for active ones
 

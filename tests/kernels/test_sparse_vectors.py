@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from sparton import sparse_vectors
-from sparton.sparse_vectors import SparseVectors, mean_flops, used_terms
+from sparton.kernels import sparse_vectors
+from sparton.kernels.sparse_vectors import SparseVectors, mean_flops, used_terms
 
 
 def random_rows(rows: int, width: int, density: float, seed: int = 0) -> torch.Tensor:
