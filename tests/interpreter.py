@@ -9,16 +9,19 @@ from inspect import getmembers
 from typing import Any
 
 import numpy as np
-from triton.language.core import is_builtin
+import triton.language as tl
 from triton.runtime import interpreter
 
+_patch_lang = interpreter._patch_lang
 _numpy_dtype = interpreter._get_np_dtype
 _reduce_elements = interpreter.ReduceOps.generic_reduce
+_ARANGE = [(module, module.arange) for module in (tl, tl.core)]
 _dtypes: dict[str, np.dtype] = {}
 
 
 def quicken() -> None:
     """Have it look up once what does not change, and compute nothing that is thrown away."""
+    interpreter._patch_lang = _replace
     interpreter._patch_builtin = _replace_builtins
     interpreter._get_np_dtype = _known_dtype
     interpreter.ReduceOps.generic_reduce = _reduce_slices
@@ -27,15 +30,22 @@ def quicken() -> None:
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
+def _replace(function: Any) -> Any:
+    """Put the interpreter's functions in the place of those of ``triton.language``: at each launch,
+    not again at each call of a device function within, of which ``tl.sum`` is one."""
+    if any(module.arange is builtin for module, builtin in _ARANGE):
+        return _patch_lang(function)
+    return interpreter._LangPatchScope()
+
+
 @cache
 def _builtins(namespace: Any) -> list[tuple[str, Any]]:
-    return getmembers(namespace, is_builtin)
+    return getmembers(namespace, tl.core.is_builtin)
 
 
 def _replace_builtins(namespace: Any, builder: Any, scope: Any) -> None:
-    """What there is to replace in ``triton.language``, at each call of a device function."""
     for name, builtin in _builtins(namespace):
-        if getattr(namespace, name) is builtin:  # not where a function calls another
+        if getattr(namespace, name) is builtin:  # and not replaced already
             interpreter._patch_attr(namespace, name, builtin, builder, scope)
 
 
@@ -47,8 +57,9 @@ def _known_dtype(dtype: Any) -> np.dtype:
 
 
 def _reduce_slices(self: Any, inputs: tuple) -> list:
-    """A reduction by a function of ours, which has no branches: of whole slices, in their order."""
-    if self.axis is None or self.combine_fn.fn.__module__.startswith("triton."):
+    """A reduction of whole slices in their order, but where the function has branches."""
+    branches = self.combine_fn.fn.__name__.startswith(("_argmax", "_argmin"))
+    if self.axis is None or branches:
         return _reduce_elements(self, inputs)
     arrays = [np.moveaxis(x.handle.data, self.axis, 0) for x in inputs]
     found: Any = None
