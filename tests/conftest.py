@@ -1,8 +1,10 @@
 """Without a GPU, Triton kernels run in its interpreter; and no test asks the hub. Both must be
 chosen before Triton and the hub's library are imported, hence here and not in folders of tests."""
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -10,6 +12,11 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests import interpreter
+
+    interpreter.quicken()
 
 
 def pytest_configure() -> None:
@@ -21,6 +28,16 @@ def pytest_configure() -> None:
     ):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, None, None]:
+    """What is imported stays: the garbage collector need not look at it, now and in each test."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.fixture(autouse=True)

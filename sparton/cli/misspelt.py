@@ -62,12 +62,14 @@ def explain_refusal(
     except ValueError as wrong:
         return str(wrong)
     try:
-        groups, mounts = dict(_groups(loader)), _mounts(compose([]))
+        base = compose([])
+        groups, mounts = dict(_groups(loader)), _mounts(base)
         for override in parsed:
             if message := _group_refusal(override, groups, mounts):
                 return message
         chosen = [each for each in parsed if _chooses(each, groups) or each.is_hydra_override()]
-        base = compose([str(each.input_line) for each in chosen])
+        if chosen:
+            base = compose([str(each.input_line) for each in chosen])
         for override in parsed:
             if override not in chosen and (message := _value_refusal(override, base, mounts)):
                 return message

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 TEXTS = ["w5 w6 w7", "w8", "w9 w10 w11 w12 w13 w14 w20 w30", "", "w40 w41 w5 w9 w50"]
-STEPS, BATCH = 4, 6
+STEPS, BATCH = 2, 6
 
 
 def splade(folder: str, pooling: str = "max", activation: str = "relu") -> SparseEncoder:

@@ -176,9 +176,7 @@ def test_similarities_that_are_all_negative_beat_no_padding():
 
 @pytest.mark.parametrize("config", [SMALL, SHARED])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(
-    ("H", "E", "bias"), [(50, 24, False), (50, 24, True), (32, 48, True), (16, 1, False)]
-)
+@pytest.mark.parametrize(("H", "E", "bias"), [(50, 24, True), (32, 48, True), (17, 1, False)])
 def test_the_kernel(config, dtype, H, E, bias, device):
     """Each query is one token, so that scores are maxima."""
     shape = {"H": H, "E": E, "Lq": 7, "bias": bias}

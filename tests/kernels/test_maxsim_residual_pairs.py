@@ -19,7 +19,7 @@ from sparton.kernels.maxsim.residual.pair_forward import pair_forward
 from tests.kernels.problems import error
 from tests.kernels.test_maxsim_residual import LENGTHS, SMALL, make_problem, reference
 
-QUERIES = [3, 0, 19, 1]
+QUERIES, COUNT = [3, 0, 19, 1], 20
 VERSIONS = [
     pytest.param(pair_forward, id="kernel"),
     pytest.param(
@@ -30,7 +30,7 @@ VERSIONS = [
 ]
 
 
-def listed(device, count=40, queries=4):
+def listed(device, count=COUNT, queries=4):
     generator = torch.Generator().manual_seed(count)
     numbers = [torch.randint(n, (count,), generator=generator) for n in (queries, len(LENGTHS))]
     return torch.stack(numbers, 1).int().to(device)
@@ -57,7 +57,7 @@ def test_against_float64(forward, masks, E, nbits, device):
     numbers = listed(device)
     truth = reference(problem)[0][tuple(numbers.cpu().long().T)]
     scores = run(forward, problem, numbers)
-    assert (scores.shape, scores.dtype) == ((40,), torch.float32)
+    assert (scores.shape, scores.dtype) == ((COUNT,), torch.float32)
     assert error(scores.cpu(), truth) <= 1e-6 < error(scores.cpu() * 1.00001, truth)
     assert error(run(forward, problem, numbers.roll(1, 0)).cpu(), truth) > 0.1
     assert torch.equal(run(forward, problem, numbers), scores)
@@ -130,7 +130,7 @@ def test_nothing_to_score(forward, device):
     silent = problem._replace(
         queries=problem.queries[:0], query_cu_seqlens=problem.query_cu_seqlens[:2] * 0
     )
-    assert torch.equal(run(forward, silent, listed(device, queries=1)).cpu(), torch.zeros(40))
+    assert torch.equal(run(forward, silent, listed(device, queries=1)).cpu(), torch.zeros(COUNT))
 
 
 def test_refusals(device):

@@ -22,6 +22,13 @@ pytestmark = pytest.mark.skipif(
 needs_gpu = pytest.mark.skipif(not SERVED, reason="needs a GPU with FP8 tensor cores")
 
 
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter: few enough parts for some to look at several blocks, some at none."""
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(quantize_module, "PARTS", 4)
+
+
 def e4m3_rows(R: int, D: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Rows whose largest element is 448 * 2^k, all others being e4m3 numbers * 2^k."""
     generator = torch.Generator().manual_seed(R * D)

@@ -77,25 +77,22 @@ def test_averaging_over_chunks_would_have_been_seen():
     assert (gradients(encoder) - truth()).abs().max() > 1e-3
 
 
-def _worker(rank: int, size: int, store: str, micro_batch: int | None, results) -> None:
+def _worker(rank: int, size: int, store: str, micro_batches: list[int | None], results) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    results[rank] = stepped(World(rank, size, CPU), micro_batch)
+    for micro_batch in micro_batches:
+        results[rank, micro_batch] = stepped(World(rank, size, CPU), micro_batch)
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("size", "micro_batch"),
-    [
-        (2, None),
-        (2, 3),
-        pytest.param(4, None, marks=pytest.mark.slow),
-        pytest.param(4, 1, marks=pytest.mark.slow),
-    ],
+    ("size", "micro_batches"),
+    [(2, [None, 3]), pytest.param(4, [None, 1], marks=pytest.mark.slow)],
 )
-def test_processes_do_not_change_the_gradient(size, micro_batch, tmp_path):
+def test_processes_do_not_change_the_gradient(size, micro_batches, tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(_worker, (size, str(tmp_path / "store"), micro_batch, results), nprocs=size)
-        for rank in range(size):
-            assert (results[rank] - truth()).abs().max() < 1e-6
+        mp.spawn(_worker, (size, str(tmp_path / "store"), micro_batches, results), nprocs=size)
+        assert len(results) == size * len(micro_batches)
+        for given in results.values():
+            assert (given - truth()).abs().max() < 1e-6

@@ -14,6 +14,7 @@ from sparton.training.gradient_sum import GradientSum
 
 CPU = torch.device("cpu")
 RANKS, STEPS = 2, 3
+SMALL = (0, 50, 10**6)  # nothing is small, biases are, all is
 DEVICES = [
     "cpu",
     pytest.param(
@@ -59,38 +60,42 @@ def truth(step: int) -> list[Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
 
 
-def _worker(rank: int, store: str, small: int, device: str, results: Any) -> None:
+def _worker(rank: int, store: str, device: str, results: Any) -> None:
     torch.set_num_threads(1)
     own = torch.device(device, rank if device == "cuda" else None)
     if device == "cuda":
         torch.cuda.set_device(own)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    for small in SMALL:
+        results[rank, small] = summed(World(rank, RANKS, own), small)
+    dist.destroy_process_group()
+
+
+def summed(world: World, small: int) -> tuple[list[list[Tensor]], list[int]]:
+    """The gradients of each step, and how many sums had begun before each backward was over."""
     gradient_sum.SMALL = small
-    model = Branches().to(own)
-    total = GradientSum(World(rank, RANKS, own), model.parameters())
+    model = Branches().to(world.device)
+    total = GradientSum(world, model.parameters())
     started: list[int] = []
     model.first.weight.register_hook(lambda _: started.append(len(total._pending)))
     found = []
     for step in range(STEPS):
         model.zero_grad()
-        (loss(model, rank, step) / 2).backward()  # an earlier micro-batch
+        (loss(model, world.rank, step) / 2).backward()  # an earlier micro-batch
         with total.of_last_backward():
-            (loss(model, rank, step) / 2).backward()
+            (loss(model, world.rank, step) / 2).backward()
         found.append(gradients(model))
-    results[rank] = found, started
-    dist.destroy_process_group()
+    return found, started
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("small", [0, 50, 10**6])
-def test_sums_over_ranks(small, device, tmp_path):
-    """Nothing is small, biases are, all is."""
+def test_sums_over_ranks(device, tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()
-        mp.spawn(_worker, (str(tmp_path / "store"), small, device, results), nprocs=RANKS)
-        for rank in range(RANKS):
-            found, started = results[rank]
+        mp.spawn(_worker, (str(tmp_path / "store"), device, results), nprocs=RANKS)
+        assert len(results) == RANKS * len(SMALL)
+        for (_, small), (found, started) in results.items():
             for step in range(STEPS):
                 for gradient, expected in zip(found[step], truth(step), strict=True):
                     torch.testing.assert_close(gradient, expected)

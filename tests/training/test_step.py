@@ -1,5 +1,7 @@
 """The gradient of a step does not depend on the number of processes or on micro_batch."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -103,43 +105,54 @@ def test_averaging_over_chunks_would_have_been_seen():
     assert distance(averaged, truth(0)) > 1e-3
 
 
-def _worker(
-    rank: int, size: int, store: str, one_machine: bool, micro_batch: int | None, results, kinds
-) -> None:
+class Case(NamedTuple):
+    one_machine: bool
+    micro_batch: int | None
+    kinds: tuple[str, ...]
+
+
+def _worker(rank: int, size: int, store: str, cases: list[Case], results) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     compacted = []
     compact = Representations.compact
     Representations.compact = lambda reps: compacted.append(1) or compact(reps)
-    world = World(rank, size, CPU, one_machine)
-    results[rank] = gradients(world, 1, micro_batch, kinds), len(compacted)
+    for case in cases:
+        compacted.clear()
+        world = World(rank, size, CPU, case.one_machine)
+        given = gradients(world, 1, case.micro_batch, case.kinds)
+        results[rank, case] = given, len(compacted)
     dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
-    ("size", "one_machine", "micro_batch", "kinds"),
+    ("size", "cases"),
     [
-        (2, True, None, SPARSE),
-        (2, False, None, SPARSE),
-        (2, True, 3, SPARSE),
-        pytest.param(4, False, 1, SPARSE, marks=pytest.mark.slow),
-        (2, True, None, SPARSE + TOKENS),
-        pytest.param(2, False, None, SPARSE + TOKENS, marks=pytest.mark.slow),
-        pytest.param(4, True, 1, SPARSE + TOKENS, marks=pytest.mark.slow),
+        (
+            2,
+            [
+                Case(True, None, SPARSE),
+                Case(False, None, SPARSE),
+                Case(True, 3, SPARSE),
+                Case(True, None, SPARSE + TOKENS),
+                Case(False, None, SPARSE + TOKENS),
+            ],
+        ),
+        pytest.param(
+            4, [Case(False, 1, SPARSE), Case(True, 1, SPARSE + TOKENS)], marks=pytest.mark.slow
+        ),
     ],
 )
-def test_number_of_processes_does_not_change_the_gradient(
-    size, one_machine, micro_batch, kinds, tmp_path
-):
+def test_number_of_processes_does_not_change_the_gradient(size, cases, tmp_path):
     """On one machine the zeros are kept, where each rank encodes its batch at once."""
     with mp.Manager() as manager:
         results = manager.dict()
-        arguments = (size, str(tmp_path / "store"), one_machine, micro_batch, results, kinds)
-        mp.spawn(_worker, arguments, nprocs=size)
+        mp.spawn(_worker, (size, str(tmp_path / "store"), cases, results), nprocs=size)
         for rank in range(size):
-            given, compacted = results[rank]
-            assert distance(given, truth(1, kinds)) < 1e-6
-            assert (compacted == 0) == (one_machine and micro_batch is None)
+            for case in cases:
+                given, compacted = results[rank, case]
+                assert distance(given, truth(1, case.kinds)) < 1e-6, case
+                assert (compacted == 0) == (case.one_machine and case.micro_batch is None), case
 
 
 def test_the_longest_text_of_all_ranks_is_known_if_every_ranks_is():
