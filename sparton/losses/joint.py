@@ -83,8 +83,8 @@ class Joint:
         """
         if missing := self.halves - set(batch.scores):
             raise ArgumentError(
-                "a Joint loss compares several halves, but the encoder has no {}: give it {head}, "
-                "or take another loss",
+                "a Joint loss compares several halves, but the encoder has no {}: give it {head} "
+                "with such a half, or take another loss",
                 min(missing),
                 head=Instance("JointHead"),
             )

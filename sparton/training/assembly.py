@@ -26,7 +26,8 @@ def build_objective(
     """
     if missing := loss.halves - set(encoder.kinds):
         raise ArgumentError(
-            "{} compares {}, but this encoder has no {}: give it {head}, or take another loss",
+            "{} compares {}, but this encoder has no {}: give it {head} with such a half, or take "
+            "another loss",
             type(loss).__name__,
             " and ".join(sorted(loss.halves)),
             " and ".join(sorted(missing)),

@@ -178,7 +178,7 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
 
 
 def test_a_missing_half_is_named():
-    with pytest.raises(ValueError, match=r"no tokens: give it head=JointHead\(\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"no tokens: give it head=JointHead\(\.\.\.\) with"):
         Joint(InfoNCE(), InfoNCE()).terms(scored(random_scores("sparse")))
 
 

@@ -17,7 +17,7 @@ from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
 
 BATCH = 8
-SPARSE, TOKENS = ("sparse",), ("tokens",)
+SPARSE, TOKENS, DENSE = ("sparse",), ("tokens",), ("dense",)
 CPU = torch.device("cpu")
 
 
@@ -67,7 +67,7 @@ def test_micro_batch_does_not_change_the_gradient(negatives, micro_batch):
     assert distance(gradients(alone, negatives, micro_batch), truth(negatives)) < 1e-6
 
 
-@pytest.mark.parametrize("kinds", [TOKENS, SPARSE + TOKENS])
+@pytest.mark.parametrize("kinds", [TOKENS, SPARSE + TOKENS, SPARSE + TOKENS + DENSE])
 @pytest.mark.parametrize("micro_batch", [None, 1, 3])
 def test_nor_does_it_for_vectors_of_tokens(kinds, micro_batch):
     alone = World(0, 1, CPU)
@@ -126,6 +126,7 @@ def _worker(
         (2, True, None, SPARSE + TOKENS),
         pytest.param(2, False, None, SPARSE + TOKENS, marks=pytest.mark.slow),
         pytest.param(4, True, 1, SPARSE + TOKENS, marks=pytest.mark.slow),
+        (2, False, 3, SPARSE + TOKENS + DENSE),
     ],
 )
 def test_number_of_processes_does_not_change_the_gradient(
