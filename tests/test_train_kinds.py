@@ -183,7 +183,6 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
         (["loss=joint"], "give it head=sparton_colbert with such a half, or take another loss"),
         ([*JOINT, "loss=joint_dense"], "Joint compares dense and sparse and tokens, but this enc"),
         ([*THREE, "loss=joint"], "Joint has no loss for the half dense, which this encoder gives"),
-        ([*THREE, "loss=joint_dense", "index=compressed"], "set search=rerank, or index=exact"),
         ([*THREE, "query_encoder=static"], "choose a SPLADE head"),
         (["head=colbert", "query_encoder=static"], "choose a SPLADE head"),
         ([*JOINT, "query_encoder=static"], "choose a SPLADE head"),

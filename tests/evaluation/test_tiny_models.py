@@ -23,6 +23,7 @@ from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
 from sparton.models.pooling import Pooling
 from sparton.representations import Representations
+from sparton.retrieval.indexes.compression import CompressedIndexBuilder
 from sparton.types import RetrievalTask
 from tests.evaluation.problems import DOCUMENTS, QUERIES, make_task, write_beir
 
@@ -145,9 +146,13 @@ def test_all_scores_of_a_model_with_three_halves_are_added_up():
         np.testing.assert_allclose(run.scores[:, :6], -np.sort(-wanted, axis=1), atol=1e-4)
     assert not np.allclose(results[None].run.scores[:, :6], -np.sort(-tokens, axis=1), atol=1)
     with pytest.raises(
-        ValueError, match=r"search=sum compares dense .* sparse or maxsim or rerank"
+        ValueError, match=r"sum compares dense vectors, .*=sparse or maxsim or rerank"
     ):
         evaluate_encoder(*build(joint=True), task, search="sum", progress=False)
+    with pytest.raises(ValueError, match=r"does not compare dense vectors, .* set search=rerank"):
+        evaluate_encoder(
+            encoder, tokenizer, task, index=CompressedIndexBuilder(nbits=4), progress=False
+        )
 
 
 def test_bounded_terms_of_a_joint_model():
