@@ -145,7 +145,7 @@ def test_a_recipe_trains(recipe, tmp_path):
     start = [f"experiment={recipe.__name__}", *recipe(tmp_path)]
     records = run_here(tmp_path / "run", *SMALL, miniature=start)
     assert len(records) == 20
-    losses = [record["ranking"] for record in records]
+    losses = [record["loss_ranking"] for record in records]
     assert sum(losses[-5:]) < sum(losses[:5])
     encoder = load_encoder(tmp_path / "run/model")
     if recipe is sparseup:
