@@ -68,7 +68,7 @@ def check_encoding(cfg: DictConfig) -> None:
         raise ValueError(f"side={cfg.side}: must be {' or '.join(SIDES)}")
     for kind in cfg.kinds or ():
         if kind not in KINDS:
-            raise ValueError(f"kinds={list(cfg.kinds)}: there are {' and '.join(KINDS)}")
+            raise ValueError(f"kinds={list(cfg.kinds)}: there are {', '.join(KINDS)}")
     check_vector_dtype(cfg.vector_dtype)
     check_precision(cfg.precision)
     _reading(cfg).check()

@@ -120,7 +120,7 @@ class Joint:
         return {name: loss for name, loss in every.items() if loss is not None}
 
     def _scores(self, batch: Scored) -> Mapping[str, Tensor]:
-        """Those of all halves, and their sum where something looks at it."""
+        """The scores of all halves, and their sum where something looks at it."""
         if self.sum is None and not any(self.lessons.values()):
             return batch.scores
         return {**batch.scores, SUM: batch.total_scores}

@@ -101,7 +101,7 @@ def collapse_warning(
     if figures.get("dense_cosine", 0.0) > _ALIKE:
         return (
             f"the dense {side} vectors are nearly the same (mean cosine "
-            f"{figures['dense_cosine']:.3f}): lower the learning rate, or the weight of other halves"
+            f"{figures['dense_cosine']:.3f}): lower the learning rate"
         )
     if reps.sparse is None:
         return None

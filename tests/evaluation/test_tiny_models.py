@@ -250,7 +250,7 @@ def test_script_searches_as_it_is_told(tmp_path, monkeypatch, capsys):
     assert "vectors q/d" in capsys.readouterr().out
     for setting, message in (
         ("encoder.search=sparse", "search=sparse compares sparse vectors, which ColbertEncoder"),
-        ("encoder.search=fast", "search=fast: must be sparse, maxsim, rerank, or left"),
+        ("encoder.search=fast", "search=fast: must be sparse, maxsim, dense, rerank, sum, or left"),
         (
             "encoder.vector_dtype=int8",
             "vector_dtype=int8: must be float16, bfloat16, float32, ",
