@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparton.packing import ranges_of
+from sparton.packing import sequence_ids
 from sparton.representations import Representations
 from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.inverted import inverted_index
@@ -24,8 +24,6 @@ from sparton.retrieval.indexes.protocols import (
     check_request,
 )
 from sparton.sparse_vectors import SparseVectors
-
-_PAIRS_AT_ONCE = 16_384
 
 
 class SumIndex:
@@ -121,15 +119,16 @@ def _dot_scores(
     queries: SparseVectors, parts: Sequence[SparseVectors], candidates: NDArray[np.int64]
 ) -> NDArray[np.float32]:
     """Dot products of each query and each of its candidates among the documents of all parts."""
-    flat, scores = torch.from_numpy(candidates.ravel()), np.zeros(candidates.size, np.float32)
+    rows, scores = torch.from_numpy(candidates), torch.zeros(candidates.shape)
     ends = [0, *accumulate(part.num_vectors for part in parts)]
-    for part, (first, last) in zip(parts, pairwise(ends), strict=True):
-        slots = ((flat >= first) & (flat < last)).nonzero().flatten()
-        for few in ranges_of(len(slots), _PAIRS_AT_ONCE):
-            slot = slots[few.start : few.stop]
-            asked = queries.take(slot // candidates.shape[1])
-            scores[slot.numpy()] = dot_pairs(asked, part.take(flat[slot] - first)).numpy()
-    return scores.reshape(candidates.shape)
+    for query in range(len(rows)):
+        (weights,) = queries.slice(query, query + 1).dense()
+        for part, (first, last) in zip(parts, pairwise(ends), strict=True):
+            slots = ((rows[query] >= first) & (rows[query] < last)).nonzero().flatten()
+            held = part.take(rows[query, slots] - first)
+            owners = slots[sequence_ids(held.cu_seqlens, held.num_entries)]
+            scores[query].index_add_(0, owners, held.values * weights[held.terms.long()])
+    return scores.numpy()
 
 
 def _union(found: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
