@@ -25,6 +25,7 @@ from tests.test_train import MINIATURE, run_here
 
 JOINT = ["head=sparton_colbert", "head.tokens.width=16"]
 THREE = ["head=sparton_colbert_dense", "head.tokens.width=16"]
+SHORT = ["rerank_depth=20", "metrics=[ndcg@10,recall@20]"]
 ONCE = ["evaluation.every=4", "query_length=12"]
 CSR = ["head=csr", "head.hidden_dim=64", "head.k=8"]
 SLOW = pytest.mark.slow
@@ -42,7 +43,7 @@ SLOW = pytest.mark.slow
             [*JOINT, "loss=joint", "loss.lessons.sparse=0.5"], "sparse + maxsim", marks=SLOW
         ),
         ([*JOINT, "search=sparse"], "sparse"),
-        ([*THREE, "loss=joint_dense", "micro_batch=3"], "sum"),
+        pytest.param([*THREE, *SHORT, "loss=joint_dense", "micro_batch=3"], "sum", marks=SLOW),
         ([*CSR, "head.freeze_backbone=false", "precision=bf16", "micro_batch=3"], "sparse"),
     ],
 )
@@ -55,7 +56,7 @@ def test_every_kind_trains_is_saved_and_evaluated(overrides, search, tmp_path):
 
 
 def test_a_short_list_of_candidates_with_metrics_that_fit(tmp_path):
-    overrides = [*JOINT, "search=rerank", "rerank_depth=20", "metrics=[ndcg@10,recall@20]"]
+    overrides = [*JOINT, "search=rerank", *SHORT]
     run_here(tmp_path, *overrides, *ONCE)
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["mean"]) == {"ndcg@10", "recall@20"}
