@@ -1,6 +1,6 @@
 """What encoders make of texts.
 
-N texts, V terms, T packed tokens, E width of a token's vector.
+N texts, V terms, T packed tokens, E width of a token's vector, D of a text's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,9 @@ from sparton.kernels.boundaries import cu_seqlens_of, rows_of
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.types import Kind
 
-KINDS: dict[Kind, str] = {"sparse": "sparse vectors", "tokens": "token vectors"}
+KINDS: dict[Kind, str] = {
+    "sparse": "sparse vectors", "tokens": "token vectors", "dense": "dense vectors"
+}  # fmt: skip
 
 
 class TokenVectors(NamedTuple):
@@ -39,6 +41,12 @@ class TokenVectors(NamedTuple):
     @property
     def num_texts(self) -> int:
         return self.cu_seqlens.shape[0] - 1
+
+    @classmethod
+    def of_texts(cls, vectors: Tensor) -> "TokenVectors":
+        """One vector for each text, of which MaxSim is the dot product: ``[N, D]``."""
+        bounds = torch.arange(len(vectors) + 1, dtype=torch.int32, device=vectors.device)
+        return cls(vectors, bounds, max_seqlen=1)
 
     @classmethod
     def concatenate(cls, parts: Sequence["TokenVectors"]) -> "TokenVectors":
@@ -138,19 +146,24 @@ class Representations(NamedTuple):
     Attributes:
         sparse: fp32 ``[N, V]``, weights of terms or latents, not negative. Encoders give all
             entries; a training step may hold the active ones alone, and a collection does.
-        tokens: one vector per token.
+        tokens: one vector per token; a dense encoder's have one for each text.
+        dense: one vector for each text, ``[N, D]``, beside other halves.
         losses: by name, fp32 ``[N]``: what the encoder itself wants to minimise of each text, such
             as the error of a reconstruction. Before ``Encoder.complete`` there may be more rows
             per text, ``[N, ...]``, of which it makes losses on the global batch.
         used: flags of any shape, set for what some of the texts used of an encoder that counts this
             in training; None of other encoders, and once ``Encoder.finish`` has been told what the
             whole batch used.
+        score_weights: of queries: what the scores of each half count in the sum of all, where
+            search adds them up; 1 where a half is not named.
     """
 
     sparse: Tensor | SparseVectors | None = None
     tokens: TokenVectors | None = None
+    dense: TokenVectors | None = None
     losses: Mapping[str, Tensor] = {}
     used: Tensor | None = None
+    score_weights: Mapping[str, float] = {}
 
     @property
     def num_texts(self) -> int:
@@ -158,8 +171,9 @@ class Representations(NamedTuple):
             return self.sparse.num_vectors
         if self.sparse is not None:
             return self.sparse.shape[0]
-        assert self.tokens is not None, "representations of nothing"
-        return self.tokens.num_texts
+        vectors = self.dense if self.tokens is None else self.tokens
+        assert vectors is not None, "representations of nothing"
+        return vectors.num_texts
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -192,7 +206,7 @@ class Representations(NamedTuple):
             return self.detach()
         return self._replace(sparse=SparseVectors.from_dense(self.sparse)).detach()
 
-    def dense(self) -> "Representations":
+    def expanded(self) -> "Representations":
         """The same with all entries of the sparse half."""
         if not isinstance(self.sparse, SparseVectors):
             return self
@@ -203,8 +217,7 @@ class Representations(NamedTuple):
         found = []
         if self.sparse is not None:
             found.append(self.sparse if isinstance(self.sparse, Tensor) else self.sparse.values)
-        if self.tokens is not None:
-            found.append(self.tokens.values)
+        found += [each.values for each in (self.tokens, self.dense) if each is not None]
         return [*found, *self.losses.values()]
 
     def with_leaves(self, leaves: Sequence[Tensor]) -> "Representations":
@@ -215,9 +228,11 @@ class Representations(NamedTuple):
             sparse = self.sparse._replace(values=rest.pop(0), own=None)
         elif self.sparse is not None:
             sparse = rest.pop(0)
-        tokens = None if self.tokens is None else self.tokens._replace(values=rest.pop(0))
+        tokens, dense = (
+            each and each._replace(values=rest.pop(0)) for each in (self.tokens, self.dense)
+        )
         losses = dict(zip(self.losses, rest, strict=True))
-        return Representations(sparse, tokens, losses, self.used)
+        return self._replace(sparse=sparse, tokens=tokens, dense=dense, losses=losses)
 
     def detach(self) -> "Representations":
         return self.with_leaves([leaf.detach() for leaf in self.leaves()])
@@ -228,10 +243,13 @@ class Representations(NamedTuple):
         if len(parts) == 1:
             return parts[0]
         tokens = [part.tokens for part in parts if part.tokens is not None]
+        dense = [part.dense for part in parts if part.dense is not None]
         return cls(
             _concatenate([part.sparse for part in parts]),
             TokenVectors.concatenate(tokens) if tokens else None,
+            TokenVectors.concatenate(dense) if dense else None,
             {name: torch.cat([part.losses[name] for part in parts]) for name in parts[0].losses},
+            score_weights=parts[0].score_weights,
         )
 
     def take(self, texts: Tensor) -> "Representations":
@@ -245,7 +263,8 @@ class Representations(NamedTuple):
 
     def _each(self, cut: Callable[[Any], Any]) -> "Representations":
         assert not isinstance(self.sparse, Tensor), "only active entries can be cut"
-        return Representations(self.sparse and cut(self.sparse), self.tokens and cut(self.tokens))
+        halves = {kind: cut(getattr(self, kind)) for kind in self.kinds}
+        return Representations(**halves, score_weights=self.score_weights)
 
     def split(self, extents: Sequence[Extent]) -> list["Representations"]:
         """The inverse of :meth:`concatenate`, for parts of such extents; values are not copied."""
@@ -258,10 +277,13 @@ class Representations(NamedTuple):
         vectors: Sequence[TokenVectors | None] = [None] * len(texts)
         if self.tokens is not None:
             vectors = self.tokens.split(texts, tokens)
+        dense: Sequence[TokenVectors | None] = [None] * len(texts)
+        if self.dense is not None:
+            dense = self.dense.split(texts, texts)
         losses = {name: loss.split(texts) for name, loss in self.losses.items()}
         return [
             Representations(*halves, {name: parts[row] for name, parts in losses.items()})
-            for row, halves in enumerate(zip(sparse, vectors, strict=True))
+            for row, halves in enumerate(zip(sparse, vectors, dense, strict=True))
         ]
 
 

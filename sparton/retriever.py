@@ -102,7 +102,8 @@ class Retriever:
         """Representations of ``texts`` on the host, in their order.
 
         Batches are made of texts of like length. ``sparse`` of the result holds active weights
-        alone (``sparse.dense()`` gives ``[N, V]``), ``tokens`` one vector per token.
+        alone (``sparse.dense()`` gives ``[N, V]``), ``tokens`` one vector per token, ``dense`` one
+        per text, where the model gives such.
 
         Args:
             texts: at least one.
@@ -110,7 +111,7 @@ class Retriever:
             batch_tokens: bound of sequences times longest sequence in a batch; None for one that
                 suits the device.
             max_terms: keep this many of a text's largest weights; None for all.
-            vector_dtype: in which token vectors are stored.
+            vector_dtype: in which token vectors and dense vectors are stored.
             pool_factor: of so many tokens of a document one vector is left, where they are alike;
                 1 for all, None for what the model's folder says.
             progress: whether to show a bar on standard error; None for one from 1,000 texts on.
@@ -139,12 +140,14 @@ class Retriever:
         queries: Sequence[str] | Representations,
         documents: Sequence[str] | Representations,
     ) -> Tensor:
-        """The score of every query with every document, fp32 ``[Q, N]`` on the host: MaxSim where
-        the model gives token vectors, else the dot product of sparse vectors."""
+        """The score of every query with every document, fp32 ``[Q, N]`` on the host: the weighted
+        sum of all scores where the model gives dense vectors beside others, else MaxSim where it
+        gives token vectors, else the dot product of sparse vectors."""
         asked, answers = self._encoded(queries, "query"), self._encoded(documents, "document")
-        if answers.tokens is not None:
+        if answers.tokens is not None and answers.dense is None:
             asked, answers = (side._replace(sparse=None) for side in (asked, answers))
-        found = exact_index(answers, self.device).search(asked, max(answers.num_texts, 1))
+        every = max(answers.num_texts, 1)
+        found = exact_index(answers, self.device, rerank_depth=every).search(asked, every)
         scores = np.zeros(found.scores.shape, np.float32)
         place, slot = np.nonzero(found.rows >= 0)
         scores[place, found.rows[place, slot]] = found.scores[place, slot]
@@ -167,7 +170,8 @@ class Retriever:
             ids: N different identifiers; None numbers the documents from 0. A folder has its own.
             build: makes the index of the encoded documents.
             rerank_depth: candidates of a query that MaxSim orders, where the model gives both
-                sparse vectors and token vectors.
+                sparse vectors and token vectors; with dense vectors, how many each finds of the
+                halves that find candidates for the sum of all scores.
 
         Raises:
             ValueError: not as many ``ids`` as documents, the same one twice, what :meth:`encode`
@@ -345,9 +349,10 @@ def load(
 
 
 def _stored_dtype(documents: Representations) -> VectorDtype:
-    if documents.tokens is None:
+    vectors = documents.tokens or documents.dense
+    if vectors is None:
         return "float16"
-    return cast(VectorDtype, str(documents.tokens.values.dtype).removeprefix("torch."))
+    return cast(VectorDtype, str(vectors.values.dtype).removeprefix("torch."))
 
 
 def _check_ids(ids: Sequence[str], num_documents: int) -> None:

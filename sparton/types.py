@@ -10,7 +10,7 @@ from torch import Tensor
 from sparton import packing
 
 Side = Literal["query", "document"]
-Kind = Literal["sparse", "tokens"]
+Kind = Literal["sparse", "tokens", "dense"]
 Similarity = Literal["dot", "cosine"]
 SIDES: tuple[Side, Side] = ("query", "document")
 PLURAL: dict[Side, str] = {"query": "queries", "document": "documents"}

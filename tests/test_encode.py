@@ -207,7 +207,7 @@ def test_each_of_several_tasks_has_documents_of_its_own(models, monkeypatch, cap
     ("words", "message"),
     [
         (["side=documents"], "side=documents: must be query or document"),
-        (["kinds=[dense]"], "kinds=['dense']: there are sparse and tokens"),
+        (["kinds=[words]"], "kinds=['words']: there are sparse, tokens, dense"),
         (["gpus=0"], "gpus=0 must be at least 1"),
         (["precision=fp8"], "precision=fp8: must be fp32, bf16, fp16"),
         (

@@ -24,6 +24,8 @@ from tests.composing import composed
 from tests.test_train import MINIATURE, run_here
 
 JOINT = ["head=sparton_colbert", "head.tokens.width=16"]
+THREE = ["head=sparton_colbert_dense", "head.tokens.width=16"]
+SHORT = ["rerank_depth=20", "metrics=[ndcg@10,recall@20]"]
 ONCE = ["evaluation.every=4", "query_length=12"]
 CSR = ["head=csr", "head.hidden_dim=64", "head.k=8"]
 SLOW = pytest.mark.slow
@@ -41,6 +43,7 @@ SLOW = pytest.mark.slow
             [*JOINT, "loss=joint", "loss.lessons.sparse=0.5"], "sparse + maxsim", marks=SLOW
         ),
         ([*JOINT, "search=sparse"], "sparse"),
+        pytest.param([*THREE, *SHORT, "loss=joint_dense", "micro_batch=3"], "sum", marks=SLOW),
         ([*CSR, "head.freeze_backbone=false", "precision=bf16", "micro_batch=3"], "sparse"),
     ],
 )
@@ -53,7 +56,7 @@ def test_every_kind_trains_is_saved_and_evaluated(overrides, search, tmp_path):
 
 
 def test_a_short_list_of_candidates_with_metrics_that_fit(tmp_path):
-    overrides = [*JOINT, "search=rerank", "rerank_depth=20", "metrics=[ndcg@10,recall@20]"]
+    overrides = [*JOINT, "search=rerank", *SHORT]
     run_here(tmp_path, *overrides, *ONCE)
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["mean"]) == {"ndcg@10", "recall@20"}
@@ -167,7 +170,8 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
     [
         (["search=maxsim"], "search=maxsim compares token vectors, which SpladeEncoder does not"),
         (["head=colbert", "search=sparse"], "set search=maxsim or rerank, or leave"),
-        (["search=bm25"], "search=bm25: must be sparse, maxsim, rerank, or left"),
+        (["search=bm25"], "search=bm25: must be sparse, maxsim, dense, rerank, sum, or left"),
+        ([*JOINT, "search=sum"], "set search=sparse or maxsim or rerank, or leave it out"),
         ([*JOINT, "rerank_depth=100"], "recall@1000 looks deeper than the rerank_depth=100"),
         (["rerank_depth=0"], "rerank_depth=0: must be a whole number from 1 on"),
         (["metrics=[ndcg@10,mrr@1O]"], "metrics=['ndcg@10', 'mrr@1O']: mrr@1O is no metric"),
@@ -177,7 +181,10 @@ def test_a_cache_without_the_texts_or_lengths_of_a_run_is_refused(cache, tmp_pat
         (["init_from=runs/nowhere/model"], "runs/nowhere/model: no such folder"),
         (["init_from=x", "query_encoder=static"], "leave query_encoder=shared"),
         (["init_from="], "init_from= is empty"),
-        (["loss=joint"], "give it head=sparton_colbert, or take another loss"),
+        (["loss=joint"], "give it head=sparton_colbert with such a half, or take another loss"),
+        ([*JOINT, "loss=joint_dense"], "Joint compares dense and sparse and tokens, but this enc"),
+        ([*THREE, "loss=joint"], "Joint has no loss for the half dense, which this encoder gives"),
+        ([*THREE, "query_encoder=static"], "choose a SPLADE head"),
         (["head=colbert", "query_encoder=static"], "choose a SPLADE head"),
         ([*JOINT, "query_encoder=static"], "choose a SPLADE head"),
         ([*CSR, "query_encoder=static"], "choose a SPLADE head"),

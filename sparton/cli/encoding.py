@@ -68,7 +68,7 @@ def check_encoding(cfg: DictConfig) -> None:
         raise ValueError(f"side={cfg.side}: must be {' or '.join(SIDES)}")
     for kind in cfg.kinds or ():
         if kind not in KINDS:
-            raise ValueError(f"kinds={list(cfg.kinds)}: there are {' and '.join(KINDS)}")
+            raise ValueError(f"kinds={list(cfg.kinds)}: there are {', '.join(KINDS)}")
     check_vector_dtype(cfg.vector_dtype)
     check_precision(cfg.precision)
     _reading(cfg).check()
@@ -221,8 +221,12 @@ def _already(deleted: int, side: Side, *, append: bool) -> str:
 
 def _summary(encoded: EncodedTexts) -> str:
     settings, stored = encoded.facts.settings, encoded.facts.rows
-    found = {"sparse": ("weights", encoded.entries), "tokens": ("vectors", encoded.tokens)}
-    means = [f"{found[kind][1] / stored:.1f} {found[kind][0]}" for kind in settings.kinds]
+    found = {
+        "sparse": f"{encoded.entries / stored:.1f} weights",
+        "tokens": f"{encoded.tokens / stored:.1f} vectors",
+        "dense": "a dense vector",
+    }
+    means = [found[kind] for kind in settings.kinds]
     deleted = f", {len(encoded.deleted):,} deleted" if len(encoded.deleted) else ""
     return (
         f"{_count(len(encoded), settings.side, PLURAL[settings.side])} of {' and '.join(means)} "

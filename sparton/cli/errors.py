@@ -55,6 +55,7 @@ _SETTINGS = {
     "on_unknown": "evaluation.on_unknown",
     "query_expansion": "head.query_expansion",
     "scaling": "data.teachers.scaling",
+    "score_weights": "head.score_weights",
     "start": "averaging.start",
     "teacher_weights": "data.teachers.weights",
     "teachers": "data.teachers",

@@ -49,7 +49,7 @@ def plan_encoding(
         output: the folder, whose shards say what ``rows_per_shard`` is where that is None.
         kinds: what to store; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
-        vector_dtype: in which token vectors are stored.
+        vector_dtype: in which token vectors and dense vectors are stored.
         pool_factor: of so many tokens of a document one vector is stored; None for what the
             encoder's head says.
         precision: see :func:`~sparton.retrieval.encoding.encode_texts`.
@@ -85,6 +85,7 @@ def plan_encoding(
         kinds=tuple(kind for kind in KINDS if kind in found.kinds),
         sparse_width=found.width,
         token_width=0 if found.tokens is None else found.tokens.width,
+        dense_width=0 if found.dense is None else found.dense.width,
         max_terms=max_terms,
         vector_dtype=vector_dtype,
         pool_factor=1.0 if pooling is None else float(pooling.factor),

@@ -1,6 +1,6 @@
 """What a folder of encoded texts says of itself, in ``encoding.json``.
 
-N texts, V terms, E width of a token's vector.
+N texts, V terms, E width of a token's vector, D of a text's.
 """
 
 import json
@@ -30,8 +30,9 @@ class Settings(NamedTuple):
         kinds: the halves of representations that are stored.
         sparse_width: V; 0 without sparse vectors.
         token_width: E; 0 without token vectors.
+        dense_width: D; 0 without dense vectors.
         max_terms: of how many terms a text keeps the weights, the largest; None for all.
-        vector_dtype: in which token vectors are stored.
+        vector_dtype: in which token vectors and dense vectors are stored.
         pool_factor: of so many tokens of a document one vector is stored; 1 for all.
         length: tokens at which texts were cut.
         prompt: put before the texts.
@@ -44,6 +45,7 @@ class Settings(NamedTuple):
     kinds: tuple[Kind, ...]
     sparse_width: int
     token_width: int
+    dense_width: int
     max_terms: int | None
     vector_dtype: VectorDtype
     pool_factor: float
@@ -161,6 +163,7 @@ def read_facts(folder: Path) -> Facts:
         kinds=tuple(cast(list[Kind], fields.strings("kinds") or [])),
         sparse_width=fields.need("sparse_width", int),
         token_width=fields.need("token_width", int),
+        dense_width=fields.need("dense_width", int),
         max_terms=fields.count("max_terms"),
         vector_dtype=cast(VectorDtype, _one_of(fields, "vector_dtype", VECTOR_DTYPES)),
         pool_factor=fields.need("pool_factor", float),
@@ -170,8 +173,8 @@ def read_facts(folder: Path) -> Facts:
         model=fields.need("model", str),
         rows_per_shard=fields.count("rows_per_shard") or fields.refuse("rows_per_shard", "a count"),
     )
-    widths = {"sparse": settings.sparse_width, "tokens": settings.token_width}
-    if {*settings.kinds} != {kind for kind, width in widths.items() if width > 0}:
+    widths = settings.sparse_width, settings.token_width, settings.dense_width
+    if {*settings.kinds} != {kind for kind, width in zip(KINDS, widths) if width > 0}:
         fields.refuse("kinds", f"a list of those of {' and '.join(KINDS)} that have a width")
     parts = tuple(_part(each, str(path)) for each in fields.need("parts", list))
     facts = Facts(settings, parts, fields.need("name", str))

@@ -16,7 +16,8 @@ from sparton.encoded.ids import Ids, write_ids
 from sparton.packing import ranges_of
 
 _IDS_AT_ONCE = 2**16
-_FROM_MODEL = {"sparse_width", "token_width", "prompt"}  # which nobody sets for a folder
+# What nobody sets for a folder.
+_FROM_MODEL = {"sparse_width", "token_width", "dense_width", "prompt"}
 
 Texts = TextTable | TextList
 

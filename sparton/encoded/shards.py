@@ -1,10 +1,11 @@
 """Files of representations, each of some consecutive texts, written whole and read in place.
 
-n texts, P active entries, T tokens, V terms, E width of a token's vector.
+n texts, P active entries, T tokens, V terms, E width of a token's vector, D of a text's.
 
 A file in the format of safetensors has of sparse vectors ``indptr`` int64 ``[n + 1]``, ``indices``
 int32 ``[P]`` and ``values`` fp32 ``[P]``; of token vectors ``boundaries`` int64 ``[n + 1]``,
-``vectors`` ``[T, E]`` in the dtype of the folder and, in FP8, ``scales`` fp32 ``[T]``. Its metadata
+``vectors`` ``[T, E]`` in the dtype of the folder and, in FP8, ``scales`` fp32 ``[T]``; of dense
+vectors ``dense`` ``[n, D]`` in that dtype and, in FP8, ``dense_scales`` fp32 ``[n]``. Its metadata
 say which texts these are, and have a digest of the arrays.
 """
 
@@ -69,6 +70,9 @@ def write_shard(folder: Path, shard: Shard, encoded: Representations) -> None:
     if tokens is not None:
         tensors |= {"boundaries": tokens.cu_seqlens, "vectors": tokens.values}
         tensors |= {} if tokens.scales is None else {"scales": tokens.scales}
+    if encoded.dense is not None:
+        tensors["dense"], scales = encoded.dense.values, encoded.dense.scales
+        tensors |= {} if scales is None else {"dense_scales": scales}
     told = {
         "rows": [shard.rows.start, shard.rows.stop],
         "content": shard.content,
@@ -105,13 +109,16 @@ def inspect_shard(folder: Path, shard: Shard, settings: Settings) -> Stored:
         expected |= {
             "indptr": ("I64", number + 1), "indices": ("I32", entries), "values": ("F32", entries)
         }  # fmt: skip
+    dtype, scaled = _DTYPES[settings.vector_dtype], settings.vector_dtype == "float8_e4m3fn"
     if "tokens" in settings.kinds:
-        tokens, dtype = shapes.get("vectors", (None, 0))[1], settings.vector_dtype
+        tokens = shapes.get("vectors", (None, 0))[1]
         expected |= {
-            "boundaries": ("I64", number + 1),
-            "vectors": (_DTYPES[dtype], tokens, settings.token_width),
-        }
-        expected |= {"scales": ("F32", tokens)} if dtype == "float8_e4m3fn" else {}
+            "boundaries": ("I64", number + 1), "vectors": (dtype, tokens, settings.token_width)
+        }  # fmt: skip
+        expected |= {"scales": ("F32", tokens)} if scaled else {}
+    if "dense" in settings.kinds:
+        expected["dense"] = dtype, number, settings.dense_width
+        expected |= {"dense_scales": ("F32", number)} if scaled else {}
     rows = told.get("rows", list)
     if told.get("content", str) != shard.content or rows != [shard.rows.start, shard.rows.stop]:
         raise ValueError(
@@ -138,14 +145,17 @@ def map_shard(stored: Stored, settings: Settings, *, verify: bool) -> Representa
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if verify and arrays_digest(tensors) != stored.digest:
         raise _damaged(stored.path, "it has another content than was written")
-    sparse = tokens = None
+    sparse = tokens = dense = None
     if "indptr" in tensors:
         arrays = tensors["values"], tensors["indices"], tensors["indptr"]
         sparse = SparseVectors(*arrays, settings.sparse_width)
     if "vectors" in tensors:
         vectors, bounds = tensors["vectors"], tensors["boundaries"]
         tokens = TokenVectors(vectors, bounds, scales=tensors.get("scales"))
-    return Representations(sparse, tokens)
+    if "dense" in tensors:
+        vectors, scales = tensors["dense"], tensors.get("dense_scales")
+        dense = TokenVectors(vectors, torch.arange(len(vectors) + 1), scales=scales)
+    return Representations(sparse, tokens, dense)
 
 
 def _shape(file: "safe_open", name: str) -> tuple:

@@ -93,7 +93,7 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
-    takes: ClassVar[frozenset[Kind]] = frozenset(KINDS)
+    takes: ClassVar[frozenset[Kind]] = frozenset(["sparse", "tokens"])
     loses: ClassVar[Mapping[Kind, str]]
     suffix: ClassVar[str]
     compressed: ClassVar[bool] = False

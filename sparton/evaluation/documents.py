@@ -49,9 +49,10 @@ def check_documents(
     }
     if "sparse" in kinds:
         wanted["max_terms"] = max_terms
+    if {"tokens", "dense"}.intersection(kinds):
+        wanted["vector_dtype"] = vector_dtype
     if "tokens" in kinds:
         pooling = usual_pooling(encoder, "document", pool_factor)
-        wanted["vector_dtype"] = vector_dtype
         wanted["pool_factor"] = 1.0 if pooling is None else pooling.factor
     unlike = [
         f"{name}={getattr(made, name)} and not {value}"

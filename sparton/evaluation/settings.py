@@ -6,14 +6,26 @@ from typing import TYPE_CHECKING
 from sparton.arguments import ArgumentError, Instance
 from sparton.representations import KINDS
 from sparton.retrieval.encoding import check_pool_factor
-from sparton.retrieval.settings import RERANK_DEPTH, Search, check_metrics, check_search
+from sparton.retrieval.settings import (
+    RERANK_DEPTH,
+    SEARCHES,
+    Search,
+    check_metrics,
+    check_search,
+)
 from sparton.retrieval.storing import VECTOR_DTYPES
 from sparton.types import Kind, RetrievalTask, TokenPooling
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
 
-_COMPARED: dict[str, Kind] = {"sparse": "sparse", "maxsim": "tokens"}
+_COMPARED: dict[Search, tuple[Kind, ...]] = {
+    "sparse": ("sparse",),
+    "maxsim": ("tokens",),
+    "dense": ("dense",),
+    "rerank": ("sparse", "tokens"),
+    "sum": ("sparse", "tokens", "dense"),
+}
 
 
 def check_vector_dtype(vector_dtype: object) -> None:
@@ -55,7 +67,7 @@ def plan_search(
     check_search(search, rerank_depth)
     check_metrics(metrics, k)
     chosen = _choose_search(search, encoder)
-    if chosen == "rerank":
+    if chosen in ("rerank", "sum"):
         check_metrics(metrics, rerank_depth, "rerank_depth")
     return chosen
 
@@ -67,22 +79,24 @@ def bm25_finds(search: Search, encoder: "Encoder") -> bool:
 
 def _choose_search(search: Search | None, encoder: "Encoder") -> Search:
     if search is None:
-        if "tokens" not in encoder.kinds:
-            return "sparse"
-        return "rerank" if "sparse" in encoder.kinds else "maxsim"
-    needed: Kind = "sparse" if search == "sparse" else "tokens"
-    if needed not in encoder.kinds:
-        offered = ("sparse",) if needed == "tokens" else ("maxsim", "rerank")
+        return next(each for each in SEARCHES if {*_COMPARED[each]} == {*encoder.kinds})
+    if missing := _needed(search) - {*encoder.kinds}:
+        offered = [each for each in SEARCHES if _needed(each) <= {*encoder.kinds}]
         raise ValueError(
-            f"search={search} compares {KINDS[needed]}, which {type(encoder).__name__} does not "
-            f"give: set search={' or '.join(offered)}, or leave it out"
+            f"search={search} compares {KINDS[min(missing)]}, which {type(encoder).__name__} does "
+            f"not give: set search={' or '.join(offered)}, or leave it out"
         )
     return search
 
 
+def _needed(search: Search) -> set[Kind]:
+    """Without which there is no such search; BM25 can stand in for the sparse vectors of rerank."""
+    return {"tokens"} if search == "rerank" else {*_COMPARED[search]}
+
+
 def compared_kinds(search: Search, encoder: "Encoder") -> Collection[Kind]:
     """What ``search``, as :func:`plan_search` gives it, takes of the encoder."""
-    return encoder.kinds if search == "rerank" else (_COMPARED[search],)
+    return tuple(kind for kind in encoder.kinds if kind in _COMPARED[search])
 
 
 def check_index(index: object, search: Search, encoder: "Encoder") -> None:
@@ -102,6 +116,15 @@ def check_index(index: object, search: Search, encoder: "Encoder") -> None:
             "{} needs {}, which search={} does not compare with {}: set {index}",
             type(index).__name__,
             KINDS[kind],
+            search,
+            type(encoder).__name__,
+            index=Instance("exact_index"),
+        )
+    if needs and "dense" in compared_kinds(search, encoder):
+        raise ArgumentError(
+            "{} does not compare dense vectors, as search={} does with {}: set search=rerank, or "
+            "{index}",
+            type(index).__name__,
             search,
             type(encoder).__name__,
             index=Instance("exact_index"),

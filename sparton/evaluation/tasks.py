@@ -83,11 +83,13 @@ def evaluate_encoder(
         task: collection, queries, judgments.
         metrics: ranx's names.
         k: depth of the rankings.
-        search: "sparse" compares sparse vectors by their dot product, "maxsim" token vectors by
-            MaxSim. "rerank" orders candidates by MaxSim, which the encoder's sparse vectors find,
-            or BM25 for an encoder without them. None is the one that uses all that the encoder
-            gives, without BM25.
-        rerank_depth: candidates of a query in "rerank". Rankings are no deeper than that.
+        search: "sparse" and "dense" compare such vectors by their dot product, "maxsim" token
+            vectors by MaxSim. "rerank" orders candidates by MaxSim, which the encoder's sparse
+            vectors find, or BM25 for an encoder without them. "sum" orders what the sparse and the
+            dense vectors find by the weighted sum of all scores, with the encoder's
+            ``score_weights``. None is the one that uses all that the encoder gives, without BM25.
+        rerank_depth: candidates of a query in "rerank", and of each half that finds some in "sum".
+            Metrics look no deeper.
         max_query_terms, max_document_terms: keep this many of a text's largest weights; None, or
             more than there are, for all.
         k1, b: of BM25, where it finds the candidates.

@@ -5,6 +5,7 @@ unless some queries have no negatives of their own, which no loss is shown that 
 """
 
 from collections.abc import Mapping
+from functools import reduce
 from typing import NamedTuple, Protocol
 
 import torch
@@ -19,9 +20,10 @@ class Scored(NamedTuple):
     Attributes:
         queries, documents: the representations of both sides.
         scores: fp32 ``[Q, N]`` for each half that representations have, "sparse" by dot product,
-            "tokens" by MaxSim.
+            "tokens" by MaxSim, "dense" by dot product.
         positives: int64 ``[Q]``, the column of each query's positive; its negatives follow it.
         teacher_scores: fp32 ``[Q, 1 + K]``, the positive's first, or None.
+        score_weights: of the halves in :attr:`total_scores`; 1 where a half is not named.
     """
 
     queries: Representations
@@ -29,6 +31,14 @@ class Scored(NamedTuple):
     scores: Mapping[str, Tensor]
     positives: Tensor
     teacher_scores: Tensor | None = None
+    score_weights: Mapping[str, float] = {}
+
+    @property
+    def total_scores(self) -> Tensor:
+        """The weighted sum of the scores of all halves, ``[Q, N]``."""
+        weights = self.score_weights
+        parts = (weights.get(half, 1.0) * scores for half, scores in self.scores.items())
+        return reduce(torch.add, parts)
 
 
 class Term(NamedTuple):
@@ -53,7 +63,7 @@ class Loss(Protocol):
 
     @property
     def halves(self) -> frozenset[str]:
-        """The halves that representations must have; empty where any do."""
+        """The halves that representations must have, and no others; empty where any do."""
         ...
 
     def terms(self, batch: Scored) -> dict[str, Term]:

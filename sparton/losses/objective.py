@@ -47,6 +47,7 @@ class Objective:
         own_losses: weights of the losses that the representations bring along, by name.
         widths: how many of the first components of token vectors have a ranking loss of their own,
             of the same weight: parts ``ranking_width_<number>``.
+        score_weights: of the halves in the sum of their scores, for losses that look at it.
     """
 
     ranking: Loss
@@ -54,6 +55,7 @@ class Objective:
     document_regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     own_losses: Mapping[str, float] = field(default_factory=dict)
     widths: tuple[int, ...] = ()
+    score_weights: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -82,7 +84,7 @@ class Objective:
         device = positives.device
         # Dot products over 30,000 terms overflow fp16 and lose their order in bf16.
         with torch.autocast(device.type, enabled=False):
-            scored = _scored(queries, documents, positives, teacher_scores)
+            scored = self._scored(queries, documents, positives, teacher_scores)
             terms = self.ranking.terms(scored)
             with torch.no_grad():
                 of_queries = self.ranking.by_query(scored) if by_query else None
@@ -92,7 +94,7 @@ class Objective:
                 parts |= {f"ranking_{name}": term.value.detach() for name, term in terms.items()}
             for width in self.widths:
                 asked, answers = _first(queries, width), _first(documents, width)
-                narrow = _scored(asked, answers, positives, teacher_scores)
+                narrow = self._scored(asked, answers, positives, teacher_scores)
                 part = total(self.ranking.terms(narrow))
                 loss = loss + part
                 parts[f"ranking_width_{width}"] = part.detach()
@@ -100,6 +102,16 @@ class Objective:
                 loss = loss + weight * penalty
                 parts[name] = penalty.detach()
         return ObjectiveValue(loss, parts, positives, of_queries)
+
+    def _scored(
+        self,
+        queries: Representations,
+        documents: Representations,
+        positives: Tensor,
+        teacher_scores: Tensor | None,
+    ) -> Scored:
+        scores = all_scores(queries, documents)
+        return Scored(queries, documents, scores, positives, teacher_scores, self.score_weights)
 
     def _positives(
         self, queries: Representations, documents: Representations, counts: Tensor | None
@@ -146,16 +158,6 @@ class Objective:
         }
 
 
-def _scored(
-    queries: Representations,
-    documents: Representations,
-    positives: Tensor,
-    teacher_scores: Tensor | None,
-) -> Scored:
-    scores = all_scores(queries, documents)
-    return Scored(queries, documents, scores, positives, teacher_scores)
-
-
 def _first(representations: Representations, width: int) -> Representations:
     assert representations.tokens is not None, "only token vectors have several widths"
     return representations._replace(tokens=representations.tokens.first(width))
@@ -163,12 +165,14 @@ def _first(representations: Representations, width: int) -> Representations:
 
 def all_scores(queries: Representations, documents: Representations) -> dict[str, Tensor]:
     """Every query against every document, fp32 ``[Q, N]``, for each kind of representation:
-    ``sparse`` by dot product, ``tokens`` by MaxSim."""
+    ``sparse`` by dot product, ``tokens`` by MaxSim, ``dense`` by dot product."""
     scores = {}
     if queries.sparse is not None and documents.sparse is not None:
         scores["sparse"] = dot_scores(queries.sparse, documents.sparse)
     if queries.tokens is not None and documents.tokens is not None:
         scores["tokens"] = _maxsim(queries.tokens, documents.tokens)
+    if queries.dense is not None and documents.dense is not None:
+        scores["dense"] = dot_scores(queries.dense.values, documents.dense.values)
     return scores
 
 

@@ -95,6 +95,8 @@ def grafted(
     name: str,
     mlm_head_from: str,
     *,
+    logit_scale: float = 1.0,
+    logit_shift: float = 0.0,
     compile: bool = False,
     half_residual: bool = False,
     gradient_checkpointing: bool = False,
@@ -107,6 +109,7 @@ def grafted(
     Args:
         name: hub name or path of the body, whose tokenizer it is.
         mlm_head_from: the same of the masked-language model.
+        logit_scale, logit_shift: see :func:`~sparton.models.logits.start_logits`.
         compile, half_residual, gradient_checkpointing, lora: see :class:`Backbone`.
         reading: of the body; see :class:`~sparton.models.repository.Source`.
 
@@ -127,6 +130,7 @@ def grafted(
         lora=lora,
     )
     backbone.origin = origin_of_trained(source)
+    start_logits(backbone, scale=logit_scale, shift=logit_shift)
     return backbone
 
 

@@ -3,7 +3,6 @@
 T packed tokens, N texts, D hidden width.
 """
 
-import torch
 import torch.nn.functional as F
 
 from sparton.models.body import EncoderBody
@@ -43,11 +42,7 @@ class DenseEncoder(Encoder):
         truncate_dim: int | None = None,
     ) -> None:
         super().__init__(body.tokenizer, body.max_length)
-        if pooling.mode == "cls" and body.is_causal:
-            raise ValueError(
-                "cls pools the first token of a text, which attends to no other where attention is "
-                "causal: pool the last one, or load the model with attention='bidirectional'"
-            )
+        check_pools(pooling, body)
         self.body = body.bare()
         self.pooling = pooling
         self.markup = markup
@@ -62,14 +57,26 @@ class DenseEncoder(Encoder):
         embeddings = embeddings[:, : self.truncate_dim]
         if self.cosine and not (self.pooling.normalize and whole):
             embeddings = F.normalize(embeddings, dim=-1)
-        each = torch.arange(len(embeddings) + 1, dtype=torch.int32, device=embeddings.device)
-        return Representations(tokens=TokenVectors(embeddings, each, max_seqlen=1))
+        return Representations(tokens=TokenVectors.of_texts(embeddings))
 
     def flops_per_token(
         self, sequence_length: float, side: Side = "document", *, training: bool = True
     ) -> float:
         """See :meth:`EncoderBody.flops_per_token`."""
         return self.body.flops_per_token(sequence_length, training=training)
+
+
+def check_pools(pooling: Pooling, body: EncoderBody) -> None:
+    """Refuse to pool what has seen nothing of a text.
+
+    Raises:
+        ValueError: names the mode and the remedy.
+    """
+    if pooling.mode == "cls" and body.is_causal:
+        raise ValueError(
+            "cls pools the first token of a text, which attends to no other where attention is "
+            "causal: pool the last one, or load the model with attention='bidirectional'"
+        )
 
 
 def check_truncate_dim(size: object) -> None:

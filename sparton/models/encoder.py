@@ -25,7 +25,7 @@ class Encoder(nn.Module):
         query_tokenizer: of the queries.
         max_length: positions that its model supports; None where there is no limit.
         markup: what its texts are given beside their own tokens.
-        kinds: the fields of its representations: "sparse", "tokens", or both.
+        kinds: the fields of its representations: "sparse", "tokens" or "dense", or several.
         similarity: by which search compares sparse representations: their dot product, or their
             cosine. Training compares them by dot product in any case, as sentence-transformers does
             unless its losses are told otherwise.
@@ -35,6 +35,7 @@ class Encoder(nn.Module):
         token_pooling: how many vectors of a document are stored; training compares all.
         narrower_widths: how many of the first components of its token vectors work alone;
             training adds up the losses of all.
+        score_weights: of the halves of its representations, where their scores are added up.
         loss_weights: of the losses that its representations bring along, by name.
         origin: what its card says of where its weights come from.
         text_rows: what reads its texts in place of the tokenizers, where it trains on embeddings
@@ -48,6 +49,7 @@ class Encoder(nn.Module):
     regularized: tuple[Side, ...] = ("query", "document")
     token_pooling = TokenPooling()
     narrower_widths: tuple[int, ...] = ()
+    score_weights: Mapping[str, float] = {}
     loss_weights: Mapping[str, float] = {}
     origin = Origin()
     text_rows: TextRows | None = None

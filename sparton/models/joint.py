@@ -1,37 +1,54 @@
-"""Sparse and late-interaction representations of a text from one pass of an encoder.
+"""Sparse, late-interaction and perhaps dense representations of a text from one pass of an encoder.
 
 T packed tokens, N texts, D hidden width, E width of a token's vector, V vocabulary.
 """
 
+import math
+from collections.abc import Collection, Mapping
+
 import torch
 from torch import Tensor, nn
 
+from sparton.arguments import ArgumentError
 from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.backbone import Backbone
 from sparton.models.colbert import ColbertHead
+from sparton.models.dense import check_pools
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
-from sparton.representations import Representations
-from sparton.types import SIDES, Side, TokenBatch
+from sparton.models.pooling import Pooling, pooling_mode
+from sparton.representations import Representations, TokenVectors
+from sparton.types import SIDES, Kind, Side, TokenBatch
 
 
 class JointHead(nn.Module):
-    """A head for either half.
+    """A head for each half.
 
-    Both read the same tokens: the prompts are those of ``tokens``, and ``include_prompt`` of
-    ``sparse`` says whether its term weights are pooled from them, too.
+    All read the same tokens: the prompts are those of ``tokens``, and ``include_prompt`` of
+    ``sparse`` says whether its term weights, and the vector of ``dense``, are pooled from them,
+    too.
 
     Args:
         sparse: of the term weights.
         tokens: of the tokens' vectors.
+        dense: how the hidden states of a text become one vector beside these; None for no such
+            half.
+        score_weights: of each half, by the name of its argument, in the weighted sum of their
+            scores; None for 1 each.
 
     Raises:
-        ValueError: prompts of ``sparse``, several ``widths``, or texts that attend to their
-            expansion. Their term weights would depend on it, and no sparse model of other libraries
-            expands queries.
+        ValueError: prompts of ``sparse``, several ``widths``, weights that are no such, or texts
+            that attend to their expansion. Their term weights would depend on it, and no sparse
+            model of other libraries expands queries.
     """
 
-    def __init__(self, sparse: SpladeHead, tokens: ColbertHead) -> None:
+    def __init__(
+        self,
+        sparse: SpladeHead,
+        tokens: ColbertHead,
+        dense: Pooling | None = None,
+        score_weights: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__()
         if tokens.attend_to_expansion:
             raise ValueError(
@@ -55,26 +72,60 @@ class JointHead(nn.Module):
                 "a joint head has one width: its sparse half would be trained once for each; leave "
                 "widths out of the head of the tokens"
             )
+        if dense is not None:
+            pooling_mode(dense.mode)
         self.sparse = sparse
         self.tokens = tokens
+        self.dense = dense
+        self.score_weights: Mapping[str, float] = dict.fromkeys(self.kinds, 1.0)
+        if score_weights is not None:
+            self.score_weights = _checked_weights(score_weights, self.kinds)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The halves that there are."""
+        return ("sparse", "tokens") if self.dense is None else ("sparse", "tokens", "dense")
+
+
+def _checked_weights(weights: Mapping[str, float], kinds: Collection[str]) -> dict[str, float]:
+    if set(weights) != set(kinds):
+        raise ArgumentError(
+            "{score_weights} must have one number for each half, {}",
+            " and ".join(kinds),
+            score_weights=dict(weights),
+        )
+    numbers = [float(weights[kind]) for kind in kinds]
+    if not (all(0 <= number < math.inf for number in numbers) and any(numbers)):
+        raise ArgumentError(
+            "{score_weights} must be finite, not negative, and not all 0",
+            score_weights=dict(weights),
+        )
+    return dict(zip(kinds, numbers, strict=True))
 
 
 class JointEncoder(Encoder):
-    """Texts, as packed tokens, to term weights over the vocabulary and one vector per token.
+    """Texts, as packed tokens, to term weights over the vocabulary, one vector per token, and
+    perhaps one vector of the text.
 
-    The body runs once. The masked-LM head reads the text's own tokens, markers included, but not
-    those that fill a query up, nor a prompt that is not pooled; the projection reads all.
+    The body runs once. The masked-LM head, and the pooling of the dense half, read the text's own
+    tokens, markers included, but not those that fill a query up, nor a prompt that is not pooled;
+    the projection reads all.
 
     Args:
         backbone: a masked-LM model; the tokenizer learns the markers.
-        head: how either half is computed.
+        head: how each half is computed.
+
+    Raises:
+        ValueError: the first token is pooled of a body whose attention is causal.
     """
 
-    kinds = ("sparse", "tokens")
     counted: Tensor | None
 
     def __init__(self, backbone: Backbone, head: JointHead) -> None:
         super().__init__(backbone.tokenizer, backbone.max_length)
+        if head.dense is not None:
+            check_pools(head.dense, backbone)
+        self.kinds, self.score_weights = head.kinds, head.score_weights
         backbone.add_tokens(head.tokens.markers)
         head.sparse.settle(backbone)
         self.backbone = backbone
@@ -87,7 +138,7 @@ class JointEncoder(Encoder):
         self.register_buffer("counted", counted, persistent=False)
 
     def forward(self, tokens: TokenBatch, side: Side) -> Representations:
-        """Both halves of N queries or N documents."""
+        """All halves of N queries or N documents."""
         return self._represent(self.backbone.hidden_states(tokens), tokens, side)
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
@@ -134,8 +185,9 @@ class JointEncoder(Encoder):
         weight, bias = self.projection.weight, self.projection.bias
         vectors = self.head.tokens(hidden, weight, bias, tokens, counted)
         inputs = self._sparse_inputs(hidden, tokens)
-        sparse = self.head.sparse
-        return Representations(sparse.folded(sparse(*inputs, memory)), vectors)
+        sparse, pooling = self.head.sparse, self.head.dense
+        dense = None if pooling is None else TokenVectors.of_texts(pooling(hidden, tokens))
+        return Representations(sparse.folded(sparse(*inputs, memory)), vectors, dense)
 
     def _sparse_inputs(
         self, hidden: Tensor, tokens: TokenBatch

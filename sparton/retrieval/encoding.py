@@ -51,7 +51,8 @@ def encode_texts(
     """Representations of ``texts`` on the host, in their order; no dense matrix outlives its batch.
 
     The sparse half holds active entries alone, of length 1 where the encoder's are compared by
-    cosine. Of token vectors those are kept that take part in MaxSim.
+    cosine. Of token vectors those are kept that take part in MaxSim. Queries say how the scores of
+    the encoder's halves are added up.
 
     Long texts come first, so that a batch too large for the device shows at once, and texts of
     like length share a batch. A thread tokenises ahead of the encoder, and a GPU has its next batch
@@ -72,7 +73,7 @@ def encode_texts(
             :func:`usual_precision`.
         kinds: what to keep; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
-        vector_dtype: in which token vectors are stored; see
+        vector_dtype: in which token vectors and dense vectors are stored; see
             :func:`~sparton.retrieval.storing.store_tokens`.
         pool_factor: of so many tokens of a document one vector is stored, see
             :func:`~sparton.retrieval.pooling.pool_tokens`; 1 for all, None for what the encoder's
@@ -131,7 +132,10 @@ def encode_texts(
                 collect(_AHEAD.get(device.type, 0))
         collect(0)
         encoded = gathering.all()
-    return in_order(encoded, order) if encoded else Representations()
+    if not encoded:
+        return Representations()
+    weights = getattr(encoder, "score_weights", {}) if side == "query" else {}
+    return in_order(encoded, order)._replace(score_weights=weights)
 
 
 def _group_size(num_texts: int) -> int:
@@ -192,31 +196,35 @@ def _launch(
     """Encode a batch; the host does not wait for it."""
     if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
         values, terms = encoder.topk(tokens, side, max_terms)
-        return _of_terms(values, terms, encoder.vocabulary_size, None, vector_dtype)
+        return _of_terms(values, terms, encoder.vocabulary_size)
     given: Representations = encoder.encode(tokens, side)
-    vectors = given.tokens if "tokens" in kinds else None
+    vectors = (
+        given.tokens if "tokens" in kinds else None,
+        given.dense if "dense" in kinds else None,
+    )
     if "sparse" not in kinds:
-        return Transfer(None, vectors, vector_dtype=vector_dtype)
+        return Transfer(None, *vectors, vector_dtype=vector_dtype)
     assert isinstance(given.sparse, Tensor), "encoders give all entries"
     width = given.sparse.shape[1]
     if max_terms is None:
-        return Transfer(given.sparse, vectors, width=width, vector_dtype=vector_dtype)
+        return Transfer(given.sparse, *vectors, width=width, vector_dtype=vector_dtype)
     # Stable: of equal weights the lower term is kept, on every device.
     values, terms = given.sparse.sort(dim=1, descending=True, stable=True)
-    return _of_terms(values[:, :max_terms], terms[:, :max_terms], width, vectors, vector_dtype)
+    largest = values[:, :max_terms], terms[:, :max_terms]
+    return _of_terms(*largest, width, *vectors, vector_dtype=vector_dtype)
 
 
 def _of_terms(
     values: Tensor,
     terms: Tensor,
     width: int,
-    vectors: TokenVectors | None,
-    vector_dtype: VectorDtype,
+    *vectors: TokenVectors | None,
+    vector_dtype: VectorDtype = "float16",
 ) -> Transfer:
     """Take the entries ``values [N, k]`` at ``terms [N, k]``, which differ within a text."""
     terms, order = terms.sort(1)
     values = values.gather(1, order)
-    return Transfer(values, vectors, terms=terms, width=width, vector_dtype=vector_dtype)
+    return Transfer(values, *vectors, terms=terms, width=width, vector_dtype=vector_dtype)
 
 
 def _arrived(flight: "deque[Transfer]", ahead: int) -> Iterator[Representations]:
@@ -233,12 +241,13 @@ def _finished(
 ) -> Representations:
     """Sparse vectors whose dot products are the encoder's similarities, and token vectors that are
     pooled."""
-    sparse, tokens = encoded.sparse, encoded.tokens
+    sparse, tokens, dense = encoded.sparse, encoded.tokens, encoded.dense
     if encoder.similarity == "cosine" and isinstance(sparse, SparseVectors):
         sparse = sparse.normalized()
-    if pooling is not None and tokens is not None:
-        tokens = store_tokens(pool_tokens(tokens, pooling), dtype)
-    return encoded._replace(sparse=sparse, tokens=tokens)
+    if pooling is not None:  # vectors have come in fp32
+        tokens = tokens and store_tokens(pool_tokens(tokens, pooling), dtype)
+        dense = dense and store_tokens(dense, dtype)
+    return encoded._replace(sparse=sparse, tokens=tokens, dense=dense)
 
 
 def _bounds(

@@ -5,8 +5,8 @@ from typing import Literal
 
 from sparton.retrieval.metrics import metric_depth
 
-Search = Literal["sparse", "maxsim", "rerank"]
-SEARCHES: tuple[Search, ...] = ("sparse", "maxsim", "rerank")
+Search = Literal["sparse", "maxsim", "dense", "rerank", "sum"]
+SEARCHES: tuple[Search, ...] = ("sparse", "maxsim", "dense", "rerank", "sum")
 RERANK_DEPTH = 1000
 
 

@@ -34,28 +34,33 @@ class Transfer:
         terms: int ``[N, C]``, of which terms the weights are, ascending in each row; None for those
             of the columns' numbers.
         width: V.
-        tokens: None to leave them out.
-        vector_dtype: in which token vectors are stored, see :func:`store_tokens`.
+        tokens, dense: None to leave them out.
+        vector_dtype: in which these vectors are stored, see :func:`store_tokens`.
     """
 
     def __init__(
         self,
         sparse: Tensor | None,
-        tokens: TokenVectors | None,
+        tokens: TokenVectors | None = None,
+        dense: TokenVectors | None = None,
         *,
         terms: Tensor | None = None,
         width: int = 0,
         vector_dtype: VectorDtype = "float16",
     ) -> None:
         self._sparse = None if sparse is None else _LeavingWeights(sparse, terms, width)
-        self._tokens = None if tokens is None else _LeavingTokens(tokens, vector_dtype)
-        self._ready = _mark(sparse if tokens is None else tokens.values)
+        self._tokens, self._dense = (
+            half and _LeavingTokens(half, vector_dtype) for half in (tokens, dense)
+        )
+        vectors = tokens or dense
+        self._ready = _mark(sparse if vectors is None else vectors.values)
         self._compacted = False
 
     def compact(self) -> None:
         """Ask the device for what is stored, now that the host learns how much that is."""
         self._wait()
-        halves = [half for half in (self._sparse, self._tokens) if half is not None]
+        every = self._sparse, self._tokens, self._dense
+        halves = [half for half in every if half is not None]
         sources = [half.compact() for half in halves]
         self._ready = _mark(sources[-1])
         self._compacted = True
@@ -72,6 +77,7 @@ class Transfer:
         return Representations(
             None if self._sparse is None else self._sparse.finish(),
             None if self._tokens is None else self._tokens.finish(),
+            None if self._dense is None else self._dense.finish(),
         )
 
     def _wait(self) -> None:
@@ -198,16 +204,18 @@ def in_order(parts: list[Representations], order: NDArray[np.int64]) -> Represen
     places = torch.from_numpy(order)
     sparse = _Whole.of([part.sparse for part in parts], places)
     tokens = _Whole.of([part.tokens for part in parts], places)
+    dense = _Whole.of([part.dense for part in parts], places)
     width = parts[0].width
     parts.reverse()
     while parts:
         part = parts.pop()
-        for whole, half in ((sparse, part.sparse), (tokens, part.tokens)):
+        for whole, half in ((sparse, part.sparse), (tokens, part.tokens), (dense, part.dense)):
             if whole is not None:
                 whole.add(half)
     return Representations(
         None if sparse is None else _sparse(sparse, width),
         None if tokens is None else _token_vectors(tokens),
+        None if dense is None else _token_vectors(dense),
     )
 
 

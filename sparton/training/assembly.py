@@ -22,15 +22,23 @@ def build_objective(
     to regularize. Warns of those whose weight ``steps`` steps do not complete.
 
     Raises:
-        ValueError: a loss of two kinds of representations, and an encoder with one.
+        ValueError: a loss of several halves, and an encoder without one of them, or with another.
     """
     if missing := loss.halves - set(encoder.kinds):
         raise ArgumentError(
-            "{} compares {}, but this encoder has no {}: give it {head}, or take another loss",
+            "{} compares {}, but this encoder has no {}: give it {head} with such a half, or take "
+            "another loss",
             type(loss).__name__,
             " and ".join(sorted(loss.halves)),
             " and ".join(sorted(missing)),
             head=Instance("JointHead"),
+        )
+    if loss.halves and (untrained := set(encoder.kinds) - loss.halves):
+        raise ArgumentError(
+            "{} has no loss for the half {}, which this encoder gives: give it one of that name, "
+            "or take a head without that half",
+            type(loss).__name__,
+            " and ".join(sorted(untrained)),
         )
     kept = dict(regularizers)
     for side in kept:
@@ -50,4 +58,6 @@ def build_objective(
                     *(side, name, 100 * share, steps),
                 )
     penalties = kept["query"], kept["document"]
-    return Objective(loss, *penalties, encoder.loss_weights, encoder.narrower_widths)
+    return Objective(
+        loss, *penalties, encoder.loss_weights, encoder.narrower_widths, encoder.score_weights
+    )

@@ -16,8 +16,11 @@ _ALIKE = 0.95
 
 
 def describe_representations(reps: Representations) -> dict[str, float]:
-    """What :func:`describe_sparse` and :func:`describe_tokens` say of the parts that are there."""
+    """What :func:`describe_sparse` and :func:`describe_tokens` say of the parts that are there, and
+    ``dense_cosine``, the mean over pairs of different texts, of dense vectors beside them."""
     figures = {} if reps.sparse is None else describe_sparse(reps.sparse)
+    if reps.dense is not None:
+        figures["dense_cosine"] = _mean_cosine(reps.dense.values).item()
     return figures if reps.tokens is None else figures | describe_tokens(reps.tokens)
 
 
@@ -94,6 +97,11 @@ def collapse_warning(
         return (
             f"the {vectors} are nearly the same (mean cosine {figures['token_cosine']:.3f}): "
             "lower the learning rate"
+        )
+    if figures.get("dense_cosine", 0.0) > _ALIKE:
+        return (
+            f"the dense {side} vectors are nearly the same (mean cosine "
+            f"{figures['dense_cosine']:.3f}): lower the learning rate"
         )
     if reps.sparse is None:
         return None

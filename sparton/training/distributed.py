@@ -82,11 +82,13 @@ class World:
             sparse = self._gather_vectors(sparse, extents)
         elif sparse is not None:
             sparse = self._concatenate(sparse, texts)
-        tokens = reps.tokens
-        if tokens is not None:
-            tokens = self._gather_tokens(tokens, extents)
+        one_each = [each._replace(tokens=each.texts, max_seqlen=1) for each in extents]
+        tokens, dense = (
+            half and self._gather_tokens(half, sizes)
+            for half, sizes in ((reps.tokens, extents), (reps.dense, one_each))
+        )
         losses = {name: self._concatenate(loss, texts) for name, loss in reps.losses.items()}
-        return Representations(sparse, tokens, losses)
+        return Representations(sparse, tokens, dense, losses)
 
     def _gather_tokens(self, tokens: TokenVectors, extents: Sequence[Extent]) -> TokenVectors:
         sizes = [extent.tokens for extent in extents]

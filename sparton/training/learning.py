@@ -102,10 +102,10 @@ def _leaves(name: str, loss: Loss) -> Iterator[tuple[str, RankingLoss]]:
 
 def _first(reps: Representations, count: int) -> Representations:
     """The first texts."""
-    tokens = reps.tokens and reps.tokens.slice(0, count)
+    tokens, dense = (half and half.slice(0, count) for half in (reps.tokens, reps.dense))
     if isinstance(reps.sparse, Tensor):
-        return Representations(reps.sparse[:count].float(), tokens)
-    return Representations(reps.sparse and reps.sparse.slice(0, count), tokens)
+        return Representations(reps.sparse[:count].float(), tokens, dense)
+    return Representations(reps.sparse and reps.sparse.slice(0, count), tokens, dense)
 
 
 def _no_gradient(norm: float) -> str | None:

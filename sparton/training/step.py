@@ -320,6 +320,6 @@ def _fresh(reps: Representations) -> list[Tensor]:
 def _backward(sides: Sequence[Representations], gradients: Sequence[Representations]) -> None:
     """Push the gradients of all leaves through; frozen encoders have leaves without a graph."""
     leaves = [leaf for side in sides for leaf in side.leaves()]
-    flat = [leaf for side in gradients for leaf in side.dense().leaves()]
+    flat = [leaf for side in gradients for leaf in side.expanded().leaves()]
     rows = [row for row, leaf in enumerate(leaves) if leaf.requires_grad]
     torch.autograd.backward([leaves[row] for row in rows], [flat[row] for row in rows])

@@ -28,10 +28,12 @@ from sparton.models.joint import JointHead
 from sparton.models.pooling import Pooling
 
 WORDS = [f"w{number}" for number in range(60)]
+WEIGHTS = {"sparse": 0.5, "tokens": 1.0, "dense": 7.0}
 HEADS = {
     "splade": EagerHead(),
     "colbert": ColbertHead(8),
     "joint": JointHead(EagerHead(), ColbertHead(8)),
+    "three": JointHead(EagerHead(), ColbertHead(8), Pooling("mean", True), WEIGHTS),
     "csr": AutoencoderHead(hidden_dim=64, k=6, k_aux=8, dead_threshold=3),
     "dense": Pooling("mean", True),
     "wide": ColbertHead(512),

@@ -61,6 +61,7 @@ def write_encoded(
         kinds=kinds,
         sparse_width=encoded.width,
         token_width=encoded.tokens.width if encoded.tokens else 0,
+        dense_width=0,
         max_terms=None,
         vector_dtype=_dtype(encoded),
         pool_factor=1.0,

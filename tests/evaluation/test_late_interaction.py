@@ -146,7 +146,11 @@ class SilentVectors(VectorEncoder):
         ("both", {"search": "maxsim", "max_query_terms": 3}, "max_query_terms=3 keeps"),
         ("both", {"rerank_depth": 500}, "recall@1000 looks deeper than the rerank_depth=500"),
         ("both", {"rerank_depth": 0}, "rerank_depth=0: must be a whole number"),
-        ("both", {"search": "plaid"}, "search=plaid: must be sparse, maxsim, rerank, or left"),
+        (
+            "both",
+            {"search": "plaid"},
+            "search=plaid: must be sparse, maxsim, dense, rerank, sum, or left",
+        ),
         (
             "both",
             {"vector_dtype": "int8"},

@@ -22,17 +22,23 @@ from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
 from sparton.models.pooling import Pooling
+from sparton.representations import Representations
+from sparton.retrieval.indexes.compression import CompressedIndexBuilder
 from sparton.types import RetrievalTask
 from tests.evaluation.problems import DOCUMENTS, QUERIES, make_task, write_beir
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build(joint: bool) -> tuple[Encoder, PackedTokenizer]:
+def build(
+    joint: bool, dense: Pooling | None = None, weights: dict[str, float] | None = None
+) -> tuple[Encoder, PackedTokenizer]:
     torch.manual_seed(0)
     backbone = tiny(DOCUMENTS.values(), hidden_size=32, layers=1, max_length=32)
     head = ColbertHead(8, skiplist=["fish", "bird"])
-    encoder = build_encoder(backbone, JointHead(EagerHead(), head) if joint else head)
+    if joint:
+        head = JointHead(EagerHead(), head, dense, weights)
+    encoder = build_encoder(backbone, head)
     if joint:
         with torch.no_grad():
             encoder.backbone.decoder.bias.sub_(encoder.backbone.decoder.bias.mean() + 0.5)
@@ -47,14 +53,10 @@ def build(joint: bool) -> tuple[Encoder, PackedTokenizer]:
     return encoder, tokenizer
 
 
-@torch.no_grad()
 def pair_scores(encoder: Encoder, tokenizer: PackedTokenizer, task: RetrievalTask) -> np.ndarray:
     """MaxSim fp64 ``[Q, N]``, one text encoded at a time."""
-    encoder.eval()
-    sides = [
-        [encoder.encode(tokenizer.queries([text]), "query").tokens for text in task.queries.texts],
-        [encoder.encode(tokenizer.documents([t]), "document").tokens for t in task.documents.texts],
-    ]
+    both = encoded_alone(encoder, tokenizer, task)
+    sides = [[each.tokens for each in side] for side in both]
     rows = []
     for q in sides[0]:
         bounds = q.cu_seqlens
@@ -66,6 +68,18 @@ def pair_scores(encoder: Encoder, tokenizer: PackedTokenizer, task: RetrievalTas
         ]
         rows.append([pair.item() for pair in pairs])
     return np.array(rows)
+
+
+@torch.no_grad()
+def encoded_alone(
+    encoder: Encoder, tokenizer: PackedTokenizer, task: RetrievalTask
+) -> list[list[Representations]]:
+    """Queries and documents, one text encoded at a time."""
+    encoder.eval()
+    return [
+        [encoder.encode(tokenizer.queries([text]), "query") for text in task.queries.texts],
+        [encoder.encode(tokenizer.documents([t]), "document") for t in task.documents.texts],
+    ]
 
 
 @pytest.mark.parametrize("joint", [False, True])
@@ -101,6 +115,44 @@ def test_joint_model_reranks_what_its_terms_find():
         candidates, rows = candidates[candidates >= 0], rows[rows >= 0]
         assert rows.tolist() == sorted(candidates, key=lambda row: -scores[row])
         assert len(rows) > 1
+
+
+def test_all_scores_of_a_model_with_three_halves_are_added_up():
+    weights = {"sparse": 0.5, "tokens": 2.0, "dense": 30.0}
+    encoder, tokenizer = build(joint=True, dense=Pooling("mean", True), weights=weights)
+    task = make_task()
+    results = {
+        search: evaluate_encoder(
+            encoder, tokenizer, task, search=search, vector_dtype="float32", progress=False
+        )
+        for search in ("sparse", "maxsim", "dense", "rerank", None)
+    }
+    assert [each.search for each in results.values()] == [
+        "sparse", "maxsim", "dense", "sparse + maxsim", "sum"
+    ]  # fmt: skip
+    tokens = pair_scores(encoder, tokenizer, task)
+    sparse, dense = (
+        np.array([[pair(q, d) for d in sides[1]] for q in sides[0]])
+        for sides in [encoded_alone(encoder, tokenizer, task)]
+        for pair in (
+            lambda q, d: (q.sparse.double() @ d.sparse.double().T).item(),
+            lambda q, d: (q.dense.values.double() @ d.dense.values.double().T).item(),
+        )
+    )
+    truth = {"maxsim": tokens, "dense": dense, None: 0.5 * sparse + 2 * tokens + 30 * dense}
+    for search, wanted in truth.items():
+        run = results[search].run
+        np.testing.assert_array_equal(run.rows[:, :6], np.argsort(-wanted, axis=1))
+        np.testing.assert_allclose(run.scores[:, :6], -np.sort(-wanted, axis=1), atol=1e-4)
+    assert not np.allclose(results[None].run.scores[:, :6], -np.sort(-tokens, axis=1), atol=1)
+    with pytest.raises(
+        ValueError, match=r"sum compares dense vectors, .*=sparse or maxsim or rerank"
+    ):
+        evaluate_encoder(*build(joint=True), task, search="sum", progress=False)
+    with pytest.raises(ValueError, match=r"does not compare dense vectors, .* set search=rerank"):
+        evaluate_encoder(
+            encoder, tokenizer, task, index=CompressedIndexBuilder(nbits=4), progress=False
+        )
 
 
 def test_bounded_terms_of_a_joint_model():
@@ -198,7 +250,7 @@ def test_script_searches_as_it_is_told(tmp_path, monkeypatch, capsys):
     assert "vectors q/d" in capsys.readouterr().out
     for setting, message in (
         ("encoder.search=sparse", "search=sparse compares sparse vectors, which ColbertEncoder"),
-        ("encoder.search=fast", "search=fast: must be sparse, maxsim, rerank, or left"),
+        ("encoder.search=fast", "search=fast: must be sparse, maxsim, dense, rerank, sum, or left"),
         (
             "encoder.vector_dtype=int8",
             "vector_dtype=int8: must be float16, bfloat16, float32, ",

@@ -1,4 +1,4 @@
-"""Two halves trained together: sums, lessons, and what is refused."""
+"""Halves trained together: sums, lessons, and what is refused."""
 
 import pytest
 import torch
@@ -20,9 +20,9 @@ def random_scores(*names: str) -> dict[str, Tensor]:
     return {n: (4 * torch.rand(3, 6, generator=generator)).requires_grad_() for n in names}
 
 
-def scored(scores: dict[str, Tensor]) -> Scored:
+def scored(scores: dict[str, Tensor], **weights: float) -> Scored:
     nothing = Representations()
-    return Scored(nothing, nothing, scores, POSITIVES)
+    return Scored(nothing, nothing, scores, POSITIVES, score_weights=weights)
 
 
 def half_and_half() -> tuple[Representations, Representations]:
@@ -58,11 +58,14 @@ def test_objective_scores_both_halves_and_adds_one_loss_of_each():
 
 def test_a_lesson_is_a_divergence_and_moves_only_the_pupil():
     scores = random_scores("sparse", "tokens")
-    temperatures = {"sparse": 2.0, "tokens": 0.5}
     loss = Joint(
-        InfoNCE(), InfoNCE(), {"sparse": 0.0, "tokens": 0.0}, {"sparse": 0.7}, temperatures
+        InfoNCE(),
+        InfoNCE(),
+        weights={"sparse": 0.0, "tokens": 0.0},
+        lessons={"sparse": 0.7, "tokens": 0.0},
+        temperatures={"sparse": 2.0, "sum": 0.5},
     )
-    terms = loss.terms(scored(scores))
+    terms = loss.terms(scored(scores, sparse=0.0, tokens=1.0))
     pupil = (scores["sparse"] / 2.0).softmax(1)
     teacher = (scores["tokens"] / 0.5).softmax(1)
     expected = (teacher * (teacher / pupil).log()).sum(1).mean()
@@ -74,9 +77,82 @@ def test_a_lesson_is_a_divergence_and_moves_only_the_pupil():
     assert not scores["tokens"].grad.any()
 
 
+def bge_m3(scores: dict[str, Tensor]) -> Tensor:
+    """Equations 3 to 7 of arXiv 2402.03216, with other weights, and a divergence in place of the
+    cross entropy: they differ by the entropy of the teacher, which has no gradient."""
+
+    def nce(each: Tensor) -> Tensor:
+        return -(each / 0.5).log_softmax(1)[range(3), POSITIVES].mean()
+
+    inter = scores["dense"] + 0.3 * scores["sparse"] + 0.7 * scores["tokens"]
+    taught = (inter / 0.5).softmax(1).detach()
+    loss = nce(inter) / 8
+    for half, weight in (("sparse", 0.1), ("tokens", 1.0), ("dense", 1.0)):
+        learned = (scores[half] / 0.5).log_softmax(1)
+        loss = loss + weight * nce(scores[half]) / 8
+        loss = loss + weight * (taught * (taught.log() - learned)).sum(1).mean() / 6
+    return loss
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_loss_of_bge_m3_and_its_gradients(wrong):
+    scores = random_scores("sparse", "tokens", "dense")
+    nce, share = InfoNCE(temperature=0.5), {"sparse": 0.1, "tokens": 1.0, "dense": 1.0}
+    loss = Joint(
+        *(nce, nce, nce, nce),
+        weights={half: weight / 8 for half, weight in share.items()} | {"sum": 1 / 8},
+        lessons={half: weight / 6 for half, weight in share.items()},
+        temperatures=dict.fromkeys((*share, "sum"), 0.5),
+    )
+    assert loss.halves == {"sparse", "tokens", "dense"}
+    batch = scored(scores, sparse=0.3, tokens=0.7, dense=0.9 if wrong else 1.0)
+    actual = total(loss.terms(batch))
+    exact = {name: each.detach().double().requires_grad_() for name, each in scores.items()}
+    expected = bge_m3(exact)
+    assert (actual.item() == pytest.approx(expected.item(), rel=1e-5)) != wrong
+    for name, each in exact.items():
+        ours, theirs = (
+            torch.autograd.grad(value, leaf, retain_graph=True)[0].double()
+            for value, leaf in ((actual, scores[name]), (expected, each))
+        )
+        assert torch.allclose(ours, theirs, rtol=1e-4, atol=1e-7) != wrong
+    by_query = loss.by_query(batch)
+    assert by_query.mean().item() == pytest.approx(actual.item(), rel=1e-5)
+
+
+def test_a_dense_half_is_scored_by_dot_product():
+    queries, documents = half_and_half()
+    generator = torch.Generator().manual_seed(5)
+    sides = [
+        side._replace(
+            dense=TokenVectors.of_texts(torch.randn(side.num_texts, 4, generator=generator))
+        )
+        for side in (queries, documents)
+    ]
+    for side in sides:
+        side.dense.values.requires_grad_()
+    loss = Joint(InfoNCE(), InfoNCE(), InfoNCE(), InfoNCE())
+    weights = {"sparse": 0.5, "tokens": 0.25, "dense": 3.0}
+    value = Objective(loss, score_weights=weights)(*sides, step=0)
+    dense = sides[0].dense.values @ sides[1].dense.values.T
+    assert value.parts["ranking_dense"].item() == pytest.approx(
+        InfoNCE()(dense, POSITIVES).item(), rel=1e-5
+    )
+    summed = 3 * dense + 0.5 * queries.sparse @ documents.sparse.T
+    summed = summed + maxsim(queries.tokens, documents.tokens, documents.tokens.mask) / 4
+    expected = InfoNCE()(summed, POSITIVES)
+    assert value.parts["ranking_sum"].item() == pytest.approx(expected.item(), rel=1e-5)
+    value.loss.backward()
+    (both,) = torch.autograd.grad(
+        InfoNCE()(dense, POSITIVES) + expected, sides[1].dense.values, retain_graph=True
+    )
+    torch.testing.assert_close(sides[1].dense.values.grad, both, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(both, torch.autograd.grad(expected, sides[1].dense.values)[0])
+
+
 def test_the_weighted_sum_of_both_halves():
     scores = random_scores("sparse", "tokens")
-    loss = Joint(InfoNCE(), Triplet(), {"sparse": 0.5, "tokens": 2.0})
+    loss = Joint(InfoNCE(), Triplet(), weights={"sparse": 0.5, "tokens": 2.0})
     assert (loss.needs_negatives, loss.needs_teacher) == (True, False)
     terms = loss.terms(scored(scores))
     expected = 0.5 * InfoNCE()(scores["sparse"], POSITIVES)
@@ -87,9 +163,9 @@ def test_the_weighted_sum_of_both_halves():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weights": {"sparse": 1.0}}, "weights lacks tokens"),
+        ({"weights": {"sum": 1.0}}, "weights.sum: this loss has sparse, tokens alone"),
         ({"weights": {"sparse": -1.0, "tokens": 1.0}}, "weights.sparse must be .* not negative"),
-        ({"lessons": {"dense": 1.0}}, "lessons.dense: the halves are sparse and tokens"),
+        ({"lessons": {"dense": 1.0}}, "lessons.dense: this loss has sparse, tokens alone"),
         (
             {"temperatures": {"sparse": 1.0, "tokens": 0.0}},
             "temperatures.tokens must be .* positive",
@@ -102,7 +178,7 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
 
 
 def test_a_missing_half_is_named():
-    with pytest.raises(ValueError, match=r"no tokens: give it head=JointHead\(\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"no tokens: give it head=JointHead\(\.\.\.\) with"):
         Joint(InfoNCE(), InfoNCE()).terms(scored(random_scores("sparse")))
 
 

@@ -55,6 +55,13 @@ def test_the_head_reads_the_states_of_the_other_body(parts):
     assert not torch.allclose(embeddings, backbone.decoder.weight, atol=1e-2)
 
 
+def test_its_logits_start_where_they_are_told_to(parts):
+    body, mlm, expected = parts
+    started = logits(grafted(body, mlm, logit_scale=0.5, logit_shift=-15.0))
+    torch.testing.assert_close(started, expected / 2 - 15, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(started, expected - 15, atol=1e-2)
+
+
 def test_its_folder_loads_here_and_in_transformers_with_the_same_scores(parts, tmp_path):
     encoder = SpladeEncoder(grafted(*parts[:2]), EagerHead()).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Folders of joint encoders: one checkpoint, either half loaded by sentence-transformers."""
+"""Folders of joint encoders: one checkpoint, every half loaded by sentence-transformers."""
 
 from pathlib import Path
 
@@ -9,18 +9,23 @@ from torch import Tensor
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertEncoder, ColbertHead
+from sparton.models.dense import DenseEncoder
 from sparton.models.folders import encoder_lengths, load_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.joint import JointEncoder, JointHead
+from sparton.models.pooling import Pooling
 from tests.models.late_interaction import LENGTHS, TEXTS, TOLERANCE, saved, scores
 
 sentence_transformers = pytest.importorskip("sentence_transformers", minversion="6.0")
 
 
-def make_encoder(seed: int = 0, pooling: str = "max", **settings) -> JointEncoder:
+def make_encoder(
+    seed: int = 0, pooling: str = "max", dense: Pooling | None = None, weights=None, **settings
+) -> JointEncoder:
     backbone = tiny(TEXTS, hidden_size=32, layers=1, max_length=20, decoder_bias=-1.0)
     torch.manual_seed(seed)
-    return JointEncoder(backbone, JointHead(EagerHead(pooling), ColbertHead(8, **settings))).eval()
+    head = JointHead(EagerHead(pooling), ColbertHead(8, **settings), dense, weights)
+    return JointEncoder(backbone, head).eval()
 
 
 @torch.no_grad()
@@ -75,6 +80,64 @@ def test_sentence_transformers_loads_either_half(settings, tmp_path):
     half = load_encoder(path / "colbert")
     assert isinstance(half, ColbertEncoder) and encoder_lengths(path / "colbert") == (9, 14)
     torch.testing.assert_close(scores(half), scores(encoder), **TOLERANCE)
+
+
+@torch.no_grad()
+def dense_of(encoder: JointEncoder) -> list[Tensor]:
+    """Of the texts as queries, short enough to be left uncut, and as documents."""
+    tokenizer = PackedTokenizer(encoder.tokenizer, **LENGTHS, markup=encoder.markup)
+    queries, documents = tokenizer.queries(TEXTS[1:]), tokenizer.documents(TEXTS)
+    return [
+        encoder.encode(queries, "query").dense.values,
+        encoder.encode(documents, "document").dense.values,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "prompts"),
+    [
+        (Pooling("mean", True), {"query_prompt": "a ", "document_prompt": "dog "}),
+        (Pooling("cls", False), {}),
+    ],
+)
+def test_sentence_transformers_loads_the_dense_half(pooling, prompts, tmp_path):
+    weights = {"sparse": 0.5, "tokens": 1.0, "dense": 7.0}
+    encoder = make_encoder(dense=pooling, weights=weights, **prompts)
+    path = saved(encoder, tmp_path / "model")
+    expected = dense_of(encoder)
+    model = sentence_transformers.SentenceTransformer(str(path / "dense"), device="cpu")
+    options = {"convert_to_tensor": True}
+    found = [
+        model.encode_query(TEXTS[1:], **options), model.encode_document(TEXTS, **options)
+    ]  # fmt: skip
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, **TOLERANCE)
+        assert not torch.allclose(actual.flip(0), wanted, atol=1e-3)
+    assert model.similarity_fn_name == ("cosine" if pooling.normalize else "dot")
+    for actual, wanted in zip(terms_elsewhere(path), terms(encoder), strict=True):
+        torch.testing.assert_close(actual, wanted, **TOLERANCE)
+    again = load_encoder(path)
+    assert again.kinds == ("sparse", "tokens", "dense") and again.score_weights == weights
+    for actual, wanted in zip(dense_of(again), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, **TOLERANCE)
+    torch.testing.assert_close(scores(again), scores(encoder), **TOLERANCE)
+    half = load_encoder(path / "dense")
+    assert isinstance(half, DenseEncoder) and encoder_lengths(path / "dense") == (9, 14)
+    assert all((path / name).samefile(path / "dense" / name) for name in ("model.safetensors",))
+
+
+def test_a_dense_half_that_is_another_is_refused(tmp_path):
+    path = saved(make_encoder(dense=Pooling("mean", True)), tmp_path / "model")
+    for pooling in (None, Pooling("cls", True)):
+        head = JointHead(EagerHead(), ColbertHead(8), pooling)
+        with pytest.raises(ValueError, match=r"dense=.* \(the folder: Pooling\(mode='mean'"):
+            load_encoder(path, head)
+    weights = {"sparse": 1.0, "tokens": 2.0, "dense": 3.0}
+    head = JointHead(EagerHead(), ColbertHead(8), Pooling("mean", True), weights)
+    assert load_encoder(path, head).score_weights == weights
+    (path / "dense/modules.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"dense has no modules\.json"):
+        load_encoder(path)
 
 
 def test_weights_are_stored_once(tmp_path, monkeypatch):

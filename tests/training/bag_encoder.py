@@ -12,8 +12,8 @@ VOCABULARY, WIDTH = 40, 16
 
 
 class BagEncoder(Encoder):
-    """Mean of embeddings, projected to the vocabulary, and the embeddings themselves where
-    ``kinds`` has tokens: small, packed, differentiable."""
+    """Mean of embeddings, projected to the vocabulary, the embeddings themselves where ``kinds``
+    has tokens, and their mean where it has dense beside these: small, packed, differentiable."""
 
     def __init__(self, dropout: float = 0.0, kinds: tuple[str, ...] = ("sparse",)):
         super().__init__(tokenizer=None, max_length=None)
@@ -24,10 +24,13 @@ class BagEncoder(Encoder):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: TokenBatch) -> torch.Tensor:
+        return self.decoder(self.means(tokens)).relu().log1p()
+
+    def means(self, tokens: TokenBatch) -> torch.Tensor:
         hidden, tokens = tokens.to_pool(self.dropout(self.embedding(tokens.input_ids)))
         owners = sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         sums = hidden.new_zeros(tokens.num_sequences, WIDTH).index_add(0, owners, hidden)
-        return self.decoder(sums / tokens.cu_seqlens.diff()[:, None]).relu().log1p()
+        return sums / tokens.cu_seqlens.diff()[:, None]
 
     def encode(self, tokens: TokenBatch, side: Side) -> Representations:
         sparse = self(tokens) if "sparse" in self.kinds else None
@@ -38,7 +41,8 @@ class BagEncoder(Encoder):
         vectors = TokenVectors(values, tokens.cu_seqlens, mask, tokens.max_seqlen)
         owners = sequence_ids(tokens.cu_seqlens, tokens.num_tokens)
         square = values.new_zeros(tokens.num_sequences).index_add(0, owners, values.square().sum(1))
-        return Representations(sparse, vectors, {"square": square})
+        dense = TokenVectors.of_texts(self.means(tokens)) if "dense" in self.kinds else None
+        return Representations(sparse, vectors, dense, {"square": square})
 
 
 def random_batch(queries: int, negatives: int, seed: int) -> TrainBatch:

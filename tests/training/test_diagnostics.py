@@ -71,3 +71,18 @@ def test_healthy_and_improving_representations_give_no_warning():
     denser_before = dense | {"active_terms": dense["active_terms"] * 1.1}
     assert collapse_warning("query", reps, dense, denser_before) is None
     assert collapse_warning("query", reps, dense, None) is None
+
+
+def test_dense_vectors_beside_others_that_are_all_alike_are_named():
+    apart = torch.eye(4, 8)
+    alike = apart / 10 + 1
+    for values, cosine in ((apart, 0.0), (alike, None)):
+        reps = Representations(torch.eye(4, 100), dense=TokenVectors.of_texts(values))
+        figures = describe_representations(reps)
+        if cosine is None:
+            unit = alike.double() / alike.double().norm(dim=1, keepdim=True)
+            cosine = ((unit @ unit.T).sum().item() - 4) / 12
+        assert figures["dense_cosine"] == pytest.approx(cosine, abs=1e-6)
+        said = collapse_warning("query", reps, figures, None)
+        assert (said is not None) == (values is alike)
+    assert "the dense query vectors are nearly the same" in said

@@ -19,7 +19,7 @@ from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
 
 BATCH = 8
-SPARSE, TOKENS = ("sparse",), ("tokens",)
+SPARSE, TOKENS, DENSE = ("sparse",), ("tokens",), ("dense",)
 CPU = torch.device("cpu")
 
 
@@ -69,7 +69,7 @@ def test_micro_batch_does_not_change_the_gradient(negatives, micro_batch):
     assert distance(gradients(alone, negatives, micro_batch), truth(negatives)) < 1e-6
 
 
-@pytest.mark.parametrize("kinds", [TOKENS, SPARSE + TOKENS])
+@pytest.mark.parametrize("kinds", [TOKENS, SPARSE + TOKENS, SPARSE + TOKENS + DENSE])
 @pytest.mark.parametrize("micro_batch", [None, 1, 3])
 def test_nor_does_it_for_vectors_of_tokens(kinds, micro_batch):
     alone = World(0, 1, CPU)
@@ -136,6 +136,7 @@ def _worker(rank: int, size: int, store: str, cases: list[Case], results) -> Non
                 Case(True, 3, SPARSE),
                 Case(True, None, SPARSE + TOKENS),
                 Case(False, None, SPARSE + TOKENS),
+                Case(False, 3, SPARSE + TOKENS + DENSE),
             ],
         ),
         pytest.param(

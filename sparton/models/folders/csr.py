@@ -25,6 +25,7 @@ from sparton.models.folders.dense import (
 from sparton.models.folders.files import (
     DESCRIPTION,
     WEIGHTS,
+    Lengths,
     Part,
     check_active_dims,
     check_settings,
@@ -65,7 +66,8 @@ def save_csr(
     backbone = encoder.backbone
     body = load_dense(backbone.source).body if isinstance(backbone, CachedBackbone) else backbone
     dense = DenseEncoder(body, head.pool, encoder.markup)
-    write_dense(dense, path, query_length=query_length, document_length=document_length)
+    body.save(path)
+    write_dense(dense, path, Lengths(query_length, document_length))
     parts = dense_parts(head.pool)
     folder = f"{len(parts)}_{KIND}"
     parts.append(Part(f"sentence_transformers.sparse_encoder.models.{KIND}", folder))

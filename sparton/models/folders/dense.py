@@ -11,6 +11,7 @@ from sparton.models.checkpoint import TRANSFORMER_FILE, load_body, load_tokenize
 from sparton.models.dense import DenseEncoder, check_truncate_dim
 from sparton.models.folders.files import (
     DESCRIPTION,
+    Lengths,
     Part,
     check_settings,
     composition,
@@ -47,7 +48,13 @@ def save_dense(
     encoder: DenseEncoder, path: Path, *, query_length: int, document_length: int
 ) -> None:
     """Fill the folder ``path`` with what ``SentenceTransformer(path)`` loads."""
-    write_dense(encoder, path, query_length=query_length, document_length=document_length)
+    encoder.body.save(path)
+    describe_dense(encoder, path, Lengths(query_length, document_length))
+
+
+def describe_dense(encoder: DenseEncoder, path: Path, lengths: Lengths) -> None:
+    """All that ``SentenceTransformer(path)`` reads beside the checkpoint and its tokenizer."""
+    write_dense(encoder, path, lengths)
     parts = dense_parts(encoder.pooling)
     write_modules(path, parts)
     similarity = "cosine" if encoder.cosine else "dot"
@@ -91,14 +98,11 @@ def load_dense(
     return encoder
 
 
-def write_dense(
-    encoder: DenseEncoder, path: Path, *, query_length: int, document_length: int
-) -> None:
-    """Checkpoint, tokenizer and the descriptions of the modules, all but ``modules.json``."""
-    encoder.body.save(path)
+def write_dense(encoder: DenseEncoder, path: Path, lengths: Lengths) -> None:
+    """The descriptions of the modules, all but ``modules.json``."""
     files: dict[str, Any] = {
-        TRANSFORMER_FILE: describe_transformer(encoder.body, query_length, document_length),
-        "sparton.json": {"query_length": query_length, "document_length": document_length},
+        TRANSFORMER_FILE: describe_transformer(encoder.body, *lengths),
+        "sparton.json": {"query_length": lengths.query, "document_length": lengths.document},
     }
     for part in dense_parts(encoder.pooling)[1:]:
         files[f"{part.path}/config.json"] = {}
@@ -138,13 +142,8 @@ def read_dense(
 ) -> DenseEncoder:
     """The dense encoder that these parts of a folder make up, its embeddings whole: what the folder
     says of comparing them is the caller's to read."""
-    kinds = [part.kind for part in parts]
-    if kinds not in (KINDS[:2], KINDS):
-        raise ValueError(
-            f"{source}/modules.json composes {composition(parts)}; a dense encoder is "
-            "Transformer + Pooling, with or without Normalize"
-        )
-    transformer, pooling = parts[0].path, parts[1].path
+    pooling, include_prompt = read_pooling(source, parts)
+    transformer = parts[0].path
     _check_transformer(source, transformer)
     body = EncoderBody(
         load_body(source, subfolder=transformer),
@@ -152,11 +151,23 @@ def read_dense(
         **options,
     )
     body.base = own_base(source, transformer)
-    content = read_module(source, f"{pooling}/config.json")
-    markup = (read_prompts(source) or Markup())._replace(
-        include_prompt=content.get("include_prompt", bool, True)
-    )
-    return DenseEncoder(body, _pooling(content, len(parts) == 3), markup)
+    markup = (read_prompts(source) or Markup())._replace(include_prompt=include_prompt)
+    return DenseEncoder(body, pooling, markup)
+
+
+def read_pooling(source: Source, parts: list[Part]) -> tuple[Pooling, bool]:
+    """How the dense encoder that parts of a folder make up pools, and whether it pools prompts.
+
+    Raises:
+        ValueError: they make up something else, or it pools otherwise than is known here.
+    """
+    if [part.kind for part in parts] not in (KINDS[:2], KINDS):
+        raise ValueError(
+            f"{join(source.name, parts[0].path)}/modules.json composes {composition(parts)}; a "
+            "dense encoder is Transformer + Pooling, with or without Normalize"
+        )
+    content = read_module(source, f"{parts[1].path}/config.json")
+    return _pooling(content, len(parts) == 3), content.get("include_prompt", bool, True)
 
 
 def _truncate_dim(source: Source) -> int | None:

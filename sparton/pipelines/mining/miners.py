@@ -22,7 +22,7 @@ from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.models.encoder import Encoder
 from sparton.packing import ranges_of
 from sparton.pipelines.mining.examples import ROWS_AT_ONCE
-from sparton.representations import Representations, TokenVectors
+from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, exact_index, score_pairs
@@ -107,8 +107,9 @@ class BM25Miner:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model; as teacher, too, it scores by MaxSim where it gives token vectors, else by
-    the dot product of sparse ones.
+    """A trained model; as teacher, too, it scores by the weighted sum of all scores where it gives
+    dense vectors beside others, else by MaxSim where it gives token vectors, else by the dot
+    product of sparse ones.
 
     Attributes:
         model: loaded, or its folder or hub name.
@@ -211,12 +212,13 @@ def _write_slab(file: Path, texts: Representations) -> None:
 def _read_slab(file: Path) -> Representations:
     with safe_open(file, "pt") as stored:
         width = int(stored.metadata()["width"])
-        halves: dict[str, dict[str, Any]] = {"sparse": {}, "tokens": {}}
+        halves: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
         for key in stored.keys():  # noqa: SIM118
             kind, name = key.split(".")
             halves[kind][name] = stored.get_tensor(key)
-    sparse, tokens = halves.values()
+    sparse, tokens, dense = halves.values()
     return Representations(
         SparseVectors(**sparse, width=width) if sparse else None,
         TokenVectors(**tokens) if tokens else None,
+        TokenVectors(**dense) if dense else None,
     )

@@ -23,7 +23,7 @@ from sparton.retrieval.indexes.compressed import (
 from sparton.retrieval.indexes.documents import Documents, Empty, TokenParts
 from sparton.retrieval.indexes.exact import TwoStageIndex
 from sparton.retrieval.indexes.inverted import inverted_index
-from sparton.retrieval.indexes.protocols import Index
+from sparton.retrieval.indexes.protocols import Index, refuse_dense
 from sparton.retrieval.settings import RERANK_DEPTH
 from sparton.types import Kind
 
@@ -96,6 +96,7 @@ class CompressedIndexBuilder:
                 "{index}",
                 index=Instance("exact_index"),
             )
+        refuse_dense("a compressed index", documents.kinds)
         centroids = f"-{self.centroids}-centroids" if self.centroids else ""
         arrays = documents.keep(
             f"compressed-{self.nbits}-bits{centroids}-{device.type}",

@@ -78,7 +78,7 @@ class Documents:
         def read() -> list[Representations]:
             ends = [0, *accumulate(part.num_texts for part in self.parts)]
             return [
-                Representations(vectors.slice(first, last), part.tokens)
+                part._replace(sparse=vectors.slice(first, last))
                 for part, (first, last) in zip(self.parts, pairwise(ends))
             ]
 
@@ -103,13 +103,15 @@ class Documents:
         """The token vectors of all texts, which have them."""
         return TokenParts([part.tokens for part in self.parts if part.tokens is not None])
 
+    @cached_property
+    def dense(self) -> "TokenParts":
+        """The dense vectors of all texts, which have them."""
+        return TokenParts([part.dense for part in self.parts if part.dense is not None])
+
 
 def _only(documents: Documents, kinds: frozenset[Kind]) -> list[Representations]:
     return [
-        Representations(
-            part.sparse if "sparse" in kinds else None, part.tokens if "tokens" in kinds else None
-        )
-        for part in documents.parts
+        Representations(**{kind: getattr(part, kind) for kind in kinds}) for part in documents.parts
     ]
 
 

@@ -15,6 +15,7 @@ from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.inverted import inverted_index
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
 from sparton.retrieval.indexes.protocols import Found, Index, Reranker, check_request
+from sparton.retrieval.indexes.sums import SumIndex, dot_pairs, summed_scores
 from sparton.retrieval.settings import RERANK_DEPTH
 from sparton.types import Kind
 
@@ -36,15 +37,21 @@ def exact_index(
 ) -> Index:
     """Exact search by the vectors that documents have.
 
-    Sparse vectors are compared by their dot product, token vectors by MaxSim. With both, the sparse
-    ones find ``rerank_depth`` candidates, which MaxSim puts in order.
+    Sparse and dense vectors are compared by their dot product, token vectors by MaxSim. With sparse
+    and token vectors, the sparse ones find ``rerank_depth`` candidates, which MaxSim puts in order.
+    With dense vectors and others, the dense and the sparse ones find as many each, which the
+    weighted sum of all scores puts in order.
 
     Args:
         documents: N texts on the host.
         device: where to score.
-        rerank_depth: candidates of a query where documents have both halves.
+        rerank_depth: candidates of a query where documents have several halves.
     """
     documents = Documents.of(documents)
+    if documents.kinds == {"dense"}:
+        return MultiVectorIndex(documents.dense, device, kind="dense")
+    if "dense" in documents.kinds:
+        return SumIndex(documents, device, rerank_depth)
     if "tokens" not in documents.kinds:
         return inverted_index(documents, device)
     exhaustive = MultiVectorIndex(documents.tokens, device)
@@ -91,7 +98,8 @@ def score_pairs(
     device: torch.device | str = "cpu",
 ) -> NDArray[np.float32]:
     """The scores fp32 ``[P]`` of queries and documents by which :func:`exact_index` orders them:
-    MaxSim where both have token vectors, else the dot product of the sparse ones.
+    the weighted sum of all where they have dense vectors, else MaxSim where they have token
+    vectors, else the dot product of the sparse ones.
 
     Args:
         queries, documents: texts on the host with the same vectors.
@@ -99,22 +107,12 @@ def score_pairs(
         device: where MaxSim is computed.
     """
     asked, answers = torch.from_numpy(pairs).unbind(1)
+    if queries.dense is not None and documents.dense is not None:
+        held = Documents.of(documents)
+        return summed_scores(queries.take(asked), held, pairs[:, 1:], device)[:, 0]
     if queries.tokens is not None and documents.tokens is not None:
         candidates = pairs[:, 1:]
         return maxsim_scores(queries.tokens.take(asked), documents.tokens, candidates, device)[:, 0]
     assert isinstance(queries.sparse, SparseVectors)
     assert isinstance(documents.sparse, SparseVectors)
-    return _dot(queries.sparse.take(asked), documents.sparse.take(answers)).numpy()
-
-
-def _dot(left: SparseVectors, right: SparseVectors) -> torch.Tensor:
-    """Products of vector p and vector p; fp32 ``[P]``."""
-    products = torch.zeros(left.num_vectors)
-    if not left.num_entries or not right.num_entries:
-        return products
-    # The places of entries, vector by vector and term by term, ascend on both sides.
-    wanted, found = left.places, right.places
-    slots = torch.searchsorted(found, wanted).clamp_(max=found.numel() - 1)
-    shared = found[slots] == wanted
-    weights = left.values[shared] * right.values[slots[shared]]
-    return products.index_add_(0, wanted[shared] // left.width, weights)
+    return dot_pairs(queries.sparse.take(asked), documents.sparse.take(answers)).numpy()

@@ -98,7 +98,7 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
         dropped = (asked.lengths == 0).numpy()[:, None] | (rows < 0)
         if exclude is not None:
             dropped |= rows == exclude[:, None]
-        return _ordered(scores, rows, ~dropped, k)
+        return ordered(scores, rows, ~dropped, k)
 
     def _best(
         self, queries: TokenVectors, depth: int, progress: str | None
@@ -142,13 +142,14 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
         found = (ascending >= 0) & (asked.lengths > 0).numpy()[:, None]
         if len(self._lengths):
             found &= self._lengths.numpy()[ascending] > 0
-        return _ordered(scores, ascending, found, candidates.shape[1])
+        return ordered(scores, ascending, found, candidates.shape[1])
 
     def _asked(self, queries: Representations) -> TokenVectors:
         check_kinds(queries, self.kinds)
-        assert queries.tokens is not None
-        self._check(queries.tokens)
-        return queries.tokens
+        (kind,) = self.kinds
+        asked: TokenVectors = getattr(queries, kind)
+        self._check(asked)
+        return asked
 
 
 def on_device(device: torch.device, vectors: TokenVectors) -> TokenVectors:
@@ -179,7 +180,7 @@ def check_candidates(candidates: NDArray[np.int64], num_queries: int, num_docume
         )
 
 
-def _ordered(
+def ordered(
     scores: NDArray[np.float32], rows: NDArray[np.int64], found: NDArray[np.bool_], k: int
 ) -> Found:
     """What was found, best first and equal scores in the order they come in, in K slots."""

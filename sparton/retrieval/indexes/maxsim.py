@@ -19,6 +19,7 @@ from sparton.retrieval.indexes.late_interaction import (
     on_device,
 )
 from sparton.retrieval.progress import progress_bar
+from sparton.types import Kind
 
 _PAIRS_AT_ONCE = 65_536
 
@@ -37,6 +38,8 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
         documents: N texts on the host, without a mask, or in several parts.
         device: where to score.
         chunk_tokens: most tokens of a chunk, unless a single document has more.
+        kind: which half of the queries is compared: of "dense", whose texts have one vector each,
+            MaxSim is the dot product.
     """
 
     exact = True
@@ -47,7 +50,9 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
         device: torch.device | str = "cpu",
         *,
         chunk_tokens: int | None = None,
+        kind: Kind = "tokens",
     ) -> None:
+        self.kinds = frozenset({kind})
         documents = TokenParts.of(documents)
         on_gpu = torch.device(device).type == "cuda"
         tokens = chunk_tokens or (2**22 if on_gpu else 2**18)

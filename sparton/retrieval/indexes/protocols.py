@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from sparton.arguments import ArgumentError, Instance
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import KINDS, Representations
 from sparton.types import Kind
@@ -106,6 +107,21 @@ def check_kinds(queries: Representations, kinds: Collection[Kind]) -> None:
         given = " and ".join(KINDS[kind] for kind in sorted(queries.kinds)) or "nothing"
         wanted = " and ".join(KINDS[kind] for kind in missing)
         raise ValueError(f"queries have {given}, but the documents are compared by {wanted}")
+
+
+def refuse_dense(name: str, kinds: Collection[Kind]) -> None:
+    """Refuse dense vectors where an index would pass over them.
+
+    Raises:
+        ArgumentError: names the index and the remedies.
+    """
+    if "dense" in kinds:
+        raise ArgumentError(
+            "{} does not compare dense vectors, which these documents have: leave them out, or set "
+            "{index}",
+            name,
+            index=Instance("exact_index"),
+        )
 
 
 def asked_terms(queries: Representations, width: int) -> SparseVectors:

@@ -27,7 +27,13 @@ from sparton.representations import Representations
 from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import TwoStageIndex
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
-from sparton.retrieval.indexes.protocols import Found, Index, asked_terms, check_request
+from sparton.retrieval.indexes.protocols import (
+    Found,
+    Index,
+    asked_terms,
+    check_request,
+    refuse_dense,
+)
 from sparton.retrieval.settings import RERANK_DEPTH
 from sparton.types import Kind
 
@@ -93,6 +99,7 @@ class SeismicIndexBuilder:
                 "Seismic searches sparse vectors, and these documents have none: set {index}",
                 index=Instance("exact_index"),
             )
+        refuse_dense("Seismic", documents.kinds)
         first = SeismicIndex(SparseVectors.concatenate(documents.sparse), self)
         if "tokens" not in documents.kinds:
             return first

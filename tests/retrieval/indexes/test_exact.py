@@ -6,9 +6,11 @@ import torch
 
 from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.representations import Representations, TokenVectors
+from sparton.retrieval.indexes.compression import CompressedIndexBuilder
 from sparton.retrieval.indexes.exact import exact_index, score_pairs
 from sparton.retrieval.indexes.inverted import InvertedIndex
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
+from sparton.retrieval.indexes.seismic import SeismicIndexBuilder
 from sparton.retrieval.storing import store_sparse, store_tokens
 
 
@@ -99,3 +101,64 @@ def test_queries_need_the_vectors_of_the_documents(sides):
         ValueError, match=r"queries have token vectors, .* compared by sparse vector"
     ):
         exact_index(Representations(documents.sparse)).search(queries._replace(sparse=None), 3)
+
+
+def with_dense(texts: Representations, seed: int) -> Representations:
+    """The same with a dense vector of each text, of small whole numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(-3, 4, (texts.num_texts, 5), generator=generator).float()
+    return texts._replace(dense=store_tokens(TokenVectors.of_texts(values)))
+
+
+def sums(queries: Representations, documents: Representations) -> np.ndarray:
+    """The weighted sums of all scores, fp64 ``[Q, N]``, one pair after the other."""
+    sparse = queries.sparse.dense().double() @ documents.sparse.dense().double().T
+    dense = queries.dense.values.double() @ documents.dense.values.double().T
+    found = 0.5 * sparse + 4 * dense
+    for row in range(queries.num_texts):
+        for column in range(documents.num_texts):
+            asked, answer = (
+                side.tokens.slice(n, n + 1).values.double()
+                for side, n in ((queries, row), (documents, column))
+            )
+            if len(asked) and len(answer):
+                found[row, column] += 2 * (asked @ answer.T).amax(1).sum()
+    return found.numpy()
+
+
+@pytest.mark.parametrize("depth", [3, 40])
+def test_with_dense_vectors_the_weighted_sum_orders_what_they_and_terms_find(sides, depth):
+    queries, documents = (with_dense(side, seed) for seed, side in enumerate(sides))
+    queries = queries._replace(score_weights={"sparse": 0.5, "tokens": 2.0, "dense": 4.0})
+    truth, exclude = sums(queries, documents), np.arange(9)
+    index = exact_index(documents, rerank_depth=depth)
+    assert index.kinds == {"sparse", "tokens", "dense"} and index.exact
+    scores, rows = index.search(queries, 30, exclude=exclude)
+    parts = [Representations(documents.sparse), Representations(dense=documents.dense)]
+    candidates = [exact_index(part).search(queries, depth, exclude=exclude).rows for part in parts]
+    for query in range(9):
+        wanted = {row for found in candidates for row in found[query].tolist() if row >= 0}
+        best = sorted(wanted, key=lambda row: (-truth[query, row], row))[:30]
+        assert rows[query][rows[query] >= 0].tolist() == best
+        np.testing.assert_array_equal(scores[query, : len(best)], truth[query, best])
+        assert query not in best
+    unweighted = index.search(queries._replace(score_weights={}), 30, exclude=exclude)
+    assert (unweighted.rows != rows).any()
+    pairs = np.argwhere(rows >= 0)
+    pairs[:, 1] = rows[rows >= 0]
+    np.testing.assert_array_equal(score_pairs(queries, documents, pairs), scores[rows >= 0])
+
+
+def test_dense_vectors_alone_are_compared_by_dot_product(sides):
+    queries, documents = (with_dense(side, seed) for seed, side in enumerate(sides))
+    found = exact_index(Representations(dense=documents.dense)).search(queries, 40)
+    dense = queries.dense.values.double() @ documents.dense.values.double().T
+    expected = dense.gather(1, torch.from_numpy(found.rows)).numpy()
+    np.testing.assert_array_equal(found.scores, expected)
+    np.testing.assert_array_equal(found.scores, np.sort(dense.numpy())[:, ::-1])
+
+
+@pytest.mark.parametrize("build", [CompressedIndexBuilder(nbits=4), SeismicIndexBuilder()])
+def test_indexes_that_would_pass_over_dense_vectors_refuse_them(build, sides):
+    with pytest.raises(ValueError, match=r"does not compare dense vectors, .* leave them out, or"):
+        build(with_dense(sides[1], 0))
