@@ -21,6 +21,7 @@ COMMANDS = {
     "delete": "delete documents of an encoded collection: sparton delete DOCS --ids ID ID",
     "compare": "say whether one run is better than another: sparton compare RUN RUN",
     "average": "average the weights of models: sparton average MODEL MODEL --output PATH",
+    "pairs": "make queries for texts that have none: sparton pairs FOLDER --output FILE",
     "mine": "find hard negatives, and score them by a teacher",
     "adapt": "train a masked-language-modelling head on texts",
     "idf": "weigh the terms of queries by their rarity in texts",

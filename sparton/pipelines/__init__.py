@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sparton.pipelines.export import export_vectors
     from sparton.pipelines.idf import compute_idf
     from sparton.pipelines.mining import mine_hard_negatives
+    from sparton.pipelines.unlabelled import pair_texts
 
 __all__ = [
     "adapt_lm",
@@ -19,6 +20,7 @@ __all__ = [
     "compute_idf",
     "export_vectors",
     "mine_hard_negatives",
+    "pair_texts",
 ]
 
 _MODULES = {
@@ -28,6 +30,7 @@ _MODULES = {
     "compute_idf": "idf",
     "export_vectors": "export",
     "mine_hard_negatives": "mining",
+    "pair_texts": "unlabelled",
 }
 
 
