@@ -16,8 +16,10 @@ test: $(READY)  ## The tests but the slow ones; those for a GPU are skipped wher
 test-slow: $(READY)  ## The slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile -m slow
 
-test-gpu: $(READY)  ## The tests that need a GPU
-	$(BIN)/python -m pytest -m gpu
+WORKERS ?= 8
+
+test-gpu: $(READY)  ## The tests that need a GPU, WORKERS=8 at a time: most of their time is compiling
+	$(BIN)/python -m pytest -m gpu -n $(WORKERS) --dist worksteal --durations 10
 
 SANITIZED ?= sanitizer.jsonl
 

@@ -56,6 +56,7 @@ def _architecture(encoder: Encoder, lengths: Lengths | None) -> dict[str, object
         "lengths": lengths,
         "similarity": encoder.similarity,
         **_settings("markup", encoder.markup._asdict()),
+        **_settings("score_weights", dict(encoder.score_weights)),
         "document tokenizer": texts_digest([encoder.tokenizer.backend_tokenizer.to_str()]),
         "query tokenizer": texts_digest([encoder.query_tokenizer.backend_tokenizer.to_str()]),
     }

@@ -10,6 +10,7 @@ from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.encoder import Encoder
 from sparton.models.folders import encoder_lengths, load_encoder, save_encoder
 from sparton.models.heads import EagerHead
+from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.origin import Origin
 from sparton.models.splade import SpladeEncoder
 from sparton.pipelines import average_models
@@ -80,6 +81,22 @@ def test_other_architectures_are_refused_by_name(tmp_path, other, why):
     with pytest.raises(ValueError, match=rf"other has .*{why}"):
         average_models(folders, tmp_path / "mean")
     assert not (tmp_path / "mean").exists()
+
+
+def test_halves_that_count_for_more_are_refused(tmp_path):
+    backbone = tiny(TEXTS, hidden_size=32, layers=1, max_length=32)
+    folders = [
+        saved(tmp_path / str(weight), JointEncoder(backbone, joint_head(weight)))
+        for weight in (1.0, 0.5)
+    ]
+    with pytest.raises(ValueError, match=r"score_weights\.sparse"):
+        average_models(folders, tmp_path / "mean")
+
+
+def joint_head(weight: float) -> JointHead:
+    return JointHead(
+        sparse=EagerHead(), tokens=ColbertHead(8), score_weights={"sparse": weight, "tokens": 1.0}
+    )
 
 
 def test_other_lengths_words_and_prompts_are_refused(tmp_path):
