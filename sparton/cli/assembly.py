@@ -13,10 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.ending import say_the_end
 from sparton.cli.folders import mark_latest
+from sparton.cli.inputs import Inputs
 from sparton.cli.schema import identity, total_steps
 from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import TaskBuilders, dev_identity, has_dev_tasks
-from sparton.cli.training import Inputs
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
 from sparton.evaluation import (

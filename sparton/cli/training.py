@@ -1,37 +1,16 @@
 """A training, from its configuration."""
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from sparton.cli.schema import total_steps, without_replaced
-from sparton.cli.targets import refuse_unknown_settings
-from sparton.cli.tasks import TaskBuilders, hold_out_dev, say_how_often, task_builders
+from sparton.cli.inputs import read_inputs
+from sparton.cli.schema import without_replaced
 
 if TYPE_CHECKING:
-    from sparton.datasets.mixture import Mixture
     from sparton.training.distributed import World
-    from sparton.training.loggers import OpenLogger
-    from sparton.types import RetrievalTask
-
-
-class Inputs(NamedTuple):
-    """What a training reads and asks for before its model is built.
-
-    Attributes:
-        loggers: beside those that every run has.
-        dev: tasks on which models are compared.
-        tests: what builds each of the tasks of the best model.
-    """
-
-    loggers: "Sequence[OpenLogger]"
-    data: "Mixture"
-    dev: "Sequence[RetrievalTask]"
-    tests: TaskBuilders
 
 
 def run_training(cfg: DictConfig, world: "World", folder: Path) -> None:
@@ -48,22 +27,3 @@ def run_training(cfg: DictConfig, world: "World", folder: Path) -> None:
     from sparton.cli.assembly import build_run
 
     build_run(cfg, world, folder, inputs).train()
-
-
-def read_inputs(cfg: DictConfig, world: "World") -> Inputs:
-    """Ask for the loggers, and read data and tasks; only the main process logs. Every test task is
-    downloaded and checked here, before the training and not after it, by the main process before
-    the others read it."""
-    refuse_unknown_settings(cfg, ("logger", "data", "evaluation"))
-    loggers = list(instantiate(cfg.logger).values()) if world.is_main else []
-    data, dev = hold_out_dev(cfg, instantiate(cfg.data))
-    say_how_often(data, total_steps(cfg), cfg.batch)
-    tests = task_builders(cfg, "test")
-    if world.is_main:
-        for build in tests.values():
-            build()
-        dev_tasks = [build() for build in dev.values()]
-    world.barrier()
-    if not world.is_main:
-        dev_tasks = [build() for build in dev.values()]
-    return Inputs(loggers, data, dev_tasks, tests)
