@@ -133,6 +133,7 @@ def test_collections_of_ir_datasets_and_of_the_hub_are_encoded(models, monkeypat
     assert list(open_encoded("part").ids) == ["d1"]
 
 
+@pytest.mark.slow
 def test_documents_are_found_alike_where_they_were_encoded_before(models, monkeypatch, capsys):
     task = ["evaluation=beir_folder", "evaluation.path=toy", "device=cpu", "encoder.k=5"]
     for kind in KINDS:

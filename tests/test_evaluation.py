@@ -274,6 +274,7 @@ def test_script_evaluates_bm25(tmp_path, beir):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "toy"]
 
 
+@pytest.mark.slow
 def test_script_evaluates_a_model_folder(tmp_path, beir, model):
     output = tmp_path / "out"
     done = run_script(

@@ -89,6 +89,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="bit-identical is promised on a CPU only")
 def test_a_run_killed_by_the_system_ends_bit_identical(tmp_path, reference):
     """SIGKILL as soon as the checkpoint of step 2 is there, then the same command again."""
@@ -114,6 +115,7 @@ def gentle(tmp_path_factory) -> list[dict]:
     return run_here(tmp_path_factory.mktemp("gentle"), *GENTLE)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.cuda.device_count() == 1, reason="two processes of NCCL cannot share the one GPU"
 )
@@ -224,6 +226,7 @@ def test_other_judgments_of_the_dev_set_do_not_resume_a_run(tmp_path):
     run_here(tmp_path / "run", *settings)
 
 
+@pytest.mark.slow
 def test_tensorboard_has_every_step_once_and_the_tests(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = f"logger.tensorboard.directory={tmp_path / 'tensorboard'}"

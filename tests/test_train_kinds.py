@@ -34,11 +34,11 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "search"),
     [
-        (["head=colbert", "head.width=16"], "maxsim"),
+        pytest.param(["head=colbert", "head.width=16"], "maxsim", marks=SLOW),
         pytest.param(
             ["head=colbert", "head.width=16", "search=rerank"], "bm25 + maxsim", marks=SLOW
         ),
-        (["head=dense", "loss.temperature=0.05"], "maxsim"),
+        pytest.param(["head=dense", "loss.temperature=0.05"], "maxsim", marks=SLOW),
         pytest.param(
             [*JOINT, "loss=joint", "loss.lessons.sparse=0.5"], "sparse + maxsim", marks=SLOW
         ),
@@ -55,6 +55,7 @@ def test_every_kind_trains_is_saved_and_evaluated(overrides, search, tmp_path):
     assert type(load_encoder(tmp_path / "model")).__name__.endswith("Encoder")
 
 
+@pytest.mark.slow
 def test_a_short_list_of_candidates_with_metrics_that_fit(tmp_path):
     overrides = [*JOINT, "search=rerank", *SHORT]
     run_here(tmp_path, *overrides, *ONCE)
@@ -143,6 +144,7 @@ def cache(tmp_path_factory) -> Path:
     return folder / "cache"
 
 
+@pytest.mark.slow
 def test_a_training_on_cached_embeddings_saves_the_model_that_it_evaluated(cache, tmp_path):
     settings = [*CSR, "query_length=16", "document_length=32", "evaluation.every=4"]
     records = run_cached(tmp_path, "backbone=cached", f"backbone.path={cache}", *settings)

@@ -55,6 +55,7 @@ def finish(started: list) -> None:
         assert process.exitcode == 0
 
 
+@pytest.mark.slow
 def test_a_complete_folder_holds_what_it_says_and_nothing_else(expected):
     shards = {f"shards/{number:05d}.safetensors" for number in range(NUMBER // ROWS)}
     assert set(expected) == {"encoding.json", "ids.arrow", *shards}

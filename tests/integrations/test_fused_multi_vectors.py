@@ -90,7 +90,9 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("expansion", ["none", "not attended"])
+@pytest.mark.parametrize(
+    "expansion", ["not attended", pytest.param("none", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", LOSSES)
 def test_their_trainer_gives_the_same_losses(checkpoint, tmp_path, name, expansion):
     columns, labels, build = LOSSES[name]

@@ -329,6 +329,7 @@ def test_distributed_data_parallel_gathers_the_same_gradients(checkpoint, tmp_pa
         torch.testing.assert_close(parameter.grad, expected[name], **TIGHT)
 
 
+@pytest.mark.slow
 def test_compiled_models_have_one_graph(checkpoint):
     model = fuse(splade(checkpoint()))
     expected = model(model.preprocess(TEXTS))["sentence_embedding"]

@@ -1,8 +1,10 @@
 """Problems for the SPLADE head. N sequences, T packed tokens, D hidden, V vocabulary."""
 
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -74,3 +76,8 @@ def assert_close_to_truth(
         assert error(actual, exact) <= allowed
         luck = allowed / max(actual.numel(), 1) ** 0.5 if actual.is_cuda else 0
         assert error(actual, exact) <= error(same_precision, exact) + 5e-6 + luck
+
+
+def first_of(values: Sequence[Any]) -> list[Any]:
+    """For parameters: the first value, and the others in the slow tests."""
+    return [values[0], *(pytest.param(value, marks=pytest.mark.slow) for value in values[1:])]

@@ -15,6 +15,7 @@ from sparton.kernels.maxsim.streaming_backward import (
 from sparton.kernels.maxsim.streaming_rows import DEFAULT_CONFIG
 from sparton.kernels.maxsim.streaming_tiles import StreamingConfig, num_splits, streaming_config
 from tests.kernels.maxsim_problems import (
+from tests.kernels.problems import first_of
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
     boundaries,
@@ -69,7 +70,7 @@ def assert_close(results, problem, upstream, *, normalize=False):
 
 
 @pytest.mark.parametrize("normalize", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", first_of(DTYPES))
 @pytest.mark.parametrize("per_query", [None, 2])
 def test_values_and_gradients_against_float64(per_query, dtype, normalize, device):
     lengths = (QUERY_LENGTHS, DOCUMENT_LENGTHS) if per_query is None else OWN
@@ -119,7 +120,7 @@ def test_without_queries_or_documents(query_lengths, document_lengths, per_query
 @pytest.mark.parametrize(
     "E", [48, 64, 96, 128, *(pytest.param(E, marks=pytest.mark.slow) for E in (320, 512, 1024))]
 )
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", first_of(DTYPES))
 def test_default_configurations(E, dtype, device):
     problem = make_problem((9, 30), (5, 21), E, device, dtype=dtype)
     argmax = assert_both_close(problem, normalize=True, tiles=None, cut=DEFAULT_CONFIG)

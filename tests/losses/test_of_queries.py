@@ -22,9 +22,13 @@ LOSSES = {
 }
 LOSSES["sum"] = WeightedSum({"a": LOSSES["infonce"], "b": LOSSES["margin"]}, {"a": 1.0, "b": 0.25})
 JOINT = Joint(
-    LOSSES["infonce"], LOSSES["kl"], {"sparse": 0.5, "tokens": 2.0}, {"sparse": 0.3, "tokens": 0.7},
-    {"sparse": 2.0, "tokens": 0.5},
-)  # fmt: skip
+    LOSSES["infonce"],
+    LOSSES["kl"],
+    sum=LOSSES["margin"],
+    weights={"sparse": 0.5, "tokens": 2.0, "sum": 0.7},
+    lessons={"sparse": 0.3, "tokens": 0.7},
+    temperatures={"sparse": 2.0, "tokens": 0.5, "sum": 1.5},
+)
 
 
 class Unknown(RankingLoss):

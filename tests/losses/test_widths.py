@@ -85,6 +85,7 @@ def of_rank(rank: int, address: str, results) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_nor_does_the_number_of_processes(tmp_path):
     with mp.get_context("spawn").Manager() as manager:
         results = manager.dict()

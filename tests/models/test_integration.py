@@ -229,7 +229,7 @@ def _worker(rank: int, size: int, store: str, backend: str, head: type, results)
 @pytest.mark.parametrize(
     ("backend", "head"),
     [
-        ("gloo", SpartonHead),
+        pytest.param("gloo", SpartonHead, marks=pytest.mark.slow),
         *(
             pytest.param(
                 "nccl",

@@ -97,6 +97,7 @@ def test_decoders_with_adapters_are_those_of_peft(architecture, tokenizer):
     assert_as_peft(backbone, by_peft(other), stock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_layers_with_adapters_compile_without_a_break(kind, build_mlm, tokenizer, monkeypatch):
     """A break would be an error, by fullgraph=True."""

@@ -96,7 +96,7 @@ def one_query(name: str, depth: int, level: int, grades: Grades, ranking: list[s
     }.get(name, value)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(problems())
 def test_every_metric_equals_trec_eval(problem):
     qrels, run = problem

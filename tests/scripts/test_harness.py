@@ -88,6 +88,7 @@ def test_records_of_other_code_are_not_continued(tmp_path):
     assert records.read_records(output)[0]["git_sha"] == "here"
 
 
+@pytest.mark.slow
 def test_suites_that_share_cells_share_their_records(tmp_path):
     output = tmp_path / "head.jsonl"
     only = ("--only", "320x.*gemm_padded", "--output", output)
@@ -250,6 +251,7 @@ def test_a_crash_is_a_record_and_the_next_cell_runs(tmp_path):
     assert found[GEMM][0]["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_a_cell_that_hangs_is_killed_and_what_is_left_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(type(HEAD), "limit", 8.0)
     endless = settings(tmp_path, seconds=60)

@@ -11,7 +11,11 @@ from sparton.losses.regularizers import Regularizer, l1
 from sparton.training.assembly import build_objective
 
 ENCODER: Any = SimpleNamespace(
-    kinds=("sparse",), regularized=("query", "document"), loss_weights={}, narrower_widths=()
+    kinds=("sparse",),
+    regularized=("query", "document"),
+    loss_weights={},
+    score_weights={},
+    narrower_widths=(),
 )
 
 

@@ -177,6 +177,7 @@ def test_the_others_end_with_a_rank_that_is_killed(tmp_path):
     assert read_status(tmp_path).state == "killed"
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_failed_and_cannot_leave_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(status, "_GRACE", 0.5)
     say = "from pathlib import Path; from sparton.training.status import Status, end_run\n"

@@ -63,7 +63,9 @@ def peak(step: ExactStep, run) -> int:
     return living.peak
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4, 12])
+@pytest.mark.parametrize(
+    "parts", [1, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 12))]
+)
 def test_a_rehearsal_takes_the_memory_of_a_step(parts, step):
     step.micro_batch = SHARE // parts
     part = batch(step.micro_batch)
