@@ -12,7 +12,6 @@ from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.portable import PortableConfig
 from tests.kernels.maxsim_problems import (
-from tests.kernels.problems import first_of
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
     assert_close_to_truth,
@@ -24,6 +23,7 @@ from tests.kernels.problems import first_of
     winners,
     with_gradients,
 )
+from tests.kernels.problems import first_of
 
 # The interpreter computes bfloat16 products wrongly.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()

@@ -28,7 +28,6 @@ from sparton.kernels.maxsim.streaming_backward import (
 from sparton.kernels.maxsim.streaming_rows import DEFAULT_CONFIG
 from sparton.kernels.maxsim.streaming_tiles import StreamingConfig
 from tests.kernels.maxsim_problems import (
-from tests.kernels.problems import first_of
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
     error,
@@ -36,6 +35,7 @@ from tests.kernels.problems import first_of
     tolerances,
     winners,
 )
+from tests.kernels.problems import first_of
 
 TILES = StreamingConfig(16, 16, 2, 32, num_warps=4, num_stages=2)
 CUT = DEFAULT_CONFIG._replace(columns=3, tile_elements=1024, tile_warps=4, block_s=16)

@@ -15,7 +15,6 @@ from sparton.kernels.maxsim.streaming_backward import (
 from sparton.kernels.maxsim.streaming_rows import DEFAULT_CONFIG
 from sparton.kernels.maxsim.streaming_tiles import StreamingConfig, num_splits, streaming_config
 from tests.kernels.maxsim_problems import (
-from tests.kernels.problems import first_of
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
     boundaries,
@@ -25,6 +24,7 @@ from tests.kernels.problems import first_of
     winners,
     with_gradients,
 )
+from tests.kernels.problems import first_of
 
 # The interpreter computes bfloat16 products wrongly.
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
