@@ -20,6 +20,8 @@ from tests.encoded.problems import files, save_model
 from tests.evaluation.problems import DOCUMENTS, QUERIES, write_beir
 from tests.test_evaluation import ROOT
 
+pytestmark = pytest.mark.slow
+
 KINDS = ("splade", "colbert", "joint")
 
 
@@ -133,7 +135,6 @@ def test_collections_of_ir_datasets_and_of_the_hub_are_encoded(models, monkeypat
     assert list(open_encoded("part").ids) == ["d1"]
 
 
-@pytest.mark.slow
 def test_documents_are_found_alike_where_they_were_encoded_before(models, monkeypatch, capsys):
     task = ["evaluation=beir_folder", "evaluation.path=toy", "device=cpu", "encoder.k=5"]
     for kind in KINDS:
@@ -326,7 +327,6 @@ def test_vectors_in_full_precision_are_searched_with_such(models, monkeypatch):
         assert [hit.id for hit in ours] == [hit.id for hit in theirs] != []
 
 
-@pytest.mark.slow
 def test_a_command_with_two_workers_of_which_one_is_killed(models, monkeypatch):
     texts = [{"_id": str(row), "text": f"red cat {row}"} for row in range(4000)]
     Path("toy/corpus.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))

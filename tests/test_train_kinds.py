@@ -23,27 +23,24 @@ from sparton.types import BodyOptions
 from tests.composing import composed
 from tests.test_train import MINIATURE, run_here
 
+pytestmark = pytest.mark.slow
+
 JOINT = ["head=sparton_colbert", "head.tokens.width=16"]
 THREE = ["head=sparton_colbert_dense", "head.tokens.width=16"]
 SHORT = ["rerank_depth=20", "metrics=[ndcg@10,recall@20]"]
 ONCE = ["evaluation.every=4", "query_length=12"]
 CSR = ["head=csr", "head.hidden_dim=64", "head.k=8"]
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
     ("overrides", "search"),
     [
-        pytest.param(["head=colbert", "head.width=16"], "maxsim", marks=SLOW),
-        pytest.param(
-            ["head=colbert", "head.width=16", "search=rerank"], "bm25 + maxsim", marks=SLOW
-        ),
-        pytest.param(["head=dense", "loss.temperature=0.05"], "maxsim", marks=SLOW),
-        pytest.param(
-            [*JOINT, "loss=joint", "loss.lessons.sparse=0.5"], "sparse + maxsim", marks=SLOW
-        ),
+        (["head=colbert", "head.width=16"], "maxsim"),
+        (["head=colbert", "head.width=16", "search=rerank"], "bm25 + maxsim"),
+        (["head=dense", "loss.temperature=0.05"], "maxsim"),
+        ([*JOINT, "loss=joint", "loss.lessons.sparse=0.5"], "sparse + maxsim"),
         ([*JOINT, "search=sparse"], "sparse"),
-        pytest.param([*THREE, *SHORT, "loss=joint_dense", "micro_batch=3"], "sum", marks=SLOW),
+        ([*THREE, *SHORT, "loss=joint_dense", "micro_batch=3"], "sum"),
         ([*CSR, "head.freeze_backbone=false", "precision=bf16", "micro_batch=3"], "sparse"),
     ],
 )
@@ -55,7 +52,6 @@ def test_every_kind_trains_is_saved_and_evaluated(overrides, search, tmp_path):
     assert type(load_encoder(tmp_path / "model")).__name__.endswith("Encoder")
 
 
-@pytest.mark.slow
 def test_a_short_list_of_candidates_with_metrics_that_fit(tmp_path):
     overrides = [*JOINT, "search=rerank", *SHORT]
     run_here(tmp_path, *overrides, *ONCE)
@@ -144,7 +140,6 @@ def cache(tmp_path_factory) -> Path:
     return folder / "cache"
 
 
-@pytest.mark.slow
 def test_a_training_on_cached_embeddings_saves_the_model_that_it_evaluated(cache, tmp_path):
     settings = [*CSR, "query_length=16", "document_length=32", "evaluation.every=4"]
     records = run_cached(tmp_path, "backbone=cached", f"backbone.path={cache}", *settings)

@@ -14,6 +14,8 @@ from sparton.models.backbones import tiny
 from tests.composing import composed
 from tests.test_train import GENTLE, MINIATURE, run_here
 
+pytestmark = pytest.mark.slow
+
 LORA = "backbone.lora={rank: 4, alpha: 8, dropout: 0.1, targets: all-linear, dtype: fp32}"
 LORA_ALONE = LORA.replace("}", ", save: adapter}")
 QUICK = ["experiment=quickstart", "debug=tiny", "backbone=bert_base"]

@@ -11,6 +11,8 @@ from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.folders import encoder_lengths, load_encoder
 from tests.test_train import run_here
 
+pytestmark = pytest.mark.slow
+
 STATIC = "query_0_SparseStaticEmbedding"
 TEXTS = ["the first text", "another one, a little longer than the first"]
 LEARNED = ["query_encoder=static", "query_encoder.frozen=false", "query_encoder.lr=0.1"]

@@ -14,6 +14,8 @@ from sparton.encoded import claims
 from sparton.encoded.claims import Watch, claimed
 from tests.encoded.problems import files, peak_memory, save_model, work
 
+pytestmark = pytest.mark.slow
+
 NUMBER, ROWS = 160, 8  # texts, and texts of a shard
 PATIENCE = 60  # seconds
 
@@ -55,7 +57,6 @@ def finish(started: list) -> None:
         assert process.exitcode == 0
 
 
-@pytest.mark.slow
 def test_a_complete_folder_holds_what_it_says_and_nothing_else(expected):
     shards = {f"shards/{number:05d}.safetensors" for number in range(NUMBER // ROWS)}
     assert set(expected) == {"encoding.json", "ids.arrow", *shards}

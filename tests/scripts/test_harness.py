@@ -18,6 +18,8 @@ from benchmarks.head import suites
 from benchmarks.head.suites import SHORT, Cell
 from benchmarks.study import STUDIES, Settings, Study, load_study
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/benchmark.py"
 HEAD, TRAINING = load_study("head"), load_study("training")
 GEMM, SOME = Cell(SHORT, suites.GEMM), Cell(SHORT, "eager")
@@ -47,7 +49,6 @@ def parse(study: Study, *words: str) -> dict:
     return command.parse_arguments(study, ["--device", "cpu", *words])[-1]
 
 
-@pytest.mark.slow
 def test_a_suite_is_measured_killed_and_continued(tmp_path):
     output = tmp_path / "head.jsonl"
     part = ("head", "--suite", "heads", "--only", " (gemm_padded|eager|sparton) ")
@@ -73,7 +74,6 @@ def test_a_suite_is_measured_killed_and_continued(tmp_path):
     assert len({record["run"] for record in continued}) == 1
 
 
-@pytest.mark.slow
 def test_records_of_other_code_are_not_continued(tmp_path):
     output = tmp_path / "head.jsonl"
     part = ("head", "--suite", "heads", "--only", "gemm_padded", "--output", output)
@@ -88,7 +88,6 @@ def test_records_of_other_code_are_not_continued(tmp_path):
     assert records.read_records(output)[0]["git_sha"] == "here"
 
 
-@pytest.mark.slow
 def test_suites_that_share_cells_share_their_records(tmp_path):
     output = tmp_path / "head.jsonl"
     only = ("--only", "320x.*gemm_padded", "--output", output)
@@ -251,7 +250,6 @@ def test_a_crash_is_a_record_and_the_next_cell_runs(tmp_path):
     assert found[GEMM][0]["status"] == "ok"
 
 
-@pytest.mark.slow
 def test_a_cell_that_hangs_is_killed_and_what_is_left_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(type(HEAD), "limit", 8.0)
     endless = settings(tmp_path, seconds=60)

@@ -15,6 +15,8 @@ from sparton.sweeps.jobs import join_job
 from sparton.training import status
 from sparton.training.status import RUN, Status, begin_run, end_run, read_status
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"head": "eager", "batch": 8, "gpus": 1, "seed": 0, "overrides": ["batch=8"]}
 
 
@@ -34,7 +36,6 @@ def leaves(folder: Path, state: str) -> str:
     return f"{say}end_run(Path({str(folder)!r}), {run}, Status({state!r}, 'as it said'))"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("state", "again"), [("ok", 1), ("oom", 1), ("failed", 2)])
 def test_results_are_kept_and_failures_tried_again(tmp_path, state, again):
     command = script(tmp_path, leaves(tmp_path, state))

@@ -15,6 +15,8 @@ from sparton.training import status
 from sparton.training.outcome import run_here, run_on_gpus
 from sparton.training.status import Status, read_status
 
+pytestmark = pytest.mark.slow
+
 
 def fail_with(error: Exception):
     def work() -> None:
@@ -177,7 +179,6 @@ def test_the_others_end_with_a_rank_that_is_killed(tmp_path):
     assert read_status(tmp_path).state == "killed"
 
 
-@pytest.mark.slow
 def test_a_rank_that_has_failed_and_cannot_leave_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(status, "_GRACE", 0.5)
     say = "from pathlib import Path; from sparton.training.status import Status, end_run\n"
