@@ -46,13 +46,13 @@ class Weights(Protocol):
         ...
 
     def save_checkpoint(self, folder: Path, step: int, state: dict[str, Any]) -> None:
-        """See :func:`sparton.training.state.save_checkpoint`."""
+        """See ``save_checkpoint`` of ``sparton.training.state``."""
         ...
 
     def load_checkpoint(
         self, folder: Path, keys: Collection[str], optimizer: Optimizer
     ) -> dict[str, Any] | None:
-        """See :func:`sparton.training.state.load_checkpoint`."""
+        """See ``load_checkpoint`` of ``sparton.training.state``."""
         ...
 
 
