@@ -52,7 +52,7 @@ def group_evenly(
         blocks: blocks of rows; each has a program for every group.
         band: as in :class:`Grouping`.
         tile: tokens of a tile.
-        most: tokens of a group.
+        most: about how many tokens a group has at most; it holds whole sequences.
         start: what a program costs beyond its tokens, in tokens.
         processors: multiprocessors.
     """
@@ -86,7 +86,7 @@ def group_rows(
 
     Args:
         rows, tile: rows of a block and tokens of a tile.
-        most: tokens of a group.
+        most: about how many tokens a group has at most; it holds whole sequences.
         band: blocks of a band; None: by the L2 cache.
     """
     band = band or band_of(rows * row_bytes, device)

@@ -44,9 +44,8 @@ def rows_in_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 def _by_matrix(x: Tensor, *, finite: bool = False) -> tuple[Tensor, Tensor]:
     """``finite``: by the largest of the finite values."""
     x = x.float()
-    amax = x.abs().amax() if x.numel() else x.new_zeros(())
-    if finite and x.numel():
-        amax = x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).abs().amax()
+    seen = x.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0) if finite else x
+    amax = seen.abs().amax() if x.numel() else x.new_zeros(())
     return _quantize(x, amax.view(1, 1))
 
 
