@@ -162,6 +162,10 @@ def name(record: Record) -> str:
         words.append(f"LoRA of rank {record['lora']}")
     if record["checkpointed"]:
         words.append("checkpointed")
+    if record["gpus"] > 1:
+        words.append(f"{record['gpus']} GPUs")
+    if record["sharded"]:
+        words.append("sharded")
     if record["compiled"]:
         words.append("compiled backbone" if ours else "compiled")
     if record["half_residual"]:

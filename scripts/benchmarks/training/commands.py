@@ -43,6 +43,7 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
         "data_dir": ".",
         "data.files": f"{{pairs:{place.pairs}}}",
         "evaluation": "none",
+        "sharding": "full" if cell.sharded else "none",
         "batch": plan.batch,
         "micro_batch": plan.micro_batch or "null",
         "steps": plan.steps,

@@ -57,6 +57,7 @@ class Cell(NamedTuple):
         backbone: whose sizes the model has.
         lora: rank of adapters, which learn in the place of the weights; 0 for none.
         checkpointed: layers are computed again in the backward pass.
+        sharded: each GPU has a part of every weight.
     """
 
     system: str
@@ -73,6 +74,7 @@ class Cell(NamedTuple):
     backbone: str = BERT_BASE
     lora: int = 0
     checkpointed: bool = False
+    sharded: bool = False
 
     @property
     def label(self) -> str:
@@ -80,6 +82,7 @@ class Cell(NamedTuple):
         parts += [self.backbone] if self.backbone != BERT_BASE else []
         parts += [f"LoRA {self.lora}"] if self.lora else []
         parts += ["checkpointed"] if self.checkpointed else []
+        parts += ["sharded"] if self.sharded else []
         parts += [f"in {self.micro_batch}s"] if self.micro_batch else []
         parts += ["compiled"] if self.compiled else []
         parts += ["half residual"] if self.half_residual else []
@@ -149,8 +152,9 @@ def _late(system: str, model: str, head: str, **others: Any) -> Cell:
 def _decoder(system: str, backbone: str, micro_batch: int, **others: Any) -> Cell:
     head = "sparton" if system == OURS else ""
     vocabulary = DECODERS[backbone].sizes["vocab_size"]
+    batch = 512 * others.get("gpus", 1)
     return Cell(
-        system, SPLADE, head, 512, micro_batch, vocabulary=vocabulary, lengths=EQUAL,
+        system, SPLADE, head, batch, micro_batch, vocabulary=vocabulary, lengths=EQUAL,
         backbone=backbone, **others,
     )  # fmt: skip
 
@@ -223,6 +227,9 @@ SUITES: dict[str, list[Cell]] = {
         _decoder(OURS, "mistral-7b", 24, lora=16, compiled=True),
         _decoder(OURS, "mistral-7b", 64, lora=16, checkpointed=True),
         _decoder(THEIRS, "mistral-7b", 16, lora=16),
+        _decoder(OURS, "llama-3.2-1b", 64, gpus=2),
+        _decoder(OURS, "llama-3.2-1b", 64, gpus=2, sharded=True),
+        _decoder(OURS, "mistral-7b", 24, lora=16, gpus=2, sharded=True),
     ],
     # What sentence-transformers' own training gains from drop-ins.
     "integrations": [
