@@ -82,10 +82,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="start nothing then")
     parser.add_argument("--only", nargs="+", metavar="STEP", help="names, or patterns as *-best")
     parser.add_argument("--list", action="store_true", help="show the steps, do nothing")
-    parser.add_argument("--adapt-steps", type=int, default=1000, help="of masked-language training")
+    parser.add_argument(
+        "--adapt", default=["--steps", "1000"], type=str.split, metavar="'--steps 100'",
+        help="for every sparton adapt",
+    )  # fmt: skip
     parser.add_argument("--negatives", type=int, default=3, help="of a query, in the kinds' study")
     parser.add_argument(
-        "--pool", default="", type=str.split, metavar="'--limit 100'", help="for recipes/pool.py"
+        "--pool", default=[], type=str.split, metavar="'--limit 100'", help="for recipes/pool.py"
     )
     parser.add_argument("overrides", nargs="*", help="of every training")
     arguments = parser.parse_args()

@@ -162,7 +162,8 @@ _BEST = ABLATION["best"]
 RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     "splade": ABLATION,
     "colbert": {
-        name: ABLATION[name] for name in ("base", "best", "slow", "texts", "distilled", "best-slower")
+        name: ABLATION[name]
+        for name in ("base", "best", "slow", "texts", "distilled", "best-slower")
     }
     | {
         "best-parent": (*_BEST, "parent"),
@@ -170,9 +171,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "best-plain": (*_BEST, "no-expansion"),
         "best-target": ABLATION["best-target"],
     },
-    "inference-free": {
-        name: ABLATION[name] for name in ("base", "texts", "distilled")
-    }
+    "inference-free": {name: ABLATION[name] for name in ("base", "texts", "distilled")}
     | {
         "own-idf": ("own-idf",),
         "best": (*_BEST, "own-idf"),

@@ -31,7 +31,7 @@ def kinds(arguments: argparse.Namespace) -> Iterator[Step]:
     data, output = arguments.data, folder_of(arguments)
     corpora = [str(data / folder) for folder in JUDGED.values()]
     mlm, idf = output / "minilm-mlm", output / "idf.json"
-    adapt = ("--steps", str(arguments.adapt_steps), "--output", str(mlm))
+    adapt = (*arguments.adapt, "--output", str(mlm))
     yield Step(f"{PREFIX}adapt", (*SPARTON, "adapt", *adapt, *corpora), mlm)
     words = ("--tokenizer", str(minilm_folder()), "--output", str(idf))
     yield Step(f"{PREFIX}idf", (*SPARTON, "idf", *corpora, *words), idf)

@@ -54,7 +54,7 @@ def preparation(arguments: argparse.Namespace) -> Iterator[Step]:
     data, output, parent = arguments.data, arguments.output, str(minilm_folder())
     corpora = [str(data / folder) for folder in JUDGED.values()]
     mlm = output / "minilm-mlm"
-    adapt = ("-m", "sparton", "adapt", "--steps", str(arguments.adapt_steps))
+    adapt = (*SPARTON, "adapt", *arguments.adapt)
     yield Step("adapt", (*adapt, "--output", str(mlm), *corpora), mlm)
     idf = output / "idf.json"
     words = ("--tokenizer", parent, "--output", str(idf))
