@@ -8,13 +8,14 @@ other, and measure every model on four test sets, two of which belong to no trai
 
 Each step is one command of this repository, and those that are done are left out, so that a stopped
 study goes on where it was. A step that is asked for brings along what it builds on. What follows
-``--`` goes to every training. scripts/recipes/ingredients.py has the recipes; the kinds of models on
-one recipe, results/*/in_domain_models.jsonl, are steps of this study, too (``--only 'kinds-*'``).
+``--`` goes to every training. scripts/recipes/ingredients.py has the recipes. Every kind of model
+on one recipe, results/*/in_domain_models.jsonl, is part of this study (``--only 'kinds-*'``).
 
 Pairs of Debian's packages (scripts/debian_pairs.py) count where they lie in DATA/debian.
 """
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def main() -> None:
 
     where = places(arguments.jobs, arguments.gpus)
     logs = arguments.output / "logs"
+    # Who ends this process wants its steps ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("zero_shot.py: terminated"))
     try:
         Runner(steps, where, logs, noted, arguments.stop_after, console).run()
     except Failed as failed:

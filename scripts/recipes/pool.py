@@ -2,11 +2,11 @@
 
     python scripts/recipes/pool.py --data data --output runs/zero_shot/pool
 
-``corpus.jsonl`` and ``queries.jsonl`` are as in the layout of BEIR, and ``NAME.jsonl`` holds pairs of
-their ids: ``squad`` and ``acl`` of the training splits, one for each file of Debian pairs where there
-are any, and ``crops``, queries that were made of the texts themselves. Of SQuAD and ACL only those
-documents come in that a training query has. ``--collections`` makes crops of all documents of some
-folders in the place of all this.
+``corpus.jsonl`` and ``queries.jsonl`` are as in the layout of BEIR, and ``NAME.jsonl`` holds pairs
+of their ids: ``squad`` and ``acl`` of the training splits, one for each file of Debian pairs where
+there are any, and ``crops``, queries that were made of the texts themselves. Of SQuAD and ACL only
+those documents come in that a training query has. ``--collections`` makes crops of all documents of
+some folders in the place of all this.
 """
 
 import argparse

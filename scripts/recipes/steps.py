@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -129,8 +128,6 @@ class Runner:
             Failed: steps ended with an error; all that did not need them has been run.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
-        # Who ends this process wants its steps ended, too.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
         for step in [step for step in self._waiting if step.is_done]:
             self._finish(step, None)
         try:

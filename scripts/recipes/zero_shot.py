@@ -1,4 +1,4 @@
-"""The steps of the zero-shot study: what is prepared, trained with each recipe, averaged, tested."""
+"""The steps of the zero-shot study: what is prepared, trained, averaged and tested."""
 
 import argparse
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What makes models good on collections that nobody tuned for: the records of scripts/zero_shot.py."""
+"""What makes models good on collections that nobody tuned for, from the study of zero_shot.py."""
 
 import statistics
 from collections.abc import Sequence
@@ -89,7 +89,7 @@ def spread(numbers: Sequence[float]) -> str:
 
 
 def size(record: Record, kind: str, unit: str) -> str:
-    """Mean number of terms or vectors of a query and of a document; nothing where there are none."""
+    """Mean number of terms or vectors of a query and of a document; nothing without any."""
     tasks = [record["tasks"][task] for task in TASKS]
     sides = [f"{side}_{kind}" for side in ("query", "document")]
     if any(side not in task for side in sides for task in tasks):

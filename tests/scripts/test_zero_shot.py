@@ -173,6 +173,7 @@ def compose(step: Step):
     return cfg
 
 
+@pytest.mark.slow
 def test_every_training_of_every_kind_composes(arguments):
     trainings = [step for step in kinds.kinds(arguments) if step.words[0] == "train.py"]
     assert len(trainings) == 3 * len(kinds.SYSTEMS) + 1  # one with a half residual
@@ -181,6 +182,7 @@ def test_every_training_of_every_kind_composes(arguments):
         assert cfg.steps == 20 and cfg.num_negatives == (0 if "pairs" in step.name else 3)
 
 
+@pytest.mark.slow
 def test_every_recipe_composes(arguments):
     for kind, recipes in ingredients.RECIPES.items():
         for name in recipes:
