@@ -21,6 +21,7 @@ from sparton.models.backbones import minilm_folder
 STUDY, TASKS = "zero_shot", 6
 LATE = "colbert-base"  # the late-interaction teacher
 BM25 = {"bm25": (0.9, 0.4), "bm25-lucene": (1.2, 0.75)}
+MINED = 30_000  # queries of a source, the same ones for every miner
 TARGETS = ("cranfield", "medline")
 STARTS = {
     # The body stays the parent's: MiniLM's rounded rates change nothing in it.
@@ -93,7 +94,17 @@ def mining(arguments: argparse.Namespace, pool: str, source: str, miner: str) ->
     words += ["--queries", str(folder / "queries.jsonl")]
     words += ["--collection", str(folder / "corpus.jsonl")]
     words += ["--miner", parent if miner == "parent" else miner]
-    words += ["--depth", "50", "--sample", "--short", "pad", "--output", str(output)]
+    words += [
+        "--limit",
+        str(MINED),
+        "--depth",
+        "50",
+        "--sample",
+        "--short",
+        "pad",
+        "--output",
+        str(output),
+    ]
     words += ["--teacher", parent, "--teacher", "bm25", "--teacher", late]
     words += ["--teacher-kind", "retriever", "--share", "0.98"]
     return Step(f"mine-{pool}-{source}-{miner}", tuple(words), output, (pool, LATE))
