@@ -49,15 +49,16 @@ class Ingredient(NamedTuple):
     kinds: tuple[str, ...] = ()
 
     def and_then(self, other: "Ingredient") -> "Ingredient":
-        both = {
-            name: (*getattr(self, name), *getattr(other, name))
-            for name in ("sources", "miners", "settings", "sparse", "loss")
-        }
-        later = {
-            name: getattr(other, name) or getattr(self, name)
-            for name in ("collection", "teachers", "start", "kinds")
-        }
-        return Ingredient(**both, **later)
+        return Ingredient(
+            sources=(*self.sources, *other.sources),
+            collection=other.collection or self.collection,
+            miners=(*self.miners, *other.miners),
+            teachers=other.teachers or self.teachers,
+            start=other.start or self.start,
+            settings=(*self.settings, *other.settings),
+            sparse=(*self.sparse, *other.sparse),
+            loss=(*self.loss, *other.loss),
+        )
 
 
 def flops(query: float, document: float) -> tuple[str, ...]:
