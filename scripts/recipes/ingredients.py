@@ -49,15 +49,16 @@ class Ingredient(NamedTuple):
     kinds: tuple[str, ...] = ()
 
     def and_then(self, other: "Ingredient") -> "Ingredient":
-        both = {
-            name: (*getattr(self, name), *getattr(other, name))
-            for name in ("sources", "miners", "settings", "sparse", "loss")
-        }
-        later = {
-            name: getattr(other, name) or getattr(self, name)
-            for name in ("collection", "teachers", "start", "kinds")
-        }
-        return Ingredient(**both, **later)
+        return Ingredient(
+            sources=(*self.sources, *other.sources),
+            collection=other.collection or self.collection,
+            miners=(*self.miners, *other.miners),
+            teachers=other.teachers or self.teachers,
+            start=other.start or self.start,
+            settings=(*self.settings, *other.settings),
+            sparse=(*self.sparse, *other.sparse),
+            loss=(*self.loss, *other.loss),
+        )
 
 
 def flops(query: float, document: float) -> tuple[str, ...]:
@@ -71,7 +72,8 @@ def flops(query: float, document: float) -> tuple[str, ...]:
 # A softmax of 20 times a cosine is what all-MiniLM-L6-v2 was trained with; a query's scores, which
 # are brought to [0, 1], span about half of a cosine's range.
 TEMPERATURE = "losses.kl_divergence.teacher_temperature=0.1"
-FEWER = ("batch=128", "steps=1200")
+# 1,024 documents in a step, half of them at a time: 9 GiB, so that several trainings share a GPU.
+FEWER = ("batch=128", "steps=1200", "micro_batch=64")
 
 INGREDIENTS = {
     "crops": Ingredient(sources=("crops",)),

@@ -168,7 +168,7 @@ def training(arguments: argparse.Namespace, kind: str, name: str, seed: int) -> 
     settings += [setting.format(output=arguments.output) for setting in whole.settings]
     if kind == "inference-free":
         settings = [each for each in settings if not each.startswith("query_regularizer")]
-    words += [*settings, "micro_batch=null", *arguments.overrides, f"hydra.run.dir={folder}"]
+    words += ["micro_batch=null", *settings, *arguments.overrides, f"hydra.run.dir={folder}"]
     done = folder / "results.json"
     label = f"{kind}-{name}"
     return Step(folder.name, ("train.py", *words), done, tuple(needs), STUDY, label, TASKS)
