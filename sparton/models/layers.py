@@ -257,8 +257,9 @@ def fuse_layers(model: PreTrainedModel, *, checkpointed: bool = False) -> None:
             as what is between them is all that is kept.
     """
     fuse = FAMILIES.get(model.config.model_type)
-    for part in list(model.modules()) if fuse else ():
-        fuse(part, both=not checkpointed)
+    if fuse is not None:
+        for part in list(model.modules()):
+            fuse(part, both=not checkpointed)
 
 
 def _fuse(layer: Any, both: bool) -> None:

@@ -7,7 +7,7 @@ layer: the one kernel adds what the half before gave and normalises the sum.
 T packed tokens, D hidden width, H heads, d the width of a head.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class FusedLayer(ModernBertEncoderLayer):
 
     unsummed: bool
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: States,
         attention_mask: Tensor | None = None,
@@ -68,7 +68,7 @@ class FusedAttention(ModernBertAttention):
     """Self-attention whose queries, keys and values stay side by side, as the product gives them;
     one kernel turns them by the angles of their positions."""
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
@@ -119,7 +119,7 @@ class FinalNorm(nn.LayerNorm):
         return super().forward(states).to(states.dtype)
 
 
-def fuse_modernbert(model: nn.Module, *, both: bool) -> None:
+def fuse_modernbert(model: Any, *, both: bool) -> None:
     """Let a body of transformers' own parts, whose norms have no bias, run with those of this
     module, in place; any other module stays as it is.
 
@@ -135,21 +135,19 @@ def fuse_modernbert(model: nn.Module, *, both: bool) -> None:
     model.final_norm.__class__ = FinalNorm
 
 
-def _is_stock(model: nn.Module) -> bool:
+def _is_stock(model: Any) -> bool:
     if type(model) is not ModernBertModel:
         return False
-    norms: list[nn.Module] = [model.final_norm]
-    for layer in model.layers:
-        if type(layer) is not ModernBertEncoderLayer:
-            return False
-        if type(layer.attn) is not ModernBertAttention or type(layer.mlp) is not ModernBertMLP:
-            return False
-        norms += [layer.mlp_norm]
-        norms += [] if type(layer.attn_norm) is nn.Identity else [layer.attn_norm]
-    return all(type(norm) is nn.LayerNorm and norm.bias is None for norm in norms)
+    layers: list[Any] = list(model.layers)
+    kinds = {(type(layer), type(layer.attn), type(layer.mlp)) for layer in layers}
+    norms = [layer.attn_norm for layer in layers if type(layer.attn_norm) is not nn.Identity]
+    norms += [layer.mlp_norm for layer in layers]
+    return kinds <= {(ModernBertEncoderLayer, ModernBertAttention, ModernBertMLP)} and all(
+        type(norm) is nn.LayerNorm and norm.bias is None for norm in (*norms, model.final_norm)
+    )
 
 
-def _normed(states: States, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def _normed(states: States, norm: Any) -> tuple[Tensor, Tensor]:
     """The sum, and what a norm makes of it for the next product."""
     if isinstance(states, Unsummed):
         residual, update = states

@@ -181,9 +181,9 @@ def layer(dtype: torch.dtype, D: int) -> None:
     gelu.gelu_forward(states, vector)
     gelu.gelu_backward(states, states, vector)
     gelu.gated_gelu_backward(gelu.gated_gelu_forward(states), states)
-    heads = states.view(-1, 3, 4, D // 12)
+    heads, angles = states.view(-1, 3, 4, D // 12), torch.zeros(600, D // 12)
     for back in (False, True):
-        rotation.rotate(heads, torch.zeros(600, D // 12), torch.zeros(600, D // 12), heads, back=back)
+        rotation.rotate(heads, angles, angles, heads, back=back)
     for bias, seed in ((vector, torch.zeros((), dtype=torch.int32)), (None, None)):
         _, _, *saved = normalization.norm_forward(
             states, bias, states, vector, bias, seed, p=0.1, eps=1e-5, dtype=dtype, copy=BF16,

@@ -1,10 +1,10 @@
 """GELU of a linear layer's product, its bias included, and the way back with the bias' gradient;
 and GELU of one half of a product, times the other half.
 
-T rows, D columns of a result. With u = x + bias and F the normal distribution's function, forward u F(u),
-backward (F(u) + u F'(u)) grad. F(-|u|) is half the complementary error function of |u| / sqrt(2),
-by Abramowitz and Stegun's 7.1.26 (error below 1e-7), whose one exponential is that of F' too: the
-error function of CUDA's library takes longer than the memory does.
+T rows, D columns of a result. With u = x + bias and F the normal distribution's function, forward
+u F(u), backward (F(u) + u F'(u)) grad. F(-|u|) is half the complementary error function of
+|u| / sqrt(2), by Abramowitz and Stegun's 7.1.26 (error below 1e-7), whose one exponential is that
+of F' too: the error function of CUDA's library takes longer than the memory does.
 """
 
 from typing import Any

@@ -25,9 +25,7 @@ class Summed(NamedTuple):
     moments: Tensor
 
 
-def _pre_norm(
-    x: Tensor, residual: Tensor, gain: Tensor, eps: float, dtype: torch.dtype
-) -> Summed:
+def _pre_norm(x: Tensor, residual: Tensor, gain: Tensor, eps: float, dtype: torch.dtype) -> Summed:
     out, _, sums, moments = _forward_kernel()(
         rows_of(x), None, rows_of(residual), gain.contiguous(), None, None,
         p=0.0, eps=eps, dtype=dtype, copy=None, save=True,

@@ -54,6 +54,7 @@ def rotary_reference(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Queries and keys in ``states [T, 3, H, d]`` turned by angles ``[T, d]``; see :func:`rotary`.
     In fp32 at least."""
     u, v = states[:, :2].chunk(2, dim=-1)
-    cos, sin = (x[:, None, None, :].to(torch.promote_types(x.dtype, torch.float32)) for x in (cos, sin))
+    dtype = torch.promote_types(cos.dtype, torch.float32)
+    cos, sin = (x[:, None, None, :].to(dtype) for x in (cos, sin))
     turned = states[:, :2] * cos + torch.cat((-v, u), dim=-1) * sin
     return torch.cat((turned.to(states.dtype), states[:, 2:]), dim=1)
