@@ -29,7 +29,7 @@ _operator = Operator(
     "sparton::rotary", _rotary, fake=lambda states, cos, sin: states.new_empty(states.shape)
 )
 _operator.differentiable(
-    ("states",), _gradient, fake=lambda grad, cos, sin: grad.new_empty(grad.shape)
+    ("states",), _gradient, fake=lambda grad, cos, sin: (grad.new_empty(grad.shape),)
 )
 
 
