@@ -60,9 +60,9 @@ class WindowClock(TrainerCallback):
             torch.cuda.reset_peak_memory_stats()
 
 
-def splade(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
+def splade(name: str, cached: dict[str, int], **options: Any) -> tuple[Any, Any, Any, Any]:
     """Model, loss, and the classes of the trainer and its arguments."""
-    model = sparse.SparseEncoder(name)
+    model = sparse.SparseEncoder(name, **options)
     losses: Any = sparse_losses
     loss = (losses.CachedSpladeLoss if cached else losses.SpladeLoss)(
         model,
@@ -74,8 +74,8 @@ def splade(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
     return model, loss, sparse.SparseEncoderTrainer, sparse.SparseEncoderTrainingArguments
 
 
-def colbert(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
-    model = vectors.MultiVectorEncoder(name)
+def colbert(name: str, cached: dict[str, int], **options: Any) -> tuple[Any, Any, Any, Any]:
+    model = vectors.MultiVectorEncoder(name, **options)
     losses: Any = vector_losses
     plain = losses.MultiVectorMultipleNegativesRankingLoss
     in_parts = losses.CachedMultiVectorMultipleNegativesRankingLoss
@@ -87,7 +87,9 @@ def colbert(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
 def build(cell: Cell, name: str, micro_batch: int) -> tuple[Any, Any, Any, Any]:
     """Model, loss, and the classes of the trainer and its arguments, with the cell's drop-ins."""
     cached = {"mini_batch_size": micro_batch} if micro_batch else {}
-    model, loss, *classes = (splade if cell.model == SPLADE else colbert)(name, cached)
+    attention = commands.attention(cell)
+    options = {"model_kwargs": {"attn_implementation": attention}} if attention else {}
+    model, loss, *classes = (splade if cell.model == SPLADE else colbert)(name, cached, **options)
     if cell.system in (FUSED, IN_16_BIT):
         fuse(model)
     if cell.system != THEIRS and cell.model == COLBERT:

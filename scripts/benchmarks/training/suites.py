@@ -7,7 +7,8 @@ OURS, THEIRS = "sparton", "sentence_transformers"
 SCORES, FUSED, IN_16_BIT = (f"{THEIRS}_{how}" for how in ("scores", "fused", "bf16"))
 SYSTEMS = (OURS, THEIRS, SCORES, FUSED, IN_16_BIT)
 SPLADE, COLBERT, JOINT = "splade", "colbert", "joint"
-BERT, XLM_ROBERTA = 30_522, 250_002  # terms
+BERT, XLM_ROBERTA, MODERNBERT = 30_522, 250_002, 50_368  # terms
+BERT_BASE, MODERNBERT_BASE = "bert", "modernbert"
 OWN_WORDS, ALL_TERMS = "words", "all"  # active in the untrained representation of a text
 WARM_UP_WINDOWS = 2
 FEWEST_WINDOWS, MOST_WINDOWS = 3, 20
@@ -42,6 +43,7 @@ class Cell(NamedTuple):
         vocabulary: terms.
         lengths: of the texts, a key of :data:`LENGTHS`.
         activity: which terms of a text are active at the start.
+        backbone: bert or modernbert, of the size that is called base.
     """
 
     system: str
@@ -55,15 +57,18 @@ class Cell(NamedTuple):
     vocabulary: int = BERT
     lengths: str = SPLADE
     activity: str = OWN_WORDS
+    backbone: str = BERT_BASE
 
     @property
     def label(self) -> str:
         parts = [self.system, self.model, self.head, str(self.batch)]
+        parts += [self.backbone] if self.backbone != BERT_BASE else []
         parts += [f"in {self.micro_batch}s"] if self.micro_batch else []
         parts += ["compiled"] if self.compiled else []
         parts += ["half residual"] if self.half_residual else []
         parts += [f"{self.gpus} GPUs"] if self.gpus > 1 else []
-        parts += [f"{self.vocabulary} terms"] if self.vocabulary != BERT else []
+        usual = MODERNBERT if self.backbone == MODERNBERT_BASE else BERT
+        parts += [f"{self.vocabulary} terms"] if self.vocabulary != usual else []
         usual = SPLADE if self.model == SPLADE else COLBERT
         parts += [f"{self.lengths} lengths"] if self.lengths != usual else []
         parts += ["all terms active"] if self.activity == ALL_TERMS else []
@@ -123,6 +128,11 @@ def _late(system: str, model: str, head: str, **others: Any) -> Cell:
     return Cell(system, model, head, 384, lengths=COLBERT, **others)
 
 
+def _modernbert(system: str, head: str, batch: int, **others: Any) -> Cell:
+    others |= {"backbone": MODERNBERT_BASE, "vocabulary": MODERNBERT}
+    return Cell(system, SPLADE, head, batch, **others)
+
+
 # A head that claims the mathematics of another comes after it: the first is what the losses of the
 # others are compared with.
 SUITES: dict[str, list[Cell]] = {
@@ -147,6 +157,17 @@ SUITES: dict[str, list[Cell]] = {
         _splade("sparton_hybrid", 384),
         _splade("sparton", 384, micro_batch=64),
         _splade("sparton", 384, compiled=True, activity=ALL_TERMS),
+    ],
+    # The same of ModernBERT-base.
+    "modernbert": [
+        *(
+            _modernbert(OURS, "sparton", batch, compiled=compiled, half_residual=half)
+            for batch in (384, 256)
+            for compiled in (False, True)
+            for half in (False, True)
+        ),
+        *(_modernbert(THEIRS, "", batch) for batch in (384, 256, 128)),
+        _modernbert(THEIRS, "", 384, micro_batch=64),
     ],
     # Late interaction; the joint model beside each of its halves, on the same texts.
     "colbert": [

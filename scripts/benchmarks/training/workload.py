@@ -11,13 +11,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
+from transformers import ModernBertConfig, ModernBertForMaskedLM
 
-from benchmarks.training.suites import LENGTHS, OWN_WORDS, SPLADE, Lengths
+from benchmarks.training.suites import (
+    BERT_BASE,
+    LENGTHS,
+    MODERNBERT_BASE,
+    OWN_WORDS,
+    SPLADE,
+    Lengths,
+)
 from benchmarks.words import AROUND, Frequencies
+from sparton.models.backbone import Backbone
 from sparton.models.backbones import (
     SPECIAL_TOKENS,
     random_bert,
     start_near_identity,
+    word_tokenizer,
 )
 from sparton.models.logits import start_logits
 
@@ -28,14 +39,18 @@ _SHARED = 0.5  # of a query's words come from its document
 _FIRST = len(SPECIAL_TOKENS)
 
 
-def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -> None:
-    """BERT-base with random weights, a masked-language-modelling head, and its tokenizer.
+def write_model(
+    folder: Path, vocabulary: int, activity: str, miniature: bool, kind: str = BERT_BASE
+) -> None:
+    """A base model of a kind with random weights, a masked-language-modelling head, and its
+    tokenizer.
 
     Of a text its own words are active and some that lie near, as many as trained models have; or
     nearly all terms are, the most work that a sparse model can make.
     """
-    backbone = random_bert(vocabulary, *((32, 2, 2) if miniature else ()))
-    if miniature:  # whose results do not depend on how a batch is cut
+    build = random_modernbert if kind == MODERNBERT_BASE else random_bert
+    backbone = build(vocabulary, *((32, 2, 2) if miniature else ()))
+    if miniature and kind == BERT_BASE:  # whose results do not depend on how a batch is cut
         backbone.model.config.hidden_dropout_prob = 0.0
     if activity == OWN_WORDS:
         start_near_identity(backbone, bias=_MINIATURE_BIAS if miniature else _BIAS)
@@ -44,6 +59,32 @@ def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -
     with backbone.decoder_in_place() as model:
         model.save_pretrained(folder)
     backbone.tokenizer.save_pretrained(folder)
+
+
+def random_modernbert(
+    vocabulary: int, hidden_size: int = 768, layers: int = 22, heads: int = 12
+) -> Backbone:
+    """ModernBERT with random weights, and the tokenizer of :func:`random_bert`, up to 512 tokens.
+
+    What ModernBERT has in the middle of a layer is 1.5 times its width.
+    """
+    words = [f"w{row}" for row in range(_FIRST, vocabulary)]
+    tokenizer = word_tokenizer(words, 512)
+    config = ModernBertConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size // 2,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        pad_token_id=tokenizer.pad_token_id,
+        cls_token_id=tokenizer.cls_token_id,
+        sep_token_id=tokenizer.sep_token_id,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Backbone(ModernBertForMaskedLM(config), tokenizer)
 
 
 def write_pairs(path: Path, vocabulary: int, lengths: Lengths, pairs: int) -> None:
@@ -70,20 +111,25 @@ def _pairs(vocabulary: int, lengths: Lengths, pairs: int) -> Iterator[tuple[str,
 
 
 def prepare(
-    folder: Path, vocabulary: int, activity: str, lengths: Lengths, miniature: bool
+    folder: Path,
+    vocabulary: int,
+    activity: str,
+    lengths: Lengths,
+    miniature: bool,
+    kind: str = BERT_BASE,
 ) -> tuple[str, str]:
     """Write what is not there yet.
 
     Returns:
         The model folder and the file of pairs, relative to ``folder``.
     """
-    model = f"bert-{vocabulary}-{activity}"
+    model = f"{kind}-{vocabulary}-{activity}"
     pairs = (
         "pairs-" + "-".join(map(str, (vocabulary, *lengths.query, *lengths.document))) + ".jsonl"
     )
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / model).exists():
-        write_model(folder / f"{model}.part", vocabulary, activity, miniature)
+        write_model(folder / f"{model}.part", vocabulary, activity, miniature, kind)
         (folder / f"{model}.part").rename(folder / model)
     if not (folder / pairs).exists():
         count = MINIATURE_PAIRS if miniature else PAIRS
