@@ -67,8 +67,8 @@ class Cell(NamedTuple):
         parts += ["compiled"] if self.compiled else []
         parts += ["half residual"] if self.half_residual else []
         parts += [f"{self.gpus} GPUs"] if self.gpus > 1 else []
-        usual = MODERNBERT if self.backbone == MODERNBERT_BASE else BERT
-        parts += [f"{self.vocabulary} terms"] if self.vocabulary != usual else []
+        terms = MODERNBERT if self.backbone == MODERNBERT_BASE else BERT
+        parts += [f"{self.vocabulary} terms"] if self.vocabulary != terms else []
         usual = SPLADE if self.model == SPLADE else COLBERT
         parts += [f"{self.lengths} lengths"] if self.lengths != usual else []
         parts += ["all terms active"] if self.activity == ALL_TERMS else []
