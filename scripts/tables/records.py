@@ -139,12 +139,9 @@ def _commit(git: Record | None) -> str:
 
 
 def find(records: Sequence[Record], cell: Any = None, **wanted: Any) -> Record:
-    """The record with the fields of a cell and these, {} where there is none. Records that are
-    older than a field have its default."""
+    """The record with the fields of a cell and these, {} where there is none."""
     wanted |= cell._asdict() if cell else {}
-    defaults = cell._field_defaults if cell else {}
-    found = (r for r in records if all({**defaults, **r}[key] == x for key, x in wanted.items()))
-    return next(found, {})
+    return next((r for r in records if all(r[key] == x for key, x in wanted.items())), {})
 
 
 def milliseconds(record: Record) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.processes import SCRIPTS, python_path
+from benchmarks.training.decoders import DECODERS
 from benchmarks.training.suites import COLBERT, JOINT, MODERNBERT_BASE, OURS, Cell, Plan
 
 ROOT = SCRIPTS.parent
@@ -34,14 +35,16 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
     """What follows ``python train.py``."""
     found = {
         "head": cell.head,
-        "backbone": "bert_base",
+        **_backbone(cell, miniature),
         "backbone.name": place.model,
         "backbone.compile": str(cell.compiled).lower(),
         "backbone.half_residual": str(cell.half_residual).lower(),
+        "backbone.gradient_checkpointing": str(cell.checkpointed).lower(),
         "data": "text_files",
         "data_dir": ".",
         "data.files": f"{{pairs:{place.pairs}}}",
         "evaluation": "none",
+        "sharding": "full" if cell.sharded else "none",
         "batch": plan.batch,
         "micro_batch": plan.micro_batch or "null",
         "steps": plan.steps,
@@ -61,6 +64,18 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
         **_token_vectors(cell),
     }
     return [f"{key}={value}" for key, value in found.items()]
+
+
+def _backbone(cell: Cell, miniature: bool) -> dict[str, object]:
+    if cell.backbone not in DECODERS:
+        return {"backbone": "bert_base"}
+    found: dict[str, object] = {"backbone": "causal_lm", "backbone.attention": "causal"}
+    found["backbone.special_tokens"] = "null"  # as the tokenizer has them
+    found["backbone.logit_shift"] = DECODERS[cell.backbone].shift(miniature)
+    if cell.lora:
+        dtype = "fp32" if miniature else "bf16"
+        found["backbone.lora"] = f"{{rank: {cell.lora}, alpha: {2 * cell.lora}, dtype: {dtype}}}"
+    return found
 
 
 def _regularizers(cell: Cell) -> dict[str, object]:

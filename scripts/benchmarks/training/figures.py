@@ -84,8 +84,6 @@ def _difference(signature: Record, expected: Record, whose: str) -> str | None:
 
 def same_losses(cell: Cell, other: Cell) -> bool:
     """Whether two cells see the same batches and compute the same of them."""
-    same_texts = all(
-        getattr(cell, key) == getattr(other, key) for key in ("vocabulary", "lengths", "activity")
-    )
-    keys = ("trainer", "model", "backbone", "batch", "local_batch")
-    return same_texts and all(getattr(cell, key) == getattr(other, key) for key in keys)
+    model = ("model", "backbone", "lora", "vocabulary", "activity")
+    keys = ("trainer", *model, "batch", "local_batch", "lengths")
+    return all(getattr(cell, key) == getattr(other, key) for key in keys)

@@ -14,13 +14,16 @@ import numpy as np
 import torch
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
+from benchmarks.training.decoders import DECODERS
 from benchmarks.training.suites import (
     BERT_BASE,
     LENGTHS,
     MODERNBERT_BASE,
     OWN_WORDS,
     SPLADE,
+    Cell,
     Lengths,
+    Plan,
 )
 from benchmarks.words import AROUND, Frequencies
 from sparton.models.backbone import Backbone
@@ -42,7 +45,7 @@ _FIRST = len(SPECIAL_TOKENS)
 def write_model(
     folder: Path, vocabulary: int, activity: str, miniature: bool, kind: str = BERT_BASE
 ) -> None:
-    """A base model of a kind with random weights, a masked-language-modelling head, and its
+    """BERT-base or ModernBERT-base with random weights, a masked-language-modelling head, and its
     tokenizer.
 
     Of a text its own words are active and some that lie near, as many as trained models have; or
@@ -110,27 +113,28 @@ def _pairs(vocabulary: int, lengths: Lengths, pairs: int) -> Iterator[tuple[str,
         yield " ".join(query), " ".join(document)
 
 
-def prepare(
-    folder: Path,
-    vocabulary: int,
-    activity: str,
-    lengths: Lengths,
-    miniature: bool,
-    kind: str = BERT_BASE,
-) -> tuple[str, str]:
+def prepare(folder: Path, cell: Cell, plan: Plan, miniature: bool) -> tuple[str, str]:
     """Write what is not there yet.
 
     Returns:
         The model folder and the file of pairs, relative to ``folder``.
     """
-    model = f"{kind}-{vocabulary}-{activity}"
+    vocabulary, lengths = plan.vocabulary, plan.lengths
+    decoder = DECODERS.get(cell.backbone)
+    model = cell.backbone
+    if decoder is None:
+        model += f"-{vocabulary}-{cell.activity}"
     pairs = (
         "pairs-" + "-".join(map(str, (vocabulary, *lengths.query, *lengths.document))) + ".jsonl"
     )
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / model).exists():
-        write_model(folder / f"{model}.part", vocabulary, activity, miniature, kind)
-        (folder / f"{model}.part").rename(folder / model)
+        part = folder / f"{model}.part"
+        if decoder is None:
+            write_model(part, vocabulary, cell.activity, miniature, cell.backbone)
+        else:
+            decoder.write(part, miniature)
+        part.rename(folder / model)
     if not (folder / pairs).exists():
         count = MINIATURE_PAIRS if miniature else PAIRS
         write_pairs(folder / f"{pairs}.part", vocabulary, lengths, count)
