@@ -28,6 +28,7 @@ from tests.kernels.test_varlen_attention import (
     Problem,
     errors,
     make_problem,
+    on_gpu,
 )
 
 LENGTHS = (50, 5, 0, 1, 33)
@@ -116,3 +117,20 @@ def test_negative_windows_are_refused():
     problem = make_problem((3,), H=1)
     with pytest.raises(ValueError, match="window must be None or a distance from 0 on, got -1"):
         from_autograd(problem, -1)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_gpu, reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("d", "longest"), [(32, 200), (64, 256), (64, 512), (128, 300)])
+def test_real_sizes(d, longest, dtype):
+    generator = torch.Generator().manual_seed(longest)
+    lengths = tuple(torch.randint(0, longest + 1, (40,), generator=generator).tolist())
+    problem = make_problem(lengths, H=12, d=d, dtype=dtype)
+    found = from_autograd(problem, 64)
+    assert all(torch.equal(x, y) for x, y in zip(from_autograd(problem, 64), found))
+    exact = truth(problem, 64)
+    allowed = [x + torch.finfo(dtype).eps / 2 for x in errors(truth(problem, 64, dtype), exact)]
+    assert all(x <= y for x, y in zip(errors(found, exact), allowed, strict=True))
+    wrong = errors(found, truth(problem, 56))
+    assert all(x > 2 * y for x, y in zip(wrong, allowed, strict=True))
