@@ -84,6 +84,14 @@ def paper_gains(records: Sequence[Record]) -> list[tuple[int, float, float]]:
     ]
 
 
+@table("training_modernbert", "training", "modernbert", "training --suite modernbert")
+def modernbert(records: list[Record]) -> str:
+    """SPLADE on ModernBERT-base, beside sentence-transformers."""
+    attentions = {r["attention"] for r in records if "attention" in r}
+    said = f"\nAttention of sentence-transformers: {', '.join(sorted(attentions))}.\n"
+    return _side_by_side(in_order("modernbert", records)) + (said if attentions else "")
+
+
 @table("training_colbert", "training", "colbert", "training --suite colbert")
 def late(records: list[Record]) -> str:
     """ColBERT and the joint model, beside sentence-transformers."""

@@ -130,7 +130,12 @@ def dropless_attention(*operands: Any, dropout: float = 0.0, **options: Any) -> 
 
 
 def packed_self_attention(
-    states: Tensor, cu_seqlens: Tensor, max_seqlen: int, keys: TokenRows | None, scale: float
+    states: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    keys: TokenRows | None,
+    scale: float,
+    sliding_window: int | None = None,
 ) -> Tensor:
     """The same for queries, keys and values that lie side by side.
 
@@ -140,21 +145,24 @@ def packed_self_attention(
         max_seqlen: upper bound of the sequence lengths.
         keys: the tokens that are attended to; None for all of them.
         scale: factor of the scores.
+        sliding_window: a token sees those at a distance below this number; None sees the whole
+            sequence.
 
     Returns:
         The mixed values ``[T, H, d]`` in the dtype of ``states``.
     """
-    places = _Places(cu_seqlens, max_seqlen, keys, scale)
-    if keys is None and _are_short(places, states):
-        return varlen_self_attention(states, cu_seqlens, max_seqlen, scale=scale)
+    window = None if sliding_window is None else sliding_window - 1
+    if keys is None and max_seqlen <= SHORT and _has_short_kernel(states):
+        return varlen_self_attention(states, cu_seqlens, max_seqlen, scale=scale, window=window)
     query, key, value = states.unbind(1)
+    places = _Places(cu_seqlens, max_seqlen, keys, scale, -1 if window is None else window)
     return _attend(query, key, value, places)
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:
     """``[T, H, d]`` of query ``[T, H, d]``, key and value ``[T, G, d]``, by the best of what this
     device and these lengths have."""
-    if places.keys is not None and places.window >= places.max_seqlen - 1:
+    if places.window >= places.max_seqlen - 1:
         places = places._replace(window=-1)
     attend = _padded
     if _are_short(places, query) and key.shape[1] == query.shape[1]:

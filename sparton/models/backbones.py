@@ -17,6 +17,7 @@ from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    ModernBertForMaskedLM,
     PreTrainedTokenizerFast,
     XLMRobertaConfig,
     XLMRobertaForMaskedLM,
@@ -361,20 +362,24 @@ def start_near_identity(backbone: Backbone, *, bias: float) -> None:
 
     For the heads of BERT and XLM-RoBERTa (dense, GELU, LayerNorm, decoder). The dense layer becomes
     the identity plus a shift of 4, where GELU is a straight line (the error is below 0.01 for
-    hidden values above -1), and the LayerNorm takes the shift out again. All vocabulary entries
-    start at ``bias``: at 0 half of them would be active in every text.
+    hidden values above -1), and the LayerNorm takes the shift out again. ModernBERT's head has no
+    bias for the shift: GELU then leaves of the state what is positive. All vocabulary entries start
+    at ``bias``: at 0 half of them would be active in every text.
     """
     if isinstance(backbone.model, BertForMaskedLM):
         transform = backbone.model.cls.predictions.transform
         dense, norm = transform.dense, transform.LayerNorm
     elif isinstance(backbone.model, XLMRobertaForMaskedLM):
         dense, norm = backbone.model.lm_head.dense, backbone.model.lm_head.layer_norm
+    elif isinstance(backbone.model, ModernBertForMaskedLM):
+        dense, norm = backbone.model.head.dense, backbone.model.head.norm
     else:
         raise ValueError(f"{type(backbone.model).__name__} has another head than BERT's")
     nn.init.eye_(dense.weight)
-    dense.bias.fill_(4.0)
     norm.weight.fill_(1.0)
-    norm.bias.zero_()
+    if dense.bias is not None:
+        dense.bias.fill_(4.0)
+        norm.bias.zero_()
     backbone.decoder.bias.fill_(bias)
 
 

@@ -1,12 +1,14 @@
-"""Dropout and layer normalisation that cost an encoder no more than their traffic with memory."""
+"""Dropout and layer normalisation that cost an encoder no more than their traffic with memory, and
+what our kernels can do in the place of others."""
 
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import GELUActivation
 
-from sparton.kernels.encoder_layer import hashed_dropout
+from sparton.kernels.encoder_layer import FLOATS, hashed_dropout
 
 
 class FusedDropout(nn.Dropout):
@@ -38,6 +40,18 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The dtype that autocast gives to matrix products with ``x``; None where it is off."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether our kernels may follow the product ``x``."""
+    return x.is_cuda and x.dtype in FLOATS
+
+
+def is_gelu(activation: nn.Module) -> bool:
+    """Whether it is the exact one."""
+    if isinstance(activation, nn.GELU):
+        return activation.approximate == "none"
+    return type(activation) is GELUActivation
 
 
 def replace_dropout(model: nn.Module) -> None:

@@ -7,6 +7,7 @@ Under autocast the layers hand on :class:`LayerStates`.
 T packed tokens, D hidden width, H heads, d the width of a head.
 """
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -15,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.activations import GELUActivation
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
-from sparton.kernels.encoder_layer import FLOATS, bias_gelu, post_norm, post_norm_and_copy
+from sparton.kernels.encoder_layer import bias_gelu, post_norm, post_norm_and_copy
 from sparton.models.attention import packed_self_attention
-from sparton.models.elementwise import HalfLayerNorm, autocast_dtype
+from sparton.models.elementwise import HalfLayerNorm, autocast_dtype, has_kernels, is_gelu
+from sparton.models.modernbert import fuse_modernbert
 from sparton.types import TokenRows
 
 # Parts of a layer by their place in it, and what they are called in transformers.
@@ -145,7 +146,7 @@ class Intermediate(nn.Module):
 
     def forward(self, hidden_states: States) -> Tensor:
         x = _operand(hidden_states)
-        if not _is_gelu(self.intermediate_act_fn) or not _has_kernels(x, self.dense):
+        if not is_gelu(self.intermediate_act_fn) or not _has_kernels(x, self.dense):
             return self.intermediate_act_fn(self.dense(x))
         return bias_gelu(F.linear(x, self.dense.weight), self.dense.bias)
 
@@ -204,7 +205,13 @@ class BertFamily(NamedTuple):
         layers = list(encoder.get_submodule("layer").children())
         return bool(layers) and all(map(self._is_stock, layers))
 
-    def fuse(self, encoder: nn.Module, *, both: bool) -> FusedEncoder:
+    def fuse_below(self, parent: nn.Module, *, both: bool) -> None:
+        """The encoders among its children by those of this module, in place."""
+        for name, child in list(parent.named_children()):
+            if self.has(child):
+                setattr(parent, name, self._fused(child, both=both))
+
+    def _fused(self, encoder: nn.Module, *, both: bool) -> FusedEncoder:
         """The same layers with the parts of this module."""
         layers = encoder.get_submodule("layer")
         assert isinstance(layers, nn.ModuleList)
@@ -224,17 +231,22 @@ class BertFamily(NamedTuple):
         )
 
 
-FAMILIES = {
+_BERT_FAMILIES = {
     "bert": BertFamily("bert.modeling_bert", "Bert"),
     "roberta": BertFamily("roberta.modeling_roberta", "Roberta"),
     "xlm-roberta": BertFamily("xlm_roberta.modeling_xlm_roberta", "XLMRoberta"),
     "camembert": BertFamily("camembert.modeling_camembert", "Camembert"),
     "electra": BertFamily("electra.modeling_electra", "Electra"),
-}  # by the model type of a configuration
+}
+# What fuses a part of a model, by the model type of its configuration.
+FAMILIES: dict[str, Callable[..., None]] = {
+    **{kind: family.fuse_below for kind, family in _BERT_FAMILIES.items()},
+    "modernbert": fuse_modernbert,
+}
 
 
 def fuse_layers(model: PreTrainedModel, *, checkpointed: bool = False) -> None:
-    """The encoders of BERT's and RoBERTa's kind below ``model`` by those of this module, in place;
+    """The encoders of BERT's, RoBERTa's and ModernBERT's kind in ``model`` by fused ones, in place;
     names and parameters stay. Encoders with other parts than transformers' own stay as they are.
 
     Attention becomes bidirectional and has no dropout: the caller has refused other models.
@@ -244,13 +256,10 @@ def fuse_layers(model: PreTrainedModel, *, checkpointed: bool = False) -> None:
         checkpointed: layers are computed again in the backward pass. They then hand on one tensor,
             as what is between them is all that is kept.
     """
-    family = FAMILIES.get(model.config.model_type)
-    if family is None:
-        return
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if family.has(child):
-                setattr(parent, name, family.fuse(child, both=not checkpointed))
+    fuse = FAMILIES.get(model.config.model_type)
+    if fuse is not None:
+        for part in list(model.modules()):
+            fuse(part, both=not checkpointed)
 
 
 def _fuse(layer: Any, both: bool) -> None:
@@ -276,10 +285,4 @@ def _residual(states: States) -> Tensor:
 def _has_kernels(x: Tensor, dense: nn.Module) -> bool:
     """Whether our kernels may follow the product of ``x`` with the weight of ``dense``, whose own
     forward they pass over: an adapter's must not be."""
-    return x.is_cuda and x.dtype in FLOATS and type(dense) is nn.Linear
-
-
-def _is_gelu(activation: nn.Module) -> bool:
-    if isinstance(activation, nn.GELU):
-        return activation.approximate == "none"
-    return type(activation) is GELUActivation
+    return has_kernels(x) and type(dense) is nn.Linear

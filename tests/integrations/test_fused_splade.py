@@ -99,8 +99,9 @@ def test_their_trainer_gives_the_same_losses_with_all_of_their_losses(checkpoint
 @pytest.mark.parametrize(
     "settings", [{"gradient_checkpointing": True}, {"bf16": True, "learning_rate": 1e-3}]
 )
-def test_their_settings_work(checkpoint, tmp_path, settings):
-    data, folder = examples(3), checkpoint()
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_their_settings_work(checkpoint, tmp_path, settings, family):
+    data, folder = examples(3), checkpoint(family)
     stock, fused = splade(folder), fuse(splade(folder))
     expected = train(stock, ranking(stock), data, tmp_path / "stock", **settings)
     found = train(fused, ranking(fused), data, tmp_path / "fused", **settings)

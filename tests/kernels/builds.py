@@ -19,7 +19,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from sparton.kernels.encoder_layer import gelu, normalization
+from sparton.kernels.encoder_layer import gelu, normalization, rotation
 from sparton.kernels.hybrid_head.backward import hybrid_head_backward
 from sparton.kernels.hybrid_head.forward import hybrid_head_forward
 from sparton.kernels.launch import Launch
@@ -169,9 +169,10 @@ def centroids(W: int) -> None:
 
 def attention(d: int) -> None:
     states, bounds = torch.zeros(600, 12, d, dtype=BF16), torch.tensor([0, 200, 600]).int()
-    operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1)
-    out, sums = attention_kernels.varlen_attention_forward(operands)
-    varlen_attention_backward(states, operands, out, sums)
+    for window in (-1, 64):
+        operands = attention_operands(states, states, states, bounds, bounds, 400, 400, 0.1, window)
+        out, sums = attention_kernels.varlen_attention_forward(operands)
+        varlen_attention_backward(states, operands, out, sums)
 
 
 def layer(dtype: torch.dtype, D: int) -> None:
@@ -179,13 +180,20 @@ def layer(dtype: torch.dtype, D: int) -> None:
     states, vector = torch.zeros(600, D, dtype=dtype), torch.zeros(D)
     gelu.gelu_forward(states, vector)
     gelu.gelu_backward(states, states, vector)
-    seed, options = torch.zeros((), dtype=torch.int32), {"p": 0.1}
-    _, _, *saved = normalization.post_norm_forward(
-        states, vector, states, vector, vector, seed, eps=1e-5, dtype=dtype, copy=BF16, save=True,
-        **options,
-    )  # fmt: skip
-    dtypes = (dtype, dtype)
-    normalization.post_norm_backward(states, None, *saved, vector, seed, dtypes=dtypes, **options)
+    gelu.gated_gelu_backward(gelu.gated_gelu_forward(states), states)
+    heads, angles = states.view(-1, 3, 4, D // 12), torch.zeros(600, D // 12)
+    for back in (False, True):
+        rotation.rotate(heads, angles, angles, heads, back=back)
+    for bias, seed in ((vector, torch.zeros((), dtype=torch.int32)), (None, None)):
+        _, _, *saved = normalization.norm_forward(
+            states, bias, states, vector, bias, seed, p=0.1, eps=1e-5, dtype=dtype, copy=BF16,
+            save=True,
+        )  # fmt: skip
+        sum_grad, vectors = (states, 1) if bias is None else (None, 3)
+        normalization.norm_backward(
+            states, None, sum_grad, *saved, vector, seed, vectors=vectors, p=0.1,
+            dtypes=(dtype, dtype),
+        )  # fmt: skip
 
 
 def sums_of_logits(dtype: torch.dtype) -> None:

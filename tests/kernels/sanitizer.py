@@ -152,7 +152,8 @@ def compressed_maxsim() -> None:
 
 def attention() -> None:
     states, longest = rows(sum(LENGTHS), 3, 2, 64), max(LENGTHS)
-    learn(ops.varlen_self_attention(states, bounds(*LENGTHS), longest))
+    for window in (None, 2):
+        learn(ops.varlen_self_attention(states, bounds(*LENGTHS), longest, window=window))
     query, key, value = (rows(sum(LENGTHS), 2, 64) for _ in range(3))
     sides = (bounds(*LENGTHS),) * 2
     learn(ops.varlen_attention(query, key, value, *sides, longest, longest))
@@ -162,6 +163,10 @@ def layer() -> None:
     x, residual, bias, gain, shift = rows(21, D), rows(21, D), *(rows(D) for _ in range(3))
     learn(encoder_layer.post_norm(x, bias, residual, gain, shift, eps=1e-6, p=0.1))
     learn(encoder_layer.bias_gelu(x, bias))
+    learn(torch.cat(encoder_layer.pre_norm(x, residual, gain, eps=1e-6)))
+    learn(encoder_layer.gated_gelu(x))
+    angles = torch.linspace(0, 1, 21 * 24, device=DEVICE).view(21, 24)
+    learn(encoder_layer.rotary(rows(21, 3, 2, 24), angles.cos(), angles.sin()))
 
 
 def products() -> None:

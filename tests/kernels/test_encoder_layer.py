@@ -25,7 +25,7 @@ from sparton.kernels.encoder_layer import (
 )
 from sparton.kernels.encoder_layer.dropout import hashed
 from sparton.kernels.encoder_layer.gelu import gelu_backward
-from sparton.kernels.encoder_layer.normalization import post_norm_backward, post_norm_forward
+from sparton.kernels.encoder_layer.normalization import norm_backward, norm_forward
 
 on_gpu = torch.cuda.is_available()
 DEVICE = "cuda" if on_gpu else "cpu"
@@ -157,10 +157,11 @@ def test_gradients_have_the_same_bits_every_time():
     operands, grad = norm_problem(60, 96, torch.float16, torch.float16)
     x, bias, residual, gain, shift = (tensor.squeeze(0) for tensor in operands)
     options = {"p": 0.1, "eps": EPS, "dtype": torch.float16, "copy": None, "save": True}
-    _, _, *saved = post_norm_forward(x, bias, residual, gain, shift, seed_of(1), **options)
-    dtypes = (torch.float16, torch.float16)
+    _, _, *saved = norm_forward(x, bias, residual, gain, shift, seed_of(1), **options)
+    operands = (grad[0], None, grad[0], *saved, gain, seed_of(1))
+    options = {"vectors": 3, "p": 0.1, "dtypes": (torch.float16, torch.float16)}
     for gradients in (
-        lambda: post_norm_backward(grad[0], None, *saved, gain, seed_of(1), p=0.1, dtypes=dtypes),
+        lambda: norm_backward(*operands, **options),
         lambda: gelu_backward(grad[0], x, bias),
     ):
         for first, second in zip(gradients(), gradients(), strict=True):

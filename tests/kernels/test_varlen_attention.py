@@ -287,9 +287,9 @@ def test_self_attention_is_attention_to_oneself():
 def test_registration_of_self_attention():
     states = torch.stack(make_problem((3, 0, 18)).states, dim=1).requires_grad_()
     bounds = torch.tensor([0, 3, 3, 21], dtype=torch.int32, device=states.device)
-    torch.library.opcheck(stacked._operator.registered, (states, bounds, 18, 0.2, True))
+    torch.library.opcheck(stacked._operator.registered, (states, bounds, 18, 0.2, -1, True))
     with torch.no_grad():
-        torch.library.opcheck(stacked._operator.registered, (states, bounds, 18, 0.2, False))
+        torch.library.opcheck(stacked._operator.registered, (states, bounds, 18, 0.2, 4, False))
     with pytest.raises(ValueError, match=r"states must be \[T, 3, H, d\], got \(21, 2, 32\)"):
         varlen_self_attention(states[:, 0], bounds, 18)
 
@@ -315,9 +315,9 @@ def test_registration():
     problem = make_problem((3, 0, 18), (3, 1, 17))
     leaves = [x.requires_grad_() for x in problem.states]
     given = problem.with_states(*leaves).given()
-    torch.library.opcheck(function._operator.registered, (*given, 0.2, True))
+    torch.library.opcheck(function._operator.registered, (*given, 0.2, -1, True))
     with torch.no_grad():
-        torch.library.opcheck(function._operator.registered, (*given, 0.2, False))
+        torch.library.opcheck(function._operator.registered, (*given, 0.2, -1, False))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

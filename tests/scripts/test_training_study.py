@@ -66,13 +66,14 @@ def test_every_word_is_a_token_and_lengths_keep_their_limits(tmp_path, build):
         assert abs(sum(map(len, rows)) / len(rows) - (shortest + longest) / 2) < longest / 12
 
 
-def test_some_terms_are_active_or_nearly_all(tmp_path):
+@pytest.mark.parametrize("kind", [suites.BERT_BASE, suites.MODERNBERT_BASE])
+def test_some_terms_are_active_or_nearly_all(tmp_path, kind):
     from sparton.datasets.tokenization import PackedTokenizer
 
     shares = {}
     for activity in (suites.OWN_WORDS, suites.ALL_TERMS):
         folder = tmp_path / activity
-        workload.write_model(folder, MINIATURE, activity, miniature=True)
+        workload.write_model(folder, MINIATURE, activity, miniature=True, kind=kind)
         backbone = pretrained(str(folder))
         tokens = PackedTokenizer(backbone.tokenizer, 16, 16).documents(
             ["w7 w8 w9", "w100 w200 w300 w7"]
@@ -82,6 +83,7 @@ def test_some_terms_are_active_or_nearly_all(tmp_path):
         shares[activity] = (logits[:5].amax(0) > 0).float().mean().item()
     assert 0 < shares[suites.OWN_WORDS] < 0.2
     assert shares[suites.ALL_TERMS] > 0.5
+    assert backbone.model.config.model_type == kind.removesuffix("-base")
 
 
 def windows(*losses: float, **more: float) -> list[figures.Record]:
@@ -189,6 +191,7 @@ def test_heads_compute_the_same_in_real_runs(tmp_path):
         ("splade", " splade 384 in 64s"),
         ("colbert", " colbert 384"),
         ("integrations", "_fused splade 384"),
+        ("modernbert", " splade 384 modernbert-base"),
     ],
 )
 def test_sentence_transformers_trains_on_the_same_workload(tmp_path, suite, cell):

@@ -2,12 +2,13 @@
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.processes import SCRIPTS, python_path
 from benchmarks.training.decoders import DECODERS
-from benchmarks.training.suites import COLBERT, JOINT, OURS, Cell, Plan
+from benchmarks.training.suites import COLBERT, JOINT, MODERNBERT_BASE, OURS, Cell, Plan
 
 ROOT = SCRIPTS.parent
 TRAIN = str(ROOT / "train.py")
@@ -97,6 +98,14 @@ def _token_vectors(cell: Cell) -> dict[str, object]:
     settings["skiplist"] = "''"
     found: dict[str, object] = {f"{prefix}.{key}": value for key, value in settings.items()}
     return found | ({"loss": "joint"} if cell.model == JOINT else {})
+
+
+def attention(cell: Cell) -> str | None:
+    """What transformers is asked for by sentence-transformers' model; None leaves it its default.
+    With FlashAttention it leaves padding out, which the default cannot."""
+    if cell.system == OURS or cell.backbone != MODERNBERT_BASE:
+        return None
+    return "flash_attention_2" if find_spec("flash_attn") else "sdpa"
 
 
 def command(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str]:

@@ -84,8 +84,10 @@ def decoder(cell: Cell, name: str) -> sparse.SparseEncoder:
 
 def splade(cell: Cell, name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
     """Model, loss, and the classes of the trainer and its arguments."""
+    attention = commands.attention(cell)
+    options: dict[str, Any] = {"attn_implementation": attention} if attention else {}
     is_decoder = cell.backbone in DECODERS
-    model = decoder(cell, name) if is_decoder else sparse.SparseEncoder(name)
+    model = decoder(cell, name) if is_decoder else sparse.SparseEncoder(name, model_kwargs=options)
     losses: Any = sparse_losses
     loss = (losses.CachedSpladeLoss if cached else losses.SpladeLoss)(
         model,

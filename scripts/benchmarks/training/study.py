@@ -18,7 +18,7 @@ from benchmarks.screen import Columns, Record, figure
 from benchmarks.study import Measured, Settings, Study
 from benchmarks.timing import ask_conditions, read_conditions
 from benchmarks.training import figures
-from benchmarks.training.commands import Place, command, environment, shown
+from benchmarks.training.commands import Place, attention, command, environment, shown
 from benchmarks.training.suites import SUITES, WARM_UP_WINDOWS, Cell, plan
 from benchmarks.training.workload import prepare
 from sparton.training.manifest import installed_version
@@ -135,6 +135,8 @@ class TrainingStudy(Study[Cell]):
         words = command(cell, found, place, settings.miniature)
         watched = watch([sys.executable, *words], folder, run)
         record = {"cell_command": shown(words), **watched.outcome(), **watched.conditions}
+        if (attends := attention(cell)) is not None:
+            record["attention"] = attends
         if (run / "manifest.json").exists():
             record["config"] = json.loads((run / "manifest.json").read_text())["config"]
         if record["status"] != "ok":

@@ -9,8 +9,9 @@ OURS, THEIRS = "sparton", "sentence_transformers"
 SCORES, FUSED, IN_16_BIT = (f"{THEIRS}_{how}" for how in ("scores", "fused", "bf16"))
 SYSTEMS = (OURS, THEIRS, SCORES, FUSED, IN_16_BIT)
 SPLADE, COLBERT, JOINT = "splade", "colbert", "joint"
-BERT_BASE = "bert-base"  # others are in benchmarks/training/decoders.py
-BERT, XLM_ROBERTA = 30_522, 250_002  # terms
+# Others are in benchmarks/training/decoders.py.
+BERT_BASE, MODERNBERT_BASE = "bert-base", "modernbert-base"
+BERT, XLM_ROBERTA, MODERNBERT = 30_522, 250_002, 50_368  # terms
 OWN_WORDS, ALL_TERMS = "words", "all"  # active in the untrained representation of a text
 WARM_UP_WINDOWS = 2
 FEWEST_WINDOWS, MOST_WINDOWS = 3, 20
@@ -89,7 +90,8 @@ class Cell(NamedTuple):
         parts += [f"{self.gpus} GPUs"] if self.gpus > 1 else []
         of_bert = self.backbone == BERT_BASE
         parts += [f"{self.vocabulary} terms"] if of_bert and self.vocabulary != BERT else []
-        usual = (SPLADE if self.model == SPLADE else COLBERT) if of_bert else EQUAL
+        usual = SPLADE if self.model == SPLADE else COLBERT
+        usual = EQUAL if self.backbone in DECODERS else usual
         parts += [f"{self.lengths} lengths"] if self.lengths != usual else []
         parts += ["all terms active"] if self.activity == ALL_TERMS else []
         return " ".join(part for part in parts if part)
@@ -149,6 +151,11 @@ def _late(system: str, model: str, head: str, **others: Any) -> Cell:
     return Cell(system, model, head, 384, lengths=COLBERT, **others)
 
 
+def _modernbert(system: str, head: str, batch: int, **others: Any) -> Cell:
+    others |= {"backbone": MODERNBERT_BASE, "vocabulary": MODERNBERT}
+    return Cell(system, SPLADE, head, batch, **others)
+
+
 def _decoder(system: str, backbone: str, micro_batch: int, **others: Any) -> Cell:
     head = "sparton" if system == OURS else ""
     vocabulary = DECODERS[backbone].sizes["vocab_size"]
@@ -183,6 +190,17 @@ SUITES: dict[str, list[Cell]] = {
         _splade("sparton_hybrid", 384),
         _splade("sparton", 384, micro_batch=64),
         _splade("sparton", 384, compiled=True, activity=ALL_TERMS),
+    ],
+    # The same of ModernBERT-base.
+    "modernbert": [
+        *(
+            _modernbert(OURS, "sparton", batch, compiled=compiled, half_residual=half)
+            for batch in (384, 256)
+            for compiled in (False, True)
+            for half in (False, True)
+        ),
+        *(_modernbert(THEIRS, "", batch) for batch in (384, 256, 128)),
+        _modernbert(THEIRS, "", 384, micro_batch=64),
     ],
     # Late interaction; the joint model beside each of its halves, on the same texts.
     "colbert": [

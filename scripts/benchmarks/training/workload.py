@@ -11,14 +11,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
+from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 from benchmarks.training.decoders import DECODERS
-from benchmarks.training.suites import LENGTHS, OWN_WORDS, SPLADE, Cell, Lengths, Plan
+from benchmarks.training.suites import (
+    BERT_BASE,
+    LENGTHS,
+    MODERNBERT_BASE,
+    OWN_WORDS,
+    SPLADE,
+    Cell,
+    Lengths,
+    Plan,
+)
 from benchmarks.words import AROUND, Frequencies
+from sparton.models.backbone import Backbone
 from sparton.models.backbones import (
     SPECIAL_TOKENS,
     random_bert,
     start_near_identity,
+    word_tokenizer,
 )
 from sparton.models.logits import start_logits
 
@@ -29,14 +42,18 @@ _SHARED = 0.5  # of a query's words come from its document
 _FIRST = len(SPECIAL_TOKENS)
 
 
-def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -> None:
-    """BERT-base with random weights, a masked-language-modelling head, and its tokenizer.
+def write_model(
+    folder: Path, vocabulary: int, activity: str, miniature: bool, kind: str = BERT_BASE
+) -> None:
+    """BERT-base or ModernBERT-base with random weights, a masked-language-modelling head, and its
+    tokenizer.
 
     Of a text its own words are active and some that lie near, as many as trained models have; or
     nearly all terms are, the most work that a sparse model can make.
     """
-    backbone = random_bert(vocabulary, *((32, 2, 2) if miniature else ()))
-    if miniature:  # whose results do not depend on how a batch is cut
+    build = random_modernbert if kind == MODERNBERT_BASE else random_bert
+    backbone = build(vocabulary, *((32, 2, 2) if miniature else ()))
+    if miniature and kind == BERT_BASE:  # whose results do not depend on how a batch is cut
         backbone.model.config.hidden_dropout_prob = 0.0
     if activity == OWN_WORDS:
         start_near_identity(backbone, bias=_MINIATURE_BIAS if miniature else _BIAS)
@@ -45,6 +62,32 @@ def write_model(folder: Path, vocabulary: int, activity: str, miniature: bool) -
     with backbone.decoder_in_place() as model:
         model.save_pretrained(folder)
     backbone.tokenizer.save_pretrained(folder)
+
+
+def random_modernbert(
+    vocabulary: int, hidden_size: int = 768, layers: int = 22, heads: int = 12
+) -> Backbone:
+    """ModernBERT with random weights, and the tokenizer of :func:`random_bert`, up to 512 tokens.
+
+    What ModernBERT has in the middle of a layer is 1.5 times its width.
+    """
+    words = [f"w{row}" for row in range(_FIRST, vocabulary)]
+    tokenizer = word_tokenizer(words, 512)
+    config = ModernBertConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size // 2,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        pad_token_id=tokenizer.pad_token_id,
+        cls_token_id=tokenizer.cls_token_id,
+        sep_token_id=tokenizer.sep_token_id,
+        bos_token_id=tokenizer.cls_token_id,
+        eos_token_id=tokenizer.sep_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Backbone(ModernBertForMaskedLM(config), tokenizer)
 
 
 def write_pairs(path: Path, vocabulary: int, lengths: Lengths, pairs: int) -> None:
@@ -78,7 +121,9 @@ def prepare(folder: Path, cell: Cell, plan: Plan, miniature: bool) -> tuple[str,
     """
     vocabulary, lengths = plan.vocabulary, plan.lengths
     decoder = DECODERS.get(cell.backbone)
-    model = f"bert-{vocabulary}-{cell.activity}" if decoder is None else cell.backbone
+    model = cell.backbone
+    if decoder is None:
+        model += f"-{vocabulary}-{cell.activity}"
     pairs = (
         "pairs-" + "-".join(map(str, (vocabulary, *lengths.query, *lengths.document))) + ".jsonl"
     )
@@ -86,7 +131,7 @@ def prepare(folder: Path, cell: Cell, plan: Plan, miniature: bool) -> tuple[str,
     if not (folder / model).exists():
         part = folder / f"{model}.part"
         if decoder is None:
-            write_model(part, vocabulary, cell.activity, miniature)
+            write_model(part, vocabulary, cell.activity, miniature, cell.backbone)
         else:
             decoder.write(part, miniature)
         part.rename(folder / model)

@@ -1,17 +1,31 @@
 """What an encoder layer computes between its matrix products, in one pass over memory each."""
 
 from sparton.kernels.encoder_layer.dropout import hashed_dropout
-from sparton.kernels.encoder_layer.gelu_function import bias_gelu
+from sparton.kernels.encoder_layer.gelu_function import bias_gelu, gated_gelu
 from sparton.kernels.encoder_layer.norm_function import post_norm, post_norm_and_copy
 from sparton.kernels.encoder_layer.operands import FLOATS
-from sparton.kernels.encoder_layer.reference import bias_gelu_reference, post_norm_reference
+from sparton.kernels.encoder_layer.pre_norm_function import pre_norm
+from sparton.kernels.encoder_layer.reference import (
+    bias_gelu_reference,
+    gated_gelu_reference,
+    post_norm_reference,
+    pre_norm_reference,
+    rotary_reference,
+)
+from sparton.kernels.encoder_layer.rotary_function import rotary
 
 __all__ = [
     "FLOATS",
     "bias_gelu",
     "bias_gelu_reference",
+    "gated_gelu",
+    "gated_gelu_reference",
     "hashed_dropout",
     "post_norm",
     "post_norm_and_copy",
     "post_norm_reference",
+    "pre_norm",
+    "pre_norm_reference",
+    "rotary",
+    "rotary_reference",
 ]

@@ -1,9 +1,10 @@
-"""GELU of a linear layer's product, its bias included, and the way back with the bias' gradient.
+"""GELU of a linear layer's product, its bias included, and the way back with the bias' gradient;
+and GELU of one half of a product, times the other half.
 
-T rows, D columns. With u = x + bias and F the normal distribution's function, forward u F(u),
-backward (F(u) + u F'(u)) grad. F(-|u|) is half the complementary error function of |u| / sqrt(2),
-by Abramowitz and Stegun's 7.1.26 (error below 1e-7), whose one exponential is that of F' too: the
-error function of CUDA's library takes longer than the memory does.
+T rows, D columns of a result. With u = x + bias and F the normal distribution's function, forward
+u F(u), backward (F(u) + u F'(u)) grad. F(-|u|) is half the complementary error function of
+|u| / sqrt(2), by Abramowitz and Stegun's 7.1.26 (error below 1e-7), whose one exponential is that
+of F' too: the error function of CUDA's library takes longer than the memory does.
 """
 
 from typing import Any
@@ -20,6 +21,8 @@ from sparton.kernels.launch import Launch, cdiv
 ROWS, COLUMNS, WARPS = 8, 512, 4
 BACKWARD_ROWS, BACKWARD_COLUMNS, BACKWARD_WARPS = 2, 1024, 4
 BACKWARD_PROGRAMS = 32  # for each multiprocessor
+# Gated, a common divisor of ModernBERT's columns, 1,152, and others'.
+GATED_ROWS, GATED_COLUMNS, GATED_WARPS = 16, 128, 4
 
 
 @triton.jit
@@ -50,6 +53,17 @@ def _tail(u, APPROXIMATE: tl.constexpr):
     return t * series * exponential, exponential
 
 
+@triton.jit
+def _gelu(u, tail):
+    # The tail is 0 from 14 on, infinity among it.
+    return tl.maximum(u, 0.0) - tl.minimum(tl.abs(u), 16.0) * tail
+
+
+@triton.jit
+def _slope(u, tail, exponential):
+    return tl.where(u < 0, tail, 1.0 - tail) + u * (0.3989422804014327 * exponential)
+
+
 @triton.jit(do_not_specialize=["T"])
 def _gelu_kernel(
     x_ptr, bias_ptr, out_ptr, T,
@@ -62,9 +76,7 @@ def _gelu_kernel(
     bias = tl.load(bias_ptr + d, d < D, 0.0).to(tl.float32)
     u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
     tail, _ = _tail(u, APPROXIMATE)
-    # The tail is 0 from 14 on, infinity among it.
-    out = tl.maximum(u, 0.0) - tl.minimum(tl.abs(u), 16.0) * tail
-    store_rows(out_ptr, t, d, inside, out, D)
+    store_rows(out_ptr, t, d, inside, _gelu(u, tail), D)
 
 
 @triton.jit(do_not_specialize=["T", "programs"])
@@ -83,17 +95,48 @@ def _gelu_backward_kernel(
         inside = (t < T)[:, None] & (d < D)[None, :]
         u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
         tail, exponential = _tail(u, APPROXIMATE)
-        slope = tl.where(u < 0, tail, 1.0 - tail) + u * (0.3989422804014327 * exponential)
-        dx = load_rows(grad_ptr, t, d, inside, D) * slope
+        dx = load_rows(grad_ptr, t, d, inside, D) * _slope(u, tail, exponential)
         store_rows(dx_ptr, t, d, inside, dx, D)
         total += dx
     tl.store(sum_ptr + program.to(tl.int64) * D + d, tl.sum(total, 0), d < D)
 
 
-def _constants(x: Tensor) -> dict[str, Any]:
+@triton.jit(do_not_specialize=["T"])
+def _gated_gelu_kernel(
+    x_ptr, out_ptr, T,
+    D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, APPROXIMATE: tl.constexpr,
+):  # fmt: skip
+    blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
+    t = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
+    d = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (t < T)[:, None] & (d < D)[None, :]
+    u = load_rows(x_ptr, t, d, inside, 2 * D)
+    gate = load_rows(x_ptr, t, D + d, inside, 2 * D)
+    tail, _ = _tail(u, APPROXIMATE)
+    store_rows(out_ptr, t, d, inside, _gelu(u, tail) * gate, D)
+
+
+@triton.jit(do_not_specialize=["T"])
+def _gated_gelu_backward_kernel(
+    grad_ptr, x_ptr, dx_ptr, T,
+    D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, APPROXIMATE: tl.constexpr,
+):  # fmt: skip
+    blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
+    t = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
+    d = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (t < T)[:, None] & (d < D)[None, :]
+    u = load_rows(x_ptr, t, d, inside, 2 * D)
+    gate = load_rows(x_ptr, t, D + d, inside, 2 * D)
+    grad = load_rows(grad_ptr, t, d, inside, D)
+    tail, exponential = _tail(u, APPROXIMATE)
+    store_rows(dx_ptr, t, d, inside, grad * gate * _slope(u, tail, exponential), 2 * D)
+    store_rows(dx_ptr, t, D + d, inside, grad * _gelu(u, tail), 2 * D)
+
+
+def _constants(x: Tensor, columns: int) -> dict[str, Any]:
     """Instructions of NVIDIA's that need no care for tiny numbers save a third of the arithmetic,
     which otherwise takes longer than the memory."""
-    return {"D": x.shape[1], "APPROXIMATE": x.is_cuda and torch.version.hip is None}
+    return {"D": columns, "APPROXIMATE": x.is_cuda and torch.version.hip is None}
 
 
 def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
@@ -102,9 +145,9 @@ def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty_like(x)
     if x.numel():
         grid = (cdiv(T, ROWS) * cdiv(D, COLUMNS),)
-        Launch(_gelu_kernel, grid, T, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS, **_constants(x))(
-            x, bias, out
-        )
+        Launch(
+            _gelu_kernel, grid, T, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS, **_constants(x, D)
+        )(x, bias, out)  # fmt: skip
     return out
 
 
@@ -119,6 +162,31 @@ def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
     sums = torch.empty((programs, D), dtype=torch.float32, device=x.device)
     Launch(
         _gelu_backward_kernel, (programs * blocks,), T, programs,
-        ROWS=BACKWARD_ROWS, COLUMNS=BACKWARD_COLUMNS, num_warps=BACKWARD_WARPS, **_constants(x),
+        ROWS=BACKWARD_ROWS, COLUMNS=BACKWARD_COLUMNS, num_warps=BACKWARD_WARPS,
+        **_constants(x, D),
     )(grad, x, bias, dx, sums)  # fmt: skip
     return dx, sums.sum(0)
+
+
+def gated_gelu_forward(x: Tensor) -> Tensor:
+    """``[T, D]`` of ``x [T, 2 D]``, in its dtype; contiguous."""
+    out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
+    _launch_gated(_gated_gelu_kernel, out, x, out)
+    return out
+
+
+def gated_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of ``x [T, 2 D]``, in its dtype, of an upstream gradient ``[T, D]``."""
+    dx = torch.empty_like(x)
+    _launch_gated(_gated_gelu_backward_kernel, grad, grad, x, dx)
+    return dx
+
+
+def _launch_gated(kernel: Any, like: Tensor, *tensors: Tensor) -> None:
+    T, D = like.shape
+    if like.numel():
+        grid = (cdiv(T, GATED_ROWS) * cdiv(D, GATED_COLUMNS),)
+        Launch(
+            kernel, grid, T, ROWS=GATED_ROWS, COLUMNS=GATED_COLUMNS, num_warps=GATED_WARPS,
+            **_constants(like, D),
+        )(*tensors)  # fmt: skip

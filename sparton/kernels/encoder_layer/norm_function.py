@@ -5,11 +5,17 @@ from torch import Tensor
 
 from sparton.kernels.dispatch import late
 from sparton.kernels.encoder_layer.dropout import draw_seed
-from sparton.kernels.encoder_layer.operands import FLOATS, Normalised, check_operands, rows_of
+from sparton.kernels.encoder_layer.operands import (
+    FLOATS,
+    Normalised,
+    check_operands,
+    check_residual,
+    rows_of,
+)
 from sparton.kernels.operator import Operator
 
-_forward_kernel = late("sparton.kernels.encoder_layer.normalization.post_norm_forward")
-_backward_kernel = late("sparton.kernels.encoder_layer.normalization.post_norm_backward")
+_forward_kernel = late("sparton.kernels.encoder_layer.normalization.norm_forward")
+_backward_kernel = late("sparton.kernels.encoder_layer.normalization.norm_backward")
 
 
 def _post_norm(
@@ -45,10 +51,10 @@ def _gradients(
     """The gradients of x, bias, residual, gain and shift."""
     grads = [x for x in (out_grad, second_grad) if x is not None]
     dx, dresidual, columns = _backward_kernel()(
-        rows_of(grads[0]), rows_of(grads[1]) if grads[1:] else None, sums, moments,
-        gain.contiguous(), seed, p=p, dtypes=(x_dtype, residual_dtype),
+        rows_of(grads[0]), rows_of(grads[1]) if grads[1:] else None, None, sums, moments,
+        gain.contiguous(), seed, vectors=3, p=p, dtypes=(x_dtype, residual_dtype),
     )  # fmt: skip
-    dbias, dgain, dshift = columns.unbind(0)
+    dgain, dbias, dshift = columns.unbind(0)
     return (
         dx.view(grads[0].shape), dbias.to(bias_dtype), dresidual.view(grads[0].shape),
         dgain.to(gain.dtype), dshift.to(shift_dtype),
@@ -148,12 +154,7 @@ def _normalised(
     p: float, eps: float, dtype: torch.dtype | None, copy: torch.dtype | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     check_operands(x, bias, gain, shift)
-    place = (x.shape, x.device)
-    if (residual.shape, residual.device) != place or residual.dtype not in FLOATS:
-        raise ValueError(
-            f"residual must be a float tensor {tuple(x.shape)} on {x.device} like x, got "
-            f"{residual.dtype} {tuple(residual.shape)} on {residual.device}"
-        )
+    check_residual(x, residual)
     if seed is not None and (seed.dtype, seed.shape, seed.device) != (torch.int32, (), x.device):
         raise ValueError(
             f"seed must be int32 [] on {x.device}, got {seed.dtype} {tuple(seed.shape)} on "

@@ -1,9 +1,12 @@
 """``LayerNorm(residual + dropout(x + bias))`` as one pass, and the way back as another.
 
 T rows, D columns. The sum is kept for the backward, with mean and inverse deviation of each row;
-the mask of the dropout is computed again. Column sums (the gradients of bias, gain and shift) are
+the mask of the dropout is computed again. Column sums (the gradients of gain, bias and shift) are
 taken while the rows are there: each program adds up its rows, and what they found is summed at the
 end, in a fixed order.
+
+Where layers begin with their norm, the sum is a result as well, and there is neither bias nor
+shift.
 """
 
 import torch
@@ -40,7 +43,7 @@ def _load_vector(ptr, d, D: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["T"])
-def _post_norm_kernel(
+def _norm_kernel(
     x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, copy_ptr, sum_ptr,
     moments_ptr, T,
     SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
@@ -49,7 +52,9 @@ def _post_norm_kernel(
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
     inside = (t < T)[:, None] & (d < D)[None, :]
-    x = load_rows(x_ptr, t, d, inside, D) + _load_vector(bias_ptr, d, D)
+    x = load_rows(x_ptr, t, d, inside, D)
+    if bias_ptr is not None:
+        x += _load_vector(bias_ptr, d, D)
     if seed_ptr is not None:
         x = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), x * SCALE, 0.0)
     total = x + load_rows(residual_ptr, t, d, inside, D)
@@ -58,8 +63,9 @@ def _post_norm_kernel(
     mean = tl.sum(total, 1) / D
     centred = tl.where(inside, total - mean[:, None], 0.0)
     inverse = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / D + EPS)
-    gain, shift = _load_vector(gain_ptr, d, D), _load_vector(shift_ptr, d, D)
-    out = centred * inverse[:, None] * gain + shift
+    out = centred * inverse[:, None] * _load_vector(gain_ptr, d, D)
+    if shift_ptr is not None:
+        out += _load_vector(shift_ptr, d, D)
     store_rows(out_ptr, t, d, inside, out, D)
     if copy_ptr is not None:
         store_rows(copy_ptr, t, d, inside, out, D)
@@ -70,19 +76,19 @@ def _post_norm_kernel(
 
 
 @triton.jit(do_not_specialize=["T", "programs"])
-def _post_norm_backward_kernel(
-    grad_ptr, copy_grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr, dresidual_ptr,
-    columns_ptr, T, programs,
-    SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+def _norm_backward_kernel(
+    grad_ptr, copy_grad_ptr, sum_grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr,
+    dresidual_ptr, columns_ptr, T, programs,
+    VECTORS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Every ``programs``-th tile of rows; column sums go to ``columns [3, programs, D]``: of the
-    gradients of bias, gain and shift."""
+    """Every ``programs``-th tile of rows; column sums go to ``columns [VECTORS, programs, D]``: of
+    the gradients of the gain and, if there are 3, of bias and shift."""
     program = tl.program_id(0)
     d = tl.arange(0, BLOCK_D)
     gain = _load_vector(gain_ptr, d, D)
-    dbias = tl.zeros((ROWS, BLOCK_D), tl.float32)
     dgain = tl.zeros((ROWS, BLOCK_D), tl.float32)
+    dbias = tl.zeros((ROWS, BLOCK_D), tl.float32)
     dshift = tl.zeros((ROWS, BLOCK_D), tl.float32)
     for lo in range(program * ROWS, T, programs * ROWS):
         t = lo + tl.arange(0, ROWS)
@@ -98,19 +104,23 @@ def _post_norm_backward_kernel(
         along = tl.sum(dunit * unit, 1) / D
         level = tl.sum(dunit, 1) / D
         dtotal = (dunit - level[:, None] - unit * along[:, None]) * inverse[:, None]
+        if sum_grad_ptr is not None:
+            dtotal += load_rows(sum_grad_ptr, t, d, inside, D)
         store_rows(dresidual_ptr, t, d, inside, dtotal, D)
         dx = dtotal
         if seed_ptr is not None:
             dx = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
         store_rows(dx_ptr, t, d, inside, dx, D)
-        dbias += dx
         dgain += grad * unit
-        dshift += grad
+        if VECTORS == 3:
+            dbias += dx
+            dshift += grad
     columns_ptr += program.to(tl.int64) * D
     part = programs.to(tl.int64) * D
-    tl.store(columns_ptr + d, tl.sum(dbias, 0), d < D)
-    tl.store(columns_ptr + part + d, tl.sum(dgain, 0), d < D)
-    tl.store(columns_ptr + 2 * part + d, tl.sum(dshift, 0), d < D)
+    tl.store(columns_ptr + d, tl.sum(dgain, 0), d < D)
+    if VECTORS == 3:
+        tl.store(columns_ptr + part + d, tl.sum(dbias, 0), d < D)
+        tl.store(columns_ptr + 2 * part + d, tl.sum(dshift, 0), d < D)
 
 
 def _tile(D: int) -> dict[str, int]:
@@ -125,15 +135,16 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
     return {"SCALE": 1.0 / (1.0 - p), "THRESHOLD": threshold(p)}
 
 
-def post_norm_forward(
-    x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
-    *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
+def norm_forward(
+    x: Tensor, bias: Tensor | None, residual: Tensor, gain: Tensor, shift: Tensor | None,
+    seed: Tensor | None, *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None,
+    save: bool,
 ) -> Normalised:  # fmt: skip
     """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
     Args:
         x, residual: ``[T, D]``, contiguous.
-        bias, gain, shift: ``[D]``, contiguous.
+        bias, gain, shift: ``[D]``, contiguous; None adds nothing.
         seed: int32 ``[]`` of the dropout with probability ``p``; None drops nothing.
         eps: of the normalisation.
     """
@@ -147,32 +158,35 @@ def post_norm_forward(
         moments = torch.empty((2, T), dtype=torch.float32, device=x.device)
     if T:
         Launch(
-            _post_norm_kernel, (cdiv(T, ROWS),), T, SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps,
+            _norm_kernel, (cdiv(T, ROWS),), T, SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps,
             **_dropout(p, seed), **_tile(D),
         )(x, bias, residual, gain, shift, seed, out, second, sums, moments)  # fmt: skip
     return Normalised(out, second, sums, moments)
 
 
-def post_norm_backward(
-    grad: Tensor, copy_grad: Tensor | None, sums: Tensor, moments: Tensor, gain: Tensor,
-    seed: Tensor | None, *, p: float, dtypes: tuple[torch.dtype, torch.dtype],
+def norm_backward(
+    grad: Tensor, copy_grad: Tensor | None, sum_grad: Tensor | None, sums: Tensor, moments: Tensor,
+    gain: Tensor, seed: Tensor | None, *, vectors: int, p: float,
+    dtypes: tuple[torch.dtype, torch.dtype],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[3, D]``: of bias,
-    gain and shift. The same bits every time.
+    """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[vectors, D]``: of
+    the gain and, if there are 3, of bias and shift. The same bits every time.
 
     Args:
         grad, copy_grad: ``[T, D]``, contiguous, upstream gradients of the result and of its copy;
             their sum counts.
+        sum_grad: of what is normalised, where that is a result too.
         sums, moments, gain, seed, p: of the forward.
         dtypes: of the gradients of x and of the residual.
     """
     T, D = grad.shape
     dx, dresidual = (torch.empty((T, D), dtype=dtype, device=grad.device) for dtype in dtypes)
     if not T:
-        return dx, dresidual, torch.zeros((3, D), dtype=torch.float32, device=grad.device)
+        return dx, dresidual, torch.zeros((vectors, D), dtype=torch.float32, device=grad.device)
     programs = programs_over_rows(grad, ROWS, BACKWARD_PROGRAMS)
-    columns = torch.empty((3, programs, D), dtype=torch.float32, device=grad.device)
-    Launch(_post_norm_backward_kernel, (programs,), T, programs, **_dropout(p, seed), **_tile(D))(
-        grad, copy_grad, sums, moments, gain, seed, dx, dresidual, columns
-    )
+    columns = torch.empty((vectors, programs, D), dtype=torch.float32, device=grad.device)
+    Launch(
+        _norm_backward_kernel, (programs,), T, programs, VECTORS=vectors, **_dropout(p, seed),
+        **_tile(D),
+    )(grad, copy_grad, sum_grad, sums, moments, gain, seed, dx, dresidual, columns)  # fmt: skip
     return dx, dresidual, columns.sum(1)

@@ -44,3 +44,13 @@ def check_operands(x: Tensor, *vectors: Tensor) -> None:
             )
         if vector.device != x.device:
             raise ValueError(f"operands must be on one device, got {x.device} and {vector.device}")
+
+
+def check_residual(x: Tensor, residual: Tensor) -> None:
+    """Raise ValueError unless it can be added to ``x``."""
+    place = (x.shape, x.device)
+    if (residual.shape, residual.device) != place or residual.dtype not in FLOATS:
+        raise ValueError(
+            f"residual must be a float tensor {tuple(x.shape)} on {x.device} like x, got "
+            f"{residual.dtype} {tuple(residual.shape)} on {residual.device}"
+        )

@@ -24,6 +24,8 @@ from sparton.kernels.varlen_attention.tiles import (
     locate,
     metadata,
     rows_at,
+    sees,
+    within_reach,
 )
 
 
@@ -51,7 +53,7 @@ def _varlen_attention_dquery_kernel(
     delta_ptr, dquery_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
     stride_dt, num_blocks, Tq,
-    SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr, WINDOW: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_Q queries of a sequence; also stores their delta."""
@@ -64,11 +66,12 @@ def _varlen_attention_dquery_kernel(
     real_q = offs_q < num_q
     row = head.to(tl.int64) * Tq + first_q + offs_q
     start = first_q + first
+    begin, end = within_reach(first, BLOCK_Q, num_k, WINDOW)
     q_ptrs = rows_at(query_ptr, start, head, stride_qt, stride_qh, BLOCK_Q, D)
     g_ptrs = rows_at(grad_ptr, start, head, stride_gt, stride_gh, BLOCK_Q, D)
     o_ptrs = rows_at(out_ptr, start, head, H * D, D, BLOCK_Q, D)
-    k_ptrs = rows_at(key_ptr, first_k, head, stride_kt, stride_kh, BLOCK_K, D)
-    v_ptrs = rows_at(value_ptr, first_k, head, stride_vt, stride_vh, BLOCK_K, D)
+    k_ptrs = rows_at(key_ptr, first_k + begin, head, stride_kt, stride_kh, BLOCK_K, D)
+    v_ptrs = rows_at(value_ptr, first_k + begin, head, stride_vt, stride_vh, BLOCK_K, D)
     q = tl.load(q_ptrs, real_q[:, None], 0.0)
     g = tl.load(g_ptrs, real_q[:, None], 0.0)
     out = tl.load(o_ptrs, real_q[:, None], 0.0)
@@ -76,12 +79,13 @@ def _varlen_attention_dquery_kernel(
     delta = tl.sum(g.to(tl.float32) * out.to(tl.float32), 1)
     tl.store(delta_ptr + row, delta, real_q)
     dq = tl.zeros((BLOCK_Q, D), tl.float32)
-    for lo in range(0, num_k, BLOCK_K):
+    for lo in range(begin, end, BLOCK_K):
         real_k = lo + offs_k < num_k
         k = tl.load(k_ptrs, real_k[:, None], 0.0)
         v = tl.load(v_ptrs, real_k[:, None], 0.0)
         p = tl.exp2(tl.dot(q, k.T) * (SCALE * LOG2_E) - lse[:, None])
-        p = tl.where(real_k[None, :], p, 0.0)
+        seen = sees(real_k[None, :], offs_q[:, None], (lo + offs_k)[None, :], WINDOW)
+        p = tl.where(seen, p, 0.0)
         ds = p * (tl.dot(g, v.T) - delta[:, None])
         dq = tl.dot(ds.to(k.dtype), k, dq)
         k_ptrs += BLOCK_K * stride_kt
@@ -96,7 +100,7 @@ def _varlen_attention_dkey_kernel(
     dkey_ptr, dvalue_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, stride_gt, stride_gh,
     stride_dt, num_blocks, Tq,
-    SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr, WINDOW: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_K keys of a sequence."""
@@ -105,24 +109,28 @@ def _varlen_attention_dkey_kernel(
     if first >= num_k:
         return
     offs_q = tl.arange(0, BLOCK_Q)
-    real_k = first + tl.arange(0, BLOCK_K) < num_k
+    offs_k = first + tl.arange(0, BLOCK_K)
+    real_k = offs_k < num_k
+    begin, end = within_reach(first, BLOCK_K, num_q, WINDOW)
     row = head.to(tl.int64) * Tq + first_q + offs_q
     start = first_k + first
     k_ptrs = rows_at(key_ptr, start, head, stride_kt, stride_kh, BLOCK_K, D)
     v_ptrs = rows_at(value_ptr, start, head, stride_vt, stride_vh, BLOCK_K, D)
-    q_ptrs = rows_at(query_ptr, first_q, head, stride_qt, stride_qh, BLOCK_Q, D)
-    g_ptrs = rows_at(grad_ptr, first_q, head, stride_gt, stride_gh, BLOCK_Q, D)
+    q_ptrs = rows_at(query_ptr, first_q + begin, head, stride_qt, stride_qh, BLOCK_Q, D)
+    g_ptrs = rows_at(grad_ptr, first_q + begin, head, stride_gt, stride_gh, BLOCK_Q, D)
     k = tl.load(k_ptrs, real_k[:, None], 0.0)
     v = tl.load(v_ptrs, real_k[:, None], 0.0)
     dk = tl.zeros((BLOCK_K, D), tl.float32)
     dv = tl.zeros((BLOCK_K, D), tl.float32)
-    for lo in range(0, num_q, BLOCK_Q):
+    for lo in range(begin, end, BLOCK_Q):
         real_q = lo + offs_q < num_q
         q = tl.load(q_ptrs, real_q[:, None], 0.0)
         g = tl.load(g_ptrs, real_q[:, None], 0.0)
         lse = tl.load(lse_ptr + row + lo, real_q, float("inf"))  # no weight
         delta = tl.load(delta_ptr + row + lo, real_q, 0.0)
         p = tl.exp2(tl.dot(k, q.T) * (SCALE * LOG2_E) - lse[None, :])
+        if WINDOW >= 0:
+            p = tl.where(tl.abs(offs_k[:, None] - (lo + offs_q)[None, :]) <= WINDOW, p, 0.0)
         dv = tl.dot(p.to(g.dtype), g, dv)
         ds = (p * (tl.dot(v, g.T) - delta[None, :])).to(q.dtype)
         dk = tl.dot(ds, q, dk)

@@ -21,6 +21,8 @@ from sparton.kernels.varlen_attention.tiles import (
     locate,
     metadata,
     rows_at,
+    sees,
+    within_reach,
 )
 
 
@@ -44,7 +46,7 @@ def _varlen_attention_fwd_kernel(
     query_ptr, key_ptr, value_ptr, query_cu_ptr, key_cu_ptr, out_ptr, lse_ptr,
     stride_qt, stride_qh, stride_kt, stride_kh, stride_vt, stride_vh, num_blocks, Tq,
     max_query, max_key,
-    SCALE: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
+    SCALE: tl.constexpr, WINDOW: tl.constexpr, H: tl.constexpr, D: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ONE_TILE: tl.constexpr,
 ):  # fmt: skip
     """ONE_TILE: no sequence has more than BLOCK_K keys, so that no maximum changes."""
@@ -58,18 +60,21 @@ def _varlen_attention_fwd_kernel(
     offs_q = first + tl.arange(0, BLOCK_Q)
     offs_k = tl.arange(0, BLOCK_K)
     real_q = (offs_q < num_q)[:, None]
+    begin, end = within_reach(first, BLOCK_Q, num_k, WINDOW)
     q_ptrs = rows_at(query_ptr, first_q + first, head, stride_qt, stride_qh, BLOCK_Q, D)
-    k_ptrs = rows_at(key_ptr, first_k, head, stride_kt, stride_kh, BLOCK_K, D)
-    v_ptrs = rows_at(value_ptr, first_k, head, stride_vt, stride_vh, BLOCK_K, D)
+    k_ptrs = rows_at(key_ptr, first_k + begin, head, stride_kt, stride_kh, BLOCK_K, D)
+    v_ptrs = rows_at(value_ptr, first_k + begin, head, stride_vt, stride_vh, BLOCK_K, D)
     q = tl.load(q_ptrs, real_q, 0.0)
-    best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+    # Finite: a query may see no key of the first tile.
+    best = tl.full((BLOCK_Q,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_Q,), tl.float32)
     acc = tl.zeros((BLOCK_Q, D), tl.float32)
-    for lo in range(0, num_k, BLOCK_K):
+    for lo in range(begin, end, BLOCK_K):
         real_k = lo + offs_k < num_k
         k = tl.load(k_ptrs, real_k[:, None], 0.0)
         v = tl.load(v_ptrs, real_k[:, None], 0.0)
-        scores = tl.where(real_k[None, :], tl.dot(q, k.T), float("-inf"))
+        seen = sees(real_k[None, :], offs_q[:, None], (lo + offs_k)[None, :], WINDOW)
+        scores = tl.where(seen, tl.dot(q, k.T), float("-inf"))
         new = tl.max(scores, 1) * scale
         if not ONE_TILE:
             new = tl.maximum(best, new)

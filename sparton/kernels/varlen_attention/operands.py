@@ -23,6 +23,7 @@ class AttentionOperands(NamedTuple):
         query_cu_seqlens, key_cu_seqlens: int32 ``[N + 1]``, contiguous.
         max_query, max_key: upper bounds of the tokens of a sequence; the forward asserts them.
         scale: factor of the scores.
+        window: a query sees the keys at a distance of at most this number; a negative one, all.
     """
 
     query: Tensor
@@ -33,6 +34,7 @@ class AttentionOperands(NamedTuple):
     max_query: int
     max_key: int
     scale: float
+    window: int = -1
 
     @property
     def num_problems(self) -> int:
@@ -59,6 +61,7 @@ def attention_operands(
     max_query: int,
     max_key: int,
     scale: float,
+    window: int = -1,
 ) -> AttentionOperands:
     """Raise ValueError unless the operands fit together; reads no values."""
     if query.dim() != 3 or key.shape != value.shape or query.shape[1:] != key.shape[1:]:
@@ -88,4 +91,4 @@ def attention_operands(
     query, key, value = (unit_stride(x) for x in (query, key, value))
     query_cu_seqlens, key_cu_seqlens = (cu.contiguous() for cu in bounds)
     bounds = (query_cu_seqlens, key_cu_seqlens)
-    return AttentionOperands(query, key, value, *bounds, max_query, max_key, scale)
+    return AttentionOperands(query, key, value, *bounds, max_query, max_key, scale, window)

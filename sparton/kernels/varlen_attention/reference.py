@@ -15,6 +15,7 @@ def varlen_attention_reference(
     key_cu_seqlens: Tensor,
     *,
     scale: float | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """``softmax(scale * q k^T) v`` within each sequence, in both directions, without dropout.
 
@@ -27,6 +28,7 @@ def varlen_attention_reference(
         query_cu_seqlens: int ``[N + 1]``, boundaries of the sequences; from 0 to Tq, ascending.
         key_cu_seqlens: int ``[N + 1]``, from 0 to Tk.
         scale: factor of the scores, ``d ** -0.5`` when None.
+        window: a token attends to those at a distance of at most this number; None: to all.
 
     Returns:
         ``[Tq, H, d]``, differentiable.
@@ -34,5 +36,16 @@ def varlen_attention_reference(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     sides = ((query, query_cu_seqlens), (key, key_cu_seqlens), (value, key_cu_seqlens))
     pieces = (x.transpose(0, 1).split(cu.diff().tolist(), dim=1) for x, cu in sides)
-    mixed = [(scale * q @ k.mT).softmax(-1) @ v for q, k, v in zip(*pieces, strict=True)]
+    mixed = [
+        (scale * q @ k.mT).masked_fill(_far(q, k, window), -torch.inf).softmax(-1) @ v
+        for q, k, v in zip(*pieces, strict=True)
+    ]
     return torch.cat(mixed, dim=1).transpose(0, 1) if mixed else torch.zeros_like(query)
+
+
+def _far(q: Tensor, k: Tensor, window: int | None) -> Tensor:
+    """Which keys are beyond the window of which queries, bool ``[queries, keys]``."""
+    places = (torch.arange(x.shape[1], device=q.device) for x in (q, k))
+    queries, keys = places
+    distances = (queries[:, None] - keys).abs()
+    return distances > (distances.numel() if window is None else window)

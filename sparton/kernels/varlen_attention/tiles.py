@@ -33,7 +33,7 @@ def constants(operands: AttentionOperands, tiling: Tiling) -> dict[str, Any]:
     """The constants that all kernels take."""
     _, H, d = operands.query.shape
     return {
-        "SCALE": operands.scale, "H": H, "D": d,
+        "SCALE": operands.scale, "WINDOW": operands.window, "H": H, "D": d,
         "BLOCK_Q": tiling.block_q, "BLOCK_K": tiling.block_k, "num_warps": tiling.num_warps,
         "num_stages": tiling.num_stages, "maxnreg": tiling.max_registers,
     }  # fmt: skip
@@ -45,11 +45,14 @@ def metadata(products: int, tensors: int) -> Callable[..., dict[str, Any]]:
 
     def describe(grid: tuple, kernel: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         lengths = [arguments[name].diff() for name in ("query_cu_ptr", "key_cu_ptr")]
-        pairs = int((lengths[0].long() * lengths[1]).sum())
+        pairs = lengths[0].long() * lengths[1]
+        if (window := arguments["WINDOW"]) >= 0:
+            reach = (lengths[0].long() - 1).clamp(0, window)
+            pairs = lengths[0] * (2 * reach + 1) - reach * (reach + 1)
         H, D, query = arguments["H"], arguments["D"], arguments["query_ptr"]
         return {
             "name": f"{kernel.name} [T={query.shape[0]}, H={H}, D={D}]",
-            "flops16": 2 * products * pairs * H * D,
+            "flops16": 2 * products * int(pairs.sum()) * H * D,
             "bytes": tensors * query.numel() * query.element_size(),
         }
 
@@ -68,6 +71,24 @@ def locate(query_cu_ptr, key_cu_ptr, num_blocks, H: tl.constexpr):
     num_q = tl.load(query_cu_ptr + n + 1) - first_q
     num_k = tl.load(key_cu_ptr + n + 1) - first_k
     return pid % num_blocks, problem % H, first_q, num_q, first_k, num_k
+
+
+@triton.jit
+def within_reach(first, size, count, WINDOW: tl.constexpr):
+    """The first and the end of those among ``count`` tokens that any of ``size`` sees, from
+    ``first`` on."""
+    begin, end = 0, count
+    if WINDOW >= 0:
+        begin, end = tl.maximum(first - WINDOW, 0), tl.minimum(first + size + WINDOW, count)
+    return begin, end
+
+
+@triton.jit
+def sees(real, queries, keys, WINDOW: tl.constexpr):
+    """Those that are ``real`` and see each other, at these places in their sequence."""
+    if WINDOW >= 0:
+        real = real & (tl.abs(queries - keys) <= WINDOW)
+    return real
 
 
 @triton.jit

@@ -1,0 +1,237 @@
+"""Fused layers of ModernBERT against transformers' own, on the GPU, or on a CPU that the modules
+take for one: Triton's interpreter runs the kernels."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from transformers import AutoModel, ModernBertConfig, ModernBertModel
+
+from sparton.models import attention, layers, modernbert
+from sparton.models.body import EncoderBody
+from sparton.models.modernbert import FinalNorm, FusedAttention, FusedLayer, FusedMLP, Unsummed
+from sparton.types import TokenBatch
+from tests.models.test_layers import DEVICE, HALF, Adapted, adapt, distances, on_gpu, results
+
+# Two layers see all tokens, and two those at a distance of up to 2: two sequences are longer.
+SMALL = {
+    "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2,
+    "intermediate_size": 40, "max_position_embeddings": 64, "local_attention": 4,
+    "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3,
+}  # fmt: skip
+LENGTHS = (2, 1, 9, 6)
+OURS = {FusedLayer, FusedAttention, FusedMLP, FinalNorm}
+
+
+def build(**settings) -> nn.Module:
+    """With weights so large that attention matters, and norms that are not all alike."""
+    torch.manual_seed(0)
+    model = ModernBertModel(ModernBertConfig(**SMALL | settings)).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(4)
+            else:
+                parameter.uniform_(0.5, 1.5)
+    return model.to(DEVICE)
+
+
+def sequences() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(5, 60, (n,), generator=generator).to(DEVICE) for n in LENGTHS]
+
+
+def stock_states(model: nn.Module) -> Tensor:
+    """Each sequence by itself."""
+    return torch.cat([model(input_ids=ids[None]).last_hidden_state[0] for ids in sequences()])
+
+
+def packed_states(body: EncoderBody) -> Tensor:
+    tokens = TokenBatch.from_lists([ids.tolist() for ids in sequences()])
+    return body.hidden_states(tokens.to(DEVICE))
+
+
+@pytest.fixture(params=["kernels", "PyTorch"])
+def arithmetic(request, monkeypatch) -> None:
+    monkeypatch.setattr(modernbert, "has_kernels", lambda x: request.param == "kernels")
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> None:
+    if not on_gpu:
+        monkeypatch.setattr(modernbert, "has_kernels", lambda x: True)
+
+
+@pytest.fixture
+def handed_on(monkeypatch) -> list[type]:
+    """What layers returned."""
+    kinds: list[type] = []
+    forward = FusedLayer.forward
+
+    def spy(self: FusedLayer, *inputs: object, **options: object) -> object:
+        kinds.append(type(result := forward(self, *inputs, **options)))
+        return result
+
+    monkeypatch.setattr(FusedLayer, "forward", spy)
+    return kinds
+
+
+@pytest.mark.parametrize("change", [None, adapt], ids=["stock", "adapted"])
+@pytest.mark.usefixtures("arithmetic")
+def test_they_are_those_of_transformers(change: Callable | None, tokenizer):
+    stock, body = build(), EncoderBody(build(), tokenizer).train()
+    assert {type(part) for part in body.modules()} >= OURS
+    assert list(body.model.state_dict()) == list(stock.state_dict())
+    if change:
+        change(stock)
+        change(body.model)
+    truth = results(stock, stock_states(stock))
+    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+
+
+@pytest.mark.parametrize("change", ["window", "positions"])
+def test_another_window_or_position_is_no_rounding_error(change, tokenizer, kernels):
+    stock, body = build(), EncoderBody(build(), tokenizer).train()
+    for layer in body.model.layers if change == "window" else ():
+        if layer.attn.sliding_window is not None:
+            layer.attn.sliding_window += 1
+    if change == "positions":
+        body.model.rotary_emb.sliding_attention_inv_freq *= 1.1
+    truth = results(stock, stock_states(stock))
+    assert min(distances(results(body, packed_states(body)), truth).values()) > 1e-4
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_under_autocast_residuals_stay_fp32(checkpointing, tokenizer, kernels, handed_on):
+    """At most as far from fp32 as transformers' own layers under autocast are."""
+    truth = results(stock := build(), stock_states(stock))
+    with torch.autocast(DEVICE, HALF):
+        allowed = distances(results(stock := build(), stock_states(stock)), truth)
+        body = EncoderBody(build(), tokenizer, gradient_checkpointing=checkpointing).train()
+        states = packed_states(body)
+    assert states.dtype == torch.float32
+    assert handed_on == [Tensor if checkpointing else Unsummed] * 4
+    found = distances(results(body, states), truth)
+    assert all(found[name] <= 1.2 * limit + 1e-4 for name, limit in allowed.items())
+    assert max(found.values()) > 1e-4
+
+
+def test_half_residuals(tokenizer, kernels, monkeypatch):
+    seen: list[torch.dtype] = []
+    pre_norm = modernbert.pre_norm
+
+    def spy(x: Tensor, residual: Tensor, gain: Tensor, **options: object) -> tuple:
+        seen.append(residual.dtype)
+        return pre_norm(x, residual, gain, **options)
+
+    monkeypatch.setattr(modernbert, "pre_norm", spy)
+    for half, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        seen.clear()
+        body = EncoderBody(build(), tokenizer, half_residual=half)
+        with torch.autocast(DEVICE, torch.bfloat16):
+            assert packed_states(body).dtype == dtype
+        assert seen == [dtype] * 8  # but for the first layer, two each, and the last norm
+
+
+def test_half_residuals_without_kernels_and_with_checkpoints(tokenizer):
+    body = EncoderBody(build(), tokenizer, half_residual=True, gradient_checkpointing=True).train()
+    with torch.autocast(DEVICE, torch.bfloat16):
+        states = packed_states(body)
+    assert states.dtype == torch.bfloat16
+    exact = packed_states(EncoderBody(build(), tokenizer))
+    assert float((states.float() - exact).norm() / exact.norm()) < 0.05
+
+
+@pytest.mark.parametrize("short", [512, 0])
+def test_local_layers_tell_our_attention_their_window(short, tokenizer, kernels, monkeypatch):
+    """Longer sequences go to FlashAttention, which a CPU has not."""
+    windows = []
+    attend = attention.varlen_self_attention
+
+    def spy(*operands: object, window: int | None, **options: object) -> Tensor:
+        windows.append(window)
+        return attend(*operands, window=window, **options)
+
+    monkeypatch.setattr(attention, "varlen_self_attention", spy)
+    monkeypatch.setattr(attention, "SHORT", short)
+    if not on_gpu:
+        monkeypatch.setattr(attention, "_has_short_kernel", lambda x: x.dtype == HALF)
+    truth = results(stock := build(), stock_states(stock))
+    with torch.autocast(DEVICE, HALF):
+        allowed = distances(results(stock := build(), stock_states(stock)), truth)
+        body = EncoderBody(build(), tokenizer).train()
+        windows.clear()
+        found = distances(results(body, packed_states(body)), truth)
+    assert windows == ([None, 2, 2, None] if short else [])
+    assert all(found[name] <= 1.5 * limit + 1e-4 for name, limit in allowed.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+def test_layers_share_graphs(dtype, tokenizer, kernels, monkeypatch):
+    """A break would be an error, by fullgraph=True."""
+    counter, compile = CompileCounter(), nn.Module.compile
+
+    def counted(module: nn.Module, *, dynamic: bool, options: dict[str, bool]) -> None:
+        compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
+
+    monkeypatch.setattr(nn.Module, "compile", counted)
+    torch._dynamo.reset()
+    body = EncoderBody(build(), tokenizer, compile=True).eval()
+    eager = EncoderBody(build(), tokenizer).eval()
+    with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
+        expected = packed_states(eager)
+        for _ in range(2):
+            assert torch.equal(packed_states(body), expected)
+    # Embeddings, the first layer, which has no norm, those with a window, and those without.
+    assert counter.frame_count == 4
+
+
+def test_dropout_drops_only_in_training(tokenizer):
+    body = EncoderBody(build(mlp_dropout=0.5), tokenizer).train()
+    assert not torch.allclose(packed_states(body), packed_states(body), atol=1e-2)
+    body.eval()
+    assert torch.equal(packed_states(body), packed_states(body))
+
+
+@pytest.mark.parametrize("settings", [{"hidden_activation": "silu"}, {"mlp_bias": True}])
+def test_other_activations_and_biases_of_products(settings, tokenizer, kernels):
+    stock, body = build(**settings), EncoderBody(build(**settings), tokenizer).train()
+    truth = results(stock, stock_states(stock))
+    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+
+
+def test_other_parts_than_transformers_own_stay(tokenizer):
+    class Norm(nn.LayerNorm):
+        pass
+
+    other = build()
+    other.layers[2].mlp_norm = Norm(32, bias=False)
+    for model in (other, build(norm_bias=True)):
+        layers.fuse_layers(model)
+        assert not {type(part) for part in model.modules()} & OURS
+    stock = build(norm_bias=True)
+    truth = results(stock, stock_states(stock))
+    body = EncoderBody(build(norm_bias=True), tokenizer).train()
+    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+    replaced = build()
+    replaced.layers[1].attn.Wo = Adapted(32, 32, bias=False).to(DEVICE)
+    layers.fuse_layers(replaced)
+    assert {type(part) for part in replaced.modules()} >= OURS, "their own forwards are called"
+
+
+def test_folders_are_transformers_own(tokenizer, tmp_path: Path):
+    stock = copy.deepcopy(build()).eval()
+    body = EncoderBody(build(), tokenizer).eval()
+    body.save(tmp_path)
+    again = AutoModel.from_pretrained(tmp_path).eval().to(DEVICE)
+    assert type(again) is ModernBertModel and not {type(x) for x in again.modules()} & OURS
+    expected = stock_states(stock)
+    torch.testing.assert_close(stock_states(again), expected)
+    assert not torch.allclose(stock_states(build(num_attention_heads=4)), expected, atol=1e-2)
+    read = EncoderBody(again, tokenizer).eval()
+    torch.testing.assert_close(packed_states(read), expected, rtol=1e-5, atol=1e-5)
