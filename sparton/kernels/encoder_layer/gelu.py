@@ -50,6 +50,19 @@ def _tail(u, APPROXIMATE: tl.constexpr):
     return t * series * exponential, exponential
 
 
+@triton.jit
+def gelu(u, APPROXIMATE: tl.constexpr):
+    tail, _ = _tail(u, APPROXIMATE)
+    # The tail is 0 from 14 on, infinity among it.
+    return tl.maximum(u, 0.0) - tl.minimum(tl.abs(u), 16.0) * tail
+
+
+@triton.jit
+def gelu_slope(u, APPROXIMATE: tl.constexpr):
+    tail, exponential = _tail(u, APPROXIMATE)
+    return tl.where(u < 0, tail, 1.0 - tail) + u * (0.3989422804014327 * exponential)
+
+
 @triton.jit(do_not_specialize=["T"])
 def _gelu_kernel(
     x_ptr, bias_ptr, out_ptr, T,
@@ -61,10 +74,7 @@ def _gelu_kernel(
     inside = (t < T)[:, None] & (d < D)[None, :]
     bias = tl.load(bias_ptr + d, d < D, 0.0).to(tl.float32)
     u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
-    tail, _ = _tail(u, APPROXIMATE)
-    # The tail is 0 from 14 on, infinity among it.
-    out = tl.maximum(u, 0.0) - tl.minimum(tl.abs(u), 16.0) * tail
-    store_rows(out_ptr, t, d, inside, out, D)
+    store_rows(out_ptr, t, d, inside, gelu(u, APPROXIMATE), D)
 
 
 @triton.jit(do_not_specialize=["T", "programs"])
@@ -82,18 +92,20 @@ def _gelu_backward_kernel(
         t = lo + tl.arange(0, ROWS)
         inside = (t < T)[:, None] & (d < D)[None, :]
         u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
-        tail, exponential = _tail(u, APPROXIMATE)
-        slope = tl.where(u < 0, tail, 1.0 - tail) + u * (0.3989422804014327 * exponential)
-        dx = load_rows(grad_ptr, t, d, inside, D) * slope
+        dx = load_rows(grad_ptr, t, d, inside, D) * gelu_slope(u, APPROXIMATE)
         store_rows(dx_ptr, t, d, inside, dx, D)
         total += dx
     tl.store(sum_ptr + program.to(tl.int64) * D + d, tl.sum(total, 0), d < D)
 
 
+def approximates(x: Tensor) -> bool:
+    """Whether instructions of NVIDIA's that need no care for tiny numbers are there: they save a
+    third of the arithmetic, which otherwise takes longer than the memory."""
+    return x.is_cuda and torch.version.hip is None
+
+
 def _constants(x: Tensor) -> dict[str, Any]:
-    """Instructions of NVIDIA's that need no care for tiny numbers save a third of the arithmetic,
-    which otherwise takes longer than the memory."""
-    return {"D": x.shape[1], "APPROXIMATE": x.is_cuda and torch.version.hip is None}
+    return {"D": x.shape[1], "APPROXIMATE": approximates(x)}
 
 
 def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:

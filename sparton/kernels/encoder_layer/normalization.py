@@ -12,6 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.encoder_layer.dropout import MULTIPLIERS, threshold
+from sparton.kernels.encoder_layer.fp8_operands import Fp8Rows
+from sparton.kernels.encoder_layer.fp8_rows import largest_of_rows, store_scales, store_values
 from sparton.kernels.encoder_layer.operands import Normalised
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
@@ -39,10 +41,19 @@ def _load_vector(ptr, d, D: tl.constexpr):
     return tl.load(ptr + d, d < D, 0.0).to(tl.float32)[None, :]
 
 
+@triton.jit
+def _store_fp8(values_ptr, scales_ptr, t, d, inside, x, T, D: tl.constexpr):
+    """Whole rows ``x``, as they were rounded to 16 bits, in FP8."""
+    x = x.to(tl.float32)
+    largest = largest_of_rows(x, inside)
+    store_values(values_ptr, t, d, inside, x, largest, D)
+    store_scales(scales_ptr, t, largest, T)
+
+
 @triton.jit(do_not_specialize=["T"])
 def _post_norm_kernel(
-    x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, copy_ptr, sum_ptr,
-    moments_ptr, T,
+    x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, copy_ptr, values_ptr,
+    scales_ptr, sum_ptr, moments_ptr, T,
     SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -63,6 +74,12 @@ def _post_norm_kernel(
     store_rows(out_ptr, t, d, inside, out, D)
     if copy_ptr is not None:
         store_rows(copy_ptr, t, d, inside, out, D)
+    if values_ptr is not None:
+        if copy_ptr is not None:
+            out = out.to(copy_ptr.dtype.element_ty)
+        else:
+            out = out.to(out_ptr.dtype.element_ty)
+        _store_fp8(values_ptr, scales_ptr, t, d, inside, out, T, D)
     if sum_ptr is not None:
         store_rows(sum_ptr, t, d, inside, total, D)
         tl.store(moments_ptr + t, mean, t < T)
@@ -71,8 +88,8 @@ def _post_norm_kernel(
 
 @triton.jit(do_not_specialize=["T", "programs"])
 def _post_norm_backward_kernel(
-    grad_ptr, copy_grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr, dresidual_ptr,
-    columns_ptr, T, programs,
+    grad_ptr, copy_grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr, values_ptr,
+    scales_ptr, dresidual_ptr, columns_ptr, T, programs,
     SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -103,6 +120,9 @@ def _post_norm_backward_kernel(
         if seed_ptr is not None:
             dx = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
         store_rows(dx_ptr, t, d, inside, dx, D)
+        if values_ptr is not None:
+            narrow = dx.to(dx_ptr.dtype.element_ty)
+            _store_fp8(values_ptr, scales_ptr, t, d, inside, narrow, T, D)
         dbias += dx
         dgain += grad * unit
         dshift += grad
@@ -128,6 +148,7 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
 def post_norm_forward(
     x: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor, seed: Tensor | None,
     *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None, save: bool,
+    rows: Fp8Rows | None = None,
 ) -> Normalised:  # fmt: skip
     """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
@@ -136,6 +157,7 @@ def post_norm_forward(
         bias, gain, shift: ``[D]``, contiguous.
         seed: int32 ``[]`` of the dropout with probability ``p``; None drops nothing.
         eps: of the normalisation.
+        rows: ``[T, D]``, filled with the copy, or with the result where there is none, in FP8.
     """
     T, D = x.shape
     out = torch.empty((T, D), dtype=dtype, device=x.device)
@@ -149,13 +171,17 @@ def post_norm_forward(
         Launch(
             _post_norm_kernel, (cdiv(T, ROWS),), T, SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps,
             **_dropout(p, seed), **_tile(D),
-        )(x, bias, residual, gain, shift, seed, out, second, sums, moments)  # fmt: skip
+        )(
+            x, bias, residual, gain, shift, seed, out, second, *(rows or (None, None)), sums,
+            moments,
+        )  # fmt: skip
     return Normalised(out, second, sums, moments)
 
 
 def post_norm_backward(
     grad: Tensor, copy_grad: Tensor | None, sums: Tensor, moments: Tensor, gain: Tensor,
     seed: Tensor | None, *, p: float, dtypes: tuple[torch.dtype, torch.dtype],
+    rows: Fp8Rows | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[3, D]``: of bias,
     gain and shift. The same bits every time.
@@ -165,6 +191,7 @@ def post_norm_backward(
             their sum counts.
         sums, moments, gain, seed, p: of the forward.
         dtypes: of the gradients of x and of the residual.
+        rows: ``[T, D]``, filled with the gradient of x in FP8.
     """
     T, D = grad.shape
     dx, dresidual = (torch.empty((T, D), dtype=dtype, device=grad.device) for dtype in dtypes)
@@ -173,6 +200,6 @@ def post_norm_backward(
     programs = programs_over_rows(grad, ROWS, BACKWARD_PROGRAMS)
     columns = torch.empty((3, programs, D), dtype=torch.float32, device=grad.device)
     Launch(_post_norm_backward_kernel, (programs,), T, programs, **_dropout(p, seed), **_tile(D))(
-        grad, copy_grad, sums, moments, gain, seed, dx, dresidual, columns
+        grad, copy_grad, sums, moments, gain, seed, dx, *(rows or (None, None)), dresidual, columns
     )
     return dx, dresidual, columns.sum(1)
