@@ -9,7 +9,7 @@ from sparton.kernels.encoder_layer.fp8_function import (
     fp8_linear_gelu,
     fp8_linear_post_norm,
 )
-from sparton.kernels.encoder_layer.fp8_operands import Fp8Operand, Fp8Rows
+from sparton.kernels.encoder_layer.fp8_operands import FP8_MULTIPLE, Fp8Operand, Fp8Rows
 from sparton.kernels.encoder_layer.fp8_products import Fp8Weights, fp8_operand
 from sparton.kernels.encoder_layer.gelu_function import bias_gelu
 from sparton.kernels.encoder_layer.norm_function import post_norm, post_norm_and_copy
@@ -18,6 +18,7 @@ from sparton.kernels.encoder_layer.reference import bias_gelu_reference, post_no
 
 __all__ = [
     "FLOATS",
+    "FP8_MULTIPLE",
     "Fp8Operand",
     "Fp8Rows",
     "Fp8Weights",

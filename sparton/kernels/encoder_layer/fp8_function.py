@@ -104,8 +104,9 @@ def fp8_linear_post_norm(
         *(residual.flatten(0, -2), gain, shift, seed if options.p else None, options),
         *(save, *layer.weights),
     )
-    out, wide = (None if y is None else y.view(residual.shape) for y in (out, copy))
-    return out, Fp8Operand(out if wide is None else wide, Fp8Rows(*rows)) if rows else None
+    out = out.view(residual.shape)
+    wide = out if copy is None else copy.view(residual.shape)
+    return out, Fp8Operand(wide, Fp8Rows(*rows)) if rows else None
 
 
 class _Linear(Function):
@@ -122,7 +123,7 @@ class _Linear(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         kept, _ = _kept(ctx)
         grad = grad.contiguous()
-        rows = empty_rows(*grad.shape, grad.device)
+        rows = empty_rows(grad)
         dbias = _round_and_add()(grad, rows)
         dx, *dweights = _gradients(ctx, kept, Fp8Operand(grad, rows))
         return dx, None, None, dbias.to(ctx.bias_dtype), *dweights
@@ -135,7 +136,7 @@ class _LinearGelu(Function):
     ) -> tuple[Tensor, ...]:
         product = scaled_product(rows, rounded.outputs, None, x.dtype, fast=FAST_FORWARD)
         _keep(ctx, x, rounded, bias, weights, product, bias)
-        found = empty_rows(*product.shape, product.device)
+        found = empty_rows(product)
         out = _gelu()(product, bias, found)
         ctx.mark_non_differentiable(*found)
         return out, *found
@@ -146,7 +147,7 @@ class _LinearGelu(Function):
         if grad is None:
             return (None,) * (4 + len(ctx.sizes))
         kept, (product, bias) = _kept(ctx)
-        rows = empty_rows(*product.shape, product.device)
+        rows = empty_rows(product)
         dproduct, dbias = _gelu_backward()(grad.contiguous(), product, bias, rows)
         dx, *dweights = _gradients(ctx, kept, Fp8Operand(dproduct, rows))
         return dx, None, None, dbias.to(ctx.bias_dtype), *dweights
@@ -160,7 +161,7 @@ class _LinearPostNorm(Function):
         *weights: Tensor,
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         product = scaled_product(rows, rounded.outputs, None, x.dtype, fast=FAST_FORWARD)
-        found = empty_rows(*product.shape, product.device) if options.rounds else None
+        found = empty_rows(product) if options.rounds else None
         eps, p, dtype, copy, _ = options
         out, second, *saved = _post_norm()(
             product, bias, residual.contiguous(), gain, shift, seed,
@@ -182,7 +183,7 @@ class _LinearPostNorm(Function):
             return (None,) * (10 + len(ctx.sizes))
         kept, (sums, moments, gain, seed) = _kept(ctx)
         x_dtype, residual_dtype, gain_dtype, shift_dtype = ctx.dtypes
-        rows = empty_rows(*sums.shape, sums.device)
+        rows = empty_rows(sums)
         dproduct, dresidual, columns = _post_norm_backward()(
             grads[0], grads[1] if grads[1:] else None, sums, moments, gain, seed,
             p=ctx.p, dtypes=(x_dtype, residual_dtype), rows=rows,

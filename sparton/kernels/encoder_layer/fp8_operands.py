@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SIXTEEN = 16  # bytes that rows must be whole multiples of: what tensor cores read at once
+FP8_MULTIPLE = 16  # of which the columns of a matrix are whole multiples: tensor cores ask for it
 
 
 class Fp8Rows(NamedTuple):
@@ -36,9 +36,9 @@ class Fp8Operand(NamedTuple):
     rows: Fp8Rows
 
 
-def empty_rows(T: int, D: int, device: torch.device) -> Fp8Rows:
-    """To be filled."""
+def empty_rows(x: Tensor) -> Fp8Rows:
+    """To be filled with ``x [T, D]``."""
     return Fp8Rows(
-        torch.empty((T, D), dtype=torch.float8_e4m3fn, device=device),
-        torch.empty(T, dtype=torch.float32, device=device),
+        torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device),
+        torch.empty(x.shape[0], dtype=torch.float32, device=x.device),
     )

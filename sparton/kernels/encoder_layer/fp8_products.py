@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import late
-from sparton.kernels.encoder_layer.fp8_operands import SIXTEEN, Fp8Operand, Fp8Rows, empty_rows
+from sparton.kernels.encoder_layer.fp8_operands import (
+    FP8_MULTIPLE,
+    Fp8Operand,
+    Fp8Rows,
+    empty_rows,
+)
 
 _round_rows = late("sparton.kernels.encoder_layer.fp8_rows.round_rows")
 
@@ -60,10 +65,12 @@ def fp8_operand(x: Tensor) -> Fp8Operand:
     """``x [..., K]``, of a float dtype, with its rows in FP8.
 
     Raises:
-        ValueError: K is no multiple of 16.
+        ValueError: K is no multiple of :data:`FP8_MULTIPLE`.
     """
-    if x.shape[-1] % SIXTEEN:
-        raise ValueError(f"rows in FP8 have a multiple of 16 columns, got {tuple(x.shape)}")
+    if x.shape[-1] % FP8_MULTIPLE:
+        raise ValueError(
+            f"rows in FP8 have a multiple of {FP8_MULTIPLE} columns, got {tuple(x.shape)}: pad them"
+        )
     return Fp8Operand(x, _rounded(x.detach().flatten(0, -2).contiguous()))
 
 
@@ -100,6 +107,6 @@ def scaled_product_reference(
 
 
 def _rounded(x: Tensor) -> Fp8Rows:
-    rows = empty_rows(*x.shape, x.device)
+    rows = empty_rows(x)
     _round_rows()(x, rows)
     return rows

@@ -1,4 +1,4 @@
-"""Rows rounded to FP8 (e4m3) within kernels that have whole rows, and a kernel that does that alone.
+"""Rows rounded to FP8 (e4m3) in kernels that have whole rows, and in a kernel that does no more.
 
 T rows, D columns. A scale is the largest absolute value of its row / 448. A row with a number that
 is not finite has none that is finite in a product: NaN stays NaN, and infinity becomes NaN.
@@ -52,7 +52,7 @@ def zero_tiles(ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr):
     """As many fp32 ``[ROWS, COLUMNS]`` as a row has tiles."""
     tiles = ()
     for _ in tl.static_range(TILES):
-        tiles = tiles + (tl.zeros((ROWS, COLUMNS), tl.float32),)
+        tiles += (tl.zeros((ROWS, COLUMNS), tl.float32),)  # type: ignore[assignment]
     return tiles
 
 
@@ -83,8 +83,8 @@ def _fp8_rows_kernel(
             x = load_rows(x_ptr, t, d, inside, D)
             found = largest_of_rows(x, inside)
             largest = tl.maximum(largest, found, propagate_nan=tl.PropagateNan.ALL)
-            tiles = tiles + (x,)
-            sums = sums + (totals[tile] + x,)
+            tiles += (x,)  # type: ignore[assignment]
+            sums += (totals[tile] + x,)  # type: ignore[assignment]
         totals = sums
         for tile in tl.static_range(TILES):
             d = tile * COLUMNS + tl.arange(0, COLUMNS)

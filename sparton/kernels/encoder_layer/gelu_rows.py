@@ -45,7 +45,7 @@ def _gelu_rows_kernel(
         store_rows(out_ptr, t, d, inside, out, D)
         found = largest_of_rows(out, inside)
         largest = tl.maximum(largest, found, propagate_nan=tl.PropagateNan.ALL)
-        tiles = tiles + (out,)
+        tiles += (out,)  # type: ignore[assignment]
     for tile in tl.static_range(TILES):
         d = tile * COLUMNS + tl.arange(0, COLUMNS)
         inside = (t < T)[:, None] & (d < D)[None, :]
@@ -72,12 +72,12 @@ def _gelu_rows_backward_kernel(
             bias = tl.load(bias_ptr + d, d < D, 0.0).to(tl.float32)
             u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
             dx = load_rows(grad_ptr, t, d, inside, D) * gelu_slope(u, APPROXIMATE)
-            sums = sums + (totals[tile] + dx,)
+            sums += (totals[tile] + dx,)  # type: ignore[assignment]
             dx = dx.to(dx_ptr.dtype.element_ty).to(tl.float32)
             store_rows(dx_ptr, t, d, inside, dx, D)
             found = largest_of_rows(dx, inside)
             largest = tl.maximum(largest, found, propagate_nan=tl.PropagateNan.ALL)
-            tiles = tiles + (dx,)
+            tiles += (dx,)  # type: ignore[assignment]
         totals = sums
         for tile in tl.static_range(TILES):
             d = tile * COLUMNS + tl.arange(0, COLUMNS)
