@@ -10,7 +10,6 @@ from torch import Tensor
 
 from sparton.kernels.encoder_layer.fp8_operands import Fp8Rows
 from sparton.kernels.encoder_layer.fp8_rows import (
-    PROGRAMS,
     ROWS,
     SMALLEST,
     WARPS,
@@ -24,6 +23,8 @@ from sparton.kernels.encoder_layer.fp8_rows import (
 from sparton.kernels.encoder_layer.gelu import approximates, gelu, gelu_slope
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import Launch, cdiv
+
+BACKWARD_PROGRAMS = 5  # for each multiprocessor, see PROGRAMS of fp8_rows.py
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -107,7 +108,7 @@ def gelu_rows_backward(
     dx = torch.empty_like(x)
     if not x.numel():
         return dx, bias.new_zeros(D, dtype=torch.float32)
-    programs = programs_over_rows(x, ROWS, PROGRAMS)
+    programs = programs_over_rows(x, ROWS, BACKWARD_PROGRAMS)
     sums = torch.empty((programs, D), dtype=torch.float32, device=x.device)
     Launch(
         _gelu_rows_backward_kernel, (programs,), T, programs,

@@ -21,6 +21,9 @@ from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 # A row for a warp: sums over it need no barrier. Measured on an H200, 74,496 rows of 768 columns.
 ROWS, WARP_COLUMNS = 1, 1024
 BACKWARD_PROGRAMS = 8  # for each multiprocessor
+# Rounding to FP8 takes registers, of which a warp with a row would have too few. These programs are
+# as many as run at once on a multiprocessor of compute capability 9.0.
+FP8_WARP_COLUMNS, FP8_BACKWARD_PROGRAMS = 512, 5
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -133,9 +136,10 @@ def _post_norm_backward_kernel(
     tl.store(columns_ptr + 2 * part + d, tl.sum(dshift, 0), d < D)
 
 
-def _tile(D: int) -> dict[str, int]:
+def _tile(D: int, rows: Fp8Rows | None) -> dict[str, int]:
     block = next_power_of_2(D)
-    return {"D": D, "ROWS": ROWS, "BLOCK_D": block, "num_warps": cdiv(block, WARP_COLUMNS)}
+    columns = WARP_COLUMNS if rows is None else FP8_WARP_COLUMNS
+    return {"D": D, "ROWS": ROWS, "BLOCK_D": block, "num_warps": cdiv(block, columns)}
 
 
 def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
@@ -170,7 +174,7 @@ def post_norm_forward(
     if T:
         Launch(
             _post_norm_kernel, (cdiv(T, ROWS),), T, SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps,
-            **_dropout(p, seed), **_tile(D),
+            **_dropout(p, seed), **_tile(D, rows),
         )(
             x, bias, residual, gain, shift, seed, out, second, *(rows or (None, None)), sums,
             moments,
@@ -197,9 +201,11 @@ def post_norm_backward(
     dx, dresidual = (torch.empty((T, D), dtype=dtype, device=grad.device) for dtype in dtypes)
     if not T:
         return dx, dresidual, torch.zeros((3, D), dtype=torch.float32, device=grad.device)
-    programs = programs_over_rows(grad, ROWS, BACKWARD_PROGRAMS)
+    per_processor = BACKWARD_PROGRAMS if rows is None else FP8_BACKWARD_PROGRAMS
+    programs = programs_over_rows(grad, ROWS, per_processor)
     columns = torch.empty((3, programs, D), dtype=torch.float32, device=grad.device)
-    Launch(_post_norm_backward_kernel, (programs,), T, programs, **_dropout(p, seed), **_tile(D))(
+    constants = _dropout(p, seed) | _tile(D, rows)
+    Launch(_post_norm_backward_kernel, (programs,), T, programs, **constants)(
         grad, copy_grad, sums, moments, gain, seed, dx, *(rows or (None, None)), dresidual, columns
     )
     return dx, dresidual, columns.sum(1)
