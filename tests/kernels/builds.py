@@ -199,8 +199,8 @@ def layer_in_fp8(D: int, copy: torch.dtype | None) -> None:
     gelu_rows.gelu_rows_backward(states, states, vector, rows)
     options: dict[str, Any] = {"p": 0.1, "rows": rows}
     _, _, *saved = normalization.post_norm_forward(
-        states, vector, states, vector, vector, seed, eps=1e-5, dtype=BF16 if copy is None else FP32,
-        copy=copy, save=True, **options,
+        states, vector, states, vector, vector, seed, eps=1e-5, copy=copy, save=True,
+        dtype=BF16 if copy is None else FP32, **options,
     )  # fmt: skip
     normalization.post_norm_backward(
         states, None, *saved, vector, seed, dtypes=(BF16, BF16), **options
