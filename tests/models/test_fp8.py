@@ -133,7 +133,7 @@ def test_layers_that_are_computed_again_give_the_same_gradients(tokenizer, dropo
     assert max(distances(again, kept)) < 0.02
     assert max(distances(results(build(tokenizer, hidden_dropout_prob=dropout)), kept)) == 0
     if dropout:
-        assert min(distances(results(build(tokenizer)), kept)) > 0.02, "negative control"
+        assert max(distances(results(build(tokenizer)), kept)) > 0.2, "negative control"
 
 
 def test_evaluation_is_that_of_16_bits(tokenizer):
