@@ -27,7 +27,7 @@ SMALL = {
     "intermediate_size": 48, "max_position_embeddings": 32, "pad_token_id": 1,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
-TEXTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15], [16, 17, 18, 19]]
+TEXTS = [[5, 6], [8], [9, 10, 11], [16, 17]]
 
 pytestmark = pytest.mark.skipif(
     on_gpu and not has_fp8(DEVICE), reason="this GPU has no FP8 tensor cores"
@@ -125,6 +125,7 @@ def test_gradients_are_near_those_of_16_bits(tokenizer, model, config, options):
     assert max(distances(results(body), truth)) > 0.4, "negative control"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_layers_that_are_computed_again_give_the_same_gradients(tokenizer, dropout):
     kept = results(build(tokenizer, hidden_dropout_prob=dropout))
@@ -143,9 +144,10 @@ def test_evaluation_is_that_of_16_bits(tokenizer):
     assert list(body.state_dict()) == list(plain.state_dict())
 
 
+@pytest.mark.slow
 def test_weights_that_change_are_seen_and_frozen_ones_have_no_gradient(tokenizer):
     body = build(tokenizer)
-    before = states(body)
+    before = states(body).detach()
     assert torch.equal(states(body), before)
     for name, parameter in body.named_parameters():
         parameter.requires_grad_("key" not in name and "intermediate" not in name)
@@ -153,13 +155,14 @@ def test_weights_that_change_are_seen_and_frozen_ones_have_no_gradient(tokenizer
     found = results(body)
     assert not any("key" in name or "intermediate" in name for name in found)
     optimizer.step()
-    after = states(body)
+    after = states(body).detach()
     assert float((after - before).norm() / before.norm()) > 0.05
     fresh = build(tokenizer)
     fresh.load_state_dict(body.state_dict())
     assert torch.equal(states(fresh), after)
 
 
+@pytest.mark.slow
 def test_a_small_model_learns_as_in_16_bits(tokenizer):
     """It is told which of two texts it sees."""
     losses = {}
@@ -168,7 +171,7 @@ def test_a_small_model_learns_as_in_16_bits(tokenizer):
         optimizer = torch.optim.AdamW(body.parameters(), lr=3e-3)
         curve = []
         for _ in range(6):
-            first = torch.stack([states(body)[i] for i in (0, 3, 4, 11)])
+            first = states(body)[[0, 2, 3, 6]]
             logits = first @ first.t() / 32**0.5
             loss = nn.functional.cross_entropy(
                 logits[:, [1, 0, 3, 2]], torch.arange(4, device=DEVICE)
