@@ -130,13 +130,13 @@ def test_gelu_rounds_what_it_returns(D):
     x, grad, bias = 2 * normal(37, D), normal(37, D, seed=1), normal(D, dtype=FP32)
     rows = empty_rows(x)
     out = gelu_rows_forward(x, bias, rows)
-    assert torch.equal(out, gelu_forward(x, bias))
+    assert error(out, gelu_forward(x, bias)) < 1e-4  # a compiler may join other operations
     assert_same(rows, rounded(out))
     rows = empty_rows(x)
     dx, dbias = gelu_rows_backward(grad, x, bias, rows)
     expected, expected_sums = gelu_backward(grad, x, bias)
-    assert torch.equal(dx, expected)
-    assert error(dbias, expected_sums) < 1e-6
+    assert error(dx, expected) < 1e-4
+    assert error(dbias, expected_sums) < 1e-5
     assert_same(rows, rounded(dx))
     with pytest.raises(AssertionError):
         assert_same(rows, rounded(dx.roll(1, 0)))
@@ -153,7 +153,7 @@ def test_a_normalisation_rounds_what_it_returns(D, p, copy):
     rows = empty_rows(x)
     found = post_norm_forward(*operands, **options, rows=rows)
     for first, second in zip(found, post_norm_forward(*operands, **options), strict=True):
-        assert first is second or error(first, second) < 1e-6
+        assert first is second or error(first, second) < 1e-4
     assert_same(rows, rounded(found.out if copy is None else found.second))
     rows = empty_rows(x)
     given = (grad, None, found.sums, found.moments, gain, seed)
@@ -187,9 +187,9 @@ def test_products_of_tensor_cores_are_those_of_the_twin(T, K, N, biased, fast):
     bias = 30 * normal(N, seed=2) if biased else None
     found = scaled_product(x, weight, bias, BF16, fast=fast)
     expected = scaled_product_reference(x, weight, bias, FP32)
-    assert error(found, expected) < 2**-8
+    assert error(found, expected) < (2**-6 if fast else 2**-8)  # sums of fewer bits
     wrong = Fp8Rows(weight.values, weight.scales.roll(1))
-    assert error(scaled_product(x, wrong, bias, BF16, fast=fast), expected) > 0.01
+    assert error(scaled_product(x, wrong, bias, BF16, fast=fast), expected) > 2**-5
 
 
 def parameters(K: int, *sizes: int) -> tuple[list[nn.Parameter], nn.Parameter]:

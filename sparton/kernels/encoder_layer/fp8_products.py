@@ -47,7 +47,7 @@ class Fp8Weights:
         self._rounded: Fp8Weight | None = None
 
     def __call__(self, weights: Sequence[Tensor]) -> Fp8Weight:
-        """Of weights ``[N_i, K]``: ``[sum of N_i, K]``."""
+        """The weights ``[N_i, K]`` as one matrix ``[N, K]``, N being the sum of all N_i."""
         of = [(weight._version, weight.data_ptr()) for weight in weights]
         if self._rounded is None or of != self._of:
             self._rounded, self._of = round_weights(weights), of
