@@ -228,7 +228,7 @@ def _kept(ctx: Any) -> tuple[_Kept, list[Tensor]]:
 
 
 def _gradients(ctx: Any, kept: _Kept, grad: Fp8Operand) -> list[Tensor | None]:
-    """Those of what the layer reads and of each of its weights, given that of its product."""
+    """Gradients of what the layer reads and of each of its weights, given that of its product."""
     x, inputs = kept
     needs_x, needs_weights = ctx.needs_input_grad[0], ctx.needs_input_grad[-len(ctx.sizes) :]
     dx = dweight = None
