@@ -26,13 +26,13 @@ NAMES = {
     for variant, (head, name) in product(_VARIANTS, _HEADS.items())
 }
 SYSTEMS = ("splade", "colbert", "joint", "inference-free", "csr")
-# Labels of scripts/in_domain.py: what it does not train, and what it trains.
+# Labels of scripts/recipes/kinds.py: what it does not train, and what it trains.
 MODELS = {"bm25": "BM25", "dense": "all-MiniLM-L6-v2, dense, as it comes"} | {
     f"{system}-{data}": f"{system}, {data}"
     for system, data in product(SYSTEMS, ("pairs", "mined", "distilled"))
 }
 MODELS["splade-pairs-half-residual"] = "splade, pairs, 16 bits between layers"
-NO_MODELS = "Not measured yet: `python scripts/in_domain.py`.\n"
+NO_MODELS = "Not measured yet: `python scripts/zero_shot.py --only 'kinds-*'`.\n"
 
 
 def heads() -> str:

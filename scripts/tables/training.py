@@ -6,6 +6,7 @@ from functools import partial
 from benchmarks.training.figures import SHOWN
 from benchmarks.training.suites import (
     ALL_TERMS,
+    BERT_BASE,
     COLBERT,
     FUSED,
     IN_16_BIT,
@@ -127,6 +128,12 @@ def any_batch(records: list[Record]) -> str:
     return markdown(["", "terms", "batch", *SHOWN], rows)
 
 
+@table("training_decoders", "training", "decoders", "training --suite decoders")
+def decoders(records: list[Record]) -> str:
+    """SPLADE from causal language models, beside sentence-transformers with the same adapters."""
+    return _side_by_side(in_order("decoders", records))
+
+
 @table("integrations", "training", "integrations", "training --suite integrations")
 def integrations(records: list[Record]) -> str:
     """sentence-transformers as it comes and with the drop-ins of this project."""
@@ -149,6 +156,16 @@ def name(record: Record) -> str:
     """System or head, and what else makes the cell another."""
     ours = record["system"] == OURS
     words = [record["head"] if ours else "sentence-transformers"]
+    if record["backbone"] != BERT_BASE:
+        words.append(record["backbone"])
+    if record["lora"]:
+        words.append(f"LoRA of rank {record['lora']}")
+    if record["checkpointed"]:
+        words.append("checkpointed")
+    if record["gpus"] > 1:
+        words.append(f"{record['gpus']} GPUs")
+    if record["sharded"]:
+        words.append("sharded")
     if record["compiled"]:
         words.append("compiled backbone" if ours else "compiled")
     if record["half_residual"]:
@@ -178,7 +195,7 @@ def _batch(record: Record) -> str:
 def _best_rival(records: Sequence[Record], record: Record) -> float | None:
     """The highest rate of sentence-transformers, of any batch that it manages, on the same texts;
     nothing for what it has no counterpart of."""
-    keys = ("model", "lengths", "vocabulary")
+    keys = ("model", "backbone", "lora", "lengths", "vocabulary")
     if record["system"] == THEIRS:
         return None
     rates = [

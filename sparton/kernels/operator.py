@@ -291,7 +291,7 @@ class _Function:
             if kind is None:
                 leaves.append(x)
             else:
-                leaves += x
+                leaves.extend(x)
         return leaves
 
     def gather(self, leaves: Sequence[Any]) -> Sequence[Any]:

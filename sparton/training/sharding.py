@@ -120,7 +120,8 @@ class ShardedWeights:
             sharded = fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=inside)
             sharded.set_gradient_divide_factor(1.0)  # the objective is of the global batch
             sharded.set_force_sum_reduction_for_comms(True)  # gloo knows no other
-            sharded.set_reduce_scatter_unused_params(True)  # a rank may use what others do not
+            if hasattr(sharded, "set_reduce_scatter_unused_params"):  # torch 2.11 has no such thing
+                sharded.set_reduce_scatter_unused_params(True)  # a rank may use what others do not
             for parameter in given:  # modules beside those of the encoder may still hold them
                 parameter.data = parameter.data.new_empty(0)
         register_fsdp_forward_method(encoder, "encode_both")  # as the step calls it

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.processes import SCRIPTS, python_path
+from benchmarks.training.decoders import DECODERS
 from benchmarks.training.suites import COLBERT, IN_FP8, JOINT, OURS, Cell, Plan
 
 ROOT = SCRIPTS.parent
@@ -33,14 +34,16 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
     """What follows ``python train.py``."""
     found = {
         "head": cell.head,
-        "backbone": "bert_base",
+        **_backbone(cell, miniature),
         "backbone.name": place.model,
         "backbone.compile": str(cell.compiled).lower(),
         "backbone.half_residual": str(cell.half_residual).lower(),
+        "backbone.gradient_checkpointing": str(cell.checkpointed).lower(),
         "data": "text_files",
         "data_dir": ".",
         "data.files": f"{{pairs:{place.pairs}}}",
         "evaluation": "none",
+        "sharding": "full" if cell.sharded else "none",
         "batch": plan.batch,
         "micro_batch": plan.micro_batch or "null",
         "steps": plan.steps,
@@ -66,6 +69,18 @@ def _precision(cell: Cell, miniature: bool) -> str:
     if miniature:  # on a CPU, which has no FP8
         return "fp32"
     return "fp8" if cell.system == IN_FP8 else "bf16"
+
+
+def _backbone(cell: Cell, miniature: bool) -> dict[str, object]:
+    if cell.backbone not in DECODERS:
+        return {"backbone": "bert_base"}
+    found: dict[str, object] = {"backbone": "causal_lm", "backbone.attention": "causal"}
+    found["backbone.special_tokens"] = "null"  # as the tokenizer has them
+    found["backbone.logit_shift"] = DECODERS[cell.backbone].shift(miniature)
+    if cell.lora:
+        dtype = "fp32" if miniature else "bf16"
+        found["backbone.lora"] = f"{{rank: {cell.lora}, alpha: {2 * cell.lora}, dtype: {dtype}}}"
+    return found
 
 
 def _regularizers(cell: Cell) -> dict[str, object]:

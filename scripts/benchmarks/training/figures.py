@@ -84,5 +84,6 @@ def _difference(signature: Record, expected: Record, whose: str) -> str | None:
 
 def same_losses(cell: Cell, other: Cell) -> bool:
     """Whether two cells see the same batches and compute the same of them."""
-    keys = ("trainer", "model", "batch", "local_batch", "vocabulary", "lengths", "activity")
+    model = ("model", "backbone", "lora", "vocabulary", "activity")
+    keys = ("trainer", *model, "batch", "local_batch", "lengths")
     return all(getattr(cell, key) == getattr(other, key) for key in keys)

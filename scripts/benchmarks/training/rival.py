@@ -14,12 +14,15 @@ import torch
 from datasets import Dataset
 from sentence_transformers import multi_vector_encoder as vectors
 from sentence_transformers import sparse_encoder as sparse
+from sentence_transformers.base.modules.transformer import Transformer
 from sentence_transformers.multi_vector_encoder import losses as vector_losses
 from sentence_transformers.sparse_encoder import losses as sparse_losses
+from sentence_transformers.sparse_encoder.models import SpladePooling
 from transformers import TrainerCallback
 
 from benchmarks.training import commands
 from benchmarks.training.commands import Place, num_workers
+from benchmarks.training.decoders import DECODERS
 from benchmarks.training.suites import COLBERT, FUSED, IN_16_BIT, SPLADE, THEIRS, Cell, Plan
 from sparton.integrations.sentence_transformers import fuse, fuse_scores
 
@@ -60,9 +63,29 @@ class WindowClock(TrainerCallback):
             torch.cuda.reset_peak_memory_stats()
 
 
-def splade(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
+def decoder(cell: Cell, name: str) -> sparse.SparseEncoder:
+    """A causal language model whose logits are pooled, as versions from 6.2 on put it together;
+    with adapters its own weights are frozen, in bfloat16."""
+    transformer = Transformer(
+        name,
+        transformer_task="text-generation",
+        modality_config={"text": {"method": "forward", "method_output_name": "logits"}},
+        module_output_name="token_embeddings",
+        processing_kwargs={"text": {"logits_to_keep": 0}},
+        model_kwargs={"dtype": torch.bfloat16 if cell.lora else torch.float32},
+    )
+    if cell.lora:
+        from peft import LoraConfig
+
+        adapters = LoraConfig(r=cell.lora, lora_alpha=2 * cell.lora, target_modules="all-linear")
+        transformer.model.add_adapter(adapters)
+    return sparse.SparseEncoder(modules=[transformer, SpladePooling()])
+
+
+def splade(cell: Cell, name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
     """Model, loss, and the classes of the trainer and its arguments."""
-    model = sparse.SparseEncoder(name)
+    is_decoder = cell.backbone in DECODERS
+    model = decoder(cell, name) if is_decoder else sparse.SparseEncoder(name)
     losses: Any = sparse_losses
     loss = (losses.CachedSpladeLoss if cached else losses.SpladeLoss)(
         model,
@@ -74,7 +97,7 @@ def splade(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
     return model, loss, sparse.SparseEncoderTrainer, sparse.SparseEncoderTrainingArguments
 
 
-def colbert(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
+def colbert(cell: Cell, name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
     model = vectors.MultiVectorEncoder(name)
     losses: Any = vector_losses
     plain = losses.MultiVectorMultipleNegativesRankingLoss
@@ -87,7 +110,7 @@ def colbert(name: str, cached: dict[str, int]) -> tuple[Any, Any, Any, Any]:
 def build(cell: Cell, name: str, micro_batch: int) -> tuple[Any, Any, Any, Any]:
     """Model, loss, and the classes of the trainer and its arguments, with the cell's drop-ins."""
     cached = {"mini_batch_size": micro_batch} if micro_batch else {}
-    model, loss, *classes = (splade if cell.model == SPLADE else colbert)(name, cached)
+    model, loss, *classes = (splade if cell.model == SPLADE else colbert)(cell, name, cached)
     if cell.system in (FUSED, IN_16_BIT):
         fuse(model)
     if cell.system != THEIRS and cell.model == COLBERT:

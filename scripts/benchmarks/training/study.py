@@ -128,8 +128,7 @@ class TrainingStudy(Study[Cell]):
             return {"status": "absent", "error": f"{torch.cuda.device_count()} GPUs are here"}
         folder = Path(settings.folder)
         found = plan(cell, settings.seconds, settings.miniature)
-        kinds = found.vocabulary, cell.activity, found.lengths
-        place = Place(*prepare(folder, *kinds, settings.miniature), "run")
+        place = Place(*prepare(folder, cell, found, settings.miniature), "run")
         run = folder / place.run
         shutil.rmtree(run, ignore_errors=True)
         run.mkdir()

@@ -2,11 +2,14 @@
 
 from typing import Any, NamedTuple
 
+from benchmarks.training.decoders import DECODERS
+
 OURS, IN_FP8, THEIRS = "sparton", "sparton_fp8", "sentence_transformers"
 # Theirs with drop-ins of sparton.integrations: the scores fused, all fused, and scores in 16 bits.
 SCORES, FUSED, IN_16_BIT = (f"{THEIRS}_{how}" for how in ("scores", "fused", "bf16"))
 SYSTEMS = (OURS, IN_FP8, THEIRS, SCORES, FUSED, IN_16_BIT)
 SPLADE, COLBERT, JOINT = "splade", "colbert", "joint"
+BERT_BASE = "bert-base"  # others are in benchmarks/training/decoders.py
 BERT, XLM_ROBERTA = 30_522, 250_002  # terms
 OWN_WORDS, ALL_TERMS = "words", "all"  # active in the untrained representation of a text
 WARM_UP_WINDOWS = 2
@@ -22,8 +25,17 @@ class Lengths(NamedTuple):
     document: tuple[int, int]
 
 
-LENGTHS = {SPLADE: Lengths((6, 64), (62, 256)), COLBERT: Lengths((4, 32), (40, 180))}
-MINIATURE_LENGTHS = {SPLADE: Lengths((4, 8), (6, 16)), COLBERT: Lengths((4, 6), (6, 12))}
+EQUAL = "equal"
+LENGTHS = {
+    SPLADE: Lengths((6, 64), (62, 256)),
+    COLBERT: Lengths((4, 32), (40, 180)),
+    EQUAL: Lengths((64, 64), (192, 192)),
+}
+MINIATURE_LENGTHS = {
+    SPLADE: Lengths((4, 8), (6, 16)),
+    COLBERT: Lengths((4, 6), (6, 12)),
+    EQUAL: Lengths((6, 6), (12, 12)),
+}
 MINIATURE_VOCABULARY = 400
 
 
@@ -42,6 +54,10 @@ class Cell(NamedTuple):
         vocabulary: terms.
         lengths: of the texts, a key of :data:`LENGTHS`.
         activity: which terms of a text are active at the start.
+        backbone: whose sizes the model has.
+        lora: rank of adapters, which learn in the place of the weights; 0 for none.
+        checkpointed: layers are computed again in the backward pass.
+        sharded: each GPU has a part of every weight.
     """
 
     system: str
@@ -55,16 +71,25 @@ class Cell(NamedTuple):
     vocabulary: int = BERT
     lengths: str = SPLADE
     activity: str = OWN_WORDS
+    backbone: str = BERT_BASE
+    lora: int = 0
+    checkpointed: bool = False
+    sharded: bool = False
 
     @property
     def label(self) -> str:
         parts = [self.system, self.model, self.head, str(self.batch)]
+        parts += [self.backbone] if self.backbone != BERT_BASE else []
+        parts += [f"LoRA {self.lora}"] if self.lora else []
+        parts += ["checkpointed"] if self.checkpointed else []
+        parts += ["sharded"] if self.sharded else []
         parts += [f"in {self.micro_batch}s"] if self.micro_batch else []
         parts += ["compiled"] if self.compiled else []
         parts += ["half residual"] if self.half_residual else []
         parts += [f"{self.gpus} GPUs"] if self.gpus > 1 else []
-        parts += [f"{self.vocabulary} terms"] if self.vocabulary != BERT else []
-        usual = SPLADE if self.model == SPLADE else COLBERT
+        of_bert = self.backbone == BERT_BASE
+        parts += [f"{self.vocabulary} terms"] if of_bert and self.vocabulary != BERT else []
+        usual = (SPLADE if self.model == SPLADE else COLBERT) if of_bert else EQUAL
         parts += [f"{self.lengths} lengths"] if self.lengths != usual else []
         parts += ["all terms active"] if self.activity == ALL_TERMS else []
         return " ".join(part for part in parts if part)
@@ -108,8 +133,9 @@ def plan(cell: Cell, seconds: float, miniature: bool = False) -> Plan:
         micro_batch = min(max(cell.micro_batch // 48, 3), 5) if cell.micro_batch else 0
         lengths, windows = MINIATURE_LENGTHS[cell.lengths], WARM_UP_WINDOWS + FEWEST_WINDOWS
         return Plan(batch, micro_batch, MINIATURE_VOCABULARY, lengths, 2, windows)
-    log_every = max(WINDOW_PAIRS // cell.local_batch, 1)
-    wanted = round(seconds * ROUGH_RATE / (log_every * cell.local_batch))
+    window, rate = (WINDOW_PAIRS, ROUGH_RATE) if cell.backbone == BERT_BASE else (1, 100)
+    log_every = max(window // cell.local_batch, 1)
+    wanted = round(seconds * rate / (log_every * cell.local_batch))
     windows = WARM_UP_WINDOWS + min(max(wanted, FEWEST_WINDOWS), MOST_WINDOWS)
     lengths = LENGTHS[cell.lengths]
     return Plan(cell.batch, cell.micro_batch, cell.vocabulary, lengths, log_every, windows)
@@ -121,6 +147,16 @@ def _splade(head: str, batch: int, **others: Any) -> Cell:
 
 def _late(system: str, model: str, head: str, **others: Any) -> Cell:
     return Cell(system, model, head, 384, lengths=COLBERT, **others)
+
+
+def _decoder(system: str, backbone: str, micro_batch: int, **others: Any) -> Cell:
+    head = "sparton" if system == OURS else ""
+    vocabulary = DECODERS[backbone].sizes["vocab_size"]
+    batch = 512 * others.get("gpus", 1)
+    return Cell(
+        system, SPLADE, head, batch, micro_batch, vocabulary=vocabulary, lengths=EQUAL,
+        backbone=backbone, **others,
+    )  # fmt: skip
 
 
 # A head that claims the mathematics of another comes after it: the first is what the losses of the
@@ -189,6 +225,22 @@ SUITES: dict[str, list[Cell]] = {
         _splade("sparton", 512, compiled=True, vocabulary=XLM_ROBERTA),
         _splade("sparton", 16384, compiled=True, micro_batch=512, vocabulary=XLM_ROBERTA),
         Cell(THEIRS, SPLADE, "", 32, vocabulary=XLM_ROBERTA),
+    ],
+    # Causal language models, attended to as they are built.
+    "decoders": [
+        _decoder(OURS, "qwen3-0.6b", 64),
+        _decoder(OURS, "qwen3-0.6b", 64, compiled=True),
+        _decoder(THEIRS, "qwen3-0.6b", 16),
+        _decoder(OURS, "llama-3.2-1b", 64),
+        _decoder(OURS, "llama-3.2-1b", 64, compiled=True),
+        _decoder(THEIRS, "llama-3.2-1b", 16),
+        _decoder(OURS, "mistral-7b", 24, lora=16),
+        _decoder(OURS, "mistral-7b", 24, lora=16, compiled=True),
+        _decoder(OURS, "mistral-7b", 64, lora=16, checkpointed=True),
+        _decoder(THEIRS, "mistral-7b", 16, lora=16),
+        _decoder(OURS, "llama-3.2-1b", 64, gpus=2),
+        _decoder(OURS, "llama-3.2-1b", 64, gpus=2, sharded=True),
+        _decoder(OURS, "mistral-7b", 24, lora=16, gpus=2, sharded=True),
     ],
     # What sentence-transformers' own training gains from drop-ins.
     "integrations": [

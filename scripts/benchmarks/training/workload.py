@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.training.suites import LENGTHS, OWN_WORDS, SPLADE, Lengths
+from benchmarks.training.decoders import DECODERS
+from benchmarks.training.suites import LENGTHS, OWN_WORDS, SPLADE, Cell, Lengths, Plan
 from benchmarks.words import AROUND, Frequencies
 from sparton.models.backbones import (
     SPECIAL_TOKENS,
@@ -69,22 +70,26 @@ def _pairs(vocabulary: int, lengths: Lengths, pairs: int) -> Iterator[tuple[str,
         yield " ".join(query), " ".join(document)
 
 
-def prepare(
-    folder: Path, vocabulary: int, activity: str, lengths: Lengths, miniature: bool
-) -> tuple[str, str]:
+def prepare(folder: Path, cell: Cell, plan: Plan, miniature: bool) -> tuple[str, str]:
     """Write what is not there yet.
 
     Returns:
         The model folder and the file of pairs, relative to ``folder``.
     """
-    model = f"bert-{vocabulary}-{activity}"
+    vocabulary, lengths = plan.vocabulary, plan.lengths
+    decoder = DECODERS.get(cell.backbone)
+    model = f"bert-{vocabulary}-{cell.activity}" if decoder is None else cell.backbone
     pairs = (
         "pairs-" + "-".join(map(str, (vocabulary, *lengths.query, *lengths.document))) + ".jsonl"
     )
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / model).exists():
-        write_model(folder / f"{model}.part", vocabulary, activity, miniature)
-        (folder / f"{model}.part").rename(folder / model)
+        part = folder / f"{model}.part"
+        if decoder is None:
+            write_model(part, vocabulary, cell.activity, miniature)
+        else:
+            decoder.write(part, miniature)
+        part.rename(folder / model)
     if not (folder / pairs).exists():
         count = MINIATURE_PAIRS if miniature else PAIRS
         write_pairs(folder / f"{pairs}.part", vocabulary, lengths, count)

@@ -1,0 +1,200 @@
+"""What a training may have, and which trainings are compared: the whole study as data.
+
+A recipe is a list of ingredients. Each adds sources, or ways in which negatives were mined, or
+settings of a training; where two say the same, the later counts.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+JUDGED = ("squad", "acl")
+DEBIAN = ("descriptions", "documentation", "manuals", "wordnet")
+# Each kind's experiment, and where its losses are.
+EXPERIMENTS = {
+    "splade": "in_domain",
+    "inference-free": "inference_free_in_domain",
+    "joint": "joint_in_domain",
+    "colbert": "colbert_in_domain",
+}
+LOSSES = {"joint": ("loss.sparse", "loss.tokens")}
+SPARSE = ("splade", "inference-free", "joint")
+PARENT, BM25, LATE = (1, 0, 0), (0, 1, 0), (0, 0, 1)  # weights of the teachers
+
+Teachers = tuple[float, float, float]
+
+
+class Ingredient(NamedTuple):
+    """
+    Attributes:
+        sources: of pairs, beside SQuAD and ACL.
+        collection: "target" for crops of the collections that are tested, which is no longer
+            zero-shot.
+        miners: whose negatives there are, seven of each query.
+        teachers: weights of all-MiniLM-L6-v2, BM25 and the late-interaction model.
+        start: the language model that models with terms start from.
+        settings: of every kind.
+        sparse: settings of the kinds with terms.
+        loss: settings below each of a kind's losses.
+        kinds: that it is for; empty for all.
+    """
+
+    sources: tuple[str, ...] = ()
+    collection: str = ""
+    miners: tuple[str, ...] = ()
+    teachers: Teachers | None = None
+    start: str = ""
+    settings: tuple[str, ...] = ()
+    sparse: tuple[str, ...] = ()
+    loss: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+
+    def and_then(self, other: "Ingredient") -> "Ingredient":
+        both = {
+            name: (*getattr(self, name), *getattr(other, name))
+            for name in ("sources", "miners", "settings", "sparse", "loss")
+        }
+        later = {
+            name: getattr(other, name) or getattr(self, name)
+            for name in ("collection", "teachers", "start", "kinds")
+        }
+        return Ingredient(**both, **later)
+
+
+def flops(query: float, document: float) -> tuple[str, ...]:
+    """Weights of the regularizers; queries that are looked up have none."""
+    return (
+        f"query_regularizer.flops.weight={query}",
+        f"document_regularizer.flops.weight={document}",
+    )
+
+
+# A softmax of 20 times a cosine is what all-MiniLM-L6-v2 was trained with; a query's scores, which
+# are brought to [0, 1], span about half of a cosine's range.
+TEMPERATURE = "losses.kl_divergence.teacher_temperature=0.1"
+FEWER = ("batch=128", "steps=1200")
+
+INGREDIENTS = {
+    "crops": Ingredient(sources=("crops",)),
+    "debian": Ingredient(sources=DEBIAN),
+    "target": Ingredient(collection="target"),
+    "mined": Ingredient(miners=("bm25",), settings=FEWER),
+    "two-miners": Ingredient(miners=("bm25", "parent"), settings=FEWER),
+    "parent": Ingredient(teachers=PARENT, loss=(TEMPERATURE,)),
+    "bm25": Ingredient(teachers=BM25, loss=(TEMPERATURE,)),
+    "late": Ingredient(teachers=LATE, loss=(TEMPERATURE,)),
+    "parent-late": Ingredient(teachers=(1, 0, 1), loss=(TEMPERATURE,)),
+    "parent-bm25": Ingredient(teachers=(1, 1, 0), loss=(TEMPERATURE,)),
+    "parent-most": Ingredient(teachers=(2, 1, 0), loss=(TEMPERATURE,)),
+    "three-teachers": Ingredient(teachers=(2, 1, 1), loss=(TEMPERATURE,)),
+    "little-infonce": Ingredient(loss=("weights.infonce=0.2",)),
+    "sharper": Ingredient(loss=("losses.kl_divergence.teacher_temperature=0.05",)),
+    "softer": Ingredient(loss=("losses.kl_divergence.teacher_temperature=0.2",)),
+    "ema": Ingredient(settings=("averaging=ema", "averaging.decay=0.99")),
+    "frozen": Ingredient(start="frozen", kinds=SPARSE),
+    "wide": Ingredient(start="wide", kinds=SPARSE),
+    "slow": Ingredient(settings=("optimizer.lr=5e-5",)),
+    "slower": Ingredient(settings=("optimizer.lr=2e-5",)),
+    "fast": Ingredient(settings=("optimizer.lr=4e-4",)),
+    "long": Ingredient(settings=("steps=3000",)),
+    "sparser": Ingredient(sparse=flops(3e-3, 3e-3), kinds=SPARSE),
+    "denser": Ingredient(sparse=flops(3e-4, 3e-4), kinds=SPARSE),
+    "short-queries": Ingredient(sparse=flops(1e-2, 1e-3), kinds=SPARSE),
+    "token-topk": Ingredient(sparse=("{head}token_topk=12",), kinds=SPARSE),
+    "no-special-terms": Ingredient(sparse=("{head}special_terms=false",), kinds=SPARSE),
+    "homogeneous": Ingredient(settings=("data.homogeneous=true",)),
+    "roots": Ingredient(settings=("data.alpha=0.5",)),
+    "own-idf": Ingredient(
+        settings=("query_encoder.weights={output}/idf-pool.json", "query_encoder.missing=10"),
+        kinds=("inference-free",),
+    ),
+    "learned-queries": Ingredient(
+        settings=("query_encoder.frozen=false",), kinds=("inference-free",)
+    ),
+    "full-width": Ingredient(settings=("head.width=384",), kinds=("colbert",)),
+    "no-expansion": Ingredient(settings=("head.query_expansion=false",), kinds=("colbert",)),
+}
+
+TEXTS = ("crops", "debian")
+DISTILLED = (*TEXTS, "two-miners", "parent-most")
+# What each recipe has; its name says it where it has one ingredient alone.
+ABLATION = {
+    "base": (),
+    "crops": ("crops",),
+    "debian": ("debian",),
+    "texts": TEXTS,
+    "ema": ("ema",),
+    "frozen": ("frozen",),
+    "wide": ("wide",),
+    "sparser": ("sparser",),
+    "denser": ("denser",),
+    "slow": ("slow",),
+    "fast": ("fast",),
+    "token-topk": ("token-topk",),
+    "no-special-terms": ("no-special-terms",),
+    "mined": ("mined",),
+    "two-miners": ("two-miners",),
+    "parent": ("two-miners", "parent"),
+    "late": ("two-miners", "late"),
+    "parent-late": ("two-miners", "parent-late"),
+    "parent-bm25": ("two-miners", "parent-bm25"),
+    "distilled": DISTILLED,
+    "distilled-parent": (*TEXTS, "two-miners", "parent"),
+    "distilled-kl": (*DISTILLED, "little-infonce"),
+    "best": (*DISTILLED, "little-infonce", "frozen", "slow", "ema"),
+    "best-slower": (*DISTILLED, "little-infonce", "frozen", "slower", "ema"),
+    "best-fast": (*DISTILLED, "little-infonce", "frozen", "ema"),
+    "best-adapted": (*DISTILLED, "little-infonce", "slow", "ema"),
+    "best-wide": (*DISTILLED, "little-infonce", "wide", "slow", "ema"),
+    "best-three": (*DISTILLED, "three-teachers", "little-infonce", "frozen", "slow", "ema"),
+    "best-even": (*DISTILLED, "parent-bm25", "little-infonce", "frozen", "slow", "ema"),
+    "best-sharper": (*DISTILLED, "sharper", "little-infonce", "frozen", "slow", "ema"),
+    "best-softer": (*DISTILLED, "softer", "little-infonce", "frozen", "slow", "ema"),
+    "best-sparser": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "sparser"),
+    "best-short": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "short-queries"),
+    "best-topk": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "token-topk"),
+    "best-roots": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "roots"),
+    "best-homogeneous": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "homogeneous"),
+    "best-long": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "long"),
+    "best-target": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "target"),
+}
+_BEST = ABLATION["best"]
+# Of each kind, what is trained, in the order of importance.
+RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
+    "splade": ABLATION,
+    "colbert": {
+        name: ABLATION[name]
+        for name in ("base", "best", "slow", "texts", "distilled", "best-slower")
+    }
+    | {
+        "best-parent": (*_BEST, "parent"),
+        "best-wide": (*_BEST, "full-width"),
+        "best-plain": (*_BEST, "no-expansion"),
+        "best-target": ABLATION["best-target"],
+    },
+    "inference-free": {name: ABLATION[name] for name in ("base", "texts", "distilled")}
+    | {
+        "own-idf": ("own-idf",),
+        "best": (*_BEST, "own-idf"),
+        "best-learned": (*_BEST, "own-idf", "learned-queries"),
+        "best-fast": (*ABLATION["best-fast"], "own-idf"),
+        "best-target": (*ABLATION["best-target"], "own-idf"),
+    },
+    "joint": {name: ABLATION[name] for name in ("base", "best", "best-fast", "best-target")},
+}
+# Trained with every seed, and then averaged.
+CHOSEN = {
+    "splade": ("base", "best"),
+    "colbert": ("base", "best"),
+    "inference-free": ("base", "best"),
+    "joint": ("base", "best"),
+}
+
+
+def recipe(kind: str, names: Iterable[str]) -> Ingredient:
+    """All ingredients of these names together, without those that are for other kinds."""
+    whole = Ingredient()
+    for name in names:
+        found = INGREDIENTS[name]
+        if not found.kinds or kind in found.kinds:
+            whole = whole.and_then(found)
+    return whole

@@ -1,0 +1,206 @@
+"""The steps of the zero-shot study: what is prepared, trained, averaged and tested."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from recipes.ingredients import (
+    CHOSEN,
+    DEBIAN,
+    EXPERIMENTS,
+    LOSSES,
+    RECIPES,
+    SPARSE,
+    Ingredient,
+    recipe,
+)
+from recipes.pool import JUDGED
+from recipes.steps import SPARTON, Step
+from sparton.models.backbones import minilm_folder
+
+STUDY, TASKS = "zero_shot", 6
+LATE = "colbert-base"  # the late-interaction teacher
+BM25 = {"bm25": (0.9, 0.4), "bm25-lucene": (1.2, 0.75)}
+MINED = 30_000  # queries of a source, the same ones for every miner
+TARGETS = ("cranfield", "medline")
+STARTS = {
+    # The body stays the parent's: MiniLM's rounded rates change nothing in it.
+    "frozen": ("--lr", "1e-8", "--head-lr", "2e-3"),
+    "wide": ("--lr", "5e-5"),
+}
+
+
+def zero_shot(arguments: argparse.Namespace) -> Iterator[Step]:
+    """All steps, the most important first."""
+    yield from preparation(arguments)
+    trained = dict.fromkeys(
+        (kind, name, 0) for kind in RECIPES for name in RECIPES[kind] if name in CHOSEN[kind]
+    )
+    trained |= dict.fromkeys((kind, name, 0) for kind in RECIPES for name in RECIPES[kind])
+    trained |= dict.fromkeys(
+        (kind, name, seed)
+        for seed in range(1, arguments.seeds)
+        for kind in CHOSEN
+        for name in CHOSEN[kind]
+    )
+    for kind, name, seed in trained:
+        yield training(arguments, kind, name, seed)
+    if arguments.seeds > 1:
+        for kind in CHOSEN:
+            for name in CHOSEN[kind]:
+                yield from average(arguments, kind, name)
+
+
+def preparation(arguments: argparse.Namespace) -> Iterator[Step]:
+    data, output, parent = arguments.data, arguments.output, str(minilm_folder())
+    corpora = [str(data / folder) for folder in JUDGED.values()]
+    mlm = output / "minilm-mlm"
+    adapt = (*SPARTON, "adapt", *arguments.adapt)
+    yield Step("adapt", (*adapt, "--output", str(mlm), *corpora), mlm)
+    idf = output / "idf.json"
+    words = ("--tokenizer", parent, "--output", str(idf))
+    yield Step("idf", (*SPARTON, "idf", *corpora, *words), idf)
+    script = ("scripts/recipes/pool.py", "--data", str(data), *arguments.pool)
+    for name, extra in (("pool", ()), ("target", ("--collections", *TARGETS))):
+        yield Step(name, (*script, "--output", str(output / name), *extra), output / name)
+    pool = str(output / "pool/corpus.jsonl")
+    for name, rates in STARTS.items():
+        folder = output / f"minilm-{name}"
+        words = (*adapt, *rates, "--output", str(folder), pool)
+        yield Step(f"adapt-{name}", words, folder, ("pool",))
+    words = ("--tokenizer", parent, "--output", str(output / "idf-pool.json"))
+    yield Step("idf-pool", (*SPARTON, "idf", pool, *words), output / "idf-pool.json", ("pool",))
+    for name, (k1, b) in BM25.items():
+        yield evaluation(name, "bm25", arguments, (f"bm25.k1={k1}", f"bm25.b={b}"))
+    yield evaluation("parent", parent, arguments)
+    for source in (*JUDGED, "crops", *debian(data)):
+        for miner in ("bm25", "parent"):
+            yield mining(arguments, "pool", source, miner)
+    for miner in ("bm25", "parent"):
+        yield mining(arguments, "target", "crops", miner)
+
+
+def debian(data: Path) -> list[str]:
+    """The files of Debian pairs that there are."""
+    return [name for name in DEBIAN if (data / "debian" / f"{name}.jsonl").exists()]
+
+
+def mining(arguments: argparse.Namespace, pool: str, source: str, miner: str) -> Step:
+    """Seven negatives of each query of a source by a miner, and all teachers' scores."""
+    folder, parent = arguments.output / pool, str(minilm_folder())
+    late = str(arguments.output / LATE / "model")
+    output = scored_file(arguments, pool, source, miner)
+    words = [*SPARTON, "mine", str(folder / f"{source}.jsonl"), "--ids"]
+    words += ["--queries", str(folder / "queries.jsonl")]
+    words += ["--collection", str(folder / "corpus.jsonl")]
+    words += ["--miner", parent if miner == "parent" else miner]
+    words += [
+        "--limit",
+        str(MINED),
+        "--depth",
+        "50",
+        "--sample",
+        "--short",
+        "pad",
+        "--output",
+        str(output),
+    ]
+    words += ["--teacher", parent, "--teacher", "bm25", "--teacher", late]
+    words += ["--teacher-kind", "retriever", "--share", "0.98"]
+    return Step(f"mine-{pool}-{source}-{miner}", tuple(words), output, (pool, LATE))
+
+
+def scored_file(arguments: argparse.Namespace, pool: str, source: str, miner: str) -> Path:
+    return Path(arguments.output, f"scored/{pool}-{source}-{miner}.jsonl")
+
+
+def evaluation(
+    name: str,
+    model: str,
+    arguments: argparse.Namespace,
+    words: tuple[str, ...] = (),
+    needs: tuple[str, ...] = (),
+) -> Step:
+    """All tests with a model that is there."""
+    folder = arguments.output / name
+    given = (f"model={model}", "evaluation=zero_shot", f"data_dir={arguments.data}", *words)
+    command = ("evaluate.py", *given, f"output={folder}")
+    return Step(name, command, folder / "results.json", needs, STUDY, name, TASKS)
+
+
+def average(arguments: argparse.Namespace, kind: str, name: str) -> Iterator[Step]:
+    """The mean of the weights of all seeds, and its tests."""
+    trained = [step_name(kind, name, seed) for seed in range(arguments.seeds)]
+    models = [str(arguments.output / each / "model") for each in trained]
+    folder = arguments.output / f"{kind}-{name}-average"
+    made, model = f"{folder.name}-model", str(folder / "model")
+    words = (*SPARTON, "average", *models, "--output", model)
+    yield Step(made, words, folder / "model", tuple(trained))
+    yield evaluation(folder.name, model, arguments, needs=(made,))
+
+
+def step_name(kind: str, name: str, seed: int) -> str:
+    return f"{kind}-{name}" + (f"-seed-{seed}" if seed else "")
+
+
+def training(arguments: argparse.Namespace, kind: str, name: str, seed: int) -> Step:
+    """One training with a recipe, and its tests."""
+    whole = recipe(kind, RECIPES[kind][name])
+    folder = arguments.output / step_name(kind, name, seed)
+    words = [f"experiment={EXPERIMENTS[kind]}", "evaluation=zero_shot", "data=squad_acl_mined"]
+    words += [f"data_dir={arguments.data}", f"seed={seed}"]
+    needs = []
+    if kind in SPARSE:
+        start = whole.start or "mlm"
+        words.append(f"backbone.name={arguments.output / f'minilm-{start}'}")
+        needs.append(f"adapt-{whole.start}" if whole.start else "adapt")
+    if kind == "inference-free":
+        words.append(f"query_encoder.weights={arguments.output / 'idf.json'}")
+        needs += ["idf", "idf-pool"]
+    words += data_words(arguments, whole, needs)
+    losses = LOSSES.get(kind, ("loss",))
+    if whole.teachers is not None:
+        words += [f"{place.replace('loss.', 'loss@loss.')}=infonce_kl" for place in losses]
+        words += [f"{place}.{setting}" for place in losses for setting in whole.loss]
+    half = "head.sparse." if kind == "joint" else "head."
+    own = whole.sparse if kind in SPARSE else ()
+    settings = [setting.format(output=arguments.output, head=half) for setting in own]
+    settings += [setting.format(output=arguments.output) for setting in whole.settings]
+    if kind == "inference-free":
+        settings = [each for each in settings if not each.startswith("query_regularizer")]
+    words += [*settings, "micro_batch=null", *arguments.overrides, f"hydra.run.dir={folder}"]
+    done = folder / "results.json"
+    label = f"{kind}-{name}"
+    return Step(folder.name, ("train.py", *words), done, tuple(needs), STUDY, label, TASKS)
+
+
+def data_words(arguments: argparse.Namespace, whole: Ingredient, needs: list[str]) -> list[str]:
+    """Overrides of ``data=squad_acl_mined`` that name the sources of a recipe; adds the steps that
+    make their files to ``needs``."""
+    there = {*JUDGED, "crops", *debian(arguments.data)}
+    parts = [("pool", source) for source in dict.fromkeys((*JUDGED, *whole.sources))]
+    parts = [(pool, source) for pool, source in parts if source in there]
+    parts += [(whole.collection, "crops")] if whole.collection else []
+    words = [f"num_negatives={7 if whole.miners else 0}"]
+    for pool, source in parts:
+        files = [str(arguments.output / pool / f"{source}.jsonl")]
+        made = [pool]
+        if whole.miners:
+            files = [str(scored_file(arguments, pool, source, miner)) for miner in whole.miners]
+            made += [f"mine-{pool}-{source}-{miner}" for miner in whole.miners]
+        needs += [step for step in made if step not in needs]
+        name = source if pool == "pool" else pool
+        fields = {
+            "_target_": "sparton.datasets.sources.id_records",
+            "_partial_": "true",
+            "files": f"[{','.join(files)}]",
+            "queries": str(arguments.output / pool / "queries.jsonl"),
+            "collection": str(arguments.output / pool / "corpus.jsonl"),
+            "negatives": "required" if whole.miners else "none",
+        }
+        if whole.miners:
+            weights = ",".join(str(weight) for weight in whole.teachers or (1, 1, 1))
+            fields["teachers"] = f"{{weights: [{weights}], scaling: min_max}}"
+        listed = ", ".join(f"{key}: {value}" for key, value in fields.items())
+        words.append(f"{'' if name in JUDGED else '+'}data.sources.{name}={{{listed}}}")
+    return words

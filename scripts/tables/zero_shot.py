@@ -1,0 +1,105 @@
+"""What makes models good on collections that nobody tuned for, from the study of zero_shot.py."""
+
+import statistics
+from collections.abc import Sequence
+
+from recipes.ingredients import RECIPES
+from tables.in_domain import by_label
+from tables.records import TABLES, Record, markdown, run_caption
+
+STUDY = "zero_shot"
+NOT_MEASURED = "Not measured yet: `python scripts/zero_shot.py`.\n"
+OTHERS = {
+    "bm25": "BM25, k1 0.9, b 0.4",
+    "bm25-lucene": "BM25, k1 1.2, b 0.75",
+    "parent": "all-MiniLM-L6-v2, dense, as it comes",
+}
+ZERO_SHOT, DEV = ("cranfield", "medline"), ("squad_dev", "acl_dev")
+TASKS = ("squad", "acl", *DEV, *ZERO_SHOT)
+SHARE = 0.95  # of the parent's NDCG@10, on each of the two
+HEADER = (
+    "", "squad", "acl", "squad dev", "acl dev", "cranfield", "medline", "mean", "choice",
+    "terms or vectors q / d", "s", "peak GiB",
+)  # fmt: skip
+
+
+def zero_shot() -> str:
+    """Every recipe of every kind; what meets the bars is bold."""
+    groups = by_label(STUDY)
+    labels = [*OTHERS]
+    for kind, recipes in RECIPES.items():
+        for name in recipes:
+            labels += [f"{kind}-{name}", f"{kind}-{name}-average"]
+    rows = [row(label, groups) for label in labels if label in groups]
+    if not rows:
+        return NOT_MEASURED
+    runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
+    return f"{markdown(HEADER, rows)}\n{''.join(sorted(runs))}"
+
+
+def row(label: str, groups: dict[str, list[Record]]) -> list[str]:
+    own = {task: values(groups[label], task) for task in TASKS}
+    cells = {task: spread(numbers) for task, numbers in own.items()}
+    means = {task: statistics.mean(numbers) for task, numbers in own.items()}
+    mean = mean_of(means, ZERO_SHOT)
+    shown = f"{mean:.1f}"
+    if label not in OTHERS and {*OTHERS} <= {*groups}:
+        others = {
+            name: {task: statistics.mean(values(groups[name], task)) for task in ZERO_SHOT}
+            for name in OTHERS
+        }
+        for task in ZERO_SHOT:
+            bars = [others[name][task] * (SHARE if name == "parent" else 1) for name in OTHERS]
+            cells[task] = marked(cells[task], means[task] > max(bars))
+        shown = marked(shown, mean > mean_of(others["parent"], ZERO_SHOT))
+    sizes = [size(groups[label][0], *each) for each in (("terms", ""), ("vectors", " vectors"))]
+    return [
+        OTHERS.get(label) or row_name(label),
+        *(cells[task] for task in TASKS),
+        shown,
+        f"{(mean + mean_of(means, DEV)) / 2:.1f}",
+        ", ".join(filter(None, sizes)),
+        median(groups[label], "seconds", 1, ".0f"),
+        median(groups[label], "peak_memory_mib", 1 / 1024, ".1f"),
+    ]
+
+
+def row_name(label: str) -> str:
+    """The kind, and the recipe."""
+    kind = next(kind for kind in RECIPES if label.startswith(f"{kind}-"))
+    return f"{kind}, {label.removeprefix(f'{kind}-')}"
+
+
+def mean_of(means: dict[str, float], tasks: Sequence[str]) -> float:
+    return statistics.mean(means[task] for task in tasks)
+
+
+def marked(cell: str, met: bool) -> str:
+    return f"**{cell}**" if met else cell
+
+
+def values(records: Sequence[Record], task: str) -> list[float]:
+    """NDCG@10 in percent of each seed."""
+    return [100 * record["tasks"][task]["metrics"]["ndcg@10"] for record in records]
+
+
+def spread(numbers: Sequence[float]) -> str:
+    deviation = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
+    return f"{statistics.mean(numbers):.1f}{deviation}"
+
+
+def size(record: Record, kind: str, unit: str) -> str:
+    """Mean number of terms or vectors of a query and of a document; nothing without any."""
+    tasks = [record["tasks"][task] for task in TASKS]
+    sides = [f"{side}_{kind}" for side in ("query", "document")]
+    if any(side not in task for side in sides for task in tasks):
+        return ""
+    return " / ".join(f"{statistics.mean(t[side] for t in tasks):.0f}" for side in sides) + unit
+
+
+def median(records: Sequence[Record], key: str, unit: float, form: str) -> str:
+    found = [record[key] * unit for record in records if key in record]
+    return f"{statistics.median(found):{form}}" if found else ""
+
+
+TABLES["zero_shot"] = zero_shot

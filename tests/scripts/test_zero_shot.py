@@ -1,0 +1,220 @@
+"""The study's steps: what is done, in which order they run, and that its trainings are
+configurations that exist."""
+
+import argparse
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from recipes import ingredients, kinds, pool, steps, zero_shot
+from recipes.steps import Failed, Place, Runner, Step
+from sparton.cli.checks import check
+from tests.composing import composed
+
+
+def test_a_study_goes_on_with_tests_that_are_missing(tmp_path):
+    step = Step("x", (), tmp_path / "results.json", tasks=4)
+    assert not step.is_done
+    for number in range(1, 5):
+        step.done.write_text(json.dumps({"tasks": [{"name": f"{n}"} for n in range(number)]}))
+        assert step.is_done == (number == 4)
+    other = Step("y", (), tmp_path / "idf.json")
+    assert not other.is_done
+    other.done.write_text("{}")
+    assert other.is_done
+
+
+def test_what_is_asked_for_brings_along_what_it_needs(tmp_path):
+    listed = [Step(n, (), tmp_path / n, tuple(needs)) for n, *needs in ("a", "b", "cab", "dc")]
+    names = {"c": "abc", "d": "abcd", "b": "b", "[ab]": "ab"}
+    for pattern, expected in names.items():
+        assert [step.name for step in steps.chosen(listed, [pattern])] == [*expected]
+    with pytest.raises(ValueError, match="no step is called e"):
+        steps.chosen(listed, ["a", "e"])
+
+
+# Leaves its file, after it has looked for that of another step and waited for a third's to begin.
+SCRIPT = """
+import sys, time
+from pathlib import Path
+own, needed, beside = sys.argv[1:]
+Path(own + '.began').touch()
+assert needed == '-' or Path(needed).exists()
+until = time.monotonic() + 20
+while beside != '-' and not Path(beside + '.began').exists():
+    assert time.monotonic() < until
+    time.sleep(0.02)
+if not own.endswith('bad'):
+    Path(own).touch()
+"""
+
+
+def step_that(folder: Path, name: str, needs: str = "", beside: str = "") -> Step:
+    paths = [str(folder / each) if each else "-" for each in (name, needs, beside)]
+    needed = (needs,) if needs else ()
+    return Step(name, ("-c", SCRIPT, *paths), folder / name, needed, study="s", label=name)
+
+
+def run(listed: list[Step], folder: Path, jobs: int = 2, stop_after: float | None = None):
+    """What was recorded, and what was said."""
+    said, recorded = io.StringIO(), []
+    console = Console(file=said, width=200)
+    where = [Place("", 1)] * jobs
+    note = lambda step, seconds: recorded.append((step.name, seconds is None))  # noqa: E731
+    try:
+        Runner(listed, where, folder / "logs", note, stop_after, console).run()
+    except Failed as failed:
+        return recorded, f"failed: {failed}"
+    return recorded, said.getvalue()
+
+
+def test_steps_run_side_by_side_and_after_what_they_need(tmp_path):
+    listed = [
+        step_that(tmp_path, "last", needs="first"),
+        step_that(tmp_path, "first", beside="second"),
+        step_that(tmp_path, "second", beside="first"),
+    ]
+    recorded, _ = run(listed, tmp_path)
+    assert {name for name, _ in recorded} == {"first", "second", "last"}
+    assert recorded[-1] == ("last", False)
+    assert run(listed, tmp_path)[0] == [("last", True), ("first", True), ("second", True)]
+
+
+def test_a_failure_holds_up_what_needs_it_and_nothing_else(tmp_path):
+    listed = [
+        step_that(tmp_path, "bad"),
+        step_that(tmp_path, "after", needs="bad"),
+        step_that(tmp_path, "other"),
+    ]
+    recorded, said = run(listed, tmp_path, jobs=1)
+    assert ([name for name, _ in recorded], said) == (["other"], "failed: bad")
+
+
+def test_nothing_begins_after_the_time_is_up(tmp_path):
+    recorded, said = run([step_that(tmp_path, "x")], tmp_path, stop_after=0)
+    assert not recorded and "1 steps are left" in said
+
+
+def test_gpus_are_taken_in_turn(monkeypatch):
+    monkeypatch.setattr(steps.os, "sched_getaffinity", lambda _: range(12))
+    where = steps.places(4, ["0", "1"])
+    assert [place.gpu for place in where] == ["0", "1", "0", "1"]
+    assert where[0].environment()["OMP_NUM_THREADS"] == "3"
+    assert where[1].environment()["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    """Two judged folders of two documents, of which training knows the first, and Debian pairs."""
+    for folder in pool.JUDGED.values():
+        (tmp_path / folder / "qrels").mkdir(parents=True)
+        texts = {"d1": "one two three four five six seven eight nine ten", "d2": "never seen"}
+        for name, entries in (("corpus", texts), ("queries", {"q1": f"ask {folder}"})):
+            lines = [json.dumps({"_id": key, "text": text}) for key, text in entries.items()]
+            (tmp_path / folder / f"{name}.jsonl").write_text("\n".join(lines))
+        (tmp_path / folder / "qrels/train.tsv").write_text("q1\td1\t1\n")
+    (tmp_path / "debian").mkdir()
+    pair = {"query": "a game", "positive": "It is a game of many long and rare words indeed."}
+    (tmp_path / "debian/manuals.jsonl").write_text(json.dumps(pair) + "\n")
+    return tmp_path
+
+
+def make_pool(data: Path, monkeypatch, *words: str) -> dict[str, list[dict[str, str]]]:
+    output = data / "pool"
+    given = ["pool.py", "--data", str(data), "--output", str(output), *words]
+    monkeypatch.setattr(sys, "argv", given)
+    pool.main()
+    files = sorted(output.iterdir())
+    return {f.stem: [json.loads(line) for line in f.read_text().splitlines()] for f in files}
+
+
+def test_a_pool_has_what_training_knows_and_crops_of_it(data, monkeypatch):
+    made = make_pool(data, monkeypatch)
+    assert set(made) == {"acl", "corpus", "crops", "manuals", "queries", "squad"}
+    assert [document["_id"] for document in made["corpus"]] == ["squad-d1", "acl-d1", "manuals-d0"]
+    assert made["acl"] == [{"query_id": "acl-q1", "positive_id": "acl-d1"}]
+    texts = {each["_id"]: each["text"] for each in made["corpus"] + made["queries"]}
+    assert texts["acl-q1"] == "ask acl_title_abstract"
+    assert len(made["crops"]) == 6
+    for pair in made["crops"]:
+        words = texts[pair["query_id"]].split()
+        assert len(words) > 1
+        assert {word.strip(".") for word in words} <= set(
+            texts[pair["positive_id"]].replace(".", "").split()
+        )
+
+
+def test_a_pool_of_collections_has_all_their_documents_and_no_queries(data, monkeypatch):
+    made = make_pool(data, monkeypatch, "--collections", "squad")
+    assert set(made) == {"corpus", "crops", "queries"}
+    assert [document["_id"] for document in made["corpus"]] == ["squad-d1", "squad-d2"]
+    assert not any(query["text"] == "ask squad" for query in made["queries"])
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory) -> argparse.Namespace:
+    data = tmp_path_factory.mktemp("data")
+    (data / "debian").mkdir()
+    for name in pool.DEBIAN:
+        (data / f"debian/{name}.jsonl").touch()
+    return argparse.Namespace(
+        data=data, output=Path("out"), adapt=["--steps", "1"], pool=[], seeds=2, negatives=3,
+        overrides=["steps=20"],
+    )  # fmt: skip
+
+
+def compose(step: Step):
+    cfg = composed(*(word for word in step.words[1:] if not word.startswith("hydra.")))
+    check(cfg, world_size=1)
+    return cfg
+
+
+@pytest.mark.slow
+def test_every_training_of_every_kind_composes(arguments):
+    trainings = [step for step in kinds.kinds(arguments) if step.words[0] == "train.py"]
+    assert len(trainings) == 3 * len(kinds.SYSTEMS) + 1  # one with a half residual
+    for step in trainings:
+        cfg = compose(step)
+        assert cfg.steps == 20 and cfg.num_negatives == (0 if "pairs" in step.name else 3)
+
+
+@pytest.mark.slow
+def test_every_recipe_composes(arguments):
+    for kind, recipes in ingredients.RECIPES.items():
+        for name in recipes:
+            cfg = compose(zero_shot.training(arguments, kind, name, 0))
+            assert cfg.steps == 20 and set(cfg.evaluation.test) >= {"squad_dev", "cranfield"}
+
+
+def test_a_recipe_is_what_its_ingredients_say(arguments):
+    step = zero_shot.training(arguments, "joint", "best-target", 1)
+    cfg = compose(step)
+    assert (cfg.seed, cfg.num_negatives, cfg.optimizer.lr) == (1, 7, 5e-5)
+    assert cfg.backbone.name == "out/minilm-frozen"
+    assert set(cfg.data.sources) == {"squad", "acl", "crops", *pool.DEBIAN, "target"}
+    target = cfg.data.sources.target
+    assert target.files == [
+        f"out/scored/target-crops-{miner}.jsonl" for miner in ("bm25", "parent")
+    ]
+    assert target.teachers.weights == [2, 1, 0]
+    for half in (cfg.loss.sparse, cfg.loss.tokens):
+        assert half.weights.infonce == 0.2
+        assert half.losses.kl_divergence.teacher_temperature == 0.1
+    assert {"adapt-frozen", "mine-target-crops-parent"} <= set(step.needs)
+    plain = zero_shot.training(arguments, "splade", "base", 0)
+    assert set(compose(plain).data.sources) == {"squad", "acl"} and set(plain.needs) == {
+        "adapt",
+        "pool",
+    }
+
+
+def test_every_step_comes_after_those_it_needs_are_known(arguments):
+    listed = [*zero_shot.zero_shot(arguments), *kinds.kinds(arguments)]
+    names = [step.name for step in listed]
+    assert len(set(names)) == len(names)
+    assert all(need in names for step in listed for need in step.needs)
+    assert len({step.done for step in listed}) == len(names)
