@@ -140,11 +140,27 @@ def _check_numbers(cfg: DictConfig) -> None:
 def _check_precision(cfg: DictConfig) -> None:
     if cfg.precision not in PRECISIONS:
         raise ValueError(f"precision={cfg.precision}: choose from {', '.join(PRECISIONS)}")
+    if cfg.precision == "fp8":
+        _check_fp8(cfg)
     for name in ("head.fp8", "head.sparse.fp8", "query_encoder.head.fp8"):
         if OmegaConf.select(cfg, name) and cfg.precision == "fp32":
             raise ValueError(
                 f"{name}=True needs products in 16 bit, got precision=fp32: set precision=bf16 or "
                 f"{name}=false"
+            )
+
+
+def _check_fp8(cfg: DictConfig) -> None:
+    """What does not multiply in FP8."""
+    for place in ("backbone", "query_encoder.backbone"):
+        if OmegaConf.select(cfg, f"{place}.compile"):
+            raise ValueError(
+                f"precision=fp8 is not compiled: set {place}.compile=false, or precision=bf16"
+            )
+        if OmegaConf.select(cfg, f"{place}.lora"):
+            raise ValueError(
+                f"precision=fp8 has no products with the adapters of {place}.lora: set "
+                f"precision=bf16, or {place}.lora=null to train all weights"
             )
 
 
@@ -187,6 +203,11 @@ def _check_sharding(cfg: DictConfig) -> None:
         raise ValueError(
             f"precision=fp16 scales gradients, which sharded ones cannot be: with sharding="
             f"{cfg.sharding} set precision=bf16"
+        )
+    if cfg.precision == "fp8":
+        raise ValueError(
+            f"precision=fp8 rounds whole weights, and with sharding={cfg.sharding} a GPU has none: "
+            "set precision=bf16, or sharding=none"
         )
     if cfg.refresh:
         raise ValueError(

@@ -67,3 +67,9 @@ def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) for x in tensors)
+
+
+@functools.cache
+def has_fp8(device: torch.device) -> bool:
+    """Whether the device multiplies FP8."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)

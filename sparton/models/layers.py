@@ -2,7 +2,8 @@
 
 transformers' own layers stay, and so do names and parameters; what they are made of is replaced:
 one product gives queries, keys and values, and our kernels do the rest on a GPU, compiled or not.
-Under autocast the layers hand on :class:`LayerStates`.
+Under autocast the layers hand on :class:`LayerStates`. In FP8, where
+:func:`~sparton.models.fp8.multiply_in_fp8` says so, they multiply while they train under autocast.
 
 T packed tokens, D hidden width, H heads, d the width of a head.
 """
@@ -18,7 +19,19 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
-from sparton.kernels.encoder_layer import bias_gelu, post_norm, post_norm_and_copy
+from sparton.kernels.encoder_layer import (
+    Fp8Operand,
+    Fp8Weights,
+    Layer,
+    NormOptions,
+    bias_gelu,
+    fp8_linear,
+    fp8_linear_gelu,
+    fp8_linear_post_norm,
+    fp8_operand,
+    post_norm,
+    post_norm_and_copy,
+)
 from sparton.models.attention import packed_self_attention
 from sparton.models.elementwise import HalfLayerNorm, autocast_dtype, has_kernels, is_gelu
 from sparton.models.modernbert import fuse_modernbert
@@ -38,23 +51,54 @@ _STOCK: dict[str, type[nn.Module]] = {
 }
 
 
+Operand = Tensor | Fp8Operand
+
+
 class LayerStates(NamedTuple):
     """What a layer hands on where sums are kept in more bits than matrix products read: both, made
     in one pass, so that no product has to round its operand first.
 
     Attributes:
         residual: ``[1, T, D]``, what the next result is added to.
-        operand: the same in the dtype of the products.
+        operand: the same in the dtype of the products, and in FP8 where these are.
     """
 
     residual: Tensor
-    operand: Tensor
+    operand: Operand
 
 
 States = Tensor | LayerStates
 
 
-class SelfAttention(nn.Module):
+class FusedPart(nn.Module):
+    """A part of a layer with a matrix product.
+
+    Attributes:
+        fp8: its weights in FP8; None where it does not multiply in FP8.
+    """
+
+    fp8: Fp8Weights | None = None
+
+    def _in_fp8(
+        self, states: States | Fp8Operand, *linears: nn.Linear
+    ) -> tuple[Fp8Operand, Layer] | None:
+        """The operand of a product in FP8 and the weights of these layers, one above the other;
+        None where the product is another one."""
+        operand = states.operand if isinstance(states, LayerStates) else states
+        x = _wide(operand)
+        dtype = autocast_dtype(x)
+        if self.fp8 is None or not self.training or dtype is None:
+            return None
+        if not all(_has_kernels(x, linear) for linear in linears):
+            return None
+        if not isinstance(operand, Fp8Operand):
+            operand = fp8_operand(x.to(dtype))
+        weights, biases = ([getattr(x, name) for x in linears] for name in ("weight", "bias"))
+        bias = biases[0] if len(biases) == 1 else torch.cat(biases)
+        return operand, Layer(weights, bias, self.fp8(weights))
+
+
+class SelfAttention(FusedPart):
     """Self-attention with one matrix product for queries, keys and values.
 
     Args:
@@ -80,14 +124,17 @@ class SelfAttention(nn.Module):
         """``[1, T, D]``, and None for the weights; see
         :func:`~sparton.models.attention.packed_attention`."""
         keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
-        states = self._projected(_operand(hidden_states).squeeze(0))
+        states = self._projected(hidden_states).squeeze(0)
         states = states.unflatten(-1, (3, self.heads, -1))
         mixed = packed_self_attention(states, cu_seq_lens_q, max_length_q, keys, self.scale)
         return mixed.flatten(1)[None], None
 
-    def _projected(self, x: Tensor) -> Tensor:
-        """``[T, 3 D]``."""
+    def _projected(self, states: States) -> Tensor:
+        """``[1, T, 3 D]``."""
         parts = (self.query, self.key, self.value)
+        if (given := self._in_fp8(states, *parts)) is not None:
+            return fp8_linear(*given)
+        x = _operand(states)
         adapted = any(type(part) is not nn.Linear for part in parts)
         if adapted or len({part.weight.requires_grad for part in parts}) > 1:
             return torch.cat([part(x) for part in parts], dim=-1)
@@ -95,7 +142,7 @@ class SelfAttention(nn.Module):
         return F.linear(x, weight, torch.cat([part.bias for part in parts]))
 
 
-class PostNorm(nn.Module):
+class PostNorm(FusedPart):
     """``LayerNorm(residual + dropout(dense(x)))``, the end of both halves of a layer.
 
     Args:
@@ -115,25 +162,31 @@ class PostNorm(nn.Module):
         self.dense, self.dropout, self.LayerNorm = dense, dropout, LayerNorm
         self.both = both
 
-    def forward(self, hidden_states: Tensor, input_tensor: States) -> States:
-        residual = _residual(input_tensor)
+    def forward(self, hidden_states: Operand, input_tensor: States) -> States:
+        x, residual = _wide(hidden_states), _residual(input_tensor)
         p, norm = self.dropout.p if self.dropout.training else 0.0, self.LayerNorm
-        if p == 1 or not _has_kernels(hidden_states, self.dense):
-            return norm(self.dropout(self.dense(hidden_states)) + residual)
-        product = F.linear(hidden_states, self.dense.weight)
-        operands = (product, self.dense.bias, residual, norm.weight, norm.bias)
-        product_dtype = dtype = autocast_dtype(product)
+        if p == 1 or not _has_kernels(x, self.dense):
+            return norm(self.dropout(self.dense(x)) + residual)
+        product_dtype = dtype = autocast_dtype(x)
         if dtype is not None:  # what a normalisation gives under autocast
             half = dtype == torch.bfloat16 and isinstance(norm, HalfLayerNorm)
             dtype = dtype if half else torch.float32
-        if product_dtype in (None, dtype) or not self.both:
+        copy = None if product_dtype == dtype or not self.both else product_dtype
+        vectors = (residual, norm.weight, norm.bias)
+        if (given := self._in_fp8(hidden_states, self.dense)) is not None:
+            assert dtype is not None
+            options = NormOptions(norm.eps, p, dtype, copy, rounds=self.both)
+            out, operand = fp8_linear_post_norm(*given, *vectors, options)
+            return out if operand is None else LayerStates(out, operand)
+        operands = (F.linear(x, self.dense.weight), self.dense.bias, *vectors)
+        if copy is None:
             return post_norm(*operands, eps=norm.eps, p=p, dtype=dtype)
         return LayerStates(
-            *post_norm_and_copy(*operands, eps=norm.eps, p=p, dtype=dtype, copy=product_dtype)
+            *post_norm_and_copy(*operands, eps=norm.eps, p=p, dtype=dtype, copy=copy)
         )
 
 
-class Intermediate(nn.Module):
+class Intermediate(FusedPart):
     """``activation(dense(x))``, the middle of a layer.
 
     Args:
@@ -144,8 +197,12 @@ class Intermediate(nn.Module):
         super().__init__()
         self.dense, self.intermediate_act_fn = dense, intermediate_act_fn
 
-    def forward(self, hidden_states: States) -> Tensor:
+    def forward(self, hidden_states: States) -> Operand:
         x = _operand(hidden_states)
+        if (given := self._in_fp8(hidden_states, self.dense)) is not None:
+            if is_gelu(self.intermediate_act_fn):
+                return fp8_linear_gelu(*given)
+            return self.intermediate_act_fn(fp8_linear(*given))
         if not is_gelu(self.intermediate_act_fn) or not _has_kernels(x, self.dense):
             return self.intermediate_act_fn(self.dense(x))
         return bias_gelu(F.linear(x, self.dense.weight), self.dense.bias)
@@ -274,8 +331,12 @@ def _fuse(layer: Any, both: bool) -> None:
         setattr(parent, name, make(**dict(part.named_children())).train(part.training))
 
 
+def _wide(operand: Operand) -> Tensor:
+    return operand.wide if isinstance(operand, Fp8Operand) else operand
+
+
 def _operand(states: States) -> Tensor:
-    return states.operand if isinstance(states, LayerStates) else states
+    return _wide(states.operand if isinstance(states, LayerStates) else states)
 
 
 def _residual(states: States) -> Tensor:

@@ -50,6 +50,7 @@ from sparton.training.manifest import describe_environment
 from sparton.training.optimization import build_optimizer
 from sparton.training.precision import Precision
 from sparton.training.schedules import LinearSchedule
+from sparton.training.sharding import place_weights
 from sparton.training.status import only_writer
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import TokenBatch
@@ -139,7 +140,7 @@ def adapt_lm(
     usual = "bf16" if world.device.type == "cuda" else "fp32"
     number_format = Precision(precision or usual, world.device)
     encoder = SpladeEncoder(_load(backbone, plan.objective, compile), SpartonHead())
-    encoder.to(device=world.device, dtype=number_format.parameter_dtype)
+    place_weights(encoder, world, number_format)
     length = min(plan.length, encoder.backbone.max_length)
     training, held_out = _split(tokenize(texts, encoder.tokenizer, length), plan.seed)
     model = _Model(encoder, held_out, length, plan, Path(output))

@@ -72,6 +72,9 @@ def update(
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = whole(nn.utils.clip_grad_norm_(parameters, clip_norm or float("inf")))
     scaler.step(optimizer)
+    # Fused optimizers do not count what they change, and others need not: who keeps what was made
+    # of weights looks at their versions.
+    torch.autograd.graph.increment_version(parameters)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)
     return norm

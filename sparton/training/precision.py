@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from sparton.kernels.dispatch import has_fp8
+from sparton.models.encoder import Encoder
+from sparton.models.fp8 import multiply_in_fp8
 from sparton.training.settings import PRECISIONS
 
 
@@ -13,6 +16,8 @@ class Precision:
     """How a run computes.
 
     ``fp32``: everywhere. ``bf16``, ``fp16``: autocast over fp32 parameters, fp16 with loss scaling.
+    ``fp8``: as bf16, and the layers of an encoder of the families of BERT and RoBERTa multiply in
+    FP8, see :func:`~sparton.models.fp8.multiply_in_fp8`.
     ``bf16_pure``: parameters, gradients and optimizer state in bf16 too.
     """
 
@@ -24,6 +29,12 @@ class Precision:
             raise ValueError(f"precision={self.name!r} is unknown; choose from {PRECISIONS}")
         if self.name == "fp16" and self.device.type != "cuda":
             raise ValueError("precision=fp16 needs a CUDA GPU; use bf16 or fp32 on a CPU")
+        if self.name == "fp8" and not has_fp8(self.device):
+            on_gpu = self.device.type == "cuda"
+            raise ValueError(
+                "precision=fp8 needs a CUDA GPU of compute capability 8.9 or later (Ada, Hopper), "
+                f"got {torch.cuda.get_device_name(self.device) if on_gpu else 'a CPU'}; use bf16"
+            )
 
     @property
     def parameter_dtype(self) -> torch.dtype | None:
@@ -40,7 +51,17 @@ class Precision:
     @property
     def autocast_name(self) -> str:
         """fp32, bf16 or fp16: what a model of this run is evaluated in."""
-        return "bf16" if self.name == "bf16_pure" else self.name
+        return "bf16" if self.name in ("fp8", "bf16_pure") else self.name
+
+    def prepare(self, encoder: Encoder) -> None:
+        """Bring an encoder that will train to this, in place.
+
+        Raises:
+            ValueError: see :func:`~sparton.models.fp8.multiply_in_fp8`.
+        """
+        encoder.to(dtype=self.parameter_dtype)
+        if self.name == "fp8":
+            multiply_in_fp8(encoder)
 
     def autocast(self) -> AbstractContextManager:
         if self.name in ("fp32", "bf16_pure"):

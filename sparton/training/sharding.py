@@ -95,8 +95,8 @@ class ShardedWeights:
         precision: of the training.
 
     Raises:
-        ValueError: ranks on several machines, fp16, compiled layers, or a body whose layers run
-            more often on some ranks than on others.
+        ValueError: ranks on several machines, fp16 or fp8, compiled layers, or a body whose layers
+            run more often on some ranks than on others.
     """
 
     def __init__(self, encoder: Encoder, world: World, precision: Precision) -> None:
@@ -183,11 +183,12 @@ def place_weights(
         sharded: whether each rank is to have a part of every weight, or all.
 
     Raises:
-        ValueError: see :class:`ShardedWeights`.
+        ValueError: see :class:`ShardedWeights` and :func:`~sparton.models.fp8.multiply_in_fp8`.
     """
+    precision.prepare(encoder)
     if sharded:
-        return ShardedWeights(encoder.to(dtype=precision.parameter_dtype), world, precision)
-    encoder.to(device=world.device, dtype=precision.parameter_dtype)
+        return ShardedWeights(encoder, world, precision)
+    encoder.to(world.device)
     world.broadcast(encoder)
     return WholeWeights(encoder, world)
 
@@ -202,6 +203,11 @@ def _check(encoder: Encoder, world: World, precision: Precision) -> None:
         raise ValueError(
             "precision=fp16 scales gradients, which sharded ones cannot be: take bf16, or train "
             "unsharded"
+        )
+    if precision.name == "fp8":
+        raise ValueError(
+            "precision=fp8 rounds whole weights once in a step, and sharded ones are gathered many "
+            "times: take bf16, or train unsharded"
         )
     if any(part._compiled_call_impl is not None for part in encoder.modules()):
         raise ValueError(

@@ -19,7 +19,9 @@ from tests.composing import composed
         (["evaluation.every=lots"], 1, "evaluation.every=lots: must be a whole number"),
         (["clip_norm=-1"], 1, "clip_norm=-1.0: must be positive, or null"),
         (["num_negatives=-1"], 1, "num_negatives=-1: must not be negative"),
-        (["precision=fp8"], 1, "precision=fp8: choose from fp32, bf16"),
+        (["precision=fp4"], 1, "precision=fp4: choose from fp32, bf16"),
+        (["precision=fp8", "backbone.compile=true"], 1, "set backbone.compile=false, or precision"),
+        (["precision=fp8", "backbone.lora={rank: 4}"], 1, "or backbone.lora=null to train all"),
         (["head.fp8=true", "precision=fp32"], 1, "needs products in 16 bit, got precision=fp32"),
         (["batch=6"], 4, "multiple of their number, 4; try batch=4"),
         (["batch=2"], 4, "try batch=4"),
@@ -64,6 +66,10 @@ def test_settings_of_a_regularizer_that_was_not_chosen_are_refused():
         ("sharding=some", "sharding=some: choose from none, full"),
         ("micro_batch=auto", "with sharding=full set micro_batch=N, such as 16, or null"),
         ("precision=fp16", "with sharding=full set precision=bf16"),
+        (
+            "precision=fp8",
+            "with sharding=full a GPU has none: set precision=bf16, or sharding=none",
+        ),
         ("backbone.compile=true", "with sharding=full set backbone.compile=false"),
         ("refresh=negatives", "set refresh=none and mine before the training"),
     ],
@@ -78,5 +84,5 @@ def test_what_a_sharded_training_cannot_do_is_refused(override, message):
 
 
 def test_fp8_trains_in_16_bit():
-    for precision in ("bf16", "fp16", "bf16_pure"):
+    for precision in ("bf16", "fp16", "fp8", "bf16_pure"):
         check(composed("head.fp8=true", f"precision={precision}"), world_size=1)

@@ -19,7 +19,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from sparton.kernels.encoder_layer import gelu, normalization, rotation
+from sparton.kernels.encoder_layer import fp8_rows, gelu, gelu_rows, normalization, rotation
+from sparton.kernels.encoder_layer.fp8_operands import empty_rows
 from sparton.kernels.hybrid_head.backward import hybrid_head_backward
 from sparton.kernels.hybrid_head.forward import hybrid_head_forward
 from sparton.kernels.launch import Launch
@@ -196,6 +197,24 @@ def layer(dtype: torch.dtype, D: int) -> None:
         )  # fmt: skip
 
 
+def layer_in_fp8(D: int, copy: torch.dtype | None) -> None:
+    """The same, each rounding its rows to FP8."""
+    states, vector, seed = torch.zeros(600, D, dtype=BF16), torch.zeros(D), torch.zeros(()).int()
+    rows = empty_rows(states)
+    fp8_rows.round_rows(states, rows)
+    fp8_rows.round_and_add_rows(states, rows)
+    gelu_rows.gelu_rows_forward(states, vector, rows)
+    gelu_rows.gelu_rows_backward(states, states, vector, rows)
+    options: dict[str, Any] = {"p": 0.1, "rows": rows}
+    _, _, *saved = normalization.norm_forward(
+        states, vector, states, vector, vector, seed, eps=1e-5, copy=copy, save=True,
+        dtype=BF16 if copy is None else FP32, **options,
+    )  # fmt: skip
+    normalization.norm_backward(
+        states, None, None, *saved, vector, seed, vectors=3, dtypes=(BF16, BF16), **options
+    )
+
+
 def sums_of_logits(dtype: torch.dtype) -> None:
     """The backward of sum pooling."""
     tokens, rows = torch.zeros(600, 768, dtype=dtype), torch.zeros(1024, 768, dtype=dtype)
@@ -306,6 +325,8 @@ def cases(capability: tuple[int, int]) -> Iterator[tuple[str, Callable[[], None]
         (config,) = forward.PORTABLE_FP8
         yield "head fp8", partial(head, FP8, 768, config)
         yield from rounding_cases()
+        for D in (16, 400, 768, 2304, 3072):
+            yield f"layer fp8 {D}", partial(layer_in_fp8, D, None if D == 400 else BF16)
         yield "rescored", partial(rescored, 768)
     for nbits in (1, 2, 8):
         yield f"compressed {nbits}", partial(compressed, BF16, nbits)

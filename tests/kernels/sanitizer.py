@@ -169,6 +169,16 @@ def layer() -> None:
     learn(encoder_layer.rotary(rows(21, 3, 2, 24), angles.cos(), angles.sin()))
 
 
+def layer_in_fp8() -> None:
+    x, residual = rows(21, D), rows(21, D)
+    weights, (bias, gain, shift) = [rows(D, D)], (rows(D) for _ in range(3))
+    given = encoder_layer.Layer(weights, bias, encoder_layer.Fp8Weights()(weights))
+    options = encoder_layer.NormOptions(1e-6, 0.1, torch.float32, torch.bfloat16, True)
+    x = encoder_layer.fp8_linear(encoder_layer.fp8_operand(x), given)
+    operand = encoder_layer.fp8_linear_gelu(encoder_layer.fp8_operand(x), given)
+    learn(encoder_layer.fp8_linear_post_norm(operand, given, residual, gain, shift, options)[0])
+
+
 def products() -> None:
     dense = [rows(count, V, dtype=torch.float32).detach().relu() for count in (5, 7)]
     sides = [SparseVectors.from_dense(side) for side in dense]
@@ -219,6 +229,7 @@ FAMILIES: dict[str, Callable[[], None]] = {
     "maxsim, compressed": compressed_maxsim,
     "attention": attention,
     "encoder layer": layer,
+    "encoder layer, fp8": layer_in_fp8,
     "sparse products": products,
     "sparse search": postings,
     "planted write": lambda: planted(0, 40),

@@ -35,7 +35,7 @@ def test_suites_name_heads_that_exist_and_batches_that_divide():
     for cells in SUITES.values():
         assert len(set(cells)) == len({cell.label for cell in cells}) == len(cells)
     for cell in CELLS:
-        assert (cell.head in heads) == (cell.system == OURS)
+        assert (cell.head in heads) == (cell.trainer == OURS)
         assert cell.batch == cell.local_batch * cell.gpus
         assert cell.lengths in LENGTHS
 

@@ -49,6 +49,19 @@ def test_a_prefix_has_its_own_rate_and_the_longest_counts():
     }
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_versions_count_updates(fused):
+    """Also of optimizers that count nothing themselves, as fused ones."""
+    model = encoder()
+    optimizer = build_optimizer(model, partial(torch.optim.AdamW, lr=1e-2, fused=fused), 0.1)
+    before = [parameter._version for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    update(optimizer, torch.amp.GradScaler(enabled=False), 1.0, None)
+    after = [parameter._version for parameter in model.parameters()]
+    assert all(first < second for first, second in zip(before, after, strict=True))
+
+
 def test_a_schedule_scales_every_group_and_the_log_names_them():
     model = encoder()
     optimizer = build_optimizer(model, ADAMW, 0.1, {"query": 0.5})

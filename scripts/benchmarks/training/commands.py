@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from benchmarks.processes import SCRIPTS, python_path
 from benchmarks.training.decoders import DECODERS
-from benchmarks.training.suites import COLBERT, JOINT, MODERNBERT_BASE, OURS, Cell, Plan
+from benchmarks.training.suites import COLBERT, IN_FP8, JOINT, MODERNBERT_BASE, OURS, Cell, Plan
 
 ROOT = SCRIPTS.parent
 TRAIN = str(ROOT / "train.py")
@@ -52,7 +52,7 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
         "checkpoint_every": "null",
         "query_length": plan.lengths.query[1],
         "document_length": plan.lengths.document[1],
-        "precision": "fp32" if miniature else "bf16",
+        "precision": _precision(cell, miniature),
         "num_workers": num_workers(cell, miniature),
         "optimizer.lr": LEARNING_RATE,
         "weight_decay": WEIGHT_DECAY,
@@ -64,6 +64,12 @@ def overrides(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str
         **_token_vectors(cell),
     }
     return [f"{key}={value}" for key, value in found.items()]
+
+
+def _precision(cell: Cell, miniature: bool) -> str:
+    if miniature:  # on a CPU, which has no FP8
+        return "fp32"
+    return "fp8" if cell.system == IN_FP8 else "bf16"
 
 
 def _backbone(cell: Cell, miniature: bool) -> dict[str, object]:
@@ -110,7 +116,7 @@ def attention(cell: Cell) -> str | None:
 
 def command(cell: Cell, plan: Plan, place: Place, miniature: bool) -> list[str]:
     """The words that start a cell, after those of the interpreter."""
-    if cell.system != OURS:
+    if cell.trainer != OURS:
         return ["-m", RIVAL, json.dumps((cell, plan, place, miniature))]
     words = [TRAIN, *overrides(cell, plan, place, miniature)]
     if cell.gpus == 1:

@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 from benchmarks.training.decoders import DECODERS
 
-OURS, THEIRS = "sparton", "sentence_transformers"
+OURS, IN_FP8, THEIRS = "sparton", "sparton_fp8", "sentence_transformers"
 # Theirs with drop-ins of sparton.integrations: the scores fused, all fused, and scores in 16 bits.
 SCORES, FUSED, IN_16_BIT = (f"{THEIRS}_{how}" for how in ("scores", "fused", "bf16"))
-SYSTEMS = (OURS, THEIRS, SCORES, FUSED, IN_16_BIT)
+SYSTEMS = (OURS, IN_FP8, THEIRS, SCORES, FUSED, IN_16_BIT)
 SPLADE, COLBERT, JOINT = "splade", "colbert", "joint"
 # Others are in benchmarks/training/decoders.py.
 BERT_BASE, MODERNBERT_BASE = "bert-base", "modernbert-base"
@@ -99,7 +99,7 @@ class Cell(NamedTuple):
     @property
     def trainer(self) -> str:
         """Whose: ours or theirs."""
-        return OURS if self.system == OURS else THEIRS
+        return OURS if self.system in (OURS, IN_FP8) else THEIRS
 
     @property
     def local_batch(self) -> int:
@@ -217,6 +217,17 @@ SUITES: dict[str, list[Cell]] = {
         _late(THEIRS, COLBERT, "", micro_batch=64),
         _late(OURS, COLBERT, "colbert", micro_batch=64),
         _late(THEIRS, COLBERT, "", compiled=True),
+    ],
+    # Layers that multiply in FP8, each beside those that do in 16 bits.
+    "fp8": [
+        Cell(system, model, head, 384, lengths=model, **others)
+        for model, head, others in (
+            (SPLADE, "sparton", {}),
+            (SPLADE, "sparton", {"half_residual": True}),
+            (SPLADE, "sparton", {"micro_batch": 64}),
+            (COLBERT, "colbert", {}),
+        )
+        for system in (OURS, IN_FP8)
     ],
     # The same work on each of several GPUs.
     "gpus": [

@@ -1,6 +1,16 @@
-"""What an encoder layer computes between its matrix products, in one pass over memory each."""
+"""What an encoder layer computes between its matrix products, in one pass over memory each; and
+products in FP8 with what follows them."""
 
 from sparton.kernels.encoder_layer.dropout import hashed_dropout
+from sparton.kernels.encoder_layer.fp8_function import (
+    Layer,
+    NormOptions,
+    fp8_linear,
+    fp8_linear_gelu,
+    fp8_linear_post_norm,
+)
+from sparton.kernels.encoder_layer.fp8_operands import FP8_MULTIPLE, Fp8Operand, Fp8Rows
+from sparton.kernels.encoder_layer.fp8_products import Fp8Weights, fp8_operand
 from sparton.kernels.encoder_layer.gelu_function import bias_gelu, gated_gelu
 from sparton.kernels.encoder_layer.norm_function import post_norm, post_norm_and_copy
 from sparton.kernels.encoder_layer.operands import FLOATS
@@ -16,8 +26,18 @@ from sparton.kernels.encoder_layer.rotary_function import rotary
 
 __all__ = [
     "FLOATS",
+    "FP8_MULTIPLE",
+    "Fp8Operand",
+    "Fp8Rows",
+    "Fp8Weights",
+    "Layer",
+    "NormOptions",
     "bias_gelu",
     "bias_gelu_reference",
+    "fp8_linear",
+    "fp8_linear_gelu",
+    "fp8_linear_post_norm",
+    "fp8_operand",
     "gated_gelu",
     "gated_gelu_reference",
     "hashed_dropout",

@@ -54,13 +54,15 @@ def _tail(u, APPROXIMATE: tl.constexpr):
 
 
 @triton.jit
-def _gelu(u, tail):
+def gelu(u, APPROXIMATE: tl.constexpr):
+    tail, _ = _tail(u, APPROXIMATE)
     # The tail is 0 from 14 on, infinity among it.
     return tl.maximum(u, 0.0) - tl.minimum(tl.abs(u), 16.0) * tail
 
 
 @triton.jit
-def _slope(u, tail, exponential):
+def gelu_slope(u, APPROXIMATE: tl.constexpr):
+    tail, exponential = _tail(u, APPROXIMATE)
     return tl.where(u < 0, tail, 1.0 - tail) + u * (0.3989422804014327 * exponential)
 
 
@@ -75,8 +77,7 @@ def _gelu_kernel(
     inside = (t < T)[:, None] & (d < D)[None, :]
     bias = tl.load(bias_ptr + d, d < D, 0.0).to(tl.float32)
     u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
-    tail, _ = _tail(u, APPROXIMATE)
-    store_rows(out_ptr, t, d, inside, _gelu(u, tail), D)
+    store_rows(out_ptr, t, d, inside, gelu(u, APPROXIMATE), D)
 
 
 @triton.jit(do_not_specialize=["T", "programs"])
@@ -94,8 +95,7 @@ def _gelu_backward_kernel(
         t = lo + tl.arange(0, ROWS)
         inside = (t < T)[:, None] & (d < D)[None, :]
         u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
-        tail, exponential = _tail(u, APPROXIMATE)
-        dx = load_rows(grad_ptr, t, d, inside, D) * _slope(u, tail, exponential)
+        dx = load_rows(grad_ptr, t, d, inside, D) * gelu_slope(u, APPROXIMATE)
         store_rows(dx_ptr, t, d, inside, dx, D)
         total += dx
     tl.store(sum_ptr + program.to(tl.int64) * D + d, tl.sum(total, 0), d < D)
@@ -112,8 +112,7 @@ def _gated_gelu_kernel(
     inside = (t < T)[:, None] & (d < D)[None, :]
     u = load_rows(x_ptr, t, d, inside, 2 * D)
     gate = load_rows(x_ptr, t, D + d, inside, 2 * D)
-    tail, _ = _tail(u, APPROXIMATE)
-    store_rows(out_ptr, t, d, inside, _gelu(u, tail) * gate, D)
+    store_rows(out_ptr, t, d, inside, gelu(u, APPROXIMATE) * gate, D)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -128,15 +127,18 @@ def _gated_gelu_backward_kernel(
     u = load_rows(x_ptr, t, d, inside, 2 * D)
     gate = load_rows(x_ptr, t, D + d, inside, 2 * D)
     grad = load_rows(grad_ptr, t, d, inside, D)
-    tail, exponential = _tail(u, APPROXIMATE)
-    store_rows(dx_ptr, t, d, inside, grad * gate * _slope(u, tail, exponential), 2 * D)
-    store_rows(dx_ptr, t, D + d, inside, grad * _gelu(u, tail), 2 * D)
+    store_rows(dx_ptr, t, d, inside, grad * gate * gelu_slope(u, APPROXIMATE), 2 * D)
+    store_rows(dx_ptr, t, D + d, inside, grad * gelu(u, APPROXIMATE), 2 * D)
+
+
+def approximates(x: Tensor) -> bool:
+    """Whether instructions of NVIDIA's that need no care for tiny numbers are there: they save a
+    third of the arithmetic, which otherwise takes longer than the memory."""
+    return x.is_cuda and torch.version.hip is None
 
 
 def _constants(x: Tensor, columns: int) -> dict[str, Any]:
-    """Instructions of NVIDIA's that need no care for tiny numbers save a third of the arithmetic,
-    which otherwise takes longer than the memory."""
-    return {"D": columns, "APPROXIMATE": x.is_cuda and torch.version.hip is None}
+    return {"D": columns, "APPROXIMATE": approximates(x)}
 
 
 def gelu_forward(x: Tensor, bias: Tensor) -> Tensor:

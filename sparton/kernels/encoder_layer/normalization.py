@@ -15,6 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sparton.kernels.encoder_layer.dropout import MULTIPLIERS, threshold
+from sparton.kernels.encoder_layer.fp8_operands import Fp8Rows
+from sparton.kernels.encoder_layer.fp8_rows import largest_of_rows, store_scales, store_values
 from sparton.kernels.encoder_layer.operands import Normalised
 from sparton.kernels.encoder_layer.tiles import load_rows, programs_over_rows, store_rows
 from sparton.kernels.launch import Launch, cdiv, next_power_of_2
@@ -22,6 +24,9 @@ from sparton.kernels.launch import Launch, cdiv, next_power_of_2
 # A row for a warp: sums over it need no barrier. Measured on an H200, 74,496 rows of 768 columns.
 ROWS, WARP_COLUMNS = 1, 1024
 BACKWARD_PROGRAMS = 8  # for each multiprocessor
+# Rounding to FP8 takes registers, of which a warp with a row would have too few. These programs are
+# as many as run at once on a multiprocessor of compute capability 9.0.
+FP8_WARP_COLUMNS, FP8_BACKWARD_PROGRAMS = 512, 5
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -42,10 +47,19 @@ def _load_vector(ptr, d, D: tl.constexpr):
     return tl.load(ptr + d, d < D, 0.0).to(tl.float32)[None, :]
 
 
+@triton.jit
+def _store_fp8(values_ptr, scales_ptr, t, d, inside, x, T, D: tl.constexpr):
+    """Whole rows ``x``, as they were rounded to 16 bits, in FP8."""
+    x = x.to(tl.float32)
+    largest = largest_of_rows(x, inside)
+    store_values(values_ptr, t, d, inside, x, largest, D)
+    store_scales(scales_ptr, t, largest, T)
+
+
 @triton.jit(do_not_specialize=["T"])
 def _norm_kernel(
-    x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, copy_ptr, sum_ptr,
-    moments_ptr, T,
+    x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, copy_ptr, values_ptr,
+    scales_ptr, sum_ptr, moments_ptr, T,
     SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -69,6 +83,12 @@ def _norm_kernel(
     store_rows(out_ptr, t, d, inside, out, D)
     if copy_ptr is not None:
         store_rows(copy_ptr, t, d, inside, out, D)
+    if values_ptr is not None:
+        if copy_ptr is not None:
+            out = out.to(copy_ptr.dtype.element_ty)
+        else:
+            out = out.to(out_ptr.dtype.element_ty)
+        _store_fp8(values_ptr, scales_ptr, t, d, inside, out, T, D)
     if sum_ptr is not None:
         store_rows(sum_ptr, t, d, inside, total, D)
         tl.store(moments_ptr + t, mean, t < T)
@@ -78,7 +98,7 @@ def _norm_kernel(
 @triton.jit(do_not_specialize=["T", "programs"])
 def _norm_backward_kernel(
     grad_ptr, copy_grad_ptr, sum_grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr,
-    dresidual_ptr, columns_ptr, T, programs,
+    values_ptr, scales_ptr, dresidual_ptr, columns_ptr, T, programs,
     VECTORS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -111,6 +131,9 @@ def _norm_backward_kernel(
         if seed_ptr is not None:
             dx = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
         store_rows(dx_ptr, t, d, inside, dx, D)
+        if values_ptr is not None:
+            narrow = dx.to(dx_ptr.dtype.element_ty)
+            _store_fp8(values_ptr, scales_ptr, t, d, inside, narrow, T, D)
         dgain += grad * unit
         if VECTORS == 3:
             dbias += dx
@@ -123,9 +146,10 @@ def _norm_backward_kernel(
         tl.store(columns_ptr + 2 * part + d, tl.sum(dshift, 0), d < D)
 
 
-def _tile(D: int) -> dict[str, int]:
+def _tile(D: int, rows: Fp8Rows | None) -> dict[str, int]:
     block = next_power_of_2(D)
-    return {"D": D, "ROWS": ROWS, "BLOCK_D": block, "num_warps": cdiv(block, WARP_COLUMNS)}
+    columns = WARP_COLUMNS if rows is None else FP8_WARP_COLUMNS
+    return {"D": D, "ROWS": ROWS, "BLOCK_D": block, "num_warps": cdiv(block, columns)}
 
 
 def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
@@ -138,7 +162,7 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
 def norm_forward(
     x: Tensor, bias: Tensor | None, residual: Tensor, gain: Tensor, shift: Tensor | None,
     seed: Tensor | None, *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None,
-    save: bool,
+    save: bool, rows: Fp8Rows | None = None,
 ) -> Normalised:  # fmt: skip
     """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
@@ -147,6 +171,7 @@ def norm_forward(
         bias, gain, shift: ``[D]``, contiguous; None adds nothing.
         seed: int32 ``[]`` of the dropout with probability ``p``; None drops nothing.
         eps: of the normalisation.
+        rows: ``[T, D]``, filled with the copy, or with the result where there is none, in FP8.
     """
     T, D = x.shape
     out = torch.empty((T, D), dtype=dtype, device=x.device)
@@ -159,15 +184,18 @@ def norm_forward(
     if T:
         Launch(
             _norm_kernel, (cdiv(T, ROWS),), T, SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps,
-            **_dropout(p, seed), **_tile(D),
-        )(x, bias, residual, gain, shift, seed, out, second, sums, moments)  # fmt: skip
+            **_dropout(p, seed), **_tile(D, rows),
+        )(
+            x, bias, residual, gain, shift, seed, out, second, *(rows or (None, None)), sums,
+            moments,
+        )  # fmt: skip
     return Normalised(out, second, sums, moments)
 
 
 def norm_backward(
     grad: Tensor, copy_grad: Tensor | None, sum_grad: Tensor | None, sums: Tensor, moments: Tensor,
     gain: Tensor, seed: Tensor | None, *, vectors: int, p: float,
-    dtypes: tuple[torch.dtype, torch.dtype],
+    dtypes: tuple[torch.dtype, torch.dtype], rows: Fp8Rows | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[vectors, D]``: of
     the gain and, if there are 3, of bias and shift. The same bits every time.
@@ -178,15 +206,18 @@ def norm_backward(
         sum_grad: of what is normalised, where that is a result too.
         sums, moments, gain, seed, p: of the forward.
         dtypes: of the gradients of x and of the residual.
+        rows: ``[T, D]``, filled with the gradient of x in FP8.
     """
     T, D = grad.shape
     dx, dresidual = (torch.empty((T, D), dtype=dtype, device=grad.device) for dtype in dtypes)
     if not T:
         return dx, dresidual, torch.zeros((vectors, D), dtype=torch.float32, device=grad.device)
-    programs = programs_over_rows(grad, ROWS, BACKWARD_PROGRAMS)
+    per_processor = BACKWARD_PROGRAMS if rows is None else FP8_BACKWARD_PROGRAMS
+    programs = programs_over_rows(grad, ROWS, per_processor)
     columns = torch.empty((vectors, programs, D), dtype=torch.float32, device=grad.device)
-    Launch(
-        _norm_backward_kernel, (programs,), T, programs, VECTORS=vectors, **_dropout(p, seed),
-        **_tile(D),
-    )(grad, copy_grad, sum_grad, sums, moments, gain, seed, dx, dresidual, columns)  # fmt: skip
+    constants = _dropout(p, seed) | _tile(D, rows)
+    Launch(_norm_backward_kernel, (programs,), T, programs, VECTORS=vectors, **constants)(
+        grad, copy_grad, sum_grad, sums, moments, gain, seed, dx, *(rows or (None, None)),
+        dresidual, columns,
+    )  # fmt: skip
     return dx, dresidual, columns.sum(1)

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device, without_autocast
+from sparton.kernels.dispatch import has_fp8, on_its_device, without_autocast
 from sparton.kernels.maxsim.batches import packed_operands, padded_operands
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
-from sparton.kernels.maxsim.fp8_tokens import Fp8Tokens, has_fp8, restore_fp8
+from sparton.kernels.maxsim.fp8_tokens import Fp8Tokens, restore_fp8
 from sparton.kernels.maxsim.function import maxsim, maxsim_varlen
 from sparton.kernels.maxsim.operands import MaxSimOperands, check_mask
 from sparton.kernels.maxsim.packing import compact

@@ -3,13 +3,12 @@
 T tokens, E embedding.
 """
 
-import functools
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import on_its_device
+from sparton.kernels.dispatch import has_fp8, on_its_device
 from sparton.kernels.segment_max.quantize_cpu import rows_in_fp8
 
 TOKENS_AT_ONCE = 2**16
@@ -25,12 +24,6 @@ class Fp8Tokens(NamedTuple):
 
     values: Tensor
     scales: Tensor
-
-
-@functools.cache
-def has_fp8(device: torch.device) -> bool:
-    """Whether the device multiplies FP8."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 @torch.no_grad()

@@ -10,10 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparton.kernels.e4m3 import e4m3_scale, scaled_to_e4m3
 from sparton.kernels.launch import KEPT_PLANS, Step, cdiv, next_power_of_2, plan_step, run_steps
 from sparton.kernels.segment_max.operands import num_rows
 from sparton.kernels.segment_max.quantize_cpu import (
-    LARGEST,
     SCALE_BOUNDS,
     By,
     Norms,
@@ -74,7 +74,7 @@ def _bounded(amax, LOW: tl.constexpr, HIGH: tl.constexpr):
 def _quantize(
     x_ptr, rounded_ptr, scale_ptr, amax_ptr, norms_ptr, program, R, first_scale,
     P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, PARTS: tl.constexpr,
-    LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
+    LOW: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_R rows of a matrix, each by its own largest absolute value or all by the largest of
     PARTS values; and their norms. Scales are written times ``first_scale``. NaN stays NaN; an
@@ -91,11 +91,10 @@ def _quantize(
     else:
         amax = _largest(tl.load(amax_ptr + tl.arange(0, PARTS))) + tl.zeros((BLOCK_R,), tl.float32)
     amax = _bounded(amax, LOW, HIGH)
-    x *= tl.div_rn(LARGEST, amax)[:, None]
-    x = tl.clamp(x, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    x = scaled_to_e4m3(x, amax)
     tl.store(rounded_ptr + places, x.to(rounded_ptr.dtype.element_ty), inside)
     if scale_ptr is not None:
-        tl.store(scale_ptr + rows, tl.div_rn(amax, LARGEST) * first_scale, rows < R)
+        tl.store(scale_ptr + rows, e4m3_scale(amax) * first_scale, rows < R)
 
 
 @triton.jit(do_not_specialize=["T", "V", "of_hidden"])
@@ -103,7 +102,7 @@ def _quantize_kernel(
     hidden_ptr, weight_ptr, amax_ptr, hidden8_ptr, weight8_ptr, hidden_scale_ptr, weight_scale_ptr,
     hidden_norms_ptr, weight_norms_ptr, T, V, of_hidden, MATRICES: tl.constexpr,
     P: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
-    PARTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, LARGEST: tl.constexpr,
+    PARTS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
 ):  # fmt: skip
     """The first ``of_hidden`` programs round hidden, the others the weight. The first MATRICES of
     the two have one scale each, the others one for each row. Where all tokens have one, it is not
@@ -113,17 +112,17 @@ def _quantize_kernel(
         amax_of_hidden = amax_ptr if MATRICES > 0 else None
         _quantize(
             hidden_ptr, hidden8_ptr, hidden_scale_ptr, amax_of_hidden, hidden_norms_ptr,
-            program, T, 1.0, P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
+            program, T, 1.0, P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH,
         )  # fmt: skip
     else:
         scale = 1.0
         if MATRICES > 0:
             amax = _largest(tl.load(amax_ptr + tl.arange(0, PARTS)))
-            scale = tl.div_rn(_bounded(amax, LOW, HIGH), LARGEST)
+            scale = e4m3_scale(_bounded(amax, LOW, HIGH))
         amax_of_weight = amax_ptr + PARTS if MATRICES > 1 else None
         _quantize(
             weight_ptr, weight8_ptr, weight_scale_ptr, amax_of_weight, weight_norms_ptr,
-            program - of_hidden, V, scale, P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH, LARGEST,
+            program - of_hidden, V, scale, P, BLOCK_R, BLOCK_P, PARTS, LOW, HIGH,
         )  # fmt: skip
 
 
@@ -145,7 +144,7 @@ def _plan(T: int, V: int, P: int, parts: int, matrices: int) -> tuple[Step, ...]
         plan_step(
             _quantize_kernel, (sum(programs),), T, V, programs[0], MATRICES=matrices,
             P=P, BLOCK_R=block_r, BLOCK_P=block_p, PARTS=parts,
-            LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1], LARGEST=LARGEST,
+            LOW=SCALE_BOUNDS[0], HIGH=SCALE_BOUNDS[1],
             num_warps=min(max(block_p // 1024, 4), 16),
         )
     )  # fmt: skip

@@ -1,0 +1,294 @@
+"""Linear layers in FP8 against float64, on the GPU or in Triton's interpreter.
+
+T rows, K inputs, N outputs. On a CPU products are those of the twin, which a GPU's are compared
+with.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sparton.kernels.dispatch import has_fp8
+from sparton.kernels.encoder_layer import (
+    Fp8Operand,
+    Fp8Rows,
+    Fp8Weights,
+    Layer,
+    NormOptions,
+    bias_gelu_reference,
+    fp8_linear,
+    fp8_linear_gelu,
+    fp8_linear_post_norm,
+    fp8_operand,
+    fp8_products,
+    post_norm_reference,
+)
+from sparton.kernels.encoder_layer.fp8_operands import empty_rows
+from sparton.kernels.encoder_layer.fp8_products import (
+    round_weights,
+    scaled_product,
+    scaled_product_reference,
+)
+from sparton.kernels.encoder_layer.fp8_rows import round_and_add_rows, round_rows
+from sparton.kernels.encoder_layer.gelu import gelu_backward, gelu_forward
+from sparton.kernels.encoder_layer.gelu_rows import gelu_rows_backward, gelu_rows_forward
+from sparton.kernels.encoder_layer.normalization import norm_backward, norm_forward
+from tests import interpreter
+
+on_gpu = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if on_gpu else "cpu")
+BF16, FP32 = torch.bfloat16, torch.float32
+# e4m3 numbers are 1/8 apart: an element is wrong by 1/16 at most, evenly distributed errors have
+# 1/16 / sqrt(3) of the norm, and a product has those of both operands.
+TOLERANCE = 0.05
+SMALLEST, LARGEST = 2.0**-100, 448.0
+
+pytestmark = pytest.mark.skipif(
+    on_gpu and not has_fp8(DEVICE), reason="this GPU has no FP8 tensor cores"
+)
+
+
+@pytest.fixture(autouse=True)
+def right_rounding() -> Iterator[None]:
+    with nullcontext() if on_gpu else interpreter.rounding():
+        yield
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+def rounded(x: Tensor) -> Fp8Rows:
+    round_rows(x, rows := empty_rows(x))
+    return rows
+
+
+def e4m3(x: Tensor) -> Tensor:
+    """float64 to the nearest number of 3 bits behind the first and exponents from -6 on, ties to
+    the even one."""
+    exponents = x.abs().clamp_min(2.0**-20).log2().floor().clamp_min(-6)
+    steps = torch.exp2(exponents - 3)
+    return (x / steps).round() * steps
+
+
+def assert_same(found: Fp8Rows, expected: Fp8Rows) -> None:
+    """Bit for bit."""
+    assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize("D", [16, 100, 1024, 2304])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_rows_by_hand(D, dtype):
+    x = normal(9, D, dtype=dtype)
+    x[1] = 0
+    for row, factor in ((2, 1e-30), (3, 1e-36), (4, 1e30), (5, 1e-4)):
+        x[row] *= factor
+    x[6, 1:] = 0
+    found = rounded(x)
+    largest = x.abs().amax(1).float().clamp_min(SMALLEST)
+    factors = torch.full_like(largest, LARGEST) / largest  # rounded to fp32, as the product is
+    expected = e4m3((x.float() * factors[:, None]).double())
+    assert torch.equal(found.values.double(), expected)
+    assert torch.equal(found.scales, largest / torch.full_like(largest, LARGEST))
+    assert not found.values[1].float().any() and found.values[6, 0].abs().float() == LARGEST
+    # By half a step of a largest value at most, where it is not below the smallest.
+    seen = x.abs().amax(1) > SMALLEST
+    wrong = (found.restored() - x.float()).abs().amax(1)[seen]
+    assert (wrong <= 17 * found.scales[seen]).all() and wrong[0] > 8 * found.scales[0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_reaches_its_row_of_a_product_alone(bad):
+    x, weight = normal(4, 32), rounded(normal(16, 32, seed=1))
+    x[2, 5] = bad
+    product = scaled_product(rounded(x), weight, None, BF16, fast=True)
+    assert product[2].isnan().all()
+    assert product[[0, 1, 3]].isfinite().all()
+
+
+def test_columns_are_added_up():
+    x = normal(300, 2304)
+    rows = empty_rows(x)
+    sums = round_and_add_rows(x, rows)
+    assert_same(rows, rounded(x))
+    assert error(sums, x.double().sum(0)) < 1e-6
+    assert error(sums, x[1:].double().sum(0)) > 1e-3, "negative control"
+    assert torch.equal(sums, round_and_add_rows(x, rows))
+
+
+@pytest.mark.parametrize("D", [48, 3072])
+def test_gelu_rounds_what_it_returns(D):
+    x, grad, bias = 2 * normal(37, D), normal(37, D, seed=1), normal(D, dtype=FP32)
+    rows = empty_rows(x)
+    out = gelu_rows_forward(x, bias, rows)
+    assert error(out, gelu_forward(x, bias)) < 1e-4  # a compiler may join other operations
+    assert_same(rows, rounded(out))
+    rows = empty_rows(x)
+    dx, dbias = gelu_rows_backward(grad, x, bias, rows)
+    expected, expected_sums = gelu_backward(grad, x, bias)
+    assert error(dx, expected) < 1e-4
+    assert error(dbias, expected_sums) < 1e-5
+    assert_same(rows, rounded(dx))
+    with pytest.raises(AssertionError):
+        assert_same(rows, rounded(dx.roll(1, 0)))
+
+
+@pytest.mark.parametrize("copy", [BF16, None])
+@pytest.mark.parametrize(("D", "p"), [(48, 0.1), (768, 0.0)])
+def test_a_normalisation_rounds_what_it_returns(D, p, copy):
+    x, residual, grad = (normal(37, D, seed=seed) for seed in range(3))
+    bias, gain, shift = (normal(D, seed=seed, dtype=FP32) for seed in range(3))
+    seed = torch.tensor(5, dtype=torch.int32, device=DEVICE) if p else None
+    options = {"p": p, "eps": 1e-6, "copy": copy, "dtype": FP32 if copy else BF16, "save": True}
+    operands = (x, bias, residual, gain, shift, seed)
+    rows = empty_rows(x)
+    found = norm_forward(*operands, **options, rows=rows)
+    for first, second in zip(found, norm_forward(*operands, **options), strict=True):
+        assert first is second or error(first, second) < 1e-4
+    assert_same(rows, rounded(found.out if copy is None else found.second))
+    rows = empty_rows(x)
+    given = (grad, None, None, found.sums, found.moments, gain, seed)
+    dx, *others = norm_backward(*given, vectors=3, p=p, dtypes=(BF16, FP32), rows=rows)
+    expected = norm_backward(*given, vectors=3, p=p, dtypes=(BF16, FP32))
+    for first, second in zip((dx, *others), expected, strict=True):
+        assert error(first, second) < 1e-4
+    assert_same(rows, rounded(dx))
+
+
+def test_the_twin_multiplies_as_pytorch_does():
+    x, weight, bias = rounded(normal(20, 32)), rounded(normal(48, 32, seed=1)), normal(48, seed=2)
+    expected = torch._scaled_mm(
+        *(x.values, weight.values.t(), x.scales[:, None], weight.scales[None], bias),
+        out_dtype=BF16,
+    )
+    found = scaled_product_reference(x, weight, bias, BF16)
+    assert error(found, expected) < 2**-8
+    assert error(scaled_product_reference(x, weight, None, BF16), expected) > 0.1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_gpu, reason="needs a GPU")
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("T", "K", "N"), [(1, 16, 32), (77, 768, 2304), (4099, 3072, 768), (515, 2304, 768)]
+)
+def test_products_of_tensor_cores_are_those_of_the_twin(T, K, N, biased, fast):
+    x, weight = rounded(normal(T, K)), rounded(normal(N, K, seed=1))
+    bias = 30 * normal(N, seed=2) if biased else None
+    found = scaled_product(x, weight, bias, BF16, fast=fast)
+    expected = scaled_product_reference(x, weight, bias, FP32)
+    assert error(found, expected) < (2**-6 if fast else 2**-8)  # sums of fewer bits
+    wrong = Fp8Rows(weight.values, weight.scales.roll(1))
+    assert error(scaled_product(x, wrong, bias, BF16, fast=fast), expected) > 2**-5
+
+
+def parameters(K: int, *sizes: int) -> tuple[list[nn.Parameter], nn.Parameter]:
+    weights = [nn.Parameter(normal(N, K, seed=N + i, dtype=FP32)) for i, N in enumerate(sizes)]
+    return weights, nn.Parameter(normal(sum(sizes), seed=9, dtype=FP32))
+
+
+def gradients(out: Tensor, leaves: list[Tensor], grad: Tensor) -> list[Tensor]:
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_linear_layer_of_three_weights(wrong):
+    """Exactly what rounded operands give; near what unrounded ones give."""
+    x = normal(1, 37, 64).requires_grad_()
+    weights, bias = parameters(64, 48, 16, 32)
+    grad, in_fp8 = normal(1, 37, 96, seed=7), round_weights(weights)
+    if wrong:
+        inputs = Fp8Rows(in_fp8.inputs.values, in_fp8.inputs.scales.roll(1))
+        in_fp8 = in_fp8._replace(inputs=inputs)
+    leaves = [x, *weights, bias]
+    found = gradients(fp8_linear(fp8_operand(x), Layer(weights, bias, in_fp8)), leaves, grad)
+    weight = torch.cat(weights).double()
+    product = x.double() @ weight.t() + bias.double()
+    expected = gradients(product, leaves, grad)
+    errors = [error(*pair) for pair in zip(found, expected, strict=True)]
+    assert (errors[1] > 2 * TOLERANCE) == wrong
+    assert all(each < TOLERANCE for each in errors[:1] + errors[2:])
+    assert min(errors[0], errors[1]) > 0.01
+    assert max(errors[2:]) < 2**-8, "gradients of weights are not in FP8"
+    inputs = rounded(weight.t().float().contiguous()).restored().double()
+    exact = rounded(grad[0]).restored().double() @ inputs.t()
+    assert (error(found[1][0], exact) < 2**-8) != wrong
+
+
+@pytest.mark.parametrize(("p", "copy"), [(0.0, BF16), (0.1, None)])
+def test_a_feed_forward_part(p, copy):
+    """Both layers and what follows them, against operators of PyTorch in fp32."""
+    x, residual = normal(1, 37, 32).requires_grad_(), normal(1, 37, 32, seed=1, dtype=FP32)
+    residual.requires_grad_()
+    (first, second), (into, out) = zip(parameters(32, 64), parameters(64, 32), strict=True)
+    gain, shift = (nn.Parameter(normal(32, seed=seed, dtype=FP32)) for seed in (3, 4))
+    seed = torch.tensor(5, dtype=torch.int32, device=DEVICE) if p else None
+    options = NormOptions(1e-5, p, FP32, copy, True)
+    middle = fp8_linear_gelu(fp8_operand(x), Layer(first, into, Fp8Weights()(first)))
+    layer = Layer(second, out, Fp8Weights()(second))
+    result, operand = fp8_linear_post_norm(middle, layer, residual, gain, shift, options, seed=seed)
+    assert isinstance(operand, Fp8Operand)
+    assert (operand.wide is result) == (copy is None)
+    assert_same(operand.rows, rounded(operand.wide.detach()[0]))
+    leaves = [x, *first, into, *second, out, residual, gain, shift]
+    grad = normal(1, 37, 32, seed=8, dtype=FP32)
+    both = result + operand.wide if copy else result
+    found = gradients(both, leaves, grad)
+    hidden = bias_gelu_reference(x.float() @ first[0].t(), into)
+    expected = post_norm_reference(
+        hidden @ second[0].t(), out, residual, gain, shift, eps=1e-5, p=p, seed=seed
+    )
+    expected = gradients(2 * expected if copy else expected, leaves, grad)
+    errors = [error(*pair) for pair in zip(found, expected, strict=True)]
+    assert max(errors) < 2.5 * TOLERANCE
+    shifted = [error(each, truth.roll(1, -1)) for each, truth in zip(found, expected, strict=True)]
+    assert min(shifted) > 0.5, "negative control"
+
+
+def test_without_a_gradient_nothing_is_kept():
+    weights, bias = parameters(32, 32)
+    given = Layer(weights, bias, Fp8Weights()(weights))
+    options = NormOptions(1e-5, 0.0, FP32, BF16, False)
+    x, residual = normal(5, 32), normal(5, 32, seed=1)
+    with torch.no_grad():
+        out, operand = fp8_linear_post_norm(fp8_operand(x), given, residual, bias, bias, options)
+    assert not out.requires_grad and operand is None
+    expected, _ = fp8_linear_post_norm(fp8_operand(x), given, residual, bias, bias, options)
+    assert torch.equal(out, expected.detach()) and expected.requires_grad
+
+
+def test_weights_are_rounded_once_until_they_change(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        fp8_products, "round_weights", lambda weights: calls.append(1) or round_weights(weights)
+    )
+    (weight, other), _ = parameters(16, 32, 32)
+    in_fp8 = Fp8Weights()
+    first = in_fp8([weight])
+    assert in_fp8([weight]) is first and len(calls) == 1
+    assert_same(first.outputs, rounded(weight.detach()))
+    assert_same(first.inputs, rounded(weight.detach().t().contiguous()))
+    with torch.no_grad():
+        weight.mul_(3)
+    changed = in_fp8([weight])
+    assert len(calls) == 2 and torch.equal(changed.outputs.scales, rounded(weight.detach()).scales)
+    weight.data = other.detach().clone()
+    assert_same(in_fp8([weight]).outputs, rounded(other.detach()))
+    assert len(calls) == 3
+    assert in_fp8([other]).outputs.values.shape == (32, 16) and len(calls) == 4
+    assert in_fp8([weight, other]).outputs.values.shape == (64, 16)
+
+
+def test_columns_that_tensor_cores_do_not_read_are_refused():
+    with pytest.raises(ValueError, match=r"a multiple of 16 columns, got \(3, 40\): pad them"):
+        fp8_operand(normal(3, 40))

@@ -1,0 +1,222 @@
+"""Encoders that multiply in FP8 while they train, on the GPU, or on a CPU that the modules take for
+one: Triton's interpreter runs the kernels, and products are those of the twin."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
+
+from sparton.kernels.dispatch import has_fp8
+from sparton.kernels.encoder_layer import fp8_products
+from sparton.models import layers
+from sparton.models.body import EncoderBody
+from sparton.models.encoder import Encoder
+from sparton.models.fp8 import multiply_in_fp8
+from sparton.models.layers import FusedPart, Intermediate, PostNorm, SelfAttention
+from sparton.types import TokenBatch
+from tests import interpreter
+
+on_gpu = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if on_gpu else "cpu")
+BF16 = torch.bfloat16
+SMALL = {
+    "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 48, "max_position_embeddings": 32, "pad_token_id": 1,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+TEXTS = [[5, 6], [8], [9, 10, 11], [16, 17]]
+
+pytestmark = pytest.mark.skipif(
+    on_gpu and not has_fp8(DEVICE), reason="this GPU has no FP8 tensor cores"
+)
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch) -> Iterator[None]:
+    if not on_gpu:
+        monkeypatch.setattr(layers, "_has_kernels", lambda x, dense: type(dense) is nn.Linear)
+    with nullcontext() if on_gpu else interpreter.rounding():
+        yield
+
+
+@pytest.fixture
+def products(monkeypatch) -> list[tuple[int, ...]]:
+    """Rows, inputs and outputs of the products in FP8."""
+    found = []
+    reference = fp8_products.scaled_product_reference
+
+    def spy(x, weight, *others):
+        found.append((*x.values.shape, weight.values.shape[0]))
+        return reference(x, weight, *others)
+
+    monkeypatch.setattr(fp8_products, "scaled_product_reference", spy)
+    return found
+
+
+def build(tokenizer, model=BertModel, config=BertConfig, *, fp8: bool = True, **options):
+    settings = {name: options.pop(name) for name in [*options] if name in SMALL or "hidden" in name}
+    torch.manual_seed(0)
+    body = EncoderBody(model(config(**SMALL | settings)), tokenizer, **options).train().to(DEVICE)
+    if fp8:
+        multiply_in_fp8(body)
+    return body
+
+
+def states(body: EncoderBody) -> Tensor:
+    torch.manual_seed(1)  # of the dropout
+    with torch.autocast(DEVICE.type, BF16):
+        return body.hidden_states(TokenBatch.from_lists(TEXTS).to(DEVICE)).float()
+
+
+def results(body: EncoderBody) -> dict[str, Tensor]:
+    """The states, and the gradients of all parameters but those of keys' biases, which are 0."""
+    body.zero_grad()
+    found = states(body)
+    weights = torch.linspace(-1, 1, found.numel(), device=DEVICE).view_as(found)
+    (found * weights).sum().backward()
+    learned = {n: p.grad for n, p in body.named_parameters() if p.grad is not None}
+    return {"states": found.detach()} | {n: x for n, x in learned.items() if "key.bias" not in n}
+
+
+def distances(found: dict[str, Tensor], truth: dict[str, Tensor]) -> list[float]:
+    assert found.keys() == truth.keys()
+    return [float((found[name] - x).norm() / x.norm()) for name, x in truth.items()]
+
+
+@pytest.mark.skipif(on_gpu, reason="counts the products of the twin")
+def test_which_products_are_in_fp8(tokenizer, products):
+    results(build(tokenizer))
+    T = sum(map(len, TEXTS))
+    layer = [(T, 32, 96), (T, 32, 32), (T, 32, 48), (T, 48, 32)]
+    back = [(T, outputs, inputs) for T, inputs, outputs in reversed(layer)]
+    assert products == 2 * layer + 2 * back
+    products.clear()
+    body = build(tokenizer).eval()
+    states(body)
+    assert not products
+    body.train().hidden_states(TokenBatch.from_lists(TEXTS).to(DEVICE))  # without autocast
+    assert not products
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "options"),
+    [
+        (BertModel, BertConfig, {}),
+        (RobertaModel, RobertaConfig, {"half_residual": True}),
+        (BertModel, BertConfig, {"gradient_checkpointing": True}),
+        (BertModel, BertConfig, {"hidden_act": "relu"}),
+    ],
+    ids=["bert", "half residual", "checkpointing", "relu"],
+)
+def test_gradients_are_near_those_of_16_bits(tokenizer, model, config, options):
+    body = build(tokenizer, model, config, **options)
+    truth = results(build(tokenizer, model, config, fp8=False, **options))
+    found = distances(results(body), truth)
+    assert 0.01 < max(found) < 0.25
+    assert sum(found) / len(found) < 0.1
+    for part in body.modules():  # a scale of another row
+        if isinstance(part, FusedPart):
+            weights = [x.weight for x in part.children() if isinstance(x, nn.Linear)]
+            for rows in part.fp8(weights):
+                rows.scales.copy_(rows.scales * torch.linspace(0.5, 2, len(rows.scales)).to(DEVICE))
+    assert max(distances(results(body), truth)) > 0.4, "negative control"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_layers_that_are_computed_again_give_the_same_gradients(tokenizer, dropout):
+    kept = results(build(tokenizer, hidden_dropout_prob=dropout))
+    again = results(build(tokenizer, hidden_dropout_prob=dropout, gradient_checkpointing=True))
+    # What is between two layers is rounded where it is read, and its gradients are added in fp32.
+    assert max(distances(again, kept)) < 0.02
+    assert max(distances(results(build(tokenizer, hidden_dropout_prob=dropout)), kept)) < 1e-3
+    if dropout:
+        assert max(distances(results(build(tokenizer)), kept)) > 0.2, "negative control"
+
+
+def test_evaluation_is_that_of_16_bits(tokenizer):
+    body, plain = build(tokenizer), build(tokenizer, fp8=False)
+    assert not torch.equal(states(body), states(plain))
+    assert torch.equal(states(body.eval()), states(plain.eval()))
+    assert list(body.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.slow
+def test_weights_that_change_are_seen_and_frozen_ones_have_no_gradient(tokenizer):
+    body = build(tokenizer)
+    before = states(body).detach()
+    assert torch.equal(states(body), before)
+    for name, parameter in body.named_parameters():
+        parameter.requires_grad_("key" not in name and "intermediate" not in name)
+    optimizer = torch.optim.SGD([p for p in body.parameters() if p.requires_grad], lr=0.1)
+    found = results(body)
+    assert not any("key" in name or "intermediate" in name for name in found)
+    optimizer.step()
+    after = states(body).detach()
+    assert float((after - before).norm() / before.norm()) > 0.05
+    fresh = build(tokenizer)
+    fresh.load_state_dict(body.state_dict())
+    assert torch.equal(states(fresh), after)
+
+
+@pytest.mark.slow
+def test_a_small_model_learns_as_in_16_bits(tokenizer):
+    """It is told which of two texts it sees."""
+    losses = {}
+    for fp8 in (True, False):
+        body = build(tokenizer, fp8=fp8)
+        optimizer = torch.optim.AdamW(body.parameters(), lr=3e-3)
+        curve = []
+        for _ in range(6):
+            first = states(body)[[0, 2, 3, 6]]
+            logits = first @ first.t() / 32**0.5
+            loss = nn.functional.cross_entropy(
+                logits[:, [1, 0, 3, 2]], torch.arange(4, device=DEVICE)
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.item())
+        losses[fp8] = torch.tensor(curve)
+    assert losses[False][-1] < 0.5 * losses[False][0]
+    assert (losses[True] - losses[False]).abs().max() < 0.1 * losses[False][0]
+    assert not torch.equal(*losses.values())
+
+
+class Table(Encoder):
+    """An encoder without a transformer."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda body: Table(), "of a transformer, and Table has none: take bf16"),
+        (lambda body: setattr(body, "lora", object()), "no products with adapters"),
+        (lambda body: body.model.encoder.layer[0].compile(), "with compile=False, or take bf16"),
+    ],
+)
+def test_what_fp8_does_not_serve_is_refused(tokenizer, change, message):
+    body = build(tokenizer, fp8=False)
+    changed = change(body)
+    with pytest.raises(ValueError, match=message):
+        multiply_in_fp8(changed or body)
+
+
+def test_other_layers_and_odd_sizes_are_refused(tokenizer, build_mlm):
+    other = EncoderBody(build_mlm("distilbert"), tokenizer)
+    with pytest.raises(ValueError, match=r"of bert, roberta, .* DistilBertForMaskedLM has others"):
+        multiply_in_fp8(other)
+    with pytest.raises(ValueError, match=r"multiples of 16, and BertModel .* of 32 inputs and 40"):
+        build(tokenizer, intermediate_size=40)
+
+
+def test_parts_are_those_of_the_layers(tokenizer):
+    parts = [part for part in build(tokenizer).modules() if isinstance(part, FusedPart)]
+    assert {type(part) for part in parts} == {SelfAttention, PostNorm, Intermediate}
+    assert len(parts) == 8 and all(part.fp8 is not None for part in parts)
