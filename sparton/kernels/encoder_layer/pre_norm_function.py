@@ -17,27 +17,31 @@ _backward_kernel = late("sparton.kernels.encoder_layer.normalization.norm_backwa
 
 
 class Summed(NamedTuple):
-    """The sum and its norm ``[..., D]``, and mean and inverse standard deviation of each row,
-    fp32 ``[2, T]``."""
+    """The sum and its norm ``[..., D]``, and of each row what the backward reads, as in
+    :class:`~sparton.kernels.encoder_layer.operands.Normalised`."""
 
     sums: Tensor
     out: Tensor
     moments: Tensor
 
 
-def _pre_norm(x: Tensor, residual: Tensor, gain: Tensor, eps: float, dtype: torch.dtype) -> Summed:
+def _pre_norm(
+    x: Tensor, residual: Tensor, gain: Tensor, eps: float, dtype: torch.dtype, centred: bool
+) -> Summed:
     out, _, sums, moments = _forward_kernel()(
         rows_of(x), None, rows_of(residual), gain.contiguous(), None, None,
-        p=0.0, eps=eps, dtype=dtype, copy=None, save=True,
+        p=0.0, eps=eps, dtype=dtype, copy=None, save=True, centred=centred,
     )  # fmt: skip
     return Summed(sums.view(x.shape), out.view(x.shape), moments)
 
 
-def _fake(x: Tensor, residual: Tensor, gain: Tensor, eps: float, dtype: torch.dtype) -> Summed:
+def _fake(
+    x: Tensor, residual: Tensor, gain: Tensor, eps: float, dtype: torch.dtype, centred: bool
+) -> Summed:
     return Summed(
         x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, residual.dtype)),
         x.new_empty(x.shape, dtype=dtype),
-        x.new_empty((2, x.numel() // x.shape[-1]), dtype=torch.float32),
+        x.new_empty((1 + centred, x.numel() // x.shape[-1]), dtype=torch.float32),
     )
 
 
@@ -75,17 +79,19 @@ def pre_norm(
     *,
     eps: float,
     dtype: torch.dtype | None = None,
+    centred: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """``residual + x``, and its LayerNorm without a shift, computed in fp32: what the residual
-    stream becomes, and what the next product reads. The gradients of both are added where they are
-    read.
+    """``residual + x``, and its LayerNorm without a shift, or its RMSNorm, computed in fp32: what
+    the residual stream becomes, and what the next product reads. The gradients of both are added
+    where they are read.
 
     Args:
         x: ``[..., D]`` float16, bfloat16 or float32 on a GPU: a linear layer's product.
         residual: ``[..., D]``, the same shape, of any of these dtypes.
         gain: ``[D]``, weight of the normalisation.
-        eps: added to the variance.
+        eps: added to the variance, or to the mean square.
         dtype: of the norm; None: that of the sum.
+        centred: LayerNorm, else RMSNorm, which does not subtract the mean.
 
     Returns:
         The sum ``[..., D]`` in the wider dtype of x and residual, and the norm in ``dtype``.
@@ -99,4 +105,4 @@ def pre_norm(
     dtype = torch.promote_types(x.dtype, residual.dtype) if dtype is None else dtype
     if dtype not in FLOATS:
         raise ValueError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
-    return _operator(x, residual, gain, eps, dtype)
+    return _operator(x, residual, gain, eps, dtype, centred)
