@@ -19,7 +19,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from sparton.kernels.encoder_layer import fp8_rows, gelu, gelu_rows, normalization, rotation
+from sparton.kernels.encoder_layer import fp8_rows, gated, gelu, gelu_rows, normalization, rotation
 from sparton.kernels.encoder_layer.fp8_operands import empty_rows
 from sparton.kernels.hybrid_head.backward import hybrid_head_backward
 from sparton.kernels.hybrid_head.forward import hybrid_head_forward
@@ -181,14 +181,19 @@ def layer(dtype: torch.dtype, D: int) -> None:
     states, vector = torch.zeros(600, D, dtype=dtype), torch.zeros(D)
     gelu.gelu_forward(states, vector)
     gelu.gelu_backward(states, states, vector)
-    gelu.gated_gelu_backward(gelu.gated_gelu_forward(states), states)
-    heads, angles = states.view(-1, 3, 4, D // 12), torch.zeros(600, D // 12)
+    gated.gated_backward(gated.gated_forward(states, None, "gelu"), states, None, "gelu")
+    gated.gated_backward(gated.gated_forward(states, states, "silu"), states, states, "silu")
+    heads, angles = states.view(-1, 12, D // 12), torch.zeros(600, D // 12)
+    gain = angles[0]
     for back in (False, True):
-        rotation.rotate(heads, angles, angles, heads, back=back)
-    for bias, seed in ((vector, torch.zeros((), dtype=torch.int32)), (None, None)):
+        rotation.rotate(heads, None, angles, angles, eps=0.0, copied=4, back=back)
+    rotation.rotate(heads, gain, angles, angles, eps=1e-6, copied=0, back=False)
+    rotation.normed_rotary_backward(heads, heads, gain, angles, angles, 1e-6)
+    seed = torch.zeros((), dtype=torch.int32)
+    for bias, seed, centred in ((vector, seed, True), (None, None, True), (None, None, False)):
         _, _, *saved = normalization.norm_forward(
             states, bias, states, vector, bias, seed, p=0.1, eps=1e-5, dtype=dtype, copy=BF16,
-            save=True,
+            save=True, centred=centred,
         )  # fmt: skip
         sum_grad, vectors = (states, 1) if bias is None else (None, 3)
         normalization.norm_backward(
