@@ -89,7 +89,8 @@ def packed_attention(
     Args:
         module: the calling attention layer.
         query: ``[1, H, T, d]``, any float dtype.
-        key, value: ``[1, G, T, d]``, any float dtype; that of the value is computed in; head h reads those of ``h // (H / G)``.
+        key, value: ``[1, G, T, d]``; head h reads those of ``h // (H / G)``. The dtype of the value
+            is that of all products.
         attention_mask: must be None.
         scaling: factor of the scores, ``d ** -0.5`` when None.
         dropout: must be 0; the fused kernel has none.
@@ -121,7 +122,7 @@ def packed_attention(
     keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
     places = _Places(cu_seq_lens_q, max_length_q, keys, scaling, window, causal, softcap)
     # Under autocast, rotary positions in fp32 widen queries and keys, but not values.
-    q, k, v = (states.squeeze(0).transpose(0, 1).to(value.dtype) for states in (query, key, value))
+    q, k, v = (x.squeeze(0).transpose(0, 1).to(value.dtype) for x in (query, key, value))
     return _attend(q, k, v, places).unsqueeze(0), None
 
 

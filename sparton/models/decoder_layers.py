@@ -1,8 +1,8 @@
 """Layers of Llama's kind with few passes over memory between their matrix products.
 
 transformers' modules stay, with their names and parameters, and become instances of the classes
-here, whose forwards run our kernels on a GPU, compiled or not. Linear layers are called as they are:
-adapters may stand in their places, and a product may be frozen beside one that learns. Queries and
+here, whose forwards run our kernels on a GPU, compiled or not. Linear layers are called as they
+are: adapters may stand in their places, or one be frozen beside another that learns. Queries and
 keys stay in the dtype of their products, which rotary positions in fp32 would widen.
 
 T packed tokens, D hidden width, H heads, d the width of a head.
@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRMSNorm,
+)
 
 from sparton.kernels.encoder_layer import (
     gated_silu,
@@ -39,7 +43,7 @@ DECODERS = {
 _PARTS = ("Model", "DecoderLayer", "Attention", "MLP", "RMSNorm")
 
 
-class FusedLayer(GradientCheckpointingLayer):
+class FusedLayer(LlamaDecoderLayer):
     """A layer whose last sum is left to the next.
 
     Attributes:
@@ -49,10 +53,8 @@ class FusedLayer(GradientCheckpointingLayer):
 
     unsummed: bool
     residual_multiplier: float
-    self_attn: nn.Module
-    mlp: nn.Module
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         hidden_states: States,
         attention_mask: Tensor | None = None,
@@ -70,9 +72,9 @@ class FusedLayer(GradientCheckpointingLayer):
         return update if self.residual_multiplier == 1 else update * self.residual_multiplier
 
 
-class FusedAttention(nn.Module):
-    """Self-attention whose queries and keys are normalised, where the family does that, and turned by
-    the angles of their positions in one pass.
+class FusedAttention(LlamaAttention):
+    """Self-attention whose queries and keys are normalised, where the family does that, and turned
+    by the angles of their positions in one pass.
 
     Attributes:
         use_rope: whether they are turned at all.
@@ -81,10 +83,8 @@ class FusedAttention(nn.Module):
 
     use_rope: bool
     sliding_window: int | None
-    head_dim: int
-    scaling: float
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **options: Any
     ) -> Tensor:
         """``[1, T, D]``; see :func:`~sparton.models.attention.packed_attention`."""
@@ -96,14 +96,15 @@ class FusedAttention(nn.Module):
             cos, sin = (angles.squeeze(0) for angles in position_embeddings)
             query = _turned(query, getattr(self, "q_norm", None), cos, sin)
             key = _turned(key, getattr(self, "k_norm", None), cos, sin)
+        query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
         mixed, _ = packed_attention(
-            self, *(states.transpose(0, 1)[None] for states in (query, key, value)), None,
+            self, query, key, value, None,
             scaling=self.scaling, sliding_window=self.sliding_window, **options,
         )  # fmt: skip
         return self.o_proj(mixed.flatten(2))
 
 
-class FusedMLP(nn.Module):
+class FusedMLP(LlamaMLP):
     """``down_proj(act_fn(gate_proj(x)) * up_proj(x))``."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -148,7 +149,7 @@ def fuse_decoder(model: Any, *, both: bool, family: str) -> None:
     model.norm.__class__ = FinalNorm
 
 
-def _is_stock(model: Any, body: type, layer: type, attention: type, mlp: type, norm: type) -> bool:
+def _is_stock(model: Any, body: Any, layer: type, attention: type, mlp: type, norm: type) -> bool:
     if type(model) is not body:
         return False
     parts: list[tuple[nn.Module, type]] = [(model.norm, norm)]

@@ -1,5 +1,5 @@
-"""Sums that layers which begin with their norms leave to the next norm: one kernel adds what the half
-before gave and normalises the sum.
+"""Sums that layers leave to the next norm: one kernel adds what the half before gave and normalises
+the sum.
 
 T packed tokens, D hidden width.
 """
@@ -28,9 +28,7 @@ class Unsummed(NamedTuple):
 States = Tensor | Unsummed
 
 
-def normed(
-    states: States, norm: Any, dtype: torch.dtype | None = None
-) -> tuple[Tensor, Tensor]:
+def normed(states: States, norm: Any, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """The sum, and what a norm makes of it.
 
     Args:

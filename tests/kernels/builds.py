@@ -183,14 +183,14 @@ def layer(dtype: torch.dtype, D: int) -> None:
     gelu.gelu_backward(states, states, vector)
     gated.gated_backward(gated.gated_forward(states, None, "gelu"), states, None, "gelu")
     gated.gated_backward(gated.gated_forward(states, states, "silu"), states, states, "silu")
-    heads, angles = states.view(-1, 12, D // 12), torch.zeros(600, D // 12)
-    gain = angles[0]
-    for back in (False, True):
-        rotation.rotate(heads, None, angles, angles, eps=0.0, copied=4, back=back)
-    rotation.rotate(heads, gain, angles, angles, eps=1e-6, copied=0, back=False)
-    rotation.normed_rotary_backward(heads, heads, gain, angles, angles, 1e-6)
-    seed = torch.zeros((), dtype=torch.int32)
-    for bias, seed, centred in ((vector, seed, True), (None, None, True), (None, None, False)):
+    for d in (D // 12, D // 6):
+        heads, angles = states.view(600, -1, d), torch.zeros(600, d)
+        for back in (False, True):
+            rotation.rotate(heads, None, angles, angles, eps=0.0, copied=2, back=back)
+        rotation.rotate(heads, angles[0], angles, angles, eps=1e-6, copied=0, back=False)
+        rotation.normed_rotary_backward(heads, heads, angles[0], angles, angles, 1e-6)
+    number = torch.zeros((), dtype=torch.int32)
+    for bias, seed, centred in ((vector, number, True), (None, None, True), (None, None, False)):
         _, _, *saved = normalization.norm_forward(
             states, bias, states, vector, bias, seed, p=0.1, eps=1e-5, dtype=dtype, copy=BF16,
             save=True, centred=centred,

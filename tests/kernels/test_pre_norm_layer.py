@@ -317,7 +317,11 @@ STATES, COS, SIN = heads(3, 2, 8, torch.float32)
         (gated_silu, (X, X[..., :5]), r"\(1, 3, 8\) .* \(1, 3, 5\)"),
         (rotary, (STATES[..., :7], COS, SIN), r"got \(3, 2, 7\)"),
         (partial(rotary, copied=3), (STATES, COS, SIN), "copied=3: of 2 heads"),
-        (partial(normed_rotary, eps=EPS), (STATES, GAIN[:7], COS, SIN), r"gain must be \[d\] = \[8"),
+        (
+            partial(normed_rotary, eps=EPS),
+            (STATES, GAIN[:7], COS, SIN),
+            r"gain must be \[d\] = \[8",
+        ),
         (rotary, (STATES, COS[:2], SIN), r"\[3, 8\], got \(2, 8\)"),
         (rotary, (STATES, COS.double(), SIN), "torch.float64"),
         (rotary, (STATES, COS.to("meta"), SIN), "one device"),

@@ -1,4 +1,4 @@
-"""GELU or SiLU of one matrix, times another: both are halves of a product, or products of their own.
+"""GELU or SiLU of one matrix, times another: halves of a product, or products of their own.
 
 T rows, D columns of a result. With u the one, v the other and a the activation, forward a(u) v,
 backward a'(u) v grad and a(u) grad. SiLU is u s with s = 1 / (1 + exp(-u)), and its slope
@@ -29,8 +29,7 @@ def _sigmoid(u, APPROXIMATE: tl.constexpr):
 def _activation(u, ACTIVATION: tl.constexpr, APPROXIMATE: tl.constexpr):
     if ACTIVATION == "silu":
         return u * _sigmoid(u, APPROXIMATE)
-    else:
-        return gelu(u, APPROXIMATE)
+    return gelu(u, APPROXIMATE)
 
 
 @triton.jit
@@ -38,8 +37,7 @@ def _slope(u, ACTIVATION: tl.constexpr, APPROXIMATE: tl.constexpr):
     if ACTIVATION == "silu":
         s = _sigmoid(u, APPROXIMATE)
         return s * (1.0 + u * (1.0 - s))
-    else:
-        return gelu_slope(u, APPROXIMATE)
+    return gelu_slope(u, APPROXIMATE)
 
 
 @triton.jit(do_not_specialize=["T"])

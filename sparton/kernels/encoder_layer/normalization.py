@@ -60,8 +60,8 @@ def _store_fp8(values_ptr, scales_ptr, t, d, inside, x, T, D: tl.constexpr):
 def _norm_kernel(
     x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, copy_ptr, values_ptr,
     scales_ptr, sum_ptr, moments_ptr, T,
-    CENTRED: tl.constexpr, SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
-    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    CENTRED: tl.constexpr, SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr,
+    THRESHOLD: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)

@@ -3,7 +3,6 @@
 T tokens, H heads, d the width of a head.
 """
 
-import torch
 from torch import Tensor
 
 from sparton.kernels.dispatch import late
