@@ -32,16 +32,14 @@ def normed(states: States, norm: Any, dtype: torch.dtype | None = None) -> tuple
     """The sum, and what a norm makes of it.
 
     Args:
-        norm: a LayerNorm without bias or an RMSNorm of transformers, or the identity, which finds
-            its states summed.
+        norm: a LayerNorm without bias or an RMSNorm of transformers, or the identity.
         dtype: of the norm from a kernel; None: that of the next product.
     """
-    if isinstance(states, Unsummed):
-        residual, update = states
-        if has_kernels(update):
-            centred = isinstance(norm, nn.LayerNorm)
-            eps = norm.eps if centred else norm.variance_epsilon
-            dtype = dtype or autocast_dtype(update)
-            return pre_norm(update, residual, norm.weight, eps=eps, dtype=dtype, centred=centred)
-        states = residual + update
-    return states, norm(states)
+    residual, update = states if isinstance(states, Unsummed) else (None, states)
+    if has_kernels(update) and not isinstance(norm, nn.Identity):
+        centred = isinstance(norm, nn.LayerNorm)
+        eps = norm.eps if centred else norm.variance_epsilon
+        dtype = dtype or autocast_dtype(update)
+        return pre_norm(update, residual, norm.weight, eps=eps, dtype=dtype, centred=centred)
+    total = update if residual is None else residual + update
+    return total, norm(total)

@@ -165,6 +165,7 @@ def layer() -> None:
     learn(encoder_layer.bias_gelu(x, bias))
     for centred in (True, False):
         learn(torch.cat(encoder_layer.pre_norm(x, residual, gain, eps=1e-6, centred=centred)))
+    learn(encoder_layer.pre_norm(x, None, gain, eps=1e-6)[1])
     learn(encoder_layer.gated_gelu(x))
     learn(encoder_layer.gated_silu(x, residual))
     angles = torch.linspace(0, 1, 21 * 24, device=DEVICE).view(21, 24)

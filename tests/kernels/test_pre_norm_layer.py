@@ -88,6 +88,22 @@ def test_a_program_adds_up_many_rows(centred, monkeypatch):
 
 
 @pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+def test_norms_of_one_operand(dtype, centred):
+    x, _, gain = norm_problem(37, 96, dtype, dtype)
+    operands, grad = [2 + x, gain], upstream(x, 96)
+
+    def alone(function: Callable[..., tuple[Tensor, Tensor]], **options: object) -> Callable:
+        return lambda x, gain: function(x, None, gain, eps=EPS, **options)[1]
+
+    reference = alone(pre_norm_reference, centred=centred)
+    check_rounding(alone(pre_norm, centred=centred), reference, operands, grad)
+    with pytest.raises(AssertionError):
+        check_rounding(alone(pre_norm, centred=not centred), reference, operands, grad)
+    assert pre_norm(x, None, gain, eps=EPS, dtype=torch.float32)[1].dtype == torch.float32
+
+
+@pytest.mark.parametrize("centred", [True, False])
 def test_moments_are_those_that_the_backward_reads(centred):
     x, residual, gain = norm_problem(37, 96, torch.float32, torch.float32)
     _, _, moments = pre_norm_function._operator.registered(
@@ -266,6 +282,7 @@ def test_registration(T):
     for operator, operands in (
         (pre_norm_function._operator, (x, residual, gain, EPS, torch.float16, True)),
         (pre_norm_function._operator, (x, residual, gain, EPS, torch.float16, False)),
+        (pre_norm_function._norm_operator, (x, gain, EPS, torch.float32, False)),
         (gated_function._gelu_operator, (x,)),
         (gated_function._silu_operator, (x, x.detach().clone())),
         (rotary_function._operator, (states, cos, sin, 2)),

@@ -33,14 +33,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def build(family: str, attention: str = "causal", **settings: Any) -> Any:
-    """A body in which norms and biases are not all alike."""
+    """A body in which norms and biases are not all alike, and attention is not to one token alone."""
     whole = causal_lms.build(family, attention, **SETTINGS.get(family, {}) | settings)
     model: Any = whole.base_model
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.uniform_(0.5, 1.5, generator=generator)
+            elif "q_proj" in name:
+                parameter.mul_(0.3)
     return model.train().to(DEVICE)
 
 
@@ -191,7 +193,7 @@ def test_adapters(targets, tokenizer, kernels, monkeypatch):
         with torch.no_grad():
             for name, parameter in adapted.named_parameters():
                 if ".lora_" in name:
-                    parameter.copy_(torch.randn(parameter.shape, generator=generator))
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator) / 10)
         found.append(results(adapted, packed_states(adapted)))
     assert any("lora_B" in name for name in found[0])
     assert not any("base_layer" in name or "norm" in name for name in found[0])

@@ -71,9 +71,11 @@ def _norm_kernel(
         x += _load_vector(bias_ptr, d, D)
     if seed_ptr is not None:
         x = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), x * SCALE, 0.0)
-    total = x + load_rows(residual_ptr, t, d, inside, D)
-    # What the backward will read is what is normalised.
-    total = tl.where(inside, total.to(SUM_DTYPE).to(tl.float32), 0.0)
+    total = x
+    if residual_ptr is not None:
+        total += load_rows(residual_ptr, t, d, inside, D)
+        # What the backward will read is what is normalised.
+        total = tl.where(inside, total.to(SUM_DTYPE).to(tl.float32), 0.0)
     deviation = total
     if CENTRED:
         mean = tl.sum(total, 1) / D
@@ -93,6 +95,7 @@ def _norm_kernel(
         _store_fp8(values_ptr, scales_ptr, t, d, inside, out, T, D)
     if sum_ptr is not None:
         store_rows(sum_ptr, t, d, inside, total, D)
+    if moments_ptr is not None:
         tl.store(moments_ptr + t, inverse, t < T)
         if CENTRED:
             tl.store(moments_ptr + T + t, mean, t < T)
@@ -133,7 +136,8 @@ def _norm_backward_kernel(
         dtotal = (dunit - unit * along[:, None]) * inverse[:, None]
         if sum_grad_ptr is not None:
             dtotal += load_rows(sum_grad_ptr, t, d, inside, D)
-        store_rows(dresidual_ptr, t, d, inside, dtotal, D)
+        if dresidual_ptr is not None:
+            store_rows(dresidual_ptr, t, d, inside, dtotal, D)
         dx = dtotal
         if seed_ptr is not None:
             dx = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
@@ -167,14 +171,15 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
 
 
 def norm_forward(
-    x: Tensor, bias: Tensor | None, residual: Tensor, gain: Tensor, shift: Tensor | None,
+    x: Tensor, bias: Tensor | None, residual: Tensor | None, gain: Tensor, shift: Tensor | None,
     seed: Tensor | None, *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None,
     save: bool, rows: Fp8Rows | None = None, centred: bool = True,
 ) -> Normalised:  # fmt: skip
     """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
     Args:
-        x, residual: ``[T, D]``, contiguous.
+        x, residual: ``[T, D]``, contiguous. Without a residual, x is what is normalised, and has
+            neither bias nor dropout.
         bias, gain, shift: ``[D]``, contiguous; None adds nothing.
         seed: int32 ``[]`` of the dropout with probability ``p``; None drops nothing.
         eps: of the normalisation.
@@ -184,10 +189,11 @@ def norm_forward(
     T, D = x.shape
     out = torch.empty((T, D), dtype=dtype, device=x.device)
     second = None if copy is None else torch.empty((T, D), dtype=copy, device=x.device)
-    sum_dtype = torch.promote_types(x.dtype, residual.dtype)
+    sum_dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     sums = moments = None
-    if save:
+    if save and residual is not None:
         sums = torch.empty((T, D), dtype=sum_dtype, device=x.device)
+    if save:
         moments = torch.empty((1 + centred, T), dtype=torch.float32, device=x.device)
     if T:
         Launch(
@@ -197,14 +203,14 @@ def norm_forward(
             x, bias, residual, gain, shift, seed, out, second, *(rows or (None, None)), sums,
             moments,
         )  # fmt: skip
-    return Normalised(out, second, sums, moments)
+    return Normalised(out, second, x if save and sums is None else sums, moments)
 
 
 def norm_backward(
     grad: Tensor, copy_grad: Tensor | None, sum_grad: Tensor | None, sums: Tensor, moments: Tensor,
     gain: Tensor, seed: Tensor | None, *, vectors: int, p: float,
-    dtypes: tuple[torch.dtype, torch.dtype], rows: Fp8Rows | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dtypes: tuple[torch.dtype, torch.dtype | None], rows: Fp8Rows | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[vectors, D]``: of
     the gain and, if there are 3, of bias and shift. The same bits every time.
 
@@ -213,11 +219,12 @@ def norm_backward(
             their sum counts.
         sum_grad: of what is normalised, where that is a result too.
         sums, moments, gain, seed, p: of the forward.
-        dtypes: of the gradients of x and of the residual.
+        dtypes: of the gradients of x and of the residual; None: there is none.
         rows: ``[T, D]``, filled with the gradient of x in FP8.
     """
     T, D = grad.shape
-    dx, dresidual = (torch.empty((T, D), dtype=dtype, device=grad.device) for dtype in dtypes)
+    dx = torch.empty((T, D), dtype=dtypes[0], device=grad.device)
+    dresidual = None if dtypes[1] is None else torch.empty_like(dx, dtype=dtypes[1])
     if not T:
         return dx, dresidual, torch.zeros((vectors, D), dtype=torch.float32, device=grad.device)
     per_processor = BACKWARD_PROGRAMS if rows is None else FP8_BACKWARD_PROGRAMS

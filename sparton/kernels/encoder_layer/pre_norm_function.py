@@ -72,9 +72,43 @@ _operator.differentiable(
 )
 
 
+class Normed(NamedTuple):
+    """The norm ``[..., D]``, and moments as in :class:`Summed`."""
+
+    out: Tensor
+    moments: Tensor
+
+
+def _norm(x: Tensor, gain: Tensor, eps: float, dtype: torch.dtype, centred: bool) -> Normed:
+    out, _, _, moments = _forward_kernel()(
+        rows_of(x), None, None, gain.contiguous(), None, None,
+        p=0.0, eps=eps, dtype=dtype, copy=None, save=True, centred=centred,
+    )  # fmt: skip
+    return Normed(out.view(x.shape), moments)
+
+
+def _fake_norm(x: Tensor, gain: Tensor, eps: float, dtype: torch.dtype, centred: bool) -> Normed:
+    moments = x.new_empty((1 + centred, x.numel() // x.shape[-1]), dtype=torch.float32)
+    return Normed(x.new_empty(x.shape, dtype=dtype), moments)
+
+
+def _norm_gradients(
+    grad: Tensor, x: Tensor, moments: Tensor, gain: Tensor
+) -> tuple[Tensor, Tensor]:
+    dx, _, (dgain,) = _backward_kernel()(
+        rows_of(grad), None, None, rows_of(x), moments, gain.contiguous(), None,
+        vectors=1, p=0.0, dtypes=(x.dtype, None),
+    )  # fmt: skip
+    return dx.view(x.shape), dgain.to(gain.dtype)
+
+
+_norm_operator = Operator("sparton::norm", _norm, fake=_fake_norm)
+_norm_operator.differentiable(("x", "gain"), _norm_gradients, results=Normed._fields)
+
+
 def pre_norm(
     x: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     gain: Tensor,
     *,
     eps: float,
@@ -87,7 +121,7 @@ def pre_norm(
 
     Args:
         x: ``[..., D]`` float16, bfloat16 or float32 on a GPU: a linear layer's product.
-        residual: ``[..., D]``, the same shape, of any of these dtypes.
+        residual: ``[..., D]``, the same shape, of any of these dtypes; None: x is the sum.
         gain: ``[D]``, weight of the normalisation.
         eps: added to the variance, or to the mean square.
         dtype: of the norm; None: that of the sum.
@@ -101,8 +135,12 @@ def pre_norm(
         ValueError: shapes, dtypes or devices that do not fit together.
     """
     check_operands(x, gain)
-    check_residual(x, residual)
-    dtype = torch.promote_types(x.dtype, residual.dtype) if dtype is None else dtype
+    if residual is not None:
+        check_residual(x, residual)
+    if dtype is None:
+        dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     if dtype not in FLOATS:
         raise ValueError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
+    if residual is None:
+        return x, _norm_operator(x, gain, eps, dtype, centred)
     return _operator(x, residual, gain, eps, dtype, centred)

@@ -32,7 +32,7 @@ def post_norm_reference(
 
 def pre_norm_reference(
     x: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     gain: Tensor,
     *,
     eps: float,
@@ -40,7 +40,7 @@ def pre_norm_reference(
     centred: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """``residual + x`` and its LayerNorm without a shift, or its RMSNorm; see :func:`pre_norm`."""
-    total = residual + x
+    total = x if residual is None else residual + x
     if centred:
         result = F.layer_norm(total, x.shape[-1:], gain, None, eps)
     else:
