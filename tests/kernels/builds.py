@@ -200,6 +200,13 @@ def layer(dtype: torch.dtype, D: int) -> None:
             states, None, sum_grad, *saved, vector, seed, vectors=vectors, p=0.1,
             dtypes=(dtype, dtype),
         )  # fmt: skip
+    _, _, *saved = normalization.norm_forward(
+        states, None, None, vector, None, None, p=0.0, eps=1e-5, dtype=BF16, copy=None, save=True,
+        centred=False,
+    )  # fmt: skip
+    normalization.norm_backward(
+        states, None, None, *saved, vector, None, vectors=1, p=0.0, dtypes=(dtype, None)
+    )
 
 
 def layer_in_fp8(D: int, copy: torch.dtype | None) -> None:

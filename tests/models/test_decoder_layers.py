@@ -33,7 +33,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def build(family: str, attention: str = "causal", **settings: Any) -> Any:
-    """A body in which norms and biases are not all alike, and attention is not to one token alone."""
+    """A body in which norms and biases are not all alike, and attention not to one token alone."""
     whole = causal_lms.build(family, attention, **SETTINGS.get(family, {}) | settings)
     model: Any = whole.base_model
     generator = torch.Generator().manual_seed(0)
