@@ -49,11 +49,11 @@ def kinds(arguments: argparse.Namespace) -> Iterator[Step]:
         yield mining("score", name, data, scored, judged, needs=(f"{PREFIX}{TEACHER}",))
     explicit = ("data=squad_acl_mined", f"num_negatives={arguments.negatives}")
     mined = tuple(f"{PREFIX}mine-{name}" for name in JUDGED)
-    words = (*explicit, *sources(output / "mined"))
-    yield from trainings(arguments, "mined", words, needs=mined)
+    from_mined = (*explicit, *sources(output / "mined"))
+    yield from trainings(arguments, "mined", from_mined, needs=mined)
     scored_by = tuple(f"{PREFIX}score-{name}" for name in JUDGED)
-    words = (*explicit, *sources(output / "scored"))
-    yield from trainings(arguments, "distilled", words, loss="infonce_kl", needs=scored_by)
+    from_scored = (*explicit, *sources(output / "scored"))
+    yield from trainings(arguments, "distilled", from_scored, loss="infonce_kl", needs=scored_by)
 
 
 def mining(

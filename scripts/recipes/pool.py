@@ -5,7 +5,8 @@
 ``corpus.jsonl`` and ``queries.jsonl`` are as in the layout of BEIR, and ``NAME.jsonl`` holds pairs
 of their ids: ``squad`` and ``acl`` of the training splits, one for each file of Debian pairs where
 there are any, and ``crops``, queries that were made of the texts themselves. Of SQuAD and ACL only
-those documents come in that a training query has. ``--collections`` makes crops of all documents of
+those documents come in that a training query has. ``to_mine.jsonl`` has the first pairs of every
+source, for which negatives are mined. ``--collections`` makes crops of all documents of
 some folders in the place of all this.
 """
 
@@ -23,6 +24,7 @@ from sparton.pipelines import pair_texts
 from sparton.writing import replacing_folder
 
 JUDGED = {"squad": "squad", "acl": "acl_title_abstract"}
+TO_MINE = "to_mine.jsonl"
 DEBIAN = ("descriptions", "documentation", "manuals", "wordnet")
 
 Texts = dict[str, str]
@@ -41,12 +43,14 @@ class Pool:
         self.documents[document_id] = document
         self.pairs.setdefault(source, []).append((query_id, document_id))
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path, mined: int) -> None:
         for name, texts in (("corpus", self.documents), ("queries", self.queries)):
             write_lines(folder / f"{name}.jsonl", ({"_id": i, "text": t} for i, t in texts.items()))
-        for name, pairs in self.pairs.items():
+        to_mine = [pair for pairs in self.pairs.values() for pair in pairs[:mined]]
+        files = {f"{name}.jsonl": pairs for name, pairs in self.pairs.items()}
+        for name, pairs in (files | {TO_MINE: to_mine}).items():
             ids = ({"query_id": query, "positive_id": document} for query, document in pairs)
-            write_lines(folder / f"{name}.jsonl", ids)
+            write_lines(folder / name, ids)
 
 
 def main() -> None:
@@ -59,6 +63,7 @@ def main() -> None:
     parser.add_argument("--debian", type=int, default=10_000, help="pairs of each file at most")
     parser.add_argument("--crops", type=int, default=15_000, help="texts that queries are made of")
     parser.add_argument("--limit", type=int, help="pairs of each judged collection at most")
+    parser.add_argument("--mined", type=int, default=30_000, help="pairs of a source to mine for")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     chance, pool = random.Random(arguments.seed), Pool()
@@ -73,7 +78,7 @@ def main() -> None:
                 add_pairs(pool, name, path, arguments.debian, chance)
     with replacing_folder(arguments.output) as fresh:
         add_crops(pool, arguments.crops, chance, fresh / "crops.jsonl")
-        pool.write(fresh)
+        pool.write(fresh, arguments.mined)
     counts = ", ".join(f"{len(pairs):,} {name}" for name, pairs in pool.pairs.items())
     Console(highlight=False).print(f"{len(pool.documents):,} documents; pairs: {counts}")
 

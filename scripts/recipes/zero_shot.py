@@ -14,14 +14,13 @@ from recipes.ingredients import (
     Ingredient,
     recipe,
 )
-from recipes.pool import JUDGED
+from recipes.pool import JUDGED, TO_MINE
 from recipes.steps import SPARTON, Step
 from sparton.models.backbones import minilm_folder
 
 STUDY, TASKS = "zero_shot", 6
 LATE = "colbert-base"  # the late-interaction teacher
 BM25 = {"bm25": (0.9, 0.4), "bm25-lucene": (1.2, 0.75)}
-MINED = 30_000  # queries of a source, the same ones for every miner
 TARGETS = ("cranfield", "medline")
 STARTS = {
     # The body stays the parent's: MiniLM's rounded rates change nothing in it.
@@ -73,11 +72,9 @@ def preparation(arguments: argparse.Namespace) -> Iterator[Step]:
     for name, (k1, b) in BM25.items():
         yield evaluation(name, "bm25", arguments, (f"bm25.k1={k1}", f"bm25.b={b}"))
     yield evaluation("parent", parent, arguments)
-    for source in (*JUDGED, "crops", *debian(data)):
+    for pool in ("pool", "target"):
         for miner in ("bm25", "parent"):
-            yield mining(arguments, "pool", source, miner)
-    for miner in ("bm25", "parent"):
-        yield mining(arguments, "target", "crops", miner)
+            yield from mining(arguments, pool, miner)
 
 
 def debian(data: Path) -> list[str]:
@@ -85,33 +82,28 @@ def debian(data: Path) -> list[str]:
     return [name for name in DEBIAN if (data / "debian" / f"{name}.jsonl").exists()]
 
 
-def mining(arguments: argparse.Namespace, pool: str, source: str, miner: str) -> Step:
-    """Seven negatives of each query of a source by a miner, and all teachers' scores."""
+def mining(arguments: argparse.Namespace, pool: str, miner: str) -> Iterator[Step]:
+    """Seven negatives of queries of all sources by a miner, with all teachers' scores, in one run
+    that encodes the collection once for each model; and a file for each source."""
     folder, parent = arguments.output / pool, str(minilm_folder())
     late = str(arguments.output / LATE / "model")
-    output = scored_file(arguments, pool, source, miner)
-    words = [*SPARTON, "mine", str(folder / f"{source}.jsonl"), "--ids"]
+    by_source = scored_folder(arguments, pool, miner)
+    output = by_source.with_suffix(".jsonl")
+    words = [*SPARTON, "mine", str(folder / TO_MINE), "--ids"]
     words += ["--queries", str(folder / "queries.jsonl")]
     words += ["--collection", str(folder / "corpus.jsonl")]
-    words += ["--miner", parent if miner == "parent" else miner]
-    words += [
-        "--limit",
-        str(MINED),
-        "--depth",
-        "50",
-        "--sample",
-        "--short",
-        "pad",
-        "--output",
-        str(output),
-    ]
+    words += ["--miner", parent if miner == "parent" else miner, "--depth", "50", "--sample"]
+    words += ["--short", "pad", "--output", str(output)]
     words += ["--teacher", parent, "--teacher", "bm25", "--teacher", late]
     words += ["--teacher-kind", "retriever", "--share", "0.98"]
-    return Step(f"mine-{pool}-{source}-{miner}", tuple(words), output, (pool, LATE))
+    name = f"{pool}-{miner}"
+    yield Step(f"mine-{name}", tuple(words), output, (pool, LATE))
+    words = ["scripts/recipes/by_source.py", str(output), "--output", str(by_source)]
+    yield Step(f"sort-{name}", tuple(words), by_source, (f"mine-{name}",))
 
 
-def scored_file(arguments: argparse.Namespace, pool: str, source: str, miner: str) -> Path:
-    return Path(arguments.output, f"scored/{pool}-{source}-{miner}.jsonl")
+def scored_folder(arguments: argparse.Namespace, pool: str, miner: str) -> Path:
+    return Path(arguments.output, f"scored/{pool}-{miner}")
 
 
 def evaluation(
@@ -186,8 +178,9 @@ def data_words(arguments: argparse.Namespace, whole: Ingredient, needs: list[str
         files = [str(arguments.output / pool / f"{source}.jsonl")]
         made = [pool]
         if whole.miners:
-            files = [str(scored_file(arguments, pool, source, miner)) for miner in whole.miners]
-            made += [f"mine-{pool}-{source}-{miner}" for miner in whole.miners]
+            folders = [scored_folder(arguments, pool, miner) for miner in whole.miners]
+            files = [str(folder / f"{source}.jsonl") for folder in folders]
+            made += [f"sort-{pool}-{miner}" for miner in whole.miners]
         needs += [step for step in made if step not in needs]
         name = source if pool == "pool" else pool
         fields = {

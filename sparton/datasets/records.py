@@ -109,11 +109,23 @@ def parse_record(record: Any, kind: Kind, teachers: Teachers = EQUAL_TEACHERS) -
     Args:
         record: a list ``[query, positive, negatives ...]`` or a mapping.
         kind: :data:`TEXTS` or :data:`IDS`.
-        teachers: how scores of several teachers are combined.
+        teachers: how scores of several teachers are combined, and which negatives they leave.
 
     Raises:
         RecordError: says what is missing, empty, of the wrong type or of unequal length.
     """
+    row = _parse(record, kind, teachers)
+    if teachers.share is None or not row.negatives:
+        return row
+    if not row.scores:
+        raise RecordError("no teacher scores, by which teachers.share leaves negatives out")
+    count = len(row.positives)
+    left = teachers.leave(count, row.scores)
+    scores = row.scores[:count] + [row.scores[count + place] for place in left]
+    return row._replace(negatives=[row.negatives[place] for place in left], scores=scores)
+
+
+def _parse(record: Any, kind: Kind, teachers: Teachers) -> Row:
     if isinstance(record, list):
         if len(record) < 2:
             raise RecordError(

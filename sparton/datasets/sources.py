@@ -6,7 +6,7 @@ All are converted once into memory-mapped tables; opening a prepared source take
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -55,8 +55,8 @@ def text_records(
         negatives: "sample" draws negatives of each record's own, and none where it has none: such a
             query is compared with the other documents of its batch alone. "required" counts a
             record without negatives as malformed. "none" leaves all negatives unused.
-        teachers: how the scores of several teachers are combined, or the fields of such; refused
-            where the records do not have several.
+        teachers: how the scores of several teachers are combined, refused where the records do not
+            have several; and which negatives they leave. Or the fields of such.
         name: for messages.
         cache_dir: by default the cache of `datasets`.
 
@@ -237,7 +237,7 @@ def _check_negatives(negatives: str) -> None:
 
 
 def _check_teachers(name: str, found: int, teachers: Teachers) -> None:
-    if found == 1 and teachers != EQUAL_TEACHERS:
+    if found == 1 and replace(teachers, share=None) != EQUAL_TEACHERS:
         raise ArgumentError(
             "{teachers:name} of source {} says how the scores of several teachers are combined, "
             "but its records have those of one at most: leave it out",

@@ -1,4 +1,5 @@
-"""The scores of several teachers for the documents of a record, made one.
+"""The scores of teachers for the documents of a record: those of several made one, and what they
+say of negatives.
 
 D documents of a record, T teachers.
 """
@@ -17,8 +18,8 @@ Scale = Callable[[Sequence[float]], list[float]]
 
 @dataclass(frozen=True)
 class Teachers:
-    """How scores of several teachers are brought to one scale and combined. The scores of a lone
-    teacher stay as they are.
+    """How scores of several teachers are brought to one scale and combined, and which negatives
+    they leave. The scores of a lone teacher stay as they are.
 
     Attributes:
         weights: of the teachers, in the order of their scores, whose mean is taken; 0 leaves a
@@ -26,15 +27,21 @@ class Teachers:
         scaling: what is done to each teacher's scores for the documents of a record. "min_max"
             brings them to [0, 1], as for SPLADE-v3 (arXiv 2403.06789). "z_score" gives them the
             mean 0 and the standard deviation 1 (Montague and Aslam, CIKM 2001).
+        share: a negative scores less than this share of the positive that scores least, for example
+            0.95 (NV-Retriever, arXiv 2407.15831), or it is left out; None for any. Of several
+            teachers, what they are combined to counts.
 
     Raises:
-        ArgumentError: weights that are negative or all 0, or another scaling.
+        ArgumentError: weights that are negative or all 0, another scaling, or a share that is not
+            above 0 and at most 1.
     """
 
     weights: Sequence[float] | None = None
     scaling: Scaling = "min_max"
+    share: float | None = None
 
     def __post_init__(self) -> None:
+        check_share(self.share)
         if self.scaling not in get_args(Scaling):
             raise ArgumentError(
                 "{scaling} must be {}", " or ".join(get_args(Scaling)), scaling=self.scaling
@@ -84,6 +91,35 @@ class Teachers:
                 for place, score in enumerate(scale(teacher)):
                     combined[place] += weight / sum(weights) * score
         return combined, count
+
+    def leave(self, positives: int, scores: Sequence[float]) -> list[int]:
+        """Which negatives of a record stay, by their place among them.
+
+        Args:
+            positives: how many of the scores, the first ones, are those of positives.
+            scores: combined, of positives and negatives.
+        """
+        if self.share is None:
+            return list(range(len(scores) - positives))
+        limit = share_of(min(scores[:positives]), self.share)
+        return [place for place, score in enumerate(scores[positives:]) if score < limit]
+
+
+def check_share(share: float | None) -> None:
+    """Refuse a share of a score that is not above 0 and at most 1; None is none.
+
+    Raises:
+        ArgumentError: names it.
+    """
+    if share is not None and not 0 < share <= 1:
+        raise ArgumentError("{share} must lie above 0 and not above 1", share=share)
+
+
+def share_of(score: float, share: float) -> float:
+    """What every negative must stay below where a positive has this score. Of a score below 0, as
+    a cross-encoder's logits can be, the share is taken off its size, so that the limit lies below
+    the positive there too."""
+    return score - (1 - share) * abs(score)
 
 
 EQUAL_TEACHERS = Teachers()

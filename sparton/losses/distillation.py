@@ -62,6 +62,8 @@ class KLDivergence(RankingLoss):
     Attributes:
         temperature: the student's scores are divided by it before the softmax.
         teacher_temperature: the same for the teacher's.
+        min_max: bring the student's scores for the documents of a query to [0, 1] before, as PyLate
+            does for teachers whose scores are between these (ColBERT-Zero).
     """
 
     needs_negatives: ClassVar[bool] = True
@@ -69,6 +71,7 @@ class KLDivergence(RankingLoss):
 
     temperature: float = 1.0
     teacher_temperature: float = 1.0
+    min_max: bool = False
 
     def __post_init__(self) -> None:
         for name in ("temperature", "teacher_temperature"):
@@ -92,12 +95,19 @@ class KLDivergence(RankingLoss):
         self, scores: Tensor, positives: Tensor, teacher_scores: Tensor | None, reduction: str
     ) -> Tensor:
         own, teacher = _own_scores(scores, positives, teacher_scores)
+        own = _between_0_and_1(own) if self.min_max else own
         return F.kl_div(
             F.log_softmax(own / self.temperature, dim=1),
             F.log_softmax(teacher / self.teacher_temperature, dim=1),
             reduction=reduction,
             log_target=True,
         )
+
+
+def _between_0_and_1(scores: Tensor) -> Tensor:
+    """Rows from their smallest number to their largest; of a row of equal ones, zeros."""
+    low, high = scores.amin(1, keepdim=True), scores.amax(1, keepdim=True)
+    return (scores - low) / (high - low).clamp_min(1e-8)
 
 
 def _own_scores(

@@ -5,6 +5,7 @@ import pytest
 
 from sparton.cli.errors import explain
 from sparton.datasets.mixture import text_mixture
+from sparton.datasets.records import IDS, TEXTS, parse_record
 from sparton.datasets.sources import text_records
 from sparton.datasets.teachers import Teachers
 
@@ -40,6 +41,35 @@ def test_a_lone_teacher_and_a_weight_of_zero():
 def test_weights_that_cannot_be_are_refused(weights):
     with pytest.raises(ValueError, match="must be finite, none negative, and one above 0"):
         Teachers(weights)
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"), [(None, ["a", "b", "c", "d"]), (0.9, ["b", "d"]), (1.0, ["b", "c", "d"])]
+)
+def test_negatives_at_a_share_of_the_positive_are_left_out(share, kept):
+    record = {"query": "q", "pos": ["p", "r"], "neg": ["a", "b", "c", "d"]}
+    record |= {"pos_scores": [10.0, 12.0], "neg_scores": [11.0, 8.99, 9.0, -3.0]}
+    row = parse_record(record, TEXTS, Teachers(share=share))
+    assert row.negatives == kept and row.positives == ["p", "r"]
+    by_name = dict(zip("abcd", record["neg_scores"]))
+    assert row.scores == [10.0, 12.0, *(by_name[name] for name in kept)]
+
+
+def test_a_share_of_a_negative_score_lies_below_it():
+    record = {"query_id": "q", "document_ids": ["a", "b", "c"], "scores": [-2.0, -2.1, -2.3]}
+    row = parse_record(record, IDS, Teachers(share=0.9))
+    assert (row.positives, row.negatives, row.scores) == (["a"], ["c"], [-2.0, -2.3])
+
+
+def test_a_share_needs_scores_and_goes_with_a_lone_teacher(write_jsonl):
+    record = {"query": "q", "pos": ["p"], "neg": ["n", "m"], "scores": [4, 3, 1]}
+    given = text_records(write_jsonl([record]), teachers={"share": 0.5})
+    assert given.example(0, 0, 1).negatives == ("m",)
+    record.pop("scores")
+    with pytest.raises(ValueError, match=r"line 1: no teacher scores, by which teachers\.share"):
+        text_records(write_jsonl([record], "none.jsonl"), teachers={"share": 0.5})
+    with pytest.raises(ValueError, match=r"share=1\.5 must lie above 0 and not above 1"):
+        Teachers(share=1.5)
 
 
 def test_other_scales_and_numbers_of_weights_are_refused(write_jsonl):

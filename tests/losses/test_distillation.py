@@ -29,6 +29,18 @@ def test_kl_divergence_is_the_mean_over_queries():
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_min_max_brings_a_querys_scores_to_0_and_1_before():
+    scores = torch.tensor([[2.0, 0.5, 1.0, 9.0, 9.0, 9.0], [9.0, 9.0, 9.0, 7.0, 7.0, 7.0]])
+    teacher = torch.tensor([[0.9, 0.1, 0.3], [0.2, 0.7, 0.4]])
+    scaled = torch.tensor([[1.0, 0.0, 1 / 3, 9.0, 9.0, 9.0], [9.0, 9.0, 9.0, 0.0, 0.0, 0.0]])
+    positives = torch.tensor([0, 3])
+    loss = KLDivergence(0.5, min_max=True)(scores.requires_grad_(), positives, teacher)
+    assert loss.item() == pytest.approx(KLDivergence(0.5)(scaled, positives, teacher).item())
+    assert loss.item() != pytest.approx(KLDivergence(0.5)(scores, positives, teacher).item())
+    (gradient,) = torch.autograd.grad(loss, scores)
+    assert gradient.isfinite().all() and gradient[0, 0] != 0
+
+
 @pytest.mark.parametrize("loss", [MarginMSE(), KLDivergence()])
 def test_a_student_that_copies_its_teacher_has_no_loss_and_no_gradient(loss):
     scores = torch.zeros(2, 4).scatter(1, torch.tensor([[0, 1], [2, 3]]), TEACHER).requires_grad_()

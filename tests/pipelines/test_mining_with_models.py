@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,15 @@ import pytest
 import torch
 
 from sparton.cli.training import run_training
+from sparton.datasets.texts import TextList
 from sparton.models.backbones import tiny
 from sparton.models.dense import DenseEncoder
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
-from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel
+from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel, miners, parts
+from sparton.representations import Representations, TokenVectors
 from sparton.training.distributed import World
 from sparton.types import TokenBatch
 from tests.composing import composed
@@ -211,3 +214,43 @@ def test_a_loaded_model_mines_and_teaches_as_its_folder_does(pairs, model, tmp_p
         output = tmp_path / f"{number}.jsonl"
         records.append(mine(pairs, output, miner=asked, teachers=[asked], rule=Rule(3)))
     assert records[0] == records[1] != records[2]
+
+
+def test_a_teacher_encodes_each_document_of_a_collection_once(pairs, model, tmp_path, monkeypatch):
+    """Whose scores are those of the documents encoded for each pair."""
+    encoded: Counter[str] = Counter()
+    encode = miners.encode_texts
+
+    def counted(encoder, tokenizer, texts, side, **options):
+        encoded.update(texts if side == "document" else ())
+        return encode(encoder, tokenizer, texts, side, **options)
+
+    monkeypatch.setattr(miners, "encode_texts", counted)
+    monkeypatch.setattr(miners, "SLAB", 7)
+    monkeypatch.setattr(parts, "PART", 5)
+    settings = {"teachers": [TrainedModel(model)], "rule": Rule(2)}
+    records = mine(pairs, tmp_path / "held.jsonl", **settings)
+    assert set(encoded.values()) == {1}
+    monkeypatch.setattr(miners.Lesson, "pairs", 0)
+    others = mine(pairs, tmp_path / "apart.jsonl", **settings)
+    assert max(encoded.values()) > 2
+    for record, other in zip(records, others, strict=True):
+        assert record["neg"] == other["neg"]
+        assert record["neg_scores"] == pytest.approx(other["neg_scores"], rel=1e-5)
+        assert record["neg_scores"] != pytest.approx(other["neg_scores"][::-1], rel=1e-5)
+
+
+def test_held_documents_come_in_the_order_asked_for_with_others_among_them(monkeypatch):
+    def encode(texts):
+        return Representations(
+            dense=TokenVectors.of_texts(torch.tensor([[float(x)] for x in texts]))
+        )
+
+    monkeypatch.setattr(miners, "SLAB", 2)
+    texts = ["3", "1", "4", "15", "9"]
+    slabs = [encode(texts[first : first + 2]) for first in (0, 2, 4)]
+    held = miners.HeldDocuments(TextList(texts), slabs, encode)
+    asked = ["9", "26", "3", "15", "5", "4"]
+    assert held(asked).dense.values.flatten().tolist() == [float(x) for x in asked]
+    slabs[0] = encode(["-1", "-1"])
+    assert held(["9", "3"]).dense.values.flatten().tolist() == [9, -1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recipes import ingredients, kinds, pool, steps, zero_shot
+from recipes import by_source, ingredients, kinds, pool, steps, zero_shot
 from recipes.steps import Failed, Place, Runner, Step
 from sparton.cli.checks import check
 from tests.composing import composed
@@ -133,8 +133,10 @@ def make_pool(data: Path, monkeypatch, *words: str) -> dict[str, list[dict[str, 
 
 
 def test_a_pool_has_what_training_knows_and_crops_of_it(data, monkeypatch):
-    made = make_pool(data, monkeypatch)
-    assert set(made) == {"acl", "corpus", "crops", "manuals", "queries", "squad"}
+    made = make_pool(data, monkeypatch, "--mined", "4")
+    sources = ["squad", "acl", "manuals", "crops"]
+    assert set(made) == {"corpus", "queries", "to_mine", *sources}
+    assert made["to_mine"] == [pair for name in sources for pair in made[name][:4]]
     assert [document["_id"] for document in made["corpus"]] == ["squad-d1", "acl-d1", "manuals-d0"]
     assert made["acl"] == [{"query_id": "acl-q1", "positive_id": "acl-d1"}]
     texts = {each["_id"]: each["text"] for each in made["corpus"] + made["queries"]}
@@ -150,7 +152,7 @@ def test_a_pool_has_what_training_knows_and_crops_of_it(data, monkeypatch):
 
 def test_a_pool_of_collections_has_all_their_documents_and_no_queries(data, monkeypatch):
     made = make_pool(data, monkeypatch, "--collections", "squad")
-    assert set(made) == {"corpus", "crops", "queries"}
+    assert set(made) == {"corpus", "crops", "queries", "to_mine"}
     assert [document["_id"] for document in made["corpus"]] == ["squad-d1", "squad-d2"]
     assert not any(query["text"] == "ask squad" for query in made["queries"])
 
@@ -198,18 +200,29 @@ def test_a_recipe_is_what_its_ingredients_say(arguments):
     assert set(cfg.data.sources) == {"squad", "acl", "crops", *pool.DEBIAN, "target"}
     target = cfg.data.sources.target
     assert target.files == [
-        f"out/scored/target-crops-{miner}.jsonl" for miner in ("bm25", "parent")
+        f"out/scored/target-{miner}/crops.jsonl" for miner in ("bm25", "parent")
     ]
     assert target.teachers.weights == [2, 1, 0]
     for half in (cfg.loss.sparse, cfg.loss.tokens):
         assert half.weights.infonce == 0.2
         assert half.losses.kl_divergence.teacher_temperature == 0.1
-    assert {"adapt-frozen", "mine-target-crops-parent"} <= set(step.needs)
+    assert {"adapt-frozen", "sort-target-parent"} <= set(step.needs)
     plain = zero_shot.training(arguments, "splade", "base", 0)
     assert set(compose(plain).data.sources) == {"squad", "acl"} and set(plain.needs) == {
         "adapt",
         "pool",
     }
+
+
+def test_mined_examples_are_sorted_by_the_source_of_their_query(tmp_path, monkeypatch):
+    names = ("squad-q1", "crops-spans-acl-7", "squad-q2")
+    lines = [json.dumps({"query_id": name, "negative_ids": []}) + "\n" for name in names]
+    (tmp_path / "mined.jsonl").write_text("".join(lines))
+    given = ["by_source.py", str(tmp_path / "mined.jsonl"), "--output", str(tmp_path / "sorted")]
+    monkeypatch.setattr(sys, "argv", given)
+    by_source.main()
+    files = {file.name: file.read_text() for file in (tmp_path / "sorted").iterdir()}
+    assert files == {"squad.jsonl": lines[0] + lines[2], "crops.jsonl": lines[1]}
 
 
 def test_every_step_comes_after_those_it_needs_are_known(arguments):

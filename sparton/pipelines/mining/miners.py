@@ -3,11 +3,12 @@
 N documents, E positives outside of the collection, V terms, Q queries.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,9 +30,23 @@ from sparton.retrieval.indexes.exact import RERANK_DEPTH, exact_index, score_pai
 from sparton.writing import replacing
 
 SLAB = 65_536  # documents that are encoded and kept together
-Encode = Callable[[Sequence[str]], Representations]
+Encode = Callable[..., Representations]
 Pairs = Sequence[tuple[str, str]]
 Score = Callable[[Pairs], NDArray[np.float32]]
+
+
+class Lesson(NamedTuple):
+    """What a teacher is going to be asked.
+
+    Attributes:
+        documents: N texts, the collection that most documents are of.
+        pairs: about how many pairs of a query and a document.
+        folder: where it may keep what it has encoded.
+    """
+
+    documents: TextsByRow
+    pairs: int
+    folder: Path
 
 
 class Ranker:
@@ -94,10 +109,10 @@ class BM25Miner:
         documents = Representations(bm25.fit(_texts(parts)))
         return Ranker(lambda q: Representations(bm25.queries(q)), documents, len(parts[0]), device)
 
-    def load(self, collection: TextsByRow, device: torch.device) -> Score:
+    def load(self, lesson: Lesson, device: torch.device, progress: bool) -> Score:
         """What scores pairs of a query and a document by the statistics of the collection."""
         bm25 = BM25(self.k1, self.b)
-        bm25.fit(_texts([collection]))
+        bm25.fit(_texts([lesson.documents]))
         return _pair_score(
             lambda texts: Representations(bm25.queries(texts)),
             lambda texts: Representations(bm25.documents(texts)),
@@ -145,6 +160,31 @@ class TrainedModel:
         """Encode the collection, ``parts[0]``, and what is outside of it. What has been encoded is
         kept in ``folder`` slab by slab, so that an interrupted run does not encode it again."""
         encode = self._encoding(device)
+        documents = Representations.concatenate(self._slabs(encode, parts, folder, progress))
+        return Ranker(partial(encode, side="query"), documents, len(parts[0]), device)
+
+    def load(self, lesson: Lesson, device: torch.device, progress: bool) -> Score:
+        """What scores pairs of a query and a document. Where these are more than the collection has
+        documents, it is encoded first, as :meth:`build` does it; else each part of the examples has
+        its documents encoded.
+
+        Raises:
+            ArgumentError: documents of a teacher are encoded with all their terms.
+        """
+        refuse_ignored("a teacher", max_document_terms=self.max_document_terms)
+        encode = self._encoding(device)
+        queries: Encode = partial(encode, side="query")
+        documents: Encode = partial(encode, side="document")
+        if lesson.pairs >= len(lesson.documents):
+            slabs = self._slabs(encode, [lesson.documents], lesson.folder, progress)
+            documents = HeldDocuments(lesson.documents, slabs, documents)
+        return _pair_score(queries, documents, device)
+
+    def _slabs(
+        self, encode: Encode, parts: Sequence[TextsByRow], folder: Path, progress: bool
+    ) -> list[Representations]:
+        """The documents of all parts; those that were encoded before are read from the folder."""
+        folder.mkdir(exist_ok=True)
         slabs = [(part, rows) for part in parts for rows in ranges_of(len(part), SLAB)]
         encoded = []
         for number, (part, rows) in enumerate(slabs):
@@ -153,30 +193,57 @@ class TrainedModel:
                 label = f"documents, slab {number + 1} of {len(slabs)}" if progress else None
                 fresh = encode(
                     part.take(rows).texts,
-                    "document",
+                    side="document",
                     max_terms=self.max_document_terms,
                     progress=label,
                 )
                 _write_slab(file, fresh)
             encoded.append(_read_slab(file))
-        documents = Representations.concatenate(encoded)
-        return Ranker(partial(encode, side="query"), documents, len(parts[0]), device)
-
-    def load(self, collection: TextsByRow, device: torch.device) -> Score:
-        """What scores pairs of a query and a document, whatever the collection.
-
-        Raises:
-            ArgumentError: documents of a teacher are encoded with all their terms.
-        """
-        refuse_ignored("a teacher", max_document_terms=self.max_document_terms)
-        encode = self._encoding(device)
-        return _pair_score(partial(encode, side="query"), partial(encode, side="document"), device)
+        return encoded
 
     def _encoding(self, device: torch.device) -> Callable[..., Representations]:
         """``encode_texts`` of this model, still to be given texts and a side."""
         lengths = self.query_length, self.document_length
         retriever = load_retriever(self.model, *lengths, device=device)
         return partial(encode_texts, *retriever, precision=self.precision)
+
+
+class HeldDocuments:
+    """Encodes texts by looking up those of a collection that was encoded before.
+
+    Args:
+        documents: the collection.
+        slabs: what its documents became, SLAB to each, as :class:`TrainedModel` has them.
+        encode: encodes other texts.
+    """
+
+    def __init__(
+        self, documents: TextsByRow, slabs: Sequence[Representations], encode: Encode
+    ) -> None:
+        self._slabs, self._encode = slabs, encode
+        hashes = np.array([_exact_hash(text) for text in _texts([documents])], np.uint64)
+        self._rows = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._rows]
+
+    def __call__(self, texts: Sequence[str]) -> Representations:
+        hashes = np.array([_exact_hash(text) for text in texts], np.uint64)
+        places = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
+        rows = np.where(self._hashes[places] == hashes, self._rows[places], -1)
+        slab_of = rows // SLAB  # -1 for other texts
+        found, order = [], []
+        for number in np.unique(slab_of).tolist():
+            here = np.flatnonzero(slab_of == number)
+            if number < 0:
+                found.append(self._encode([texts[place] for place in here.tolist()]))
+            else:
+                found.append(self._slabs[number].take(torch.from_numpy(rows[here] % SLAB)))
+            order.append(here)
+        in_place = torch.from_numpy(np.argsort(np.concatenate(order)))
+        return Representations.concatenate(found).take(in_place)
+
+
+def _exact_hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _pair_score(queries: Encode, documents: Encode, device: torch.device) -> Score:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparton.arguments import ArgumentError, refuse_below
+from sparton.datasets.teachers import check_share, share_of
 from sparton.pipelines.mining.examples import Hashes
 
 ROUNDING = 1e-5  # two sums of the same products in another order
@@ -60,8 +61,7 @@ class Rule:
             )
         if self.margin is not None and not 0 <= self.margin < np.inf:
             raise ArgumentError("{margin} must not be negative, and finite", margin=self.margin)
-        if self.share is not None and not 0 < self.share <= 1:
-            raise ArgumentError("{share} must lie above 0 and not above 1", share=self.share)
+        check_share(self.share)
 
     @property
     def has_margin(self) -> bool:
@@ -71,15 +71,14 @@ class Rule:
         """The score that every negative must stay below.
 
         TopK-MarginPos and TopK-PercPos of NV-Retriever (Moreira et al., arXiv 2407.15831), by the
-        positive that scores least. Of a negative score, as a cross-encoder's logits can be, the
-        share is taken off its size, so that the limit lies below the positive there too.
+        positive that scores least.
         """
         lowest = min(positive_scores)
         limits = [np.inf]
         if self.margin is not None:
             limits.append(lowest - self.margin)
         if self.share is not None:
-            limits.append(lowest - (1 - self.share) * abs(lowest))
+            limits.append(share_of(lowest, self.share))
         limit = min(limits)
         return limit - ROUNDING * abs(limit) if np.isfinite(limit) else limit
 

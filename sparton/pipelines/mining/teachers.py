@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from sparton.arguments import refuse_below
-from sparton.datasets.texts import TextsByRow
 from sparton.evaluation import check_model
-from sparton.pipelines.mining.miners import BM25Miner, Pairs, Score, TrainedModel
+from sparton.pipelines.mining.miners import BM25Miner, Lesson, Pairs, Score, TrainedModel
 
 if TYPE_CHECKING:
     import sentence_transformers
@@ -44,7 +43,7 @@ class CrossEncoder:
         refuse_below(1, batch=self.batch, length=self.length)
         check_model(self.model)
 
-    def load(self, collection: TextsByRow, device: torch.device) -> Score:
+    def load(self, lesson: Lesson, device: torch.device, progress: bool) -> Score:
         """What scores pairs of a query and a document, whatever the collection.
 
         Raises:
