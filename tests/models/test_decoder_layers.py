@@ -159,7 +159,7 @@ def test_under_autocast(family, checkpointing, tokenizer, kernels, handed_on, mo
     assert handed_on == [Tensor if checkpointing else Unsummed] * 2
     assert seen == [HALF] * 6
     found = distances(results(fused, states), truth)
-    assert all(found[name] <= 1.3 * limit + 1e-3 for name, limit in allowed.items())
+    assert all(found[name] <= 1.5 * limit + 1e-3 for name, limit in allowed.items())
     assert max(found.values()) > 1e-4
 
 

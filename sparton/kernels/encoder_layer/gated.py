@@ -94,10 +94,9 @@ def gated_backward(
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of u and v, in their dtype, of an upstream gradient ``[T, D]``."""
     du = torch.empty_like(u)
-    dv = None if v is None else torch.empty_like(v)
-    halves = (u, du) if v is None or dv is None else (v, dv)
-    _launch(_gated_backward_kernel, activation, v is None, grad, grad, u, halves[0], du, halves[1])
-    return du, dv
+    other, dother = (u, du) if v is None else (v, torch.empty_like(v))
+    _launch(_gated_backward_kernel, activation, v is None, grad, grad, u, other, du, dother)
+    return du, None if v is None else dother
 
 
 def _launch(kernel: Any, activation: str, joint: bool, like: Tensor, *tensors: Tensor) -> None:
