@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -214,6 +215,17 @@ def adapter_base(source: Source, subfolder: str) -> Source | None:
     return source._replace(
         name=fields.need("base_model_name_or_path", str), revision=fields.get("revision", str)
     )
+
+
+def adapts_head(source: Source, subfolder: str, body: PreTrainedModel) -> bool:
+    """Whether the adapter in a folder belongs to a model with a head, of which ``body`` is a part:
+    its names then begin where the head's model keeps its body."""
+    weights = source.file(WEIGHTS, subfolder)
+    if weights is None:
+        return False
+    with safe_open(weights, "pt") as file:
+        names = list(file.keys())
+    return any(name.startswith(f"{_PREFIX}{body.base_model_prefix}.") for name in names)
 
 
 def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreTrainedModel:
