@@ -170,7 +170,7 @@ def merged(model: Model) -> Model:
         copies[id(weight)] = _on_cpu(weight.float() + layer.get_delta_weight(_NAME))
     for parameter in model.parameters():
         if id(parameter) not in copies:
-            copies[id(parameter)] = _on_cpu(parameter.detach().float())
+            copies[id(parameter)] = _on_cpu(parameter)
     for layer in layers:
         copies[id(layer)] = copy.deepcopy(layer.get_base_layer(), copies)
     return copy.deepcopy(model, copies)
@@ -260,7 +260,8 @@ def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreT
 
 
 def _on_cpu(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(weight.cpu(), requires_grad=False)
+    copied = weight.detach().to("cpu", torch.float32, copy=True)
+    return nn.Parameter(copied, requires_grad=False)
 
 
 def _is_number(value: object) -> bool:
