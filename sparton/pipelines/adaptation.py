@@ -197,7 +197,7 @@ class _Model:
         levelled."""
         encoder, device = self.encoder, self.encoder.device
         alone = encoder.backbone.saves_adapters_alone
-        if encoder.backbone.lora is not None:  # of all that is 16 bits wide fp32 is made
+        if encoder.backbone.lora is not None:  # in fp32, lest 16 bits round what comes now
             encoder = merged(encoder).to(device)
             encoder.backbone.lora = None
         backbone = encoder.backbone

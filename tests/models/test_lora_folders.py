@@ -123,6 +123,7 @@ def test_folders_of_adapters_load_in_sentence_transformers(kind, base, tmp_path)
     folder = save(encoder, tmp_path / "alone")
     card = (folder / "README.md").read_text()
     assert f"adapters alone; loading them reads `{base}`" in card
+    assert "| read by | transformers from 5.17 on" in card
     assert f"{sum(p.numel() for n, p in encoder.named_parameters() if 'lora' not in n):,}" in card
     assert not (folder / "config.json").exists() and not (folder / "model.safetensors").exists()
     assert close(values(load_encoder(folder)), given)
