@@ -89,7 +89,8 @@ def packed_attention(
     Args:
         module: the calling attention layer.
         query: ``[1, H, T, d]``, any float dtype.
-        key, value: ``[1, G, T, d]``; head h reads those of ``h // (H / G)``.
+        key, value: ``[1, G, T, d]``; head h reads those of ``h // (H / G)``. The dtype of the value
+            is that of all products.
         attention_mask: must be None.
         scaling: factor of the scores, ``d ** -0.5`` when None.
         dropout: must be 0; the fused kernel has none.
@@ -105,7 +106,7 @@ def packed_attention(
             none of them in its sequence or window gets zeros.
 
     Returns:
-        The mixed values ``[1, T, H, d]`` in the dtype of ``query``, and None for the weights.
+        The mixed values ``[1, T, H, d]`` in the dtype of ``value``, and None for the weights.
     """
     if attention_mask is not None or dropout:
         raise ValueError(
@@ -120,7 +121,8 @@ def packed_attention(
         window = sliding_window if built_causal and not causal else sliding_window - 1
     keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
     places = _Places(cu_seq_lens_q, max_length_q, keys, scaling, window, causal, softcap)
-    q, k, v = (states.squeeze(0).transpose(0, 1) for states in (query, key, value))
+    # Under autocast, rotary positions in fp32 widen queries and keys, but not values.
+    q, k, v = (x.squeeze(0).transpose(0, 1).to(value.dtype) for x in (query, key, value))
     return _attend(q, k, v, places).unsqueeze(0), None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import GELUActivation
+from transformers.activations import GELUActivation, SiLUActivation
 
 from sparton.kernels.encoder_layer import FLOATS, hashed_dropout
 
@@ -52,6 +52,11 @@ def is_gelu(activation: nn.Module) -> bool:
     if isinstance(activation, nn.GELU):
         return activation.approximate == "none"
     return type(activation) is GELUActivation
+
+
+def is_silu(activation: nn.Module) -> bool:
+    """Whether it is ``x sigmoid(x)``."""
+    return type(activation) in (nn.SiLU, SiLUActivation)
 
 
 def replace_dropout(model: nn.Module) -> None:

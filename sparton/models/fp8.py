@@ -4,7 +4,7 @@ from torch import nn
 
 from sparton.kernels.encoder_layer import FP8_MULTIPLE, Fp8Weights
 from sparton.models.body import EncoderBody
-from sparton.models.layers import FAMILIES, FusedPart
+from sparton.models.layers import BERT_FAMILIES, FusedPart
 
 
 def multiply_in_fp8(encoder: nn.Module) -> None:
@@ -39,7 +39,7 @@ def _served(body: EncoderBody) -> list[FusedPart]:
     kind = type(body.model).__name__
     if not parts:
         raise ValueError(
-            f"precision=fp8 multiplies in the layers of {', '.join(FAMILIES)}, and {kind} has "
+            f"precision=fp8 multiplies in the layers of {', '.join(BERT_FAMILIES)}, and {kind} has "
             "others: take bf16"
         )
     if body.lora is not None:

@@ -33,6 +33,7 @@ from sparton.kernels.encoder_layer import (
     post_norm_and_copy,
 )
 from sparton.models.attention import packed_self_attention
+from sparton.models.decoder_layers import DECODERS, fuse_decoder
 from sparton.models.elementwise import HalfLayerNorm, autocast_dtype, has_kernels, is_gelu
 from sparton.models.modernbert import fuse_modernbert
 from sparton.types import TokenRows
@@ -288,7 +289,7 @@ class BertFamily(NamedTuple):
         )
 
 
-_BERT_FAMILIES = {
+BERT_FAMILIES = {
     "bert": BertFamily("bert.modeling_bert", "Bert"),
     "roberta": BertFamily("roberta.modeling_roberta", "Roberta"),
     "xlm-roberta": BertFamily("xlm_roberta.modeling_xlm_roberta", "XLMRoberta"),
@@ -297,16 +298,18 @@ _BERT_FAMILIES = {
 }
 # What fuses a part of a model, by the model type of its configuration.
 FAMILIES: dict[str, Callable[..., None]] = {
-    **{kind: family.fuse_below for kind, family in _BERT_FAMILIES.items()},
+    **{kind: family.fuse_below for kind, family in BERT_FAMILIES.items()},
+    **{kind: partial(fuse_decoder, family=kind) for kind in DECODERS},
     "modernbert": fuse_modernbert,
 }
 
 
 def fuse_layers(model: PreTrainedModel, *, checkpointed: bool = False) -> None:
-    """The encoders of BERT's, RoBERTa's and ModernBERT's kind in ``model`` by fused ones, in place;
-    names and parameters stay. Encoders with other parts than transformers' own stay as they are.
+    """The layers of BERT's, RoBERTa's, ModernBERT's and Llama's kind in ``model`` by fused ones, in
+    place; names and parameters stay. Bodies with other parts than transformers' own stay as they
+    are.
 
-    Attention becomes bidirectional and has no dropout: the caller has refused other models.
+    Attention is packed and has no dropout: the caller has refused other models.
 
     Args:
         model: of a family in :data:`FAMILIES`; any other stays as it is.

@@ -1,50 +1,33 @@
 """ModernBERT's layers with few passes over memory between their matrix products.
 
 transformers' modules stay, with their names and parameters, and become instances of the classes
-here, whose forwards run our kernels on a GPU, compiled or not. A norm comes before each half of a
-layer: the one kernel adds what the half before gave and normalises the sum.
+here, whose forwards run our kernels on a GPU, compiled or not.
 
 T packed tokens, D hidden width, H heads, d the width of a head.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers.models.modernbert.modeling_modernbert import (
     ModernBertAttention,
     ModernBertEncoderLayer,
     ModernBertMLP,
     ModernBertModel,
-    apply_rotary_pos_emb,
 )
 
-from sparton.kernels.encoder_layer import gated_gelu, pre_norm, rotary
+from sparton.kernels.encoder_layer import gated_gelu, rotary, rotary_reference
 from sparton.models.attention import packed_self_attention
-from sparton.models.elementwise import autocast_dtype, has_kernels, is_gelu
+from sparton.models.elementwise import has_kernels, is_gelu
+from sparton.models.residuals import States, Unsummed, normed
 from sparton.types import TokenRows
-
-
-class Unsummed(NamedTuple):
-    """What a layer hands on, for the next norm to add.
-
-    Attributes:
-        residual: ``[1, T, D]``, the sum of all before.
-        update: ``[1, T, D]``, what the layer's last product gave.
-    """
-
-    residual: Tensor
-    update: Tensor
-
-
-States = Tensor | Unsummed
 
 
 class FusedLayer(ModernBertEncoderLayer):
     """A layer whose last sum is left to the next.
 
     Attributes:
-        unsummed: hand on :class:`Unsummed`, else its sum.
+        unsummed: hand on :class:`~sparton.models.residuals.Unsummed`, else its sum.
     """
 
     unsummed: bool
@@ -57,9 +40,9 @@ class FusedLayer(ModernBertEncoderLayer):
         **options: object,
     ) -> States:
         """``[1, T, D]``; ``options`` are those of packed attention."""
-        residual, operand = _normed(hidden_states, self.attn_norm)
+        residual, operand = normed(hidden_states, self.attn_norm)
         update, _ = self.attn(operand, position_embeddings, **options)
-        residual, operand = _normed(Unsummed(residual, update), self.mlp_norm)
+        residual, operand = normed(Unsummed(residual, update), self.mlp_norm)
         update = self.mlp(operand)
         return Unsummed(residual, update) if self.unsummed else residual + update
 
@@ -83,14 +66,10 @@ class FusedAttention(ModernBertAttention):
         """``[1, T, D]``, and None for the weights; see
         :func:`~sparton.models.attention.packed_attention`."""
         keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
-        states = self.Wqkv(hidden_states.squeeze(0)).unflatten(-1, (3, -1, self.head_dim))
+        states = self.Wqkv(hidden_states.squeeze(0)).unflatten(-1, (-1, self.head_dim))
         cos, sin = (angles.squeeze(0) for angles in position_embeddings)
-        if has_kernels(states):
-            states = rotary(states, cos, sin)
-        else:
-            query, key, value = states.unbind(1)
-            query, key = apply_rotary_pos_emb(query, key, cos, sin, unsqueeze_dim=1)
-            states = torch.stack((query, key, value), dim=1)
+        turn = rotary if has_kernels(states) else rotary_reference
+        states = turn(states, cos, sin, copied=states.shape[1] // 3).unflatten(1, (3, -1))
         mixed = packed_self_attention(
             states, cu_seq_lens_q, max_length_q, keys, self.head_dim**-0.5, self.sliding_window
         )
@@ -113,9 +92,7 @@ class FinalNorm(nn.LayerNorm):
 
     def forward(self, states: States) -> Tensor:
         if isinstance(states, Unsummed):
-            if has_kernels(states.update):
-                return pre_norm(states.update, states.residual, self.weight, eps=self.eps)[1]
-            states = states.residual + states.update
+            return normed(states, self, states.residual.dtype)[1]
         return super().forward(states).to(states.dtype)
 
 
@@ -125,7 +102,7 @@ def fuse_modernbert(model: Any, *, both: bool) -> None:
 
     Args:
         model: looked at itself, not what is below it.
-        both: layers hand on :class:`Unsummed`.
+        both: layers hand on :class:`~sparton.models.residuals.Unsummed`.
     """
     if not _is_stock(model):
         return
@@ -145,14 +122,3 @@ def _is_stock(model: Any) -> bool:
     return kinds <= {(ModernBertEncoderLayer, ModernBertAttention, ModernBertMLP)} and all(
         type(norm) is nn.LayerNorm and norm.bias is None for norm in (*norms, model.final_norm)
     )
-
-
-def _normed(states: States, norm: Any) -> tuple[Tensor, Tensor]:
-    """The sum, and what a norm makes of it for the next product."""
-    if isinstance(states, Unsummed):
-        residual, update = states
-        if has_kernels(update):
-            dtype = autocast_dtype(update)
-            return pre_norm(update, residual, norm.weight, eps=norm.eps, dtype=dtype)
-        states = residual + update
-    return states, norm(states)

@@ -19,7 +19,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from sparton.kernels.encoder_layer import fp8_rows, gelu, gelu_rows, normalization, rotation
+from sparton.kernels.encoder_layer import fp8_rows, gated, gelu, gelu_rows, normalization, rotation
 from sparton.kernels.encoder_layer.fp8_operands import empty_rows
 from sparton.kernels.hybrid_head.backward import hybrid_head_backward
 from sparton.kernels.hybrid_head.forward import hybrid_head_forward
@@ -181,20 +181,32 @@ def layer(dtype: torch.dtype, D: int) -> None:
     states, vector = torch.zeros(600, D, dtype=dtype), torch.zeros(D)
     gelu.gelu_forward(states, vector)
     gelu.gelu_backward(states, states, vector)
-    gelu.gated_gelu_backward(gelu.gated_gelu_forward(states), states)
-    heads, angles = states.view(-1, 3, 4, D // 12), torch.zeros(600, D // 12)
-    for back in (False, True):
-        rotation.rotate(heads, angles, angles, heads, back=back)
-    for bias, seed in ((vector, torch.zeros((), dtype=torch.int32)), (None, None)):
+    gated.gated_backward(gated.gated_forward(states, None, "gelu"), states, None, "gelu")
+    gated.gated_backward(gated.gated_forward(states, states, "silu"), states, states, "silu")
+    for d in (D // 12, D // 6):
+        heads, angles = states.view(600, -1, d), torch.zeros(600, d)
+        for back in (False, True):
+            rotation.rotate(heads, None, angles, angles, eps=0.0, copied=2, back=back)
+        rotation.rotate(heads, angles[0], angles, angles, eps=1e-6, copied=0, back=False)
+        rotation.normed_rotary_backward(heads, heads, angles[0], angles, angles, 1e-6)
+    number = torch.zeros((), dtype=torch.int32)
+    for bias, seed, centred in ((vector, number, True), (None, None, True), (None, None, False)):
         _, _, *saved = normalization.norm_forward(
             states, bias, states, vector, bias, seed, p=0.1, eps=1e-5, dtype=dtype, copy=BF16,
-            save=True,
+            save=True, centred=centred,
         )  # fmt: skip
         sum_grad, vectors = (states, 1) if bias is None else (None, 3)
         normalization.norm_backward(
             states, None, sum_grad, *saved, vector, seed, vectors=vectors, p=0.1,
             dtypes=(dtype, dtype),
         )  # fmt: skip
+    _, _, *saved = normalization.norm_forward(
+        states, None, None, vector, None, None, p=0.0, eps=1e-5, dtype=BF16, copy=None, save=True,
+        centred=False,
+    )  # fmt: skip
+    normalization.norm_backward(
+        states, None, None, *saved, vector, None, vectors=1, p=0.0, dtypes=(dtype, None)
+    )
 
 
 def layer_in_fp8(D: int, copy: torch.dtype | None) -> None:

@@ -163,10 +163,15 @@ def layer() -> None:
     x, residual, bias, gain, shift = rows(21, D), rows(21, D), *(rows(D) for _ in range(3))
     learn(encoder_layer.post_norm(x, bias, residual, gain, shift, eps=1e-6, p=0.1))
     learn(encoder_layer.bias_gelu(x, bias))
-    learn(torch.cat(encoder_layer.pre_norm(x, residual, gain, eps=1e-6)))
+    for centred in (True, False):
+        learn(torch.cat(encoder_layer.pre_norm(x, residual, gain, eps=1e-6, centred=centred)))
+    learn(encoder_layer.pre_norm(x, None, gain, eps=1e-6)[1])
     learn(encoder_layer.gated_gelu(x))
+    learn(encoder_layer.gated_silu(x, residual))
     angles = torch.linspace(0, 1, 21 * 24, device=DEVICE).view(21, 24)
-    learn(encoder_layer.rotary(rows(21, 3, 2, 24), angles.cos(), angles.sin()))
+    angles = angles.cos(), angles.sin()
+    learn(encoder_layer.rotary(rows(21, 6, 24), *angles, copied=2))
+    learn(encoder_layer.normed_rotary(rows(21, 19, 24), rows(24), *angles, eps=1e-6))
 
 
 def layer_in_fp8() -> None:

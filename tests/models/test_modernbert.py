@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from transformers import AutoModel, ModernBertConfig, ModernBertModel
 
-from sparton.models import attention, layers, modernbert
+from sparton.models import attention, layers, modernbert, residuals
 from sparton.models.body import EncoderBody
-from sparton.models.modernbert import FinalNorm, FusedAttention, FusedLayer, FusedMLP, Unsummed
+from sparton.models.modernbert import FinalNorm, FusedAttention, FusedLayer, FusedMLP
+from sparton.models.residuals import Unsummed
 from sparton.types import TokenBatch
 from tests.models.test_layers import DEVICE, HALF, Adapted, adapt, distances, on_gpu, results
 
@@ -55,15 +56,20 @@ def packed_states(body: EncoderBody) -> Tensor:
     return body.hidden_states(tokens.to(DEVICE))
 
 
+def take(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
+    for module in (modernbert, residuals):
+        monkeypatch.setattr(module, "has_kernels", lambda x: kernels)
+
+
 @pytest.fixture(params=["kernels", "PyTorch"])
 def arithmetic(request, monkeypatch) -> None:
-    monkeypatch.setattr(modernbert, "has_kernels", lambda x: request.param == "kernels")
+    take(monkeypatch, request.param == "kernels")
 
 
 @pytest.fixture
 def kernels(monkeypatch) -> None:
     if not on_gpu:
-        monkeypatch.setattr(modernbert, "has_kernels", lambda x: True)
+        take(monkeypatch, True)
 
 
 @pytest.fixture
@@ -122,13 +128,13 @@ def test_under_autocast_residuals_stay_fp32(checkpointing, tokenizer, kernels, h
 
 def test_half_residuals(tokenizer, kernels, monkeypatch):
     seen: list[torch.dtype] = []
-    pre_norm = modernbert.pre_norm
+    pre_norm = residuals.pre_norm
 
     def spy(x: Tensor, residual: Tensor, gain: Tensor, **options: object) -> tuple:
         seen.append(residual.dtype)
         return pre_norm(x, residual, gain, **options)
 
-    monkeypatch.setattr(modernbert, "pre_norm", spy)
+    monkeypatch.setattr(residuals, "pre_norm", spy)
     for half, dtype in ((True, torch.bfloat16), (False, torch.float32)):
         seen.clear()
         body = EncoderBody(build(), tokenizer, half_residual=half)

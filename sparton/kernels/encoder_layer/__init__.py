@@ -11,18 +11,21 @@ from sparton.kernels.encoder_layer.fp8_function import (
 )
 from sparton.kernels.encoder_layer.fp8_operands import FP8_MULTIPLE, Fp8Operand, Fp8Rows
 from sparton.kernels.encoder_layer.fp8_products import Fp8Weights, fp8_operand
-from sparton.kernels.encoder_layer.gelu_function import bias_gelu, gated_gelu
+from sparton.kernels.encoder_layer.gated_function import gated_gelu, gated_silu
+from sparton.kernels.encoder_layer.gelu_function import bias_gelu
 from sparton.kernels.encoder_layer.norm_function import post_norm, post_norm_and_copy
 from sparton.kernels.encoder_layer.operands import FLOATS
 from sparton.kernels.encoder_layer.pre_norm_function import pre_norm
 from sparton.kernels.encoder_layer.reference import (
     bias_gelu_reference,
     gated_gelu_reference,
+    gated_silu_reference,
+    normed_rotary_reference,
     post_norm_reference,
     pre_norm_reference,
     rotary_reference,
 )
-from sparton.kernels.encoder_layer.rotary_function import rotary
+from sparton.kernels.encoder_layer.rotary_function import normed_rotary, rotary
 
 __all__ = [
     "FLOATS",
@@ -40,7 +43,11 @@ __all__ = [
     "fp8_operand",
     "gated_gelu",
     "gated_gelu_reference",
+    "gated_silu",
+    "gated_silu_reference",
     "hashed_dropout",
+    "normed_rotary",
+    "normed_rotary_reference",
     "post_norm",
     "post_norm_and_copy",
     "post_norm_reference",

@@ -1,5 +1,4 @@
-"""GELU of a linear layer's product, its bias included, and the way back with the bias' gradient;
-and GELU of one half of a product, times the other half.
+"""GELU of a linear layer's product, its bias included, and the way back with the bias' gradient.
 
 T rows, D columns of a result. With u = x + bias and F the normal distribution's function, forward
 u F(u), backward (F(u) + u F'(u)) grad. F(-|u|) is half the complementary error function of
@@ -21,12 +20,10 @@ from sparton.kernels.launch import Launch, cdiv
 ROWS, COLUMNS, WARPS = 8, 512, 4
 BACKWARD_ROWS, BACKWARD_COLUMNS, BACKWARD_WARPS = 2, 1024, 4
 BACKWARD_PROGRAMS = 32  # for each multiprocessor
-# Gated, a common divisor of ModernBERT's columns, 1,152, and others'.
-GATED_ROWS, GATED_COLUMNS, GATED_WARPS = 16, 128, 4
 
 
 @triton.jit
-def _reciprocal(x, APPROXIMATE: tl.constexpr):
+def reciprocal(x, APPROXIMATE: tl.constexpr):
     if APPROXIMATE:
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -35,7 +32,7 @@ def _reciprocal(x, APPROXIMATE: tl.constexpr):
 
 
 @triton.jit
-def _exp2(x, APPROXIMATE: tl.constexpr):
+def exp2(x, APPROXIMATE: tl.constexpr):
     if APPROXIMATE:
         return tl.inline_asm_elementwise(
             "ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -46,8 +43,8 @@ def _exp2(x, APPROXIMATE: tl.constexpr):
 @triton.jit
 def _tail(u, APPROXIMATE: tl.constexpr):
     """F(-|u|) and exp(-u^2 / 2), fp32."""
-    exponential = _exp2(u * u * -0.7213475204444817, APPROXIMATE)
-    t = _reciprocal(1.0 + 0.23164188 * tl.abs(u), APPROXIMATE)  # 0.3275911 / sqrt(2)
+    exponential = exp2(u * u * -0.7213475204444817, APPROXIMATE)
+    t = reciprocal(1.0 + 0.23164188 * tl.abs(u), APPROXIMATE)  # 0.3275911 / sqrt(2)
     series = 0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)
     series = 0.127414796 + t * (-0.142248368 + t * series)
     return t * series * exponential, exponential
@@ -101,36 +98,6 @@ def _gelu_backward_kernel(
     tl.store(sum_ptr + program.to(tl.int64) * D + d, tl.sum(total, 0), d < D)
 
 
-@triton.jit(do_not_specialize=["T"])
-def _gated_gelu_kernel(
-    x_ptr, out_ptr, T,
-    D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, APPROXIMATE: tl.constexpr,
-):  # fmt: skip
-    blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
-    t = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
-    d = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (t < T)[:, None] & (d < D)[None, :]
-    u = load_rows(x_ptr, t, d, inside, 2 * D)
-    gate = load_rows(x_ptr, t, D + d, inside, 2 * D)
-    store_rows(out_ptr, t, d, inside, gelu(u, APPROXIMATE) * gate, D)
-
-
-@triton.jit(do_not_specialize=["T"])
-def _gated_gelu_backward_kernel(
-    grad_ptr, x_ptr, dx_ptr, T,
-    D: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, APPROXIMATE: tl.constexpr,
-):  # fmt: skip
-    blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
-    t = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
-    d = tl.program_id(0) % blocks * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (t < T)[:, None] & (d < D)[None, :]
-    u = load_rows(x_ptr, t, d, inside, 2 * D)
-    gate = load_rows(x_ptr, t, D + d, inside, 2 * D)
-    grad = load_rows(grad_ptr, t, d, inside, D)
-    store_rows(dx_ptr, t, d, inside, grad * gate * gelu_slope(u, APPROXIMATE), 2 * D)
-    store_rows(dx_ptr, t, D + d, inside, grad * gelu(u, APPROXIMATE), 2 * D)
-
-
 def approximates(x: Tensor) -> bool:
     """Whether instructions of NVIDIA's that need no care for tiny numbers are there: they save a
     third of the arithmetic, which otherwise takes longer than the memory."""
@@ -168,27 +135,3 @@ def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor
         **_constants(x, D),
     )(grad, x, bias, dx, sums)  # fmt: skip
     return dx, sums.sum(0)
-
-
-def gated_gelu_forward(x: Tensor) -> Tensor:
-    """``[T, D]`` of ``x [T, 2 D]``, in its dtype; contiguous."""
-    out = torch.empty((x.shape[0], x.shape[1] // 2), dtype=x.dtype, device=x.device)
-    _launch_gated(_gated_gelu_kernel, out, x, out)
-    return out
-
-
-def gated_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of ``x [T, 2 D]``, in its dtype, of an upstream gradient ``[T, D]``."""
-    dx = torch.empty_like(x)
-    _launch_gated(_gated_gelu_backward_kernel, grad, grad, x, dx)
-    return dx
-
-
-def _launch_gated(kernel: Any, like: Tensor, *tensors: Tensor) -> None:
-    T, D = like.shape
-    if like.numel():
-        grid = (cdiv(T, GATED_ROWS) * cdiv(D, GATED_COLUMNS),)
-        Launch(
-            kernel, grid, T, ROWS=GATED_ROWS, COLUMNS=GATED_COLUMNS, num_warps=GATED_WARPS,
-            **_constants(like, D),
-        )(*tensors)  # fmt: skip

@@ -6,7 +6,7 @@ taken while the rows are there: each program adds up its rows, and what they fou
 end, in a fixed order.
 
 Where layers begin with their norm, the sum is a result as well, and there is neither bias nor
-shift.
+shift. RMSNorm (Zhang and Sennrich, arXiv 1910.07467) leaves the mean where it is.
 """
 
 import torch
@@ -60,8 +60,8 @@ def _store_fp8(values_ptr, scales_ptr, t, d, inside, x, T, D: tl.constexpr):
 def _norm_kernel(
     x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, copy_ptr, values_ptr,
     scales_ptr, sum_ptr, moments_ptr, T,
-    SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
-    D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
+    CENTRED: tl.constexpr, SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr,
+    THRESHOLD: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
@@ -71,13 +71,17 @@ def _norm_kernel(
         x += _load_vector(bias_ptr, d, D)
     if seed_ptr is not None:
         x = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), x * SCALE, 0.0)
-    total = x + load_rows(residual_ptr, t, d, inside, D)
-    # What the backward will read is what is normalised.
-    total = tl.where(inside, total.to(SUM_DTYPE).to(tl.float32), 0.0)
-    mean = tl.sum(total, 1) / D
-    centred = tl.where(inside, total - mean[:, None], 0.0)
-    inverse = 1.0 / tl.sqrt_rn(tl.sum(centred * centred, 1) / D + EPS)
-    out = centred * inverse[:, None] * _load_vector(gain_ptr, d, D)
+    total = x
+    if residual_ptr is not None:
+        total += load_rows(residual_ptr, t, d, inside, D)
+        # What the backward will read is what is normalised.
+        total = tl.where(inside, total.to(SUM_DTYPE).to(tl.float32), 0.0)
+    deviation = total
+    if CENTRED:
+        mean = tl.sum(total, 1) / D
+        deviation = tl.where(inside, total - mean[:, None], 0.0)
+    inverse = 1.0 / tl.sqrt_rn(tl.sum(deviation * deviation, 1) / D + EPS)
+    out = deviation * inverse[:, None] * _load_vector(gain_ptr, d, D)
     if shift_ptr is not None:
         out += _load_vector(shift_ptr, d, D)
     store_rows(out_ptr, t, d, inside, out, D)
@@ -91,15 +95,17 @@ def _norm_kernel(
         _store_fp8(values_ptr, scales_ptr, t, d, inside, out, T, D)
     if sum_ptr is not None:
         store_rows(sum_ptr, t, d, inside, total, D)
-        tl.store(moments_ptr + t, mean, t < T)
-        tl.store(moments_ptr + T + t, inverse, t < T)
+    if moments_ptr is not None:
+        tl.store(moments_ptr + t, inverse, t < T)
+        if CENTRED:
+            tl.store(moments_ptr + T + t, mean, t < T)
 
 
 @triton.jit(do_not_specialize=["T", "programs"])
 def _norm_backward_kernel(
     grad_ptr, copy_grad_ptr, sum_grad_ptr, sum_ptr, moments_ptr, gain_ptr, seed_ptr, dx_ptr,
     values_ptr, scales_ptr, dresidual_ptr, columns_ptr, T, programs,
-    VECTORS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
+    CENTRED: tl.constexpr, VECTORS: tl.constexpr, SCALE: tl.constexpr, THRESHOLD: tl.constexpr,
     D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Every ``programs``-th tile of rows; column sums go to ``columns [VECTORS, programs, D]``: of
@@ -117,16 +123,21 @@ def _norm_backward_kernel(
         if copy_grad_ptr is not None:
             grad += load_rows(copy_grad_ptr, t, d, inside, D)
         total = load_rows(sum_ptr, t, d, inside, D)
-        mean = tl.load(moments_ptr + t, t < T, 0.0)
-        inverse = tl.load(moments_ptr + T + t, t < T, 0.0)
-        unit = tl.where(inside, (total - mean[:, None]) * inverse[:, None], 0.0)
+        inverse = tl.load(moments_ptr + t, t < T, 0.0)
+        if CENTRED:
+            mean = tl.load(moments_ptr + T + t, t < T, 0.0)
+            total = tl.where(inside, total - mean[:, None], 0.0)
+        unit = total * inverse[:, None]
         dunit = grad * gain
         along = tl.sum(dunit * unit, 1) / D
-        level = tl.sum(dunit, 1) / D
-        dtotal = (dunit - level[:, None] - unit * along[:, None]) * inverse[:, None]
+        if CENTRED:
+            level = tl.sum(dunit, 1) / D
+            dunit -= level[:, None]
+        dtotal = (dunit - unit * along[:, None]) * inverse[:, None]
         if sum_grad_ptr is not None:
             dtotal += load_rows(sum_grad_ptr, t, d, inside, D)
-        store_rows(dresidual_ptr, t, d, inside, dtotal, D)
+        if dresidual_ptr is not None:
+            store_rows(dresidual_ptr, t, d, inside, dtotal, D)
         dx = dtotal
         if seed_ptr is not None:
             dx = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), dtotal * SCALE, 0.0)
@@ -160,43 +171,46 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
 
 
 def norm_forward(
-    x: Tensor, bias: Tensor | None, residual: Tensor, gain: Tensor, shift: Tensor | None,
+    x: Tensor, bias: Tensor | None, residual: Tensor | None, gain: Tensor, shift: Tensor | None,
     seed: Tensor | None, *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None,
-    save: bool, rows: Fp8Rows | None = None,
+    save: bool, rows: Fp8Rows | None = None, centred: bool = True,
 ) -> Normalised:  # fmt: skip
     """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
     Args:
-        x, residual: ``[T, D]``, contiguous.
+        x, residual: ``[T, D]``, contiguous. Without a residual, x is what is normalised, and has
+            neither bias nor dropout.
         bias, gain, shift: ``[D]``, contiguous; None adds nothing.
         seed: int32 ``[]`` of the dropout with probability ``p``; None drops nothing.
         eps: of the normalisation.
         rows: ``[T, D]``, filled with the copy, or with the result where there is none, in FP8.
+        centred: LayerNorm, else RMSNorm.
     """
     T, D = x.shape
     out = torch.empty((T, D), dtype=dtype, device=x.device)
     second = None if copy is None else torch.empty((T, D), dtype=copy, device=x.device)
-    sum_dtype = torch.promote_types(x.dtype, residual.dtype)
+    sum_dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
     sums = moments = None
-    if save:
+    if save and residual is not None:
         sums = torch.empty((T, D), dtype=sum_dtype, device=x.device)
-        moments = torch.empty((2, T), dtype=torch.float32, device=x.device)
+    if save:
+        moments = torch.empty((1 + centred, T), dtype=torch.float32, device=x.device)
     if T:
         Launch(
-            _norm_kernel, (cdiv(T, ROWS),), T, SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps,
-            **_dropout(p, seed), **_tile(D, rows),
+            _norm_kernel, (cdiv(T, ROWS),), T, CENTRED=centred,
+            SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps, **_dropout(p, seed), **_tile(D, rows),
         )(
             x, bias, residual, gain, shift, seed, out, second, *(rows or (None, None)), sums,
             moments,
         )  # fmt: skip
-    return Normalised(out, second, sums, moments)
+    return Normalised(out, second, x if save and sums is None else sums, moments)
 
 
 def norm_backward(
     grad: Tensor, copy_grad: Tensor | None, sum_grad: Tensor | None, sums: Tensor, moments: Tensor,
     gain: Tensor, seed: Tensor | None, *, vectors: int, p: float,
-    dtypes: tuple[torch.dtype, torch.dtype], rows: Fp8Rows | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dtypes: tuple[torch.dtype, torch.dtype | None], rows: Fp8Rows | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
     """Gradients of x and of the residual ``[T, D]`` in these dtypes, and fp32 ``[vectors, D]``: of
     the gain and, if there are 3, of bias and shift. The same bits every time.
 
@@ -205,17 +219,18 @@ def norm_backward(
             their sum counts.
         sum_grad: of what is normalised, where that is a result too.
         sums, moments, gain, seed, p: of the forward.
-        dtypes: of the gradients of x and of the residual.
+        dtypes: of the gradients of x and of the residual; None: there is none.
         rows: ``[T, D]``, filled with the gradient of x in FP8.
     """
     T, D = grad.shape
-    dx, dresidual = (torch.empty((T, D), dtype=dtype, device=grad.device) for dtype in dtypes)
+    dx = torch.empty((T, D), dtype=dtypes[0], device=grad.device)
+    dresidual = None if dtypes[1] is None else torch.empty_like(dx, dtype=dtypes[1])
     if not T:
         return dx, dresidual, torch.zeros((vectors, D), dtype=torch.float32, device=grad.device)
     per_processor = BACKWARD_PROGRAMS if rows is None else FP8_BACKWARD_PROGRAMS
     programs = programs_over_rows(grad, ROWS, per_processor)
     columns = torch.empty((vectors, programs, D), dtype=torch.float32, device=grad.device)
-    constants = _dropout(p, seed) | _tile(D, rows)
+    constants = {"CENTRED": len(moments) == 2, **_dropout(p, seed), **_tile(D, rows)}
     Launch(_norm_backward_kernel, (programs,), T, programs, VECTORS=vectors, **constants)(
         grad, copy_grad, sum_grad, sums, moments, gain, seed, dx, *(rows or (None, None)),
         dresidual, columns,

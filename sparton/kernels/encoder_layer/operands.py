@@ -16,7 +16,8 @@ class Normalised(NamedTuple):
         second: its copy in another dtype, None if not wanted.
         sums: ``[T, D]``, residual and dropout's result added, in the wider dtype of both; None if
             no backward follows.
-        moments: fp32 ``[2, T]``, mean and inverse standard deviation of each row; None as sums.
+        moments: fp32 ``[2, T]``, inverse standard deviation and mean of each row, or ``[1, T]``,
+            the inverse root of its mean square; None as sums.
     """
 
     out: Tensor

@@ -32,15 +32,19 @@ def post_norm_reference(
 
 def pre_norm_reference(
     x: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     gain: Tensor,
     *,
     eps: float,
     dtype: torch.dtype | None = None,
+    centred: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """``residual + x`` and its LayerNorm without a shift; see :func:`pre_norm`."""
-    total = residual + x
-    result = F.layer_norm(total, x.shape[-1:], gain, None, eps)
+    """``residual + x`` and its LayerNorm without a shift, or its RMSNorm; see :func:`pre_norm`."""
+    total = x if residual is None else residual + x
+    if centred:
+        result = F.layer_norm(total, x.shape[-1:], gain, None, eps)
+    else:
+        result = F.rms_norm(total, x.shape[-1:], gain, eps)
     return total, result if dtype is None else result.to(dtype)
 
 
@@ -50,11 +54,26 @@ def gated_gelu_reference(x: Tensor) -> Tensor:
     return F.gelu(u) * gate
 
 
-def rotary_reference(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries and keys in ``states [T, 3, H, d]`` turned by angles ``[T, d]``; see :func:`rotary`.
-    In fp32 at least."""
-    u, v = states[:, :2].chunk(2, dim=-1)
+def gated_silu_reference(u: Tensor, v: Tensor) -> Tensor:
+    """``silu(u) * v``."""
+    return F.silu(u) * v
+
+
+def rotary_reference(states: Tensor, cos: Tensor, sin: Tensor, *, copied: int = 0) -> Tensor:
+    """Heads of ``states [T, H, d]`` turned by angles ``[T, d]``; see :func:`rotary`. In fp32 at
+    least."""
+    heads, others = states.split((states.shape[1] - copied, copied), dim=1)
+    u, v = heads.chunk(2, dim=-1)
     dtype = torch.promote_types(cos.dtype, torch.float32)
-    cos, sin = (x[:, None, None, :].to(dtype) for x in (cos, sin))
-    turned = states[:, :2] * cos + torch.cat((-v, u), dim=-1) * sin
-    return torch.cat((turned.to(states.dtype), states[:, 2:]), dim=1)
+    cos, sin = (x[:, None, :].to(dtype) for x in (cos, sin))
+    turned = heads * cos + torch.cat((-v, u), dim=-1) * sin
+    return torch.cat((turned.to(states.dtype), others), dim=1)
+
+
+def normed_rotary_reference(
+    states: Tensor, gain: Tensor, cos: Tensor, sin: Tensor, *, eps: float
+) -> Tensor:
+    """The same behind RMSNorm of each head; see :func:`normed_rotary`. In fp32 at least."""
+    wide = states.to(torch.promote_types(states.dtype, torch.float32))
+    normed = F.rms_norm(wide, gain.shape, gain.to(wide.dtype), eps)
+    return rotary_reference(normed, cos, sin).to(states.dtype)
