@@ -35,7 +35,6 @@ from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import AsymmetricEncoder
 from sparton.models.encoder import Encoder
 from sparton.models.folders import check_saving, load_encoder, save_encoder
-from sparton.models.identity import weights_digest
 from sparton.pipelines.mining.refresh import RefreshedBatches
 from sparton.training.assembly import build_objective
 from sparton.training.averaging import AveragedWeights
@@ -49,7 +48,7 @@ from sparton.training.optimization import build_optimizer
 from sparton.training.precision import Precision
 from sparton.training.settings import FITTING
 from sparton.training.sharding import place_weights
-from sparton.training.state import frozen_state
+from sparton.training.state import frozen_identity
 from sparton.training.step import ExactStep
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import RetrievalTask, Tokenizer, TrainBatch
@@ -172,12 +171,6 @@ def build_model(cfg: DictConfig) -> Encoder:
     if isinstance(encoder, AsymmetricEncoder) and "query" in encoder.regularized:
         log.warning("the queries of %s learn at optimizer.lr, as its documents do", cfg.init_from)
     return encoder
-
-
-def frozen_identity(encoder: Encoder) -> dict[str, str]:
-    """What tells whether weights that no checkpoint has are those of an earlier run."""
-    frozen = frozen_state(encoder)
-    return {"frozen_weights": weights_digest(frozen)} if frozen else {}
 
 
 def loop_settings(cfg: DictConfig) -> LoopSettings:

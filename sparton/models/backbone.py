@@ -126,7 +126,8 @@ class Backbone(EncoderBody):
             )
         (place,) = self._place
         weight = self.decoder.weight
-        bias = bias.to(weight.device, weight.dtype)
+        dtype = weight.dtype if self.lora is None else torch.float32  # as those of frozen layers
+        bias = bias.to(weight.device, dtype)
         self.decoder = linear_of(weight, nn.Parameter(bias, requires_grad=weight.requires_grad))
         self._place = (place._replace(decoder=self.decoder),)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
@@ -25,7 +25,7 @@ from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
 from sparton.models.causal_lm import Attention, is_causal_lm, set_attention
 from sparton.models.damage import check_finite, check_weights, readable
 from sparton.models.layouts import without_warnings
-from sparton.models.lora import adapter_base, with_adapter
+from sparton.models.lora import adapter_base, adapts_head, with_adapter
 from sparton.models.repository import Source, join
 from sparton.reading import Fields
 
@@ -124,7 +124,11 @@ def load_body(
     source = Source.of(source)
     if base := adapter_base(source, subfolder):
         base, attention = _as_adapted(base, attention, source, subfolder)
-        return with_adapter(load_body(base, attention=attention), source, subfolder)
+        body = load_body(base, attention=attention)
+        if not adapts_head(source, subfolder, body):
+            return with_adapter(body, source, subfolder)
+        whole = with_adapter(load_lm(base, attention=attention), source, subfolder)
+        return cast(PreTrainedModel, whole.base_model)
     config = _config(source, attention, subfolder)
     # Heads that a body leaves behind are no news, and what it lacks is an error here.
     with without_warnings():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -169,7 +170,7 @@ def merged(model: Model) -> Model:
         copies[id(weight)] = _on_cpu(weight.float() + layer.get_delta_weight(_NAME))
     for parameter in model.parameters():
         if id(parameter) not in copies:
-            copies[id(parameter)] = _on_cpu(parameter.detach().float())
+            copies[id(parameter)] = _on_cpu(parameter)
     for layer in layers:
         copies[id(layer)] = copy.deepcopy(layer.get_base_layer(), copies)
     return copy.deepcopy(model, copies)
@@ -216,6 +217,17 @@ def adapter_base(source: Source, subfolder: str) -> Source | None:
     )
 
 
+def adapts_head(source: Source, subfolder: str, body: PreTrainedModel) -> bool:
+    """Whether the adapter in a folder belongs to a model with a head, of which ``body`` is a part:
+    its names then begin where the head's model keeps its body."""
+    weights = source.file(WEIGHTS, subfolder)
+    if weights is None:
+        return False
+    with safe_open(weights, "pt") as file:
+        names = list(file.keys())
+    return any(name.startswith(f"{_PREFIX}{body.base_model_prefix}.") for name in names)
+
+
 def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreTrainedModel:
     """A model with an adapter of a folder in its weights, which are changed in place.
 
@@ -248,7 +260,8 @@ def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreT
 
 
 def _on_cpu(weight: Tensor) -> nn.Parameter:
-    return nn.Parameter(weight.cpu(), requires_grad=False)
+    copied = weight.detach().to("cpu", torch.float32, copy=True)
+    return nn.Parameter(copied, requires_grad=False)
 
 
 def _is_number(value: object) -> bool:

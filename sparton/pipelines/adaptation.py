@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -17,29 +17,29 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
-from sparton.arguments import ArgumentError, refuse_ignored
 from sparton.datasets.permutation import derive_key, permute
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.digests import texts_digest
 from sparton.evaluation import choose_device
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import minilm, minilm_folder, pretrained
+from sparton.models.backbones import minilm_folder
 from sparton.models.body import EncoderBody
-from sparton.models.causal_lm import Attention, is_causal_lm
+from sparton.models.causal_lm import is_causal_lm
 from sparton.models.folders import save_encoder
 from sparton.models.heads import SpartonHead
 from sparton.models.logits import start_logits
+from sparton.models.lora import merged
 from sparton.models.splade import SpladeEncoder
 from sparton.packing import ranges_of
 from sparton.pipelines.identity import model_identity
 from sparton.pipelines.language_loss import predict
+from sparton.pipelines.language_models import load_language_model
 from sparton.pipelines.masked_language import (
     CHOSEN,
     MaskedLanguageStep,
     Objective,
     Plan,
     TextBatch,
-    mask_token,
     shuffled_batches,
     to_predict,
 )
@@ -51,9 +51,10 @@ from sparton.training.optimization import build_optimizer
 from sparton.training.precision import Precision
 from sparton.training.schedules import LinearSchedule
 from sparton.training.sharding import place_weights
+from sparton.training.state import frozen_identity
 from sparton.training.status import only_writer
 from sparton.training.throughput import ThroughputMeter
-from sparton.types import TokenBatch
+from sparton.types import BodyOptions, TokenBatch
 
 HELD_OUT = 256
 _TOKENIZED_AT_ONCE = 2048
@@ -90,9 +91,9 @@ def adapt_lm(
     plan: Plan = Plan(),  # noqa: B008 (frozen)
     precision: str | None = None,
     device: str | None = None,
-    compile: bool = False,
     checkpoint_every: int | None = 500,
     progress: bool = True,
+    **options: Unpack[BodyOptions],
 ) -> Adaptation:
     """Train a language model on texts, masked or causal, and write it as a SPLADE folder.
 
@@ -101,6 +102,10 @@ def adapt_lm(
     texts have ``plan.active_terms`` terms on average. The decoder of a causal language model is
     centred before (:func:`~sparton.models.logits.start_logits`), and gets a bias; its texts are
     read without special tokens.
+
+    With adapters, all that learns are these, at the rate ``plan.lr``, and they are merged into the
+    weights before all this. Where they are saved alone, the bias of a causal language model lies
+    beside them, but the decoder is that of the model which they belong to and is not centred.
 
     The folder ``<output>.run`` has the log and, until the model is written, checkpoints: the same
     call goes on from the last of them.
@@ -115,14 +120,18 @@ def adapt_lm(
         precision: see :class:`~sparton.training.precision.Precision`; None for bf16 on a GPU and
             fp32 on a CPU.
         device: where it is trained; None for a GPU if there is one.
-        compile: see :class:`~sparton.models.body.EncoderBody`; a loaded backbone has chosen.
         checkpoint_every: steps between two checkpoints; None for none.
         progress: show the log on standard output.
+        options: see :class:`~sparton.types.BodyOptions`; a loaded backbone has chosen. The frozen
+            matrices beside adapters are in fp32 if the precision is, unless ``lora`` has a
+            ``dtype``, which the precision follows.
 
     Raises:
         ValueError: there are no texts, or the model is no complete language model, or not of the
             kind and attention that the objective asks for, or a masked one without a bias of its
-            decoder.
+            decoder. Or adapters are asked of MiniLM, whose head is new; or in a precision that does
+            not keep them; or they are to be saved alone where no file has the other weights, or
+            the decoder has a bias of its own.
         OSError: there is no such model, the disk is full or not writable, or another process
             writes the same.
         CheckpointError: the run folder has checkpoints of another plan, other texts or another
@@ -137,18 +146,22 @@ def adapt_lm(
     identity |= {"texts": texts_digest(texts), "backbone": started_from}
     torch.manual_seed(plan.seed)
     world = World(0, 1, choose_device(device))
-    usual = "bf16" if world.device.type == "cuda" else "fp32"
-    number_format = Precision(precision or usual, world.device)
-    encoder = SpladeEncoder(_load(backbone, plan.objective, compile), SpartonHead())
+    loaded, number_format = load_language_model(
+        backbone, plan.objective, precision, world.device, options
+    )
+    encoder = SpladeEncoder(loaded, SpartonHead())
+    identity |= frozen_identity(encoder)
+    if loaded.lora is not None:
+        identity["lora"] = str(loaded.lora)
     place_weights(encoder, world, number_format)
     length = min(plan.length, encoder.backbone.max_length)
     training, held_out = _split(tokenize(texts, encoder.tokenizer, length), plan.seed)
-    model = _Model(encoder, held_out, length, plan, Path(output))
+    model = _Model(encoder, held_out, length, plan, number_format, Path(output))
     before = model.measure()
     settings = LoopSettings(
         plan.steps, max(1, plan.steps // _LOG_LINES), checkpoint_every=checkpoint_every
     )
-    trainer = _build_trainer(model, plan, settings, world, number_format, identity)
+    trainer = _build_trainer(model, settings, world, identity)
     with only_writer(trainer.folder):
         _train(trainer, training, plan, progress)
     return Adaptation(len(texts), before, model.measure(), model.shift)
@@ -162,6 +175,7 @@ class _Model:
     held_out: TokenBatch
     length: int
     plan: Plan
+    precision: Precision
     output: Path
     shift: float = 0.0
 
@@ -172,66 +186,31 @@ class _Model:
         masked = to_predict(self.plan.objective, self.held_out, backbone.tokenizer, generator).to(
             self.encoder.device
         )
-        states = backbone(masked.tokens)[masked.places]
-        loss, right = (each.item() for each in predict(backbone.decoder, states, masked.targets))
+        with self.precision.autocast():
+            states = backbone(masked.tokens)[masked.places]
+            found = predict(backbone.decoder, states, masked.targets)
+        loss, right = (each.item() for each in found)
         return HeldOut(loss / max(len(states), 1), right / max(len(states), 1))
 
     def save(self, _: nn.Module, __: Path) -> None:
         """Write the model to ``output`` and not into the folder of the run, with its active terms
         levelled."""
-        tokens, backbone = self.held_out.to(self.encoder.device), self.encoder.backbone
-        if is_causal_lm(backbone.model.config):
+        encoder, device = self.encoder, self.encoder.device
+        alone = encoder.backbone.saves_adapters_alone
+        if encoder.backbone.lora is not None:  # in fp32, lest 16 bits round what comes now
+            encoder = merged(encoder).to(device)
+            encoder.backbone.lora = None
+        backbone = encoder.backbone
+        if is_causal_lm(backbone.model.config) and not alone:
             start_logits(backbone, center=True)
-        backbone.need_bias()
+        bias = backbone.need_bias()
+        tokens = self.held_out.to(device)
         self.shift = level_active_terms(backbone, tokens, self.plan.active_terms)
+        if alone:
+            encoder = self.encoder
+            encoder.backbone.need_bias().copy_(bias)
         lengths = {"query_length": self.length, "document_length": self.length}
-        save_encoder(self.encoder, self.output, **lengths)
-
-
-def _load(backbone: str | Path | Backbone | None, objective: Objective, compile: bool) -> Backbone:
-    if isinstance(backbone, Backbone):
-        refuse_ignored("a loaded backbone", compile=compile or None)
-    elif backbone is None:
-        backbone = minilm(compile=compile)
-    elif objective == "mlm":
-        backbone = pretrained(str(backbone), compile=compile)
-    else:
-        attention: Attention = "causal" if objective == "clm" else "bidirectional"
-        backbone = pretrained(
-            str(backbone), attention=attention, special_tokens="none", compile=compile
-        )
-    _check_objective(backbone, objective)
-    return backbone
-
-
-def _check_objective(backbone: Backbone, objective: Objective) -> None:
-    """Refuse a model that does not predict as the objective asks it to."""
-    kind = type(backbone.model).__name__
-    if is_causal_lm(backbone.model.config) != (objective != "mlm"):
-        others = "mlm" if objective != "mlm" else "mntp or clm"
-        raise ArgumentError(
-            "{objective} is for {} language models, and {} is none: choose {}",
-            "masked" if objective == "mlm" else "causal",
-            kind,
-            others,
-            objective=objective,
-        )
-    if objective != "mlm" and backbone.is_causal != (objective == "clm"):
-        wanted = "causal" if objective == "clm" else "bidirectional"
-        raise ArgumentError(
-            "{objective} needs attention that is {}: load {} with attention={!r}",
-            wanted,
-            kind,
-            wanted,
-            objective=objective,
-        )
-    if objective != "clm":
-        mask_token(backbone.tokenizer)
-    if objective == "mlm" and backbone.decoder.bias is None:
-        raise ValueError(
-            f"the decoder of {type(backbone.model).__name__} has no bias, by which the number of "
-            "active terms is set: choose a backbone that has one"
-        )
+        save_encoder(encoder, self.output, **lengths)
 
 
 def tokenize(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int) -> TokenBatch:
@@ -250,25 +229,22 @@ def _split(tokens: TokenBatch, seed: int) -> tuple[TokenBatch, TokenBatch]:
 
 
 def _build_trainer(
-    model: _Model,
-    plan: Plan,
-    settings: LoopSettings,
-    world: World,
-    number_format: Precision,
-    identity: dict[str, str],
+    model: _Model, settings: LoopSettings, world: World, identity: dict[str, str]
 ) -> Trainer[MaskedLanguageStep]:
-    """The head, and what else is not the body, learns at a rate of its own."""
-    encoder, backbone = model.encoder, model.encoder.backbone
+    """The head, and what else is not the body, learns at a rate of its own; adapters do not."""
+    encoder, backbone, plan = model.encoder, model.encoder.backbone, model.plan
+    head_learns = plan.objective == "mlm" and backbone.lora is None
     adamw = partial(
         torch.optim.AdamW,
-        lr=plan.head_lr if plan.objective == "mlm" else plan.lr,
+        lr=plan.head_lr if head_learns else plan.lr,
         betas=(0.9, 0.98),
         fused=world.device.type == "cuda",
     )
     body = f"backbone.model.{backbone.model.base_model_prefix}"
+    rates = {body: plan.lr} if backbone.lora is None else {}
     return Trainer(
-        step=MaskedLanguageStep(encoder, plan, world, number_format),
-        optimizer=build_optimizer(encoder, adamw, 0.01, {body: plan.lr}),
+        step=MaskedLanguageStep(encoder, plan, world, model.precision),
+        optimizer=build_optimizer(encoder, adamw, 0.01, rates),
         schedule=LinearSchedule(plan.warmup),
         settings=settings,
         folder=model.output.with_name(f"{model.output.name}.run"),
@@ -282,7 +258,8 @@ def _build_trainer(
 
 def _flops_per_token(backbone: Backbone, objective: Objective, sequence_length: float) -> float:
     """Model FLOPs per real token of a step, of which few may pass through the decoder."""
-    decoder = 6.0 * backbone.decoder.weight.numel()
+    weight = backbone.decoder.weight
+    decoder = (6.0 if weight.requires_grad else 4.0) * weight.numel()
     return EncoderBody.flops_per_token(backbone, sequence_length) + CHOSEN[objective] * decoder
 
 

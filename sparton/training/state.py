@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparton.errors import CheckpointError, OtherRunError
+from sparton.models.identity import weights_digest
 from sparton.writing import replacing, room
 
 log = logging.getLogger(__name__)
@@ -130,6 +131,12 @@ def frozen_state(encoder: nn.Module) -> dict[str, Tensor]:
     """The parameters that do not learn, by every name that they have."""
     named = encoder.named_parameters(remove_duplicate=False)
     return {name: value.detach() for name, value in named if not value.requires_grad}
+
+
+def frozen_identity(encoder: nn.Module) -> dict[str, str]:
+    """What tells whether weights that no checkpoint has are those of an earlier run."""
+    frozen = frozen_state(encoder)
+    return {"frozen_weights": weights_digest(frozen)} if frozen else {}
 
 
 def load_learned_state(encoder: nn.Module, state: Mapping[str, Tensor]) -> None:

@@ -263,6 +263,10 @@ def test_a_merged_copy_has_the_weights_by_hand_and_the_model_stays(dtype, tokeni
             assert not torch.allclose(value.double(), expected, rtol=0, atol=1e-6)
             expected = expected + 6 / 4 * b.double() @ a.double()
         assert torch.allclose(value.double(), expected, rtol=0, atol=1e-6), name
+    with torch.no_grad():
+        for value in merged.parameters():
+            value.zero_()  # as weights that nobody else has
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_flops_count_no_gradient_of_frozen_weights(tokenizer):

@@ -12,7 +12,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedModel
 
 from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import static_queries
@@ -123,6 +123,7 @@ def test_folders_of_adapters_load_in_sentence_transformers(kind, base, tmp_path)
     folder = save(encoder, tmp_path / "alone")
     card = (folder / "README.md").read_text()
     assert f"adapters alone; loading them reads `{base}`" in card
+    assert "| read by | transformers from 5.17 on" in card
     assert f"{sum(p.numel() for n, p in encoder.named_parameters() if 'lora' not in n):,}" in card
     assert not (folder / "config.json").exists() and not (folder / "model.safetensors").exists()
     assert close(values(load_encoder(folder)), given)
@@ -150,6 +151,27 @@ def test_folders_of_adapters_load_in_peft_onto_the_base(base, tmp_path):
     if not is_bert(base):
         again.config.is_causal = False
         assert close(alone(again, tokens), expected)
+
+
+@pytest.mark.parametrize("base", ["bert", "causal"], indirect=True)
+def test_a_body_is_read_from_the_adapters_of_a_language_model(base, tmp_path):
+    """Heads that read states go on from a model that learned to predict words."""
+    encoder = trained(base, EagerHead(), ALONE)
+    folder, tokens = save(encoder, tmp_path / "alone"), batch(LENGTHS)
+    stock = (AutoModelForMaskedLM if is_bert(base) else AutoModelForCausalLM).from_pretrained(base)
+    stock.config.is_causal = False
+    body = bare(str(folder)).eval()
+    assert not close(states_of(stock), body.hidden_states(tokens))
+    adapted = peft.PeftModel.from_pretrained(stock, str(folder))
+    assert close(states_of(adapted.get_base_model()), body.hidden_states(tokens))
+
+
+@torch.no_grad()
+def states_of(model: PreTrainedModel) -> torch.Tensor:
+    """The last states of a model's body, of every text by itself."""
+    model.eval()
+    pieces = batch(LENGTHS).input_ids.split(list(LENGTHS))
+    return torch.cat([model.base_model(input_ids=p[None]).last_hidden_state[0] for p in pieces])
 
 
 def test_an_adapter_of_a_causal_base_stays_bidirectional_or_is_refused(base, tmp_path):

@@ -1,5 +1,6 @@
 """Late-interaction folders against PyLate, which reads and writes them too. PyLate needs an older
-sentence-transformers than the other tests: it has an environment of its own."""
+sentence-transformers than the other tests: it has an environment of its own, with a transformers of
+this project, newer than PyLate's version 1.6 asks for."""
 
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparton.models.assembly import build_encoder
+from sparton.models.backbones import bare
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders import encoder_lengths, load_encoder
 from sparton.models.heads import EagerHead
@@ -48,6 +51,32 @@ def test_pylate_gives_the_same_scores_both_ways(variant, tmp_path):
     assert encoder_lengths(theirs) == (9, 14)
     if variant != "default":
         assert not torch.allclose(scores(make_encoder()), expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("saving", ["merged", "adapter"])
+def test_adapters_in_the_weights_and_alone(saving, tmp_path):
+    pytest.importorskip("peft")
+    base = saved(make_encoder(), tmp_path / "base")  # with the markers, which are new tokens
+    encoders = [
+        build_encoder(bare(str(base), lora=lora), ColbertHead(8))
+        for lora in (None, {"rank": 4, "dtype": "fp32", "save": saving})
+    ]
+    plain, encoder = encoders
+    encoder.projection.load_state_dict(plain.projection.state_dict())
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in encoder.named_parameters():
+            if ".lora_B" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    path, expected = saved(encoder, tmp_path / "model"), scores(encoder)
+    assert (path / "config.json").exists() == (saving == "merged")
+    torch.testing.assert_close(scores_elsewhere(path), expected, **TOLERANCE)
+    assert not torch.allclose(scores(plain), expected, atol=1e-2)
+    whole, theirs = tmp_path / "whole", tmp_path / "theirs"
+    saved(load_encoder(path), whole)  # makes a complete folder of adapters alone
+    assert (whole / "config.json").exists()
+    torch.testing.assert_close(scores_elsewhere(whole, theirs), expected, **TOLERANCE)
+    torch.testing.assert_close(scores(load_encoder(theirs)), expected, **TOLERANCE)
 
 
 def test_a_model_that_pylate_began(tmp_path):

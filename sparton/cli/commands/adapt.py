@@ -7,6 +7,9 @@ or adapt another language model to them.
     sparton adapt --objective mntp --backbone NAME --output models/mntp data/squad
     sparton train backbone=causal_lm backbone.name=models/mntp
 
+    sparton adapt --objective mntp --backbone NAME --lora '{rank: 16, alpha: 32}' \
+        --output models/mntp data/squad
+
 Only corpus files are read, no queries and no judgments. Language modelling leaves the level of the
 logits open (softmax does not see a constant), while SPLADE cuts them at zero; the decoder's bias is
 therefore shifted at the end so that held-out texts have --active-terms terms on average.
@@ -14,8 +17,12 @@ The folder <output>.run has the log; from its checkpoints the same command goes 
 stopped.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from sparton.cli.commands.flags import command_parser, flags_named
 
@@ -47,6 +54,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--warmup", type=float, default=0.06, help="share of the steps")
     parser.add_argument("--active-terms", type=int, default=400)
     parser.add_argument("--checkpoint-every", type=int, default=500, help="steps")
+    parser.add_argument(
+        "--lora",
+        type=_settings,
+        help="adapters learn in the place of the weights, all at --lr; settings as those of "
+        "backbone.lora, such as '{rank: 16, alpha: 32, save: adapter}'",
+    )
+    parser.add_argument("--gradient-checkpointing", action="store_true", help="for less memory")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", help="default: a GPU if there is one")
     parser.add_argument("--seed", type=int, default=0)
@@ -74,3 +88,13 @@ def main(arguments: Sequence[str]) -> None:
         console.print(f"{when}: held-out loss {loss:.3f}, {accuracy:.1%} of predicted tokens right")
     console.print(f"decoder bias shifted by {adapted.shift:+.2f}: {plan.active_terms} active terms")
     console.print(f"written to {settings['output']}")
+
+
+def _settings(text: str) -> Any:
+    """What a flag has in YAML, in which overrides of ``sparton train`` are written, too."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not written like '{{rank: 16, alpha: 32}}'"
+        ) from error

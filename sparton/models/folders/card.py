@@ -178,6 +178,7 @@ def _facts(encoder: Encoder, lengths: Lengths) -> list[tuple[str, str]]:
     facts.append(("parameters", f"{parameters:,}"))
     if adapted := _base_of_adapters(encoder):
         facts.append(("holds", f"low-rank adapters alone; loading them reads `{adapted}`, too"))
+        facts.append(("read by", "transformers from 5.17 on; with 5.3 adapters are random"))
     return facts
 
 

@@ -42,6 +42,9 @@ def save_colbert(
     where its ``encode`` is told to: the folder of an encoder without ``normalize``, or with a
     ``pool_factor``, is sentence-transformers' alone. PyLate applies the folder's
     prompts only where ``encode`` is given their ``prompt_name``, "query" or "document".
+
+    Adapters alone load in PyLate as well, but not with transformers 5.3, the newest that its
+    version 1.6 asks for, which leaves the adapters of any folder at random numbers and goes on.
     """
     encoder.backbone.save(path)
     lengths = Lengths(query_length, document_length)
