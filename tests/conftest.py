@@ -4,6 +4,7 @@ chosen before Triton and the hub's library are imported, hence here and not in f
 import gc
 import os
 import signal
+from collections import Counter
 from collections.abc import Generator
 
 import pytest
@@ -38,6 +39,20 @@ def pytest_collection() -> Generator[None, None, None]:
     gc.freeze()
     gc.enable()
     return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked ``quick(N)`` the cases behind the first N are slow tests."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("quick")
+        if marker is None or item.get_closest_marker("gpu"):
+            continue
+        test = item.nodeid.partition("[")[0]
+        seen[test] += 1
+        if seen[test] > marker.args[0]:
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)

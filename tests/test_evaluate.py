@@ -123,6 +123,7 @@ def test_the_first_stage_of_rerank_takes_the_settings_of_bm25(models, monkeypatc
         assert found["metrics"] == pytest.approx(expected.metrics)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("search", [["metrics=[recall@2]"], RERANK])
 def test_a_compressed_index_is_searched_in_the_place_of_the_exact_one(models, monkeypatch, search):
     """In its stages, too; the bytes of it are told."""

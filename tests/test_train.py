@@ -128,6 +128,7 @@ def test_two_processes_train_as_one(tmp_path, gentle):
             assert two[key] == pytest.approx(one[key], rel=1e-4), (one["step"], key)
 
 
+@pytest.mark.slow
 def test_a_run_says_what_its_folder_held(tmp_path, caplog):
     log = "sparton.cli.assembly"
     caplog.set_level("INFO", logger=log)
@@ -144,6 +145,7 @@ def test_a_run_says_what_its_folder_held(tmp_path, caplog):
     assert said == [[], [done], [], [replaced]]
 
 
+@pytest.mark.quick(1)
 def test_micro_batches_train_as_one_batch(tmp_path, gentle):
     records = run_here(tmp_path, *GENTLE, "micro_batch=3")
     for one, many in zip(gentle, records, strict=True):
@@ -151,6 +153,7 @@ def test_micro_batches_train_as_one_batch(tmp_path, gentle):
     assert records[0]["loss"] != run_here(tmp_path / "other", *GENTLE, "seed=1")[0]["loss"]
 
 
+@pytest.mark.slow
 def test_a_run_in_fp8_learns(tmp_path):
     records = run_here(tmp_path, "head.fp8=true", "precision=bf16", "evaluation=none")
     losses = [record["loss"] for record in records if "loss" in record]
@@ -169,6 +172,7 @@ def scored_folder(folder: Path, scores: list) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_sum_of_losses_trains_on_several_teachers_and_logs_its_parts(tmp_path):
     data = scored_folder(tmp_path, [[9.0, 0.8], [2.0, 0.3], [1.0, 0.5]])
     settings = ["data=distillation", f"data_dir={data}", "num_negatives=2", "evaluation=none"]

@@ -10,6 +10,7 @@ from benchmarks.training.suites import (
     COLBERT,
     FUSED,
     IN_16_BIT,
+    IN_FP8,
     JOINT,
     OURS,
     OWN_WORDS,
@@ -28,6 +29,9 @@ DIRECT = {
     "model": SPLADE,
 }
 
+
+# What a training in FP8 and one in 16 bits have in common.
+WORK = ("model", "head", "batch", "micro_batch", "half_residual", "lengths")
 
 DROP_INS = {
     (SPLADE, THEIRS): "`SparseEncoder`",
@@ -136,6 +140,18 @@ def any_batch(records: list[Record]) -> str:
     return markdown(["", "terms", "batch", *SHOWN], rows)
 
 
+@table("training_fp8", "training", "fp8", "training --suite fp8")
+def in_fp8(records: list[Record]) -> str:
+    """Layers that multiply in FP8, each below the same in 16 bits."""
+    rows = []
+    for record in in_order("fp8", records):
+        wide = find(records, **{key: record[key] for key in WORK}, system=OURS)
+        own, base = rate(record), rate(wide)
+        gain = f"{own / base:.2f}" if own and base else ""
+        rows.append([name(record), _batch(record), *figures(record), gain])
+    return markdown(["", "batch", *SHOWN, "times 16 bits"], rows)
+
+
 @table("training_decoders", "training", "decoders", "training --suite decoders")
 def decoders(records: list[Record]) -> str:
     """SPLADE from causal language models, beside sentence-transformers with the same adapters."""
@@ -162,8 +178,10 @@ def integrations(records: list[Record]) -> str:
 
 def name(record: Record) -> str:
     """System or head, and what else makes the cell another."""
-    ours = record["system"] == OURS
+    ours = record["system"] in (OURS, IN_FP8)
     words = [record["head"] if ours else "sentence-transformers"]
+    if record["system"] == IN_FP8:
+        words.append("products in FP8")
     if record["backbone"] != BERT_BASE:
         words.append(record["backbone"])
     if record["lora"]:

@@ -46,6 +46,7 @@ def test_a_value_that_no_override_can_hold_is_refused():
     assert written(Path("a b")) == "'a b'"
 
 
+@pytest.mark.slow
 def test_it_trains_as_the_command_does(tmp_path):
     run = sparton.train(*MINIATURE, steps=2, study="here", head="eager")
     words = "backbone.hidden_size-32+debug-tiny+experiment-quickstart+head-eager+steps-2"

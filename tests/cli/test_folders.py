@@ -24,6 +24,7 @@ def names_in(folder: str) -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
+@pytest.mark.slow
 def test_runs_have_the_names_that_they_are_given_and_the_latest_is_marked(tmp_path):
     first = sparton.train(*MINIATURE, steps=1, name="first")
     assert first.folder == tmp_path / "runs/quickstart/first/seed-0"

@@ -48,6 +48,7 @@ def test_the_collection_is_a_pure_function_of_the_seed():
     assert quickstart.task("test", seed=4) != first[2]
 
 
+@pytest.mark.slow
 def test_no_query_and_no_source_document_is_shared_between_splits():
     tasks = {split: quickstart.task(split) for split in SPLITS}
     texts = [text for task in tasks.values() for text in task.queries.texts]

@@ -87,6 +87,7 @@ def test_what_the_user_can_mend_comes_without_the_traceback_of_the_worker():
     assert "Traceback" in str(raised.value.__cause__)
 
 
+@pytest.mark.slow
 def test_errors_of_this_process_stay_what_they_are():
     """Not every error can be made from its words alone."""
 

@@ -90,6 +90,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "expansion", ["not attended", pytest.param("none", marks=pytest.mark.slow)]
 )

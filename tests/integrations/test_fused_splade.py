@@ -81,6 +81,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", LOSSES)
 def test_their_trainer_gives_the_same_losses_with_all_of_their_losses(checkpoint, tmp_path, name):
     columns, labels, build = LOSSES[name]

@@ -115,6 +115,7 @@ def test_what_is_not_finite_reaches_its_row_of_a_product_alone(bad):
     assert product[[0, 1, 3]].isfinite().all()
 
 
+@pytest.mark.quick(1)
 def test_columns_are_added_up():
     x = normal(300, 2304)
     rows = empty_rows(x)
@@ -125,6 +126,7 @@ def test_columns_are_added_up():
     assert torch.equal(sums, round_and_add_rows(x, rows))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("D", [48, 3072])
 def test_gelu_rounds_what_it_returns(D):
     x, grad, bias = 2 * normal(37, D), normal(37, D, seed=1), normal(D, dtype=FP32)
@@ -142,6 +144,7 @@ def test_gelu_rounds_what_it_returns(D):
         assert_same(rows, rounded(dx.roll(1, 0)))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("copy", [BF16, None])
 @pytest.mark.parametrize(("D", "p"), [(48, 0.1), (768, 0.0)])
 def test_a_normalisation_rounds_what_it_returns(D, p, copy):
@@ -225,6 +228,7 @@ def test_a_linear_layer_of_three_weights(wrong):
     assert (error(found[1][0], exact) < 2**-8) != wrong
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("p", "copy"), [(0.0, BF16), (0.1, None)])
 def test_a_feed_forward_part(p, copy):
     """Both layers and what follows them, against operators of PyTorch in fp32."""

@@ -166,6 +166,7 @@ def run(forward, problem: Problem, **options):
 LENGTHS = [5, 0, 33, 1, 17, 32, 2, 0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("forward", "backward"), VERSIONS)
 @pytest.mark.parametrize(("masks", "inverse"), [(False, "float32"), (True, None)])
 @pytest.mark.parametrize(("E", "nbits"), [(24, 1), (48, 2), (20, 2), (34, 4), (17, 8), (320, 2)])

@@ -47,6 +47,7 @@ def run(forward, problem, numbers, *, residuals=True, normalize=False, dtype=Non
     return forward(operands, numbers, normalize, dtype or problem.queries.dtype, **options)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("forward", VERSIONS)
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize(("E", "nbits"), [(24, 1), (48, 2), (34, 4), (17, 8)])

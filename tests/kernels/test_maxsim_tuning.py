@@ -126,6 +126,7 @@ def test_wrong_gradients_are_refused(device):
         assert found is None if fault is None else fault in found
 
 
+@pytest.mark.slow
 def test_a_launch_uses_the_winners_of_its_regime(problems, device, monkeypatch):
     """In the functions that everyone calls."""
     used = []

@@ -292,6 +292,7 @@ def test_registration(T):
         torch.library.opcheck(operator.registered, operands)
 
 
+@pytest.mark.slow
 def test_compiled_they_are_one_graph_for_all_lengths():
     """A break would be an error, by fullgraph=True."""
 

@@ -104,6 +104,7 @@ def test_gradients_of_maxima_of_any_sign(shift, device):
         assert error(actual, expected.double()) < 1e-6
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("V", "D", "workspace", "joint"),
     [

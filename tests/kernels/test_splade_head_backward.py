@@ -84,6 +84,7 @@ def assert_close(actual: tuple[Tensor | None, ...], exact: tuple[Tensor, ...]) -
         assert b.any() or not a.any()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("activation", ["relu", pytest.param("log1p_relu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("active", "hot", "dtype"),
@@ -199,6 +200,7 @@ def test_long_sequences_share_buckets(hot, buckets, device):
     assert_close(run(case, CUT._replace(buckets=buckets)), truth(case))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("share", [1, 4, 2**10])
 def test_one_token_wins_everything(share, device):
     case = make_case([6, 9, 1], 101, 24, device, active=1.0, hot=1.0)

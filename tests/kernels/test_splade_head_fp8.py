@@ -362,6 +362,7 @@ def test_no_tokens(lengths, device):
     assert not reps.any()
 
 
+@pytest.mark.slow
 def test_gradients_are_those_at_the_winners(device):
     problem = make_problem(LENGTHS, 37, 24, device, dtype=torch.float16)
     reps, argmax = launch(problem)

@@ -264,6 +264,7 @@ def test_gradients_may_differ_by_their_rounding_alone():
         assert re.search(fault, wrong_gradients([truth], [change(rounded)]))
 
 
+@pytest.mark.slow
 def test_a_backward_is_verified_and_its_winner_launched(device, monkeypatch):
     """A configuration that leaves a gradient out, or adds where it should not, is refused."""
     monkeypatch.setattr(forward, "_capability", lambda device: (9, 0))

@@ -333,6 +333,7 @@ def test_second_derivatives_are_refused(compiled):
         first.sum().backward()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("together", [False, True])
 def test_one_graph_for_all_lengths(together):
     """A break would be an error, by fullgraph=True."""

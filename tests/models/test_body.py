@@ -139,6 +139,7 @@ def counter(monkeypatch) -> CompileCounter:
     return counter
 
 
+@pytest.mark.quick(1)
 def test_layers_share_one_graph_for_all_lengths(family, build_mlm, tokenizer, counter):
     eager = Backbone(build_mlm(family), tokenizer).eval()
     backbone = Backbone(build_mlm(family), tokenizer, compile=True).eval()

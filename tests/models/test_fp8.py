@@ -101,6 +101,7 @@ def test_which_products_are_in_fp8(tokenizer, products):
     assert not products
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("model", "config", "options"),
     [
@@ -137,6 +138,7 @@ def test_layers_that_are_computed_again_give_the_same_gradients(tokenizer, dropo
         assert max(distances(results(build(tokenizer)), kept)) > 0.2, "negative control"
 
 
+@pytest.mark.slow
 def test_evaluation_is_that_of_16_bits(tokenizer):
     body, plain = build(tokenizer), build(tokenizer, fp8=False)
     assert not torch.equal(states(body), states(plain))

@@ -161,6 +161,7 @@ def test_half_residuals_are_handed_on_once(tokenizer, kernels, handed_on):
     assert handed_on == [Tensor] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), HALF])
 def test_layers_share_one_graph(dtype, tokenizer, kernels, monkeypatch):
     """A break would be an error, by fullgraph=True."""

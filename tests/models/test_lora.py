@@ -117,6 +117,7 @@ def test_layers_with_adapters_compile_without_a_break(kind, build_mlm, tokenizer
     assert close(*found)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("targets", ["all-linear", ["query", "value"], ["output.dense"]])
 @pytest.mark.parametrize("ignoring", [False, True])
 def test_fused_layers_pass_over_no_adapter(

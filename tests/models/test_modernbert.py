@@ -111,6 +111,7 @@ def test_another_window_or_position_is_no_rounding_error(change, tokenizer, kern
     assert min(distances(results(body, packed_states(body)), truth).values()) > 1e-4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_under_autocast_residuals_stay_fp32(checkpointing, tokenizer, kernels, handed_on):
     """At most as far from fp32 as transformers' own layers under autocast are."""
@@ -126,6 +127,7 @@ def test_under_autocast_residuals_stay_fp32(checkpointing, tokenizer, kernels, h
     assert max(found.values()) > 1e-4
 
 
+@pytest.mark.slow
 def test_half_residuals(tokenizer, kernels, monkeypatch):
     seen: list[torch.dtype] = []
     pre_norm = residuals.pre_norm
@@ -152,6 +154,7 @@ def test_half_residuals_without_kernels_and_with_checkpoints(tokenizer):
     assert float((states.float() - exact).norm() / exact.norm()) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("short", [512, 0])
 def test_local_layers_tell_our_attention_their_window(short, tokenizer, kernels, monkeypatch):
     """Longer sequences go to FlashAttention, which a CPU has not."""
@@ -204,6 +207,7 @@ def test_dropout_drops_only_in_training(tokenizer):
     assert torch.equal(packed_states(body), packed_states(body))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"hidden_activation": "silu"}, {"mlp_bias": True}])
 def test_other_activations_and_biases_of_products(settings, tokenizer, kernels):
     stock, body = build(**settings), EncoderBody(build(**settings), tokenizer).train()

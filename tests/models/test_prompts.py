@@ -75,6 +75,7 @@ def test_a_prompt_is_attended_to_and_pooled_or_not(include_prompt, tmp_path):
     assert load_encoder(tmp_path / "newer").markup == encoder.markup._replace(include_prompt=True)
 
 
+@pytest.mark.slow
 def test_every_head_pools_the_same_tokens(build_mlm, tokenizer):
     backbone = Backbone(build_mlm("bert"), tokenizer).eval()
     prompts = {"query_prompt": "w9 w8 ", "include_prompt": False}

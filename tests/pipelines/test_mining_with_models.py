@@ -157,6 +157,7 @@ def test_teachers_of_four_kinds_score_each_in_its_own_column(
         np.testing.assert_allclose(found[:, 3], dots, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_training_weighs_the_teachers_that_mined_files_keep_apart(pairs, model, dense, tmp_path):
     teachers = [BM25Miner(), TrainedModel(dense)]
     mine(pairs, tmp_path / "mined/out.jsonl", teachers=teachers, rule=Rule(3), short="drop")
@@ -179,6 +180,7 @@ def test_without_sentence_transformers_the_remedy_is_named(pairs, tmp_path, monk
     assert mine(pairs, tmp_path / "out.jsonl")  # no work, no bond
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("loss", ["infonce", "margin_mse", "kl_divergence"])
 def test_training_reads_what_was_mined(pairs, cross_encoder, tmp_path, loss):
     teachers = [] if loss == "infonce" else [CrossEncoder(cross_encoder)]

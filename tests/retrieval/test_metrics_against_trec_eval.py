@@ -117,6 +117,7 @@ def test_the_first_document_of_a_collection_is_nothing_special():
     assert values == {"ndcg@10": {"a": 1.0, "b": 1.0}}
 
 
+@pytest.mark.slow
 def test_the_comparison_notices_fillings_that_are_documents(monkeypatch):
     monkeypatch.setattr(metrics, "_NO_JUDGMENT", (0.0, 0.0))
     values = evaluate_queries(*first_document_is_relevant(), ["ndcg@10"])

@@ -90,6 +90,7 @@ def test_a_run_that_wandb_does_not_begin_is_told_in_one_sentence(wandb, tmp_path
         open_logger(start_step=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "variable"), [("offline", ""), ("disabled", ""), (None, "offline")]
 )

@@ -225,6 +225,7 @@ def _broadcast_worker(rank: int, size: int, store: str, results) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_ranks_get_what_rank_0_has_and_rank_0_what_they_have(tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()
