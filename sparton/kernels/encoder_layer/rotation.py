@@ -27,7 +27,7 @@ def _angles(ptr, t, i, HALF: tl.constexpr):
 
 @triton.jit
 def _inverse_length(u, v, EPS: tl.constexpr, HALF: tl.constexpr):
-    """Of heads in halves, ``[H, 1]``."""
+    """The inverse root mean square of heads in halves, ``[H, 1]``."""
     return 1.0 / tl.sqrt_rn(tl.sum(u * u + v * v, 1) / (2 * HALF) + EPS)[:, None]
 
 
