@@ -62,6 +62,7 @@ def test_a_share_is_held_out_and_the_same_in_every_cell_of_a_sweep(mine, caplog)
     assert len(rest) == 300 and list(dev) == ["quickstart"]
 
 
+@pytest.mark.slow
 def test_a_training_on_own_files_chooses_its_model_by_the_share(mine, tmp_path, caplog, capsys):
     caplog.set_level("INFO")
     overrides = own(mine, "checkpoint_every=2", "evaluation.every=2", "log_every=1")
@@ -80,6 +81,7 @@ def test_a_training_on_own_files_chooses_its_model_by_the_share(mine, tmp_path, 
         run_here(tmp_path, *overrides, "evaluation.holdout.share=0.2", miniature=())
 
 
+@pytest.mark.slow
 def test_a_training_that_sees_its_examples_too_often_is_asked_about(mine, tmp_path, caplog):
     run_here(tmp_path, *own(mine, "evaluation=none", "log_every=2"), "data.limit=8", miniature=())
     assert "seen" not in caplog.text

@@ -145,6 +145,7 @@ def test_a_run_says_what_its_folder_held(tmp_path, caplog):
     assert said == [[], [done], [], [replaced]]
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 def test_micro_batches_train_as_one_batch(tmp_path, gentle):
     records = run_here(tmp_path, *GENTLE, "micro_batch=3")
@@ -189,6 +190,7 @@ def test_a_sum_of_losses_trains_on_several_teachers_and_logs_its_parts(tmp_path)
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_another_configuration_does_not_resume_this_one(tmp_path):
     run_here(tmp_path, "steps=2")
     with pytest.raises(CheckpointError, match=r"batch=16 \(was 8\)"):
@@ -217,6 +219,7 @@ def test_other_data_does_not_resume_a_run(tmp_path):
     run_here(tmp_path, *settings, "steps=2")
 
 
+@pytest.mark.slow
 def test_other_judgments_of_the_dev_set_do_not_resume_a_run(tmp_path):
     folder = write_beir(tmp_path / "beir")
     judged = (folder / "qrels/test.tsv").read_text().splitlines(keepends=True)
@@ -259,6 +262,7 @@ def test_the_parts_of_a_resumed_run_are_one_run_of_wandb(tmp_path, monkeypatch):
     assert len(files) == 2 and len(set(files)) == 1 and other.stem not in files
 
 
+@pytest.mark.slow
 def test_a_loss_that_its_data_cannot_serve_is_refused_before_any_step(tmp_path):
     with pytest.raises(ValueError, match="num_negatives=0, but the loss MarginMSE compares"):
         run_here(tmp_path / "alone", "loss=margin_mse")

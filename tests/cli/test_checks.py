@@ -60,6 +60,7 @@ def test_settings_of_a_regularizer_that_was_not_chosen_are_refused():
     check(composed(*overrides, "~document_regularizer.flops"), world_size=1)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("override", "message"),
     [

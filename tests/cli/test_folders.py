@@ -38,6 +38,7 @@ def test_runs_have_the_names_that_they_are_given_and_the_latest_is_marked(tmp_pa
     assert names_in("runs") == ["latest", "other", "quickstart"]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "refused",
     [

@@ -55,6 +55,7 @@ def imported(*words: str) -> set[str]:
     return set(names)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("words", "packages"),
     [

@@ -81,6 +81,7 @@ FEW = [
 ]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(("override", "message"), FEW)
 def test_of_a_training(override, message):
     assert message in refusal("train", override)

@@ -1,9 +1,12 @@
 """The typed top level, and what of it tells one run from another."""
 
+import pytest
+
 from sparton.cli.schema import identity
 from tests.composing import composed
 
 
+@pytest.mark.slow
 def test_a_run_is_found_again_and_cells_of_a_sweep_stay_apart():
     """The folder of a run tells what makes it the run it is; that of a cell all that is swept."""
 

@@ -39,6 +39,7 @@ def test_every_word_has_one_meaning():
     assert {len(concept) for concept in CONCEPTS} == {4}
 
 
+@pytest.mark.slow
 def test_the_collection_is_a_pure_function_of_the_seed():
     first = [quickstart.task(split, seed=3) for split in SPLITS]
     texts = quickstart.corpus_texts(3)

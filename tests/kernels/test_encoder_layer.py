@@ -220,6 +220,7 @@ def test_a_copy_and_its_gradient(weights):
     assert torch.equal(second, first.to(torch.float16))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("half", [True, False])
 def test_compiled_they_are_one_graph_for_all_lengths(half):
     """A break would be an error, by fullgraph=True."""

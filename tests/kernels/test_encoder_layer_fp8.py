@@ -115,6 +115,7 @@ def test_what_is_not_finite_reaches_its_row_of_a_product_alone(bad):
     assert product[[0, 1, 3]].isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 def test_columns_are_added_up():
     x = normal(300, 2304)

@@ -298,6 +298,7 @@ def test_registration(per_query, normalize, device):
         torch.library.opcheck(forward, arguments)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_into_one_graph(batch, dynamic, device):
     def padded(queries, documents, *masks):

@@ -222,6 +222,7 @@ def normed(function: Callable, *angles: Tensor) -> Callable[..., Tensor]:
     return lambda states, gain: function(states, gain, *angles, eps=EPS)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
 @pytest.mark.parametrize(("T", "H", "d"), [(37, 20, 64), (5, 3, 32), (9, 1, 24), (70, 2, 128)])
 def test_normed_rotary(T, H, d, dtype):

@@ -188,6 +188,7 @@ def test_rows_that_share_a_column_of_the_upstream_gradient(activation, device):
     assert same(actual, expected)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("activation", ["relu", "none"])
 def test_neighbours_that_share_a_column_of_the_upstream_gradient(activation, device):
     """As where the forward summed them."""

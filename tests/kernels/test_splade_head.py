@@ -74,6 +74,7 @@ def winners(problem: Problem) -> Tensor:
     return torch.stack(rows).int()
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", first_of(DTYPES))
 @pytest.mark.parametrize(
     ("lengths", "V", "D", "bias"),

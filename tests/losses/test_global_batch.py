@@ -85,6 +85,7 @@ def _worker(rank: int, size: int, store: str, micro_batches: list[int | None], r
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "micro_batches"),
     [(2, [None, 3]), pytest.param(4, [None, 1], marks=pytest.mark.slow)],

@@ -79,6 +79,7 @@ def band(eager, texts, data) -> float:
     return (loss_curve(EagerHead(), 1, texts, data) - eager).abs().mean().item()
 
 
+@pytest.mark.slow
 def test_the_eager_head_learns(eager):
     assert eager[-3:].mean() < 0.8 * eager[:3].mean()
 

@@ -94,6 +94,7 @@ def check(found: dict[str, Tensor], truth: dict[str, Tensor]) -> None:
         assert float((found[name] - x).norm()) < 1e-5 * max(float(x.norm()), 1e-2 * largest), name
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("change", [None, adapt], ids=["stock", "adapted"])
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.usefixtures("arithmetic")
@@ -127,6 +128,7 @@ CHANGES: dict[tuple[str, str], Callable[[Any], None]] = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("family", "change"), CHANGES)
 def test_what_layers_read_is_no_rounding_error(family, change, tokenizer, kernels):
     stock, fused = build(family), EncoderBody(build(family), tokenizer).train()
@@ -135,6 +137,7 @@ def test_what_layers_read_is_no_rounding_error(family, change, tokenizer, kernel
     assert max(distances(results(fused, packed_states(fused)), truth).values()) > 1e-4
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_under_autocast(family, checkpointing, tokenizer, kernels, handed_on, monkeypatch):

@@ -86,6 +86,7 @@ def distances(found: dict[str, Tensor], truth: dict[str, Tensor]) -> list[float]
     return [float((found[name] - x).norm() / x.norm()) for name, x in truth.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(on_gpu, reason="counts the products of the twin")
 def test_which_products_are_in_fp8(tokenizer, products):
     results(build(tokenizer))

@@ -47,6 +47,7 @@ def train(encoder: AsymmetricEncoder, data: Mixture, steps: int = STEPS) -> torc
     return torch.stack(losses)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("frozen", [True, False])
 def test_documents_learn_to_hold_the_words_of_queries(stream, frozen):
     texts, data = stream

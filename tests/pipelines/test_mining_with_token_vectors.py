@@ -47,6 +47,7 @@ def test_a_model_mines_by_maxsim_and_keeps_what_it_encoded(pairs, model, tmp_pat
     check_hardest(records, documents, scores_of(model, queries, documents), 1e-3)
 
 
+@pytest.mark.quick(1)
 def test_a_margin_to_the_positive_is_measured_by_maxsim(pairs, model, tmp_path):
     miner = TrainedModel(model)
     records = mine(pairs, tmp_path / "out.jsonl", miner=miner, rule=Rule(3, margin=0.25))

@@ -30,6 +30,7 @@ def test_both_libraries_encode_alike(kind, tmp_path):
     assert not torch.allclose(found.roll(1, 0), expected, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_encodes_otherwise_gets_no_rate(tmp_path, monkeypatch):
     cell = Cell("splade", "tiny", OURS)
     monkeypatch.setattr(study, "CHECKED", 4)

@@ -150,6 +150,7 @@ def train(cache: Path, steps: int = 120, **settings: object) -> Fate:
     return Fate(*zip(before, measure(encoder), strict=True), dead)
 
 
+@pytest.mark.slow
 def test_a_short_training_on_cached_embeddings_learns(cache):
     """Negative controls: without the auxiliary loss dead latents stay dead, and without that of
     reconstructions their error stays."""

@@ -105,6 +105,7 @@ def _worker(rank: int, size: int, store: str, results) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_and_every_rank(tmp_path):
     with mp.Manager() as manager:
         results = manager.dict()

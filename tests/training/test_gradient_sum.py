@@ -89,6 +89,7 @@ def summed(world: World, small: int) -> tuple[list[list[Tensor]], list[int]]:
     return found, started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_sums_over_ranks(device, tmp_path):
     with mp.Manager() as manager:

@@ -135,6 +135,7 @@ def test_losses_of_sums_and_of_halves_are_judged_each():
     assert set(said(joint, halves, halves)) == {None}
 
 
+@pytest.mark.slow
 def test_a_training_warns_once_in_its_log(tmp_path: Path, caplog):
     """The quickstart's loss begins near the logarithm of its batch; a tiny temperature leaves
     nothing but right and wrong answers, of which half must be right for the warning."""

@@ -63,6 +63,7 @@ def peak(step: ExactStep, run) -> int:
     return living.peak
 
 
+@pytest.mark.slow
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "parts", [1, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 12))]
