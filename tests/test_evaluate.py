@@ -53,6 +53,7 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
     return json.loads(Path("out/results.json").read_text())["tasks"][0]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("model", "arguments", "message"),
     [

@@ -79,6 +79,7 @@ def found(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
     }
 
 
+@pytest.mark.slow
 def test_a_training_and_evaluate_follow_one_protocol(trained, monkeypatch, capsys):
     own = found(trained / "run")
     again = found(evaluated(trained, monkeypatch, "again"))

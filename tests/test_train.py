@@ -199,6 +199,7 @@ def test_another_configuration_does_not_resume_this_one(tmp_path):
     assert [record["step"] for record in records] == [1, 2]
 
 
+@pytest.mark.slow
 def test_other_data_does_not_resume_a_run(tmp_path):
     file = tmp_path / "pairs.jsonl"
     texts = [["query", "document", "text"][n % 3] + f" number {n}" for n in range(20)]

@@ -205,6 +205,7 @@ def in_two(weights: tuple[float, float], **options: object) -> Callable[..., Ten
     return function
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (0.25, 0.75)])
 def test_a_copy_and_its_gradient(weights):
     """Rounding to 16 bits is what a copy adds to result and gradients; weights that sum to 1 give

@@ -41,6 +41,7 @@ def launch(problem, upstream, *, normalize=False):
     return scores, *gradients, argmax
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", first_of(DTYPES))

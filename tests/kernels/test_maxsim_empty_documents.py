@@ -124,6 +124,7 @@ def engine(request, monkeypatch):
         monkeypatch.setattr(residual_operators, "residual_backward_cpu", residual_backward)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.usefixtures("engine")
 @pytest.mark.parametrize("score", FUNCTIONS)
 def test_gradients_with_and_without_it(score, device):

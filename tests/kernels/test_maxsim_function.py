@@ -277,6 +277,7 @@ def test_nothing_to_score(queries, documents, shape, device):
     assert not any(x.any() for x in torch.autograd.grad(scores.sum(), leaves))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("per_query", [None, 2])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_registration(per_query, normalize, device):

@@ -446,6 +446,7 @@ def test_ties_go_to_the_first_token(device):
         assert norms.numel() == 0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_registration(normalize, bias):

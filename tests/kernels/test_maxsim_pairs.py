@@ -97,6 +97,7 @@ def run(version, problem, upstream, normalize=False, *, tiles=TILES) -> tuple[Te
 VERSIONS = ["lowmem", "unified"] + ["cpu"] * (not torch.cuda.is_available())
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("masked", [False, True])

@@ -150,6 +150,7 @@ def every_pairing(normalize, device):
     return results
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("few", [0, 256])
 @pytest.mark.parametrize("normalize", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_public_functions_on_the_kernels(normalize, few, device, monkeypatch):

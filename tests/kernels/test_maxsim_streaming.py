@@ -164,6 +164,7 @@ def test_the_tolerances_notice_small_faults(dtype, device):
             assert_close(bad, problem, upstream)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("normalize", [False, True])
 def test_masked_tokens_are_not_touched(normalize, device):
     """Not even by NaN; a masked document token never beats negative similarities with its 0."""

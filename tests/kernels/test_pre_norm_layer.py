@@ -198,6 +198,7 @@ def heads(T: int, H: int, d: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, T
     return states, angles.cos().to(DEVICE), angles.sin().to(DEVICE)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
 @pytest.mark.parametrize(
     ("T", "H", "copied", "d"), [(37, 36, 12, 64), (5, 9, 3, 32), (9, 2, 0, 24), (1, 16, 0, 128)]
@@ -276,6 +277,7 @@ def test_turned_queries_and_keys_meet_at_their_distance():
     assert not torch.allclose(scores[1:, 1:], scores[1:, :-1], atol=1e-2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("T", [7, 0])
 def test_registration(T):
     x, residual, gain = norm_problem(T, 96, torch.float16, torch.float32)

@@ -101,6 +101,7 @@ def test_gradients_against_float64(active, hot, dtype, activation, device):
     assert_close(run(case, activation=activation), truth(case, activation))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("D", [1, 31, 64, 130, 256])
 def test_slices_of_the_hidden_units(D, device):
     case = make_case([9, 3], 37, D, device, dtype=torch.float16)

@@ -46,6 +46,7 @@ def sum_forward(problem, activation, config=SMALL):
     return reps
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("lengths", "V", "D", "bias"), SHAPES)

@@ -109,6 +109,7 @@ def test_they_are_those_of_transformers(family: str, change: Callable | None, to
     check(results(fused, packed_states(fused)), truth)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("family", ["mistral", "qwen2"])
 def test_bidirectional_ones_with_windows(family, tokenizer, kernels):
     """Two sequences are longer than the windows."""
@@ -183,6 +184,7 @@ def test_families_that_stay_as_they_are_attend_in_16_bits(tokenizer, monkeypatch
     assert seen == [torch.bfloat16] * 6
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("targets", ["all-linear", ["k_proj", "gate_proj"]])
 def test_adapters(targets, tokenizer, kernels, monkeypatch):
     """Of all layers, or of some beside others that are frozen, against transformers' layers."""
@@ -238,6 +240,7 @@ def test_layers_share_graphs(family, tokenizer, kernels, monkeypatch):
     assert counter.frame_count == 2  # the first layer, which finds embeddings, and the others
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("settings", [{"hidden_act": "gelu"}, {"mlp_bias": True}])
 def test_other_activations_and_biases_of_products(settings, tokenizer, kernels):
     stock, fused = (build("llama", **settings) for _ in range(2))

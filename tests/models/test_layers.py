@@ -118,6 +118,7 @@ def handed_on(monkeypatch) -> list[type]:
     return kinds
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("change", [None, adapt], ids=["stock", "adapted"])
 @pytest.mark.parametrize(("model", "config"), FAMILIES)
 def test_they_are_those_of_transformers(
@@ -137,6 +138,7 @@ def test_they_are_those_of_transformers(
     assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_under_autocast_residuals_stay_fp32(checkpointing, tokenizer, kernels, handed_on):
     """At most as far from fp32 as transformers' own layers under autocast are."""

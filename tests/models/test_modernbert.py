@@ -99,6 +99,7 @@ def test_they_are_those_of_transformers(change: Callable | None, tokenizer):
     assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("change", ["window", "positions"])
 def test_another_window_or_position_is_no_rounding_error(change, tokenizer, kernels):
     stock, body = build(), EncoderBody(build(), tokenizer).train()

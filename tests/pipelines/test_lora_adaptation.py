@@ -52,6 +52,7 @@ def moved(base: Path, adapted: Path) -> dict[str, int]:
     }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("objective", ["mntp", "clm"])
 def test_adapters_of_a_causal_model_learn_alone(objective, start, tmp_path):
     plan = replace(PLAN, objective=objective, steps=60, lr=1e-2)
@@ -80,6 +81,7 @@ def test_adapters_of_a_masked_model_learn_alone(masked, tmp_path):
     assert found == dict.fromkeys(linears, 3) and "cls.predictions.transform.dense.weight" in found
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("lora", [LORA, ALONE])
 def test_a_stopped_adaptation_goes_on_to_the_same_adapters(lora, start, tmp_path, monkeypatch):
     settings = {"backbone": start, "checkpoint_every": 2, "lora": lora, **QUIET}

@@ -154,6 +154,7 @@ def test_lost_negatives_are_named(examples, tmp_path):
         run(folder, cfg)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

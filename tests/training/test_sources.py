@@ -26,6 +26,7 @@ def test_a_line_on_the_screen_names_the_sources():
     assert line == "10/90  loss 0.5000  web 0.250  faq 1.000\n"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("homogeneous", [False, True])
 def test_a_run_of_several_sources_logs_the_loss_of_each(tmp_path, homogeneous):
     """One with negatives, one without; what is logged adds up to the ranking loss."""

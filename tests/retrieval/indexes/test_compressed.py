@@ -73,6 +73,7 @@ def test_exhaustive_search_equals_reference(device, nbits, k):
     np.testing.assert_array_equal(again.rows, rows)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("limit", [1, 40])
 def test_pieces_change_nothing(staged, limit, monkeypatch):
