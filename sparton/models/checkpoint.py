@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from sparton.arguments import ArgumentError
 from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
@@ -124,11 +125,11 @@ def load_body(
     source = Source.of(source)
     if base := adapter_base(source, subfolder):
         base, attention = _as_adapted(base, attention, source, subfolder)
-        body = load_body(base, attention=attention)
-        if not adapts_head(source, subfolder, body):
-            return with_adapter(body, source, subfolder)
-        whole = with_adapter(load_lm(base, attention=attention), source, subfolder)
-        return cast(PreTrainedModel, whole.base_model)
+        body: Any = MODEL_MAPPING[type(_config(base, None, ""))]
+        has_head = adapts_head(source, subfolder, body.base_model_prefix)
+        load = load_lm if has_head else load_body
+        adapted = with_adapter(load(base, attention=attention), source, subfolder)
+        return cast(PreTrainedModel, adapted.base_model)
     config = _config(source, attention, subfolder)
     # Heads that a body leaves behind are no news, and what it lacks is an error here.
     with without_warnings():

@@ -217,15 +217,15 @@ def adapter_base(source: Source, subfolder: str) -> Source | None:
     )
 
 
-def adapts_head(source: Source, subfolder: str, body: PreTrainedModel) -> bool:
-    """Whether the adapter in a folder belongs to a model with a head, of which ``body`` is a part:
-    its names then begin where the head's model keeps its body."""
+def adapts_head(source: Source, subfolder: str, body: str) -> bool:
+    """Whether the adapter in a folder belongs to a model with a head: its names then begin with
+    ``body``, where such a model keeps its body."""
     weights = source.file(WEIGHTS, subfolder)
     if weights is None:
         return False
     with safe_open(weights, "pt") as file:
         names = list(file.keys())
-    return any(name.startswith(f"{_PREFIX}{body.base_model_prefix}.") for name in names)
+    return any(name.startswith(f"{_PREFIX}{body}.") for name in names)
 
 
 def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreTrainedModel:
