@@ -4,7 +4,7 @@ R rows: those of the queries first, then those of the documents; D width; N text
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,9 +31,9 @@ class TextRows:
         self.folder = Path(folder)
         cache = check_cache(self.folder, KEYS)
         self.facts, keys = cache.facts, np.array(cache.keys)
-        self._sides: dict[Side, _Keys] = {
-            "query": _Keys.of(keys[: self.facts.queries], 0),
-            "document": _Keys.of(keys[self.facts.queries :], self.facts.queries),
+        self._sides: dict[Side, KeyRows] = {
+            "query": KeyRows.of(keys[: self.facts.queries], 0),
+            "document": KeyRows.of(keys[self.facts.queries :], self.facts.queries),
         }
 
     def queries(self, texts: Sequence[str], forms: Forms = None) -> TokenBatch:
@@ -128,14 +128,14 @@ class EmbeddingTable:
         return self._copy.index_select(0, rows).float()
 
 
-class _Keys(NamedTuple):
+class KeyRows(NamedTuple):
     """Hashes in ascending order, and the row of each."""
 
     hashes: NDArray[np.uint64]
     rows: NDArray[np.int64]
 
     @classmethod
-    def of(cls, keys: NDArray[np.uint64], first_row: int) -> "_Keys":
+    def of(cls, keys: NDArray[np.uint64], first_row: int) -> "KeyRows":
         order = np.argsort(keys)
         return cls(keys[order], order + first_row)
 
@@ -147,7 +147,7 @@ class _Keys(NamedTuple):
         return np.where(self.hashes[places] == keys, self.rows[places], -1)
 
 
-def text_keys(texts: Sequence[str]) -> NDArray[np.uint64]:
+def text_keys(texts: Iterable[str]) -> NDArray[np.uint64]:
     """64-bit hashes of texts. Two of ten million different texts have the same with a probability
     of three in a million."""
     digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)

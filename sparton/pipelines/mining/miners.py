@@ -3,7 +3,6 @@
 N documents, E positives outside of the collection, V terms, Q queries.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 
 from sparton.arguments import refuse_below, refuse_ignored
 from sparton.datasets.texts import TextsByRow
+from sparton.embeddings import KeyRows, text_keys
 from sparton.evaluation import check_model, load_retriever
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.models.encoder import Encoder
@@ -221,14 +221,10 @@ class HeldDocuments:
         self, documents: TextsByRow, slabs: Sequence[Representations], encode: Encode
     ) -> None:
         self._slabs, self._encode = slabs, encode
-        hashes = np.array([_exact_hash(text) for text in _texts([documents])], np.uint64)
-        self._rows = np.argsort(hashes, kind="stable")
-        self._hashes = hashes[self._rows]
+        self._rows = KeyRows.of(text_keys(_texts([documents])), 0)
 
     def __call__(self, texts: Sequence[str]) -> Representations:
-        hashes = np.array([_exact_hash(text) for text in texts], np.uint64)
-        places = np.searchsorted(self._hashes, hashes).clip(max=len(self._hashes) - 1)
-        rows = np.where(self._hashes[places] == hashes, self._rows[places], -1)
+        rows = self._rows.find(text_keys(texts))
         slab_of = rows // SLAB  # -1 for other texts
         found, order = [], []
         for number in np.unique(slab_of).tolist():
@@ -240,10 +236,6 @@ class HeldDocuments:
             order.append(here)
         in_place = torch.from_numpy(np.argsort(np.concatenate(order)))
         return Representations.concatenate(found).take(in_place)
-
-
-def _exact_hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _pair_score(queries: Encode, documents: Encode, device: torch.device) -> Score:
