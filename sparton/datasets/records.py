@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sparton.datasets.files import RecordError
-from sparton.datasets.teachers import EQUAL_TEACHERS, Teachers
+from sparton.datasets.teachers import EQUAL_TEACHERS, Teachers, share_of
 from sparton.datasets.values import parse_json, parse_number, shown
 
 NUMBERED_NEGATIVE = re.compile(r"negative_[0-9]{1,9}")
@@ -115,14 +115,24 @@ def parse_record(record: Any, kind: Kind, teachers: Teachers = EQUAL_TEACHERS) -
         RecordError: says what is missing, empty, of the wrong type or of unequal length.
     """
     row = _parse(record, kind, teachers)
-    if teachers.share is None or not row.negatives:
-        return row
-    if not row.scores:
+    return row if teachers.share is None else _without_near(row, teachers.share)
+
+
+def _without_near(row: Row, share: float) -> Row:
+    """A record without the negatives that do not score below a share of its positives."""
+    if row.negatives and not row.scores:
         raise RecordError("no teacher scores, by which teachers.share leaves negatives out")
     count = len(row.positives)
-    left = teachers.leave(count, row.scores)
-    scores = row.scores[:count] + [row.scores[count + place] for place in left]
-    return row._replace(negatives=[row.negatives[place] for place in left], scores=scores)
+    positives, of_negatives = row.scores[:count], row.scores[count:]
+    left = [
+        (negative, score)
+        for negative, score in zip(row.negatives, of_negatives)
+        if score < share_of(min(positives), share)
+    ]
+    return row._replace(
+        negatives=[negative for negative, _ in left],
+        scores=positives + [score for _, score in left],
+    )
 
 
 def _parse(record: Any, kind: Kind, teachers: Teachers) -> Row:

@@ -92,18 +92,6 @@ class Teachers:
                     combined[place] += weight / sum(weights) * score
         return combined, count
 
-    def leave(self, positives: int, scores: Sequence[float]) -> list[int]:
-        """Which negatives of a record stay, by their place among them.
-
-        Args:
-            positives: how many of the scores, the first ones, are those of positives.
-            scores: combined, of positives and negatives.
-        """
-        if self.share is None:
-            return list(range(len(scores) - positives))
-        limit = share_of(min(scores[:positives]), self.share)
-        return [place for place, score in enumerate(scores[positives:]) if score < limit]
-
 
 def check_share(share: float | None) -> None:
     """Refuse a share of a score that is not above 0 and at most 1; None is none.
