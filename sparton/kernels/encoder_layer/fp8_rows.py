@@ -50,6 +50,19 @@ def store_scales(ptr, rows, largest, T):
 
 
 @triton.jit
+def store_rows_of_tiles(
+    values_ptr, scales_ptr, rows, tiles, largest, T,
+    D: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """Whole rows, in tiles, once the largest of each is known."""
+    for tile in tl.static_range(TILES):
+        d = tile * COLUMNS + tl.arange(0, COLUMNS)
+        inside = (rows < T)[:, None] & (d < D)[None, :]
+        store_values(values_ptr, rows, d, inside, tiles[tile], largest, D)
+    store_scales(scales_ptr, rows, largest, T)
+
+
+@triton.jit
 def zero_tiles(ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr):
     """As many fp32 ``[ROWS, COLUMNS]`` as a row has tiles."""
     tiles = ()
@@ -88,11 +101,7 @@ def _fp8_rows_kernel(
             tiles += (x,)  # type: ignore[assignment]
             sums += (totals[tile] + x,)  # type: ignore[assignment]
         totals = sums
-        for tile in tl.static_range(TILES):
-            d = tile * COLUMNS + tl.arange(0, COLUMNS)
-            inside = (t < T)[:, None] & (d < D)[None, :]
-            store_values(values_ptr, t, d, inside, tiles[tile], largest, D)
-        store_scales(scales_ptr, t, largest, T)
+        store_rows_of_tiles(values_ptr, scales_ptr, t, tiles, largest, T, D, COLUMNS, TILES)
     if sum_ptr is not None:
         store_column_sums(sum_ptr, totals, program, D, COLUMNS, TILES)
 

@@ -15,8 +15,7 @@ from sparton.kernels.encoder_layer.fp8_rows import (
     WARPS,
     largest_of_rows,
     store_column_sums,
-    store_scales,
-    store_values,
+    store_rows_of_tiles,
     whole_rows,
     zero_tiles,
 )
@@ -47,11 +46,7 @@ def _gelu_rows_kernel(
         found = largest_of_rows(out, inside)
         largest = tl.maximum(largest, found, propagate_nan=tl.PropagateNan.ALL)
         tiles += (out,)  # type: ignore[assignment]
-    for tile in tl.static_range(TILES):
-        d = tile * COLUMNS + tl.arange(0, COLUMNS)
-        inside = (t < T)[:, None] & (d < D)[None, :]
-        store_values(values_ptr, t, d, inside, tiles[tile], largest, D)
-    store_scales(scales_ptr, t, largest, T)
+    store_rows_of_tiles(values_ptr, scales_ptr, t, tiles, largest, T, D, COLUMNS, TILES)
 
 
 @triton.jit(do_not_specialize=["T", "programs"])
@@ -80,11 +75,7 @@ def _gelu_rows_backward_kernel(
             largest = tl.maximum(largest, found, propagate_nan=tl.PropagateNan.ALL)
             tiles += (dx,)  # type: ignore[assignment]
         totals = sums
-        for tile in tl.static_range(TILES):
-            d = tile * COLUMNS + tl.arange(0, COLUMNS)
-            inside = (t < T)[:, None] & (d < D)[None, :]
-            store_values(values_ptr, t, d, inside, tiles[tile], largest, D)
-        store_scales(scales_ptr, t, largest, T)
+        store_rows_of_tiles(values_ptr, scales_ptr, t, tiles, largest, T, D, COLUMNS, TILES)
     store_column_sums(sum_ptr, totals, program, D, COLUMNS, TILES)
 
 
