@@ -7,8 +7,8 @@ settings of a training; where two say the same, the later counts.
 from collections.abc import Iterable
 from typing import NamedTuple
 
-JUDGED = ("squad", "acl")
-DEBIAN = ("descriptions", "documentation", "manuals", "wordnet")
+from recipes.pool import DEBIAN
+
 # Each kind's experiment, and where its losses are.
 EXPERIMENTS = {
     "splade": "in_domain",

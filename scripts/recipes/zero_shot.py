@@ -6,7 +6,6 @@ from pathlib import Path
 
 from recipes.ingredients import (
     CHOSEN,
-    DEBIAN,
     EXPERIMENTS,
     LOSSES,
     RECIPES,
@@ -14,7 +13,7 @@ from recipes.ingredients import (
     Ingredient,
     recipe,
 )
-from recipes.pool import JUDGED, TO_MINE
+from recipes.pool import DEBIAN, JUDGED, TO_MINE
 from recipes.steps import SPARTON, Step
 from sparton.models.backbones import minilm_folder
 

@@ -4,18 +4,18 @@ import statistics
 from collections.abc import Sequence
 
 from recipes.ingredients import RECIPES
+from recipes.zero_shot import STUDY, TARGETS
 from tables.in_domain import by_label
 from tables.records import TABLES, Record, markdown, run_caption
 
-STUDY = "zero_shot"
 NOT_MEASURED = "Not measured yet: `python scripts/zero_shot.py`.\n"
 OTHERS = {
     "bm25": "BM25, k1 0.9, b 0.4",
     "bm25-lucene": "BM25, k1 1.2, b 0.75",
     "parent": "all-MiniLM-L6-v2, dense, as it comes",
 }
-ZERO_SHOT, DEV = ("cranfield", "medline"), ("squad_dev", "acl_dev")
-TASKS = ("squad", "acl", *DEV, *ZERO_SHOT)
+DEV = ("squad_dev", "acl_dev")
+TASKS = ("squad", "acl", *DEV, *TARGETS)
 SHARE = 0.95  # of the parent's NDCG@10, on each of the two
 HEADER = (
     "", "squad", "acl", "squad dev", "acl dev", "cranfield", "medline", "mean", "choice",
@@ -41,17 +41,17 @@ def row(label: str, groups: dict[str, list[Record]]) -> list[str]:
     own = {task: values(groups[label], task) for task in TASKS}
     cells = {task: spread(numbers) for task, numbers in own.items()}
     means = {task: statistics.mean(numbers) for task, numbers in own.items()}
-    mean = mean_of(means, ZERO_SHOT)
+    mean = mean_of(means, TARGETS)
     shown = f"{mean:.1f}"
     if label not in OTHERS and {*OTHERS} <= {*groups}:
         others = {
-            name: {task: statistics.mean(values(groups[name], task)) for task in ZERO_SHOT}
+            name: {task: statistics.mean(values(groups[name], task)) for task in TARGETS}
             for name in OTHERS
         }
-        for task in ZERO_SHOT:
+        for task in TARGETS:
             bars = [others[name][task] * (SHARE if name == "parent" else 1) for name in OTHERS]
             cells[task] = marked(cells[task], means[task] > max(bars))
-        shown = marked(shown, mean > mean_of(others["parent"], ZERO_SHOT))
+        shown = marked(shown, mean > mean_of(others["parent"], TARGETS))
     sizes = [size(groups[label][0], *each) for each in (("terms", ""), ("vectors", " vectors"))]
     return [
         OTHERS.get(label) or row_name(label),
