@@ -86,13 +86,13 @@ def test_the_best_documents_are_those_by_every_product(collection):
 
 
 def test_parts_are_the_same_every_time_and_hold_the_queries(collection, monkeypatch):
-    monkeypatch.setattr(tokens, "PART", 250)
+    monkeypatch.setattr(tokens, "PART", 80)
     sizes = [[len(part) for part in draw_documents(SHAPE, DEVICE)] for _ in range(2)]
-    assert sizes == [[250, 250, 100]] * 2
+    assert sizes == [[80, 80, 40]] * 2
     whole, again = (torch.cat(list(draw_documents(SHAPE, DEVICE))) for _ in range(2))
     assert torch.equal(whole, again)
-    queries = tokens.draw_queries(SHAPE, MANY[0], DEVICE)
-    sources = torch.arange(MANY[0]) * SHAPE.N // MANY[0]
+    queries = tokens.draw_queries(SHAPE, JUDGED, DEVICE)
+    sources = torch.arange(JUDGED) * SHAPE.N // JUDGED
     first = best_documents(SHAPE, queries, DEVICE)[:, 0]
     assert (first == sources).float().mean() > 0.9
 

@@ -34,7 +34,7 @@ class Shape(NamedTuple):
 
     def shrunk(self) -> "Shape":
         """Small enough for a test on a CPU."""
-        return self._replace(N=600, L=24, W=16, E=64)
+        return self._replace(N=200, L=24, W=16, E=64)
 
 
 def draw_documents(shape: Shape, device: str) -> Iterator[Tensor]:
