@@ -35,18 +35,20 @@ def timed_if_right(
     settings: Settings,
     *,
     kernels: bool = False,
+    one_core: bool = True,
 ) -> Record:
     """Time and memory of what passes; of what does not, only its errors.
 
     Args:
         kernels: take the time of the device's kernels alone as well.
+        one_core: see :func:`benchmarks.timing.measure`.
     """
     record = {"errors": found, "allowed": {name: allowed[name] for name in found}}
     if not passes(found, allowed):
         return {**record, "status": "red_gate"}
     if settings.device == "cuda":
         torch.cuda.empty_cache()
-    times = measure(run, settings.device, settings.seconds)
+    times = measure(run, settings.device, settings.seconds, one_core=one_core)
     if kernels and settings.device == "cuda":
         times["device_ms"] = device_ms(run)
     return {**record, **times, "status": "ok"}

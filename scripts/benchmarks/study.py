@@ -17,6 +17,7 @@ STUDIES = {
     "maxsim_search": "benchmarks.maxsim.search",
     "attention": "benchmarks.attention.study",
     "search": "benchmarks.search.study",
+    "compressed_search": "benchmarks.search.compressed",
     "data": "benchmarks.data.study",
     "encoding": "benchmarks.encoding.study",
     "training": "benchmarks.training.study",

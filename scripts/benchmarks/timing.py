@@ -44,8 +44,13 @@ CONDITIONS = {
 _QUERY = f"nvidia-smi --query-gpu={','.join(CONDITIONS.values())} --format=csv,noheader,nounits"
 
 
-def measure(run: Callable[[], Any], device: str, seconds: float) -> dict[str, Any]:
+def measure(
+    run: Callable[[], Any], device: str, seconds: float, *, one_core: bool = True
+) -> dict[str, Any]:
     """Milliseconds per call, and peak memory on a GPU.
+
+    Args:
+        one_core: hold the process to a core; not for what computes in several threads of the host.
 
     Returns:
         p20_ms, p50_ms, p80_ms, repeats; on a GPU also peak_bytes beyond what was allocated before,
@@ -63,7 +68,7 @@ def measure(run: Callable[[], Any], device: str, seconds: float) -> dict[str, An
     times: list[float] = []
     parts = PARTS if once <= TRIAL_SECONDS else 1
     for _ in range(parts):
-        with _one_core(_fastest_core(run, once)):
+        with _one_core(_fastest_core(run, once) if one_core else None):
             times += _gpu_times(run, math.ceil(repeats / parts))
     return {**_described(times), **memory, **read_conditions(watch)}
 

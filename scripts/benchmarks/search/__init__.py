@@ -1,1 +1,1 @@
-"""Exact search over sparse vectors, ours and what it replaced."""
+"""Search over sparse vectors and compressed token vectors, ours and what others do."""
