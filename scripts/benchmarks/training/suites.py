@@ -247,7 +247,8 @@ SUITES: dict[str, list[Cell]] = {
     # Causal language models, attended to as they are built.
     "decoders": [
         _decoder(OURS, "qwen3-0.6b", 64),
-        _decoder(OURS, "qwen3-0.6b", 64, compiled=True),
+        _decoder(OURS, "qwen3-0.6b", 128),
+        _decoder(OURS, "qwen3-0.6b", 128, compiled=True),
         _decoder(THEIRS, "qwen3-0.6b", 16),
         _decoder(OURS, "llama-3.2-1b", 64),
         _decoder(OURS, "llama-3.2-1b", 64, compiled=True),
