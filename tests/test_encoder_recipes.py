@@ -14,8 +14,10 @@ from transformers import ModernBertConfig, ModernBertForMaskedLM
 from sparton.models.assembly import build_encoder
 from sparton.models.backbones import bare, word_tokenizer
 from sparton.models.colbert import ColbertHead
+from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
 from tests.composing import composed
+from tests.models.gte import needs_gte, write_checkpoint
 from tests.test_recipes import texts
 from tests.test_train import run_here
 
@@ -119,9 +121,16 @@ def splade_v3(folder: Path) -> list[str]:
     return [f"backbone.name={start}", f"data.sources.scored.root={root}"]
 
 
-def opensearch_doc_v3(folder: Path) -> list[str]:
+def gte(folder: Path) -> Path:
+    """A masked-language model as the hub has GTE's."""
+    write_checkpoint(folder, vocab_size=len(WORDS) + 5)
+    word_tokenizer(WORDS, 600).save_pretrained(folder)
+    return folder
+
+
+def opensearch_doc_v3(folder: Path, start: Path | None = None) -> list[str]:
     root = scored_documents(folder, "scored", 9, teachers=2)
-    start, idf = language_model(folder / "start", 0), folder / "idf.json"
+    start, idf = start or language_model(folder / "start", 0), folder / "idf.json"
     idf.write_text(json.dumps({word: 1 + row / 20 for row, word in enumerate(WORDS)}))
     return [
         f"backbone.name={start}", f"data.sources.scored.root={root}",
@@ -139,15 +148,19 @@ RECIPES: dict[Callable[[Path], list[str]], tuple] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
-def test_a_recipe_trains(recipe, tmp_path):
-    start = [f"experiment={recipe.__name__}", *recipe(tmp_path)]
-    records = run_here(tmp_path / "run", *SMALL, miniature=start)
+def trained(recipe: Callable, overrides: list[str], folder: Path) -> Encoder:
+    start = [f"experiment={recipe.__name__}", *overrides]
+    records = run_here(folder / "run", *SMALL, miniature=start)
     assert len(records) == 20
     losses = [record["loss_ranking"] for record in records]
     assert sum(losses[-5:]) < sum(losses[:5])
-    encoder = load_encoder(tmp_path / "run/model")
+    return load_encoder(folder / "run/model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)
+def test_a_recipe_trains(recipe, tmp_path):
+    encoder = trained(recipe, recipe(tmp_path), tmp_path)
     if recipe is sparseup:
         head = encoder.head
         assert (head.token_topk, head.fold is not None) == (12, True)
@@ -156,6 +169,15 @@ def test_a_recipe_trains(recipe, tmp_path):
         assert encoder.markup.query_prompt == "search_query: "
     if recipe is opensearch_doc_v3:
         assert encoder.document.head.activation == "log1p_relu"
+
+
+@needs_gte
+@pytest.mark.slow
+def test_the_start_of_doc_v3_gte(tmp_path):
+    overrides = opensearch_doc_v3(tmp_path, gte(tmp_path / "start"))
+    encoder = trained(opensearch_doc_v3, overrides, tmp_path)
+    body = encoder.document.backbone
+    assert (body.model.config.model_type, body.layout.name) == ("gte", "packed")
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.__name__)

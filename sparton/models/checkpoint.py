@@ -19,12 +19,14 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from sparton.arguments import ArgumentError
 from sparton.models.body import ATTENTION_DROPOUTS, without_attention_dropout
 from sparton.models.causal_lm import Attention, is_causal_lm, set_attention
 from sparton.models.damage import check_finite, check_weights, readable
+from sparton.models.gte import translated
 from sparton.models.layouts import without_warnings
 from sparton.models.lora import adapter_base, adapts_head, with_adapter
 from sparton.models.repository import Source, join
@@ -197,6 +199,9 @@ def load_tokenizer(source: str | Path | Source, *, subfolder: str = "") -> PreTr
         )
     settings = _settings(source, subfolder)
     arguments = _arguments(source, settings, "tokenizer_args")
+    has_config = source.file("config.json", subfolder) is not None
+    if has_config and (translation := _translation(source, subfolder)) is not None:
+        arguments["config"] = AutoConfig.for_model(**translation)
     with readable(source, subfolder, "tokenizer"):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source.name,
@@ -276,15 +281,21 @@ def _config(source: Source, attention: Attention | None, subfolder: str) -> PreT
         )
     check_weights(Path(source.name) / subfolder)
     arguments = _arguments(source, _settings(source, subfolder), "config_args")
+    translation = _translation(source, subfolder)
     with readable(source, subfolder, "configuration"):
-        config, unknown = AutoConfig.from_pretrained(
-            source.name,
-            subfolder=subfolder,
-            return_unused_kwargs=True,
-            trust_remote_code=False,
-            **source.place,
-            **arguments,
-        )
+        if translation is None:
+            config, unknown = AutoConfig.from_pretrained(
+                source.name,
+                subfolder=subfolder,
+                return_unused_kwargs=True,
+                trust_remote_code=False,
+                **source.place,
+                **arguments,
+            )
+        else:
+            config, unknown = CONFIG_MAPPING[translation["model_type"]].from_dict(
+                translation, return_unused_kwargs=True, **arguments
+            )
         # Names of repositories there would be kernels to fetch and run.
         config._attn_implementation = config._experts_implementation = None
         layers = getattr(config, "num_hidden_layers", 0)
@@ -298,6 +309,15 @@ def _config(source: Source, attention: Attention | None, subfolder: str) -> PreT
             config_args=dict(source.config_args or {}),
         )
     return set_attention(without_attention_dropout(config), attention, str(source))
+
+
+def _translation(source: Source, subfolder: str) -> dict[str, Any] | None:
+    """What :func:`~sparton.models.gte.translated` makes of a checkpoint's configuration."""
+    with readable(source, subfolder, "configuration"):
+        content, _ = PreTrainedConfig.get_config_dict(
+            source.name, subfolder=subfolder, **source.place
+        )
+    return translated(Fields.of(content, join(source.name, subfolder, "config.json")))
 
 
 def _arguments(source: Source, settings: Fields, name: str) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
     DistilBertConfig,
@@ -24,10 +26,13 @@ from transformers import (
 
 from sparton.models.backbones import word_tokenizer
 from sparton.models.body import without_attention_dropout
+from tests.models.gte import needs_gte
 
 VOCABULARY_SIZE = 60
 MAX_LENGTH = 96
-FAMILIES = ("bert", "distilbert", "xlm_roberta", "modernbert")
+FAMILIES = (
+    "bert", "distilbert", "xlm_roberta", "modernbert", pytest.param("gte", marks=needs_gte),
+)  # fmt: skip
 
 
 def _bert() -> PreTrainedModel:
@@ -88,6 +93,20 @@ def _modernbert() -> PreTrainedModel:
     return ModernBertForMaskedLM(without_attention_dropout(config))
 
 
+def _gte() -> PreTrainedModel:
+    config = AutoConfig.for_model(
+        "gte",
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=MAX_LENGTH,
+        pad_token_id=0,
+    )
+    return AutoModelForMaskedLM.from_config(without_attention_dropout(config))
+
+
 @pytest.fixture(params=FAMILIES)
 def family(request: pytest.FixtureRequest) -> str:
     return request.param
@@ -101,6 +120,7 @@ def build_mlm() -> Callable[[str], PreTrainedModel]:
         "distilbert": _distilbert,
         "xlm_roberta": _xlm_roberta,
         "modernbert": _modernbert,
+        "gte": _gte,
     }
 
     def build(name: str) -> PreTrainedModel:

@@ -24,7 +24,7 @@ from sparton.types import TokenBatch, TokenRows
 TOLERANCE = 1e-5
 # Embeddings, masked-LM head and one for all layers; ModernBERT's also has layers with a window, a
 # first layer without a norm, and a norm at the end.
-GRAPHS = {"bert": 3, "distilbert": 3, "xlm_roberta": 3, "modernbert": 5}
+GRAPHS = {"bert": 3, "distilbert": 3, "xlm_roberta": 3, "modernbert": 5, "gte": 3}
 
 
 def batch(lengths=(3, 1, 0, 30, 2, 17), seed=0) -> TokenBatch:

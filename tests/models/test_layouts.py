@@ -33,6 +33,7 @@ from tests.models.alone import (
     gradients,
     states_attending,
 )
+from tests.models.gte import needs_gte
 
 ROBERTA = {"max_position_embeddings": 98, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 TOKENS = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
@@ -52,6 +53,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": (PACKED, {}),
     "electra": (PACKED, {"embedding_size": 16}),
     "ernie": (PACKED, {}),
+    "gte": (PACKED, {}),
     "modernbert": (PACKED, {**TOKENS, "cls_token_id": 2, "local_attention": 8}),
     "nomic_bert": (PACKED, {}),
     "roberta": (PACKED, ROBERTA),
@@ -100,7 +102,9 @@ def build(architecture: str, **others: Any) -> PreTrainedModel:
     return mlm.eval()
 
 
-@pytest.fixture(params=ARCHITECTURES)
+@pytest.fixture(
+    params=[pytest.param(x, marks=needs_gte if x == "gte" else ()) for x in ARCHITECTURES]
+)
 def architecture(request: pytest.FixtureRequest) -> str:
     return request.param
 
