@@ -10,12 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from transformers import AddedToken, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from sparton.arguments import ArgumentError
 from sparton.models.elementwise import replace_dropout, replace_layer_norms
 from sparton.models.layers import fuse_layers
-from sparton.models.layouts import Layout, choose_layout
+from sparton.models.layouts import Layout, choose_layout, layers_of
 from sparton.models.lora import Lora, add_adapters, freeze, merged, save_adapter
 from sparton.models.origin import Origin
 from sparton.models.repository import Source
@@ -277,11 +276,6 @@ def _every_weight(model: PreTrainedModel) -> dict[str, Tensor] | None:
 def _one_token(like: TokenBatch) -> TokenBatch:
     """A single token, on the device of a batch."""
     return TokenBatch.from_lists([[0]]).to(like.input_ids.device)
-
-
-def layers_of(module: nn.Module) -> list[nn.Module]:
-    """The layers of the bodies below a module, a layer before those within it."""
-    return [part for part in module.modules() if isinstance(part, GradientCheckpointingLayer)]
 
 
 def _compile_parts(model: PreTrainedModel) -> None:

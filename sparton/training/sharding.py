@@ -23,9 +23,9 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 
-from sparton.models.body import EncoderBody, layers_of
+from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
-from sparton.models.layouts import UniformLayout
+from sparton.models.layouts import UniformLayout, layers_of
 from sparton.training.distributed import World, is_sharded, whole
 from sparton.training.optimization import Optimizer
 from sparton.training.precision import Precision

@@ -7,10 +7,12 @@ padding would reach the text through a convolution or a Fourier transform, run l
 
 import logging
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForMaskedLM,
@@ -19,6 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from sparton.models import layouts
 from sparton.models.backbone import Backbone
 from sparton.models.body import without_attention_dropout
 from sparton.models.folders.splade import load_splade
@@ -201,6 +204,28 @@ def test_a_body_that_draws_random_numbers_is_refused():
     model.bert.embeddings.register_forward_hook(lambda _, __, out: out + torch.randn_like(out))
     with pytest.raises(ValueError, match="other states among others than alone"):
         choose_layout(model, 60, 96)
+
+
+@pytest.mark.parametrize("architecture", ["bert", "deberta", "modernbert", "albert", "convbert"])
+def test_weights_of_16_bits_are_tried_in_fp32(architecture, monkeypatch):
+    model = build(architecture).eval().bfloat16()
+    tokens = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():  # as they are, they round
+        states = model.base_model(input_ids=tokens).last_hidden_state
+        exact = deepcopy(model).float().base_model(input_ids=tokens).last_hidden_state
+    assert states.dtype == torch.bfloat16 and (states - exact).norm() > 1e-3 * exact.norm()
+    given = [(weight.data_ptr(), weight.dtype) for weight in model.parameters()]
+    differences = []
+
+    def are_close(states: Tensor, expected: Tensor) -> bool:
+        differences.append(float((states - expected).norm() / expected.norm()))
+        return close(states, expected)
+
+    close = layouts._are_close
+    monkeypatch.setattr(layouts, "_are_close", are_close)
+    assert choose_layout(model, 60, 96).name == ARCHITECTURES[architecture][0]
+    assert differences[-1] < 1e-5
+    assert given == [(weight.data_ptr(), weight.dtype) for weight in model.parameters()]
 
 
 @pytest.mark.gpu

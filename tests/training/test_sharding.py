@@ -18,7 +18,7 @@ from sparton.losses.regularizers import Regularizer, flops
 from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import word_tokenizer
-from sparton.models.body import layers_of
+from sparton.models.layouts import layers_of
 from sparton.models.colbert import ColbertHead
 from sparton.models.csr import AutoencoderHead
 from sparton.models.encoder import Encoder
