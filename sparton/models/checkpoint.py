@@ -356,4 +356,9 @@ def lowers_case(tokenizer: PreTrainedTokenizerFast) -> bool:
     from tokenizers.normalizers import Lowercase, Sequence
 
     first = tokenizer.backend_tokenizer.normalizer
-    return isinstance(first[0] if isinstance(first, Sequence) else first, Lowercase)
+    if isinstance(first, Sequence):
+        try:
+            first = first[0]
+        except IndexError:  # it has no length to ask for, and may be empty
+            return False
+    return isinstance(first, Lowercase)

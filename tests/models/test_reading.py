@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import normalizers
 from torch import Tensor
 from transformers import BertTokenizer
 
@@ -121,6 +122,23 @@ def test_so_they_do_with_tokenizers_whose_files_cannot_say_it(kind, tmp_path):
     torch.testing.assert_close(scores(load_encoder(saved)), expected, rtol=1e-4, atol=1e-4)
     edit(saved / TRANSFORMER_FILE, do_lower_case=False)
     assert not torch.allclose(scores(load_encoder(saved)), expected, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "normalizer, lowers",
+    [
+        (None, False),
+        (normalizers.Sequence([]), False),
+        (normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()]), False),
+        (normalizers.Sequence([normalizers.Lowercase(), normalizers.NFC()]), True),
+        (normalizers.Lowercase(), True),
+    ],
+)
+def test_any_normalizer_says_whether_it_lowers_case_first(normalizer, lowers, tmp_path):
+    encoder = make("splade")
+    encoder.tokenizer.backend_tokenizer.normalizer = normalizer
+    path = save(encoder, tmp_path / "model")
+    assert json.loads((path / TRANSFORMER_FILE).read_text())["do_lower_case"] == lowers
 
 
 def test_static_queries_stay_lower_case(tmp_path):
