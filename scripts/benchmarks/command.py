@@ -4,13 +4,16 @@ import argparse
 import hashlib
 import os
 import re
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from rich.console import Console
 
 from benchmarks.processes import run_cells
@@ -52,9 +55,10 @@ def main(words: Sequence[str], description: str | None = None) -> None:
         discard(study, cells, path)
     for suite, path in paths.items():
         resume(study, path, contexts[suite], set(cells[suite]))
-    for suite, path in paths.items():
-        deadline = arguments.deadline
-        run_suite(study, cells[suite], settings, contexts[suite], path, deadline, console)
+    with alone_in(Path(settings.folder)):
+        for suite, path in paths.items():
+            deadline = arguments.deadline
+            run_suite(study, cells[suite], settings, contexts[suite], path, deadline, console)
     if Path(settings.folder).exists():
         console.print(f"what cells left for others is in {settings.folder}", soft_wrap=True)
 
@@ -118,6 +122,20 @@ def default_folder(study: str) -> Path:
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         digest.update(path.read_bytes())
     return Path(tempfile.gettempdir()) / f"sparton-benchmark-{study}-{digest.hexdigest()[:12]}"
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """No other run has this folder meanwhile; ends the program if one has."""
+    lock = FileLock(f"{folder}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        sys.exit(f"benchmark.py: another run leaves its files in {folder}: name another --folder")
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def run_suite(

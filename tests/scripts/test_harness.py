@@ -257,6 +257,17 @@ def test_a_cell_that_hangs_is_killed_and_what_is_left_goes_on(tmp_path, monkeypa
     assert record["status"] == "timeout"
 
 
+def test_a_folder_is_of_one_run_at_a_time(tmp_path):
+    with command.alone_in(tmp_path / "left"):
+        with pytest.raises(SystemExit, match="left: name another --folder"):
+            with command.alone_in(tmp_path / "left"):
+                pass
+        with command.alone_in(tmp_path / "other"):
+            pass
+    with command.alone_in(tmp_path / "left"):
+        pass
+
+
 def test_nothing_begins_after_the_deadline(tmp_path):
     deadline = time.monotonic() - 1
     assert not list(processes.run_cells(HEAD, [GEMM], settings(tmp_path), deadline))
