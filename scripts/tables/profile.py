@@ -1,8 +1,9 @@
-"""What each kernel of the head waits for, by the profiler's counters."""
+"""What each kernel of the head waits for, by the profiler's counters, and what a step consists of."""
 
 from collections.abc import Sequence
 
 from benchmarks.head.profile import STALLS
+from benchmarks.training.suites import IN_FP8, OURS
 from tables.records import Record, markdown, table
 
 KERNELS = {
@@ -15,6 +16,18 @@ KERNELS = {
     "dweight_kernel": "gradient of the weight",
 }
 GEMM = "the library's product"
+# Kernels of a training's step by what their names begin with or contain, the first that fits.
+FAMILIES = {
+    "matrix products in FP8": ("qqtst",),
+    "matrix products in 16 bits": ("nvjet", "cublasLt::splitK"),
+    "norms, with residual and dropout": ("_norm_", "layer_norm", "GammaBeta"),
+    "attention": ("_varlen_attention",),
+    "GELU and its gradient": ("_gelu", "GeluBackward", "GeluCUDA"),
+    "head": tuple(KERNELS),
+    "rounding to FP8": ("_fp8_rows",),
+    "optimizer": ("multi_tensor_apply",),
+}
+REST = "the rest: sums of biases, copies, embeddings, loss"
 
 
 @table("profile", "head_profile", command="head --suite profile")
@@ -43,3 +56,32 @@ def _figures(launches: Sequence[Record]) -> list[str]:
     stall = max(launches[0]["stalls"], key=launches[0]["stalls"].get)
     clock = f"{mean('sm_ghz'):.2f}"
     return [str(len(launches)), f"{time:,.0f}", clock, *shares, traffic, STALLS.get(stall, stall)]
+
+
+@table("step_profile", "step_profile", command="training --suite fp8")
+def step(records: list[Record]) -> str:
+    """Milliseconds of each family of kernels in a step, by system."""
+    by_system = {record["system"]: _by_family(record["kernels"]) for record in records}
+    families = dict.fromkeys(name for found in by_system.values() for name in found)
+    order = [name for name in (*FAMILIES, REST) if name in families]
+    rows = [
+        [name, *(f"{found[name]:.1f}" if name in found else "" for found in by_system.values())]
+        for name in order
+    ]
+    rows.append(["all kernels", *(f"{sum(found.values()):.1f}" for found in by_system.values())])
+    rows.append(["a step by the clock", *(f"{record['step_ms']:.1f}" for record in records)])
+    header = [{OURS: "16 bits", IN_FP8: "FP8"}[system] for system in by_system]
+    return markdown(["ms of a step", *header], rows)
+
+
+def _by_family(kernels: Sequence[Record]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for kernel in kernels:
+        fitting = (
+            family
+            for family, parts in FAMILIES.items()
+            if any(part in kernel["name"] for part in parts)
+        )
+        family = next(fitting, REST)
+        found[family] = found.get(family, 0.0) + kernel["ms"]
+    return found

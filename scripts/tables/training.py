@@ -120,14 +120,25 @@ def joint_ratio(records: Sequence[Record], compiled: bool) -> float | None:
 @table("training_gpus", "training", "gpus", "training --suite gpus")
 def gpus(records: list[Record]) -> str:
     """The same work on each of several GPUs."""
+    return _beside_one_gpu(in_order("gpus", records))
+
+
+@table("training_decoders_gpus", "training", "decoders_gpus", "training --suite decoders_gpus")
+def decoders_gpus(records: list[Record]) -> str:
+    """The same of causal language models, whole on each GPU and sharded."""
+    return _beside_one_gpu(in_order("decoders_gpus", records))
+
+
+def _beside_one_gpu(records: Sequence[Record]) -> str:
     rows = []
-    for record in in_order("gpus", records):
-        own, base = rate(record), rate(find(records, gpus=1, micro_batch=record["micro_batch"]))
+    for record in records:
+        same = {key: record[key] for key in ("backbone", "micro_batch")}
+        own, base = rate(record), rate(find(records, gpus=1, **same))
         gain = ["", ""]
         if own and base:
             gain = [f"{own / base:.2f}", f"{own / base / record['gpus']:.0%}"]
-        rows.append([f"{record['gpus']}", _batch(record), *figures(record), *gain])
-    return markdown(["GPUs", "batch", *SHOWN, "times one GPU", "of linear"], rows)
+        rows.append([name(record), _batch(record), *figures(record), *gain])
+    return markdown(["", "batch", *SHOWN, "times one GPU", "of linear"], rows)
 
 
 @table("training_any_batch", "training", "any_batch", "training --suite any_batch")

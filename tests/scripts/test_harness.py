@@ -259,9 +259,9 @@ def test_a_cell_that_hangs_is_killed_and_what_is_left_goes_on(tmp_path, monkeypa
 
 def test_a_folder_is_of_one_run_at_a_time(tmp_path):
     with command.alone_in(tmp_path / "left"):
-        with pytest.raises(SystemExit, match="left: name another --folder"):
-            with command.alone_in(tmp_path / "left"):
-                pass
+        refused = pytest.raises(SystemExit, match="left: name another --folder")
+        with refused, command.alone_in(tmp_path / "left"):
+            pass
         with command.alone_in(tmp_path / "other"):
             pass
     with command.alone_in(tmp_path / "left"):

@@ -5,6 +5,7 @@ import json
 import sys
 
 import pytest
+import torch
 from rich.console import Console
 
 from sparton.training.loggers import (
@@ -14,6 +15,7 @@ from sparton.training.loggers import (
     tensorboard_logger,
     wandb_logger,
 )
+from sparton.training.profiling import profile_logger
 from tests.models.test_splade_folder import largest_file
 
 
@@ -110,3 +112,30 @@ def test_packages_that_are_missing_are_named(tmp_path, monkeypatch):
         wandb_logger(f"{tmp_path}", "sparton")
     with pytest.raises(ValueError, match="TensorBoard is a package of its own: pip install"):
         tensorboard_logger(f"{tmp_path}")
+
+
+def test_a_profile_is_of_the_steps_of_one_window(tmp_path):
+    logger = profile_logger(f"{tmp_path}")(start_step=0)
+    a = torch.randn(64, 64)
+    for step in range(1, 13):
+        a.exp() if 5 <= step <= 8 else a.cos()  # the window's steps do something else
+        if 5 <= step <= 8:
+            a @ a
+        if step == 1 or step % 4 == 0:
+            logger.log({"loss": 0.5}, step)
+    logger.close()
+    found = json.loads((tmp_path / "profile.json").read_text())
+    assert (found["first_step"], found["steps"]) == (5, 4)
+    calls = {kernel["name"]: kernel["calls"] for kernel in found["kernels"]}
+    assert calls["aten::exp"] == calls["aten::mm"] == 1 and "aten::cos" not in calls
+    times = [kernel["ms"] for kernel in found["kernels"]]
+    assert times == sorted(times, reverse=True) and 0 < sum(times) <= found["step_ms"]
+
+
+def test_a_run_that_is_too_short_for_a_profile_says_so(tmp_path, caplog):
+    logger = profile_logger(f"{tmp_path}")(start_step=0)
+    for step in (1, 50):
+        logger.log({"loss": 0.5}, step)
+    logger.close()
+    assert "no profile.json: it needs 3 lines of the log" in caplog.text
+    assert not list(tmp_path.iterdir())

@@ -18,11 +18,11 @@ from sparton.losses.regularizers import Regularizer, flops
 from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import word_tokenizer
-from sparton.models.layouts import layers_of
 from sparton.models.colbert import ColbertHead
 from sparton.models.csr import AutoencoderHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import EagerHead, SpartonHead
+from sparton.models.layouts import layers_of
 from sparton.training.distributed import World, is_sharded, whole
 from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.precision import Precision

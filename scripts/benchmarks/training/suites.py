@@ -257,8 +257,13 @@ SUITES: dict[str, list[Cell]] = {
         _decoder(OURS, "mistral-7b", 24, lora=16, compiled=True),
         _decoder(OURS, "mistral-7b", 64, lora=16, checkpointed=True),
         _decoder(THEIRS, "mistral-7b", 16, lora=16),
+    ],
+    # The same work on each of two GPUs, whole and sharded.
+    "decoders_gpus": [
+        _decoder(OURS, "llama-3.2-1b", 64),
         _decoder(OURS, "llama-3.2-1b", 64, gpus=2),
         _decoder(OURS, "llama-3.2-1b", 64, gpus=2, sharded=True),
+        _decoder(OURS, "mistral-7b", 24, lora=16),
         _decoder(OURS, "mistral-7b", 24, lora=16, gpus=2, sharded=True),
     ],
     # What sentence-transformers' own training gains from drop-ins.
