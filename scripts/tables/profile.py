@@ -1,4 +1,4 @@
-"""What each kernel of the head waits for, by the profiler's counters, and what a step consists of."""
+"""What each kernel of the head waits for, and what the steps of a training consist of."""
 
 from collections.abc import Sequence
 

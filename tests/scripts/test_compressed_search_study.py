@@ -109,7 +109,7 @@ def test_the_table_says_which_bars_are_met():
     records = [
         record(EXHAUSTIVE, LARGE, ONE, 12.5),
         record(STAGED, LARGE, ONE, 1.5),
-        record(STAGED, SMALL, MANY, 100.0),
+        record(EXHAUSTIVE, SMALL, MANY, 100.0),
         record("fast_plaid", SMALL, MANY, 250.0, nbits=4),
         {**Cell("fast_plaid", SMALL, *ONE)._asdict(), "status": "absent"},
     ]
@@ -121,5 +121,5 @@ def test_the_table_says_which_bars_are_met():
     assert lines[-3:] == [
         "| exhaustive, 1,000,000 documents, 1 query | ≤ 12 ms | 12.5 ms | **no** |",
         "| staged, 1,000,000 documents, 1 query | ≤ 2 ms | 1.50 ms | yes |",
-        "| staged, 100,000 documents, 256 queries | ≥ 3 times fast-plaid's rate | 2.50 | **no** |",
+        "| exhaustive, 100,000 documents, 256 queries | ≥ 3 times fast-plaid's rate | 2.50 | **no** |",
     ]

@@ -85,7 +85,10 @@ def test_a_joint_step_is_compared_with_its_slower_half(results):
 
 def test_several_gpus_are_compared_with_one(results):
     found = {(row[0], row[1]): row[-2:] for row in rows(TABLES["training_gpus"]())}
-    assert found["4", "1,536"] == found["4", "16,384 in 512s"] == ["2.00", "50%"]
+    name = "sparton, 4 GPUs, compiled backbone"
+    assert found[name, "1,536"] == found[name, "16,384 in 512s"] == ["2.00", "50%"]
+    sharded = [row for row in rows(TABLES["training_decoders_gpus"]()) if "sharded" in row[0]]
+    assert [row[-1] for row in sharded] == ["71%", "71%"]
 
 
 def test_what_was_not_measured_is_said_and_compared_with_nothing(results):
