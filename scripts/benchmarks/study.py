@@ -20,6 +20,7 @@ STUDIES = {
     "compressed_search": "benchmarks.search.compressed",
     "data": "benchmarks.data.study",
     "encoding": "benchmarks.encoding.study",
+    "collections": "benchmarks.encoding.collections",
     "training": "benchmarks.training.study",
 }
 

@@ -1,4 +1,5 @@
-"""Encoding: texts to vectors on the host, beside the model alone and sentence-transformers."""
+"""Encoding: texts to vectors on the host, beside the model alone and sentence-transformers; and by
+the commands that encode and evaluate collections."""
 
 from tables.records import Record, bold, find, markdown, table
 
@@ -16,6 +17,26 @@ def encoding(records: list[Record]) -> str:
         rows.append([kind, size, *figures, *shares])
     header = ["kind", "model", "the model alone", bold("sparton"), "sentence-transformers"]
     return markdown([*header, "of the model alone", "times sentence-transformers"], rows)
+
+
+@table("collections", "collections")
+def collections(records: list[Record]) -> str:
+    """Commands on one GPU and on several."""
+    rows = []
+    for record in records:
+        one = find(records, verb=record["verb"], kind=record["kind"], gpus=1)
+        own, base = _rate(record), _rate(one)
+        rows.append(
+            [
+                f"`{record['verb']}.py`, {record['kind']}",
+                str(record["gpus"]),
+                f"{own:,.0f}" if own else record["status"],
+                f"{own / base:.2f}" if own and base else "",
+                *(f"{record[key]:.1f}" if key in record else "" for key in ("seconds", "start_s")),
+            ]
+        )
+    header = ["", "GPUs", "texts/s", "times one GPU", "s", "s before the first text"]
+    return markdown(header, rows)
 
 
 def _rate(record: Record) -> float:

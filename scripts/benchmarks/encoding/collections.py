@@ -1,0 +1,193 @@
+"""``encode.py`` and ``evaluate.py`` as commands, on one GPU and on several."""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from benchmarks.encoding.models import PRECISION, write_model
+from benchmarks.processes import SCRIPTS
+from benchmarks.screen import Columns, Record, figure
+from benchmarks.study import Measured, Settings, Study
+from benchmarks.texts import documents
+from sparton.writing import replacing_folder
+
+ROOT = SCRIPTS.parent
+ENCODE, EVALUATE = "encode", "evaluate"
+# Documents of the runs: to encode, to know what the command takes beside, and to evaluate with one
+# query for so many.
+ALL, FEW, JUDGED, FOR_A_QUERY = "all", "few", "judged", 40
+SHARES = {ALL: 1.0, FEW: 0.01, JUDGED: 0.5}
+MINIATURE = 200
+_WORDS = slice(3, 20)  # of a document, which are a query
+
+
+class Cell(NamedTuple):
+    """A command, the kind of model, and on how many GPUs."""
+
+    verb: str
+    kind: str
+    gpus: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.verb} {self.kind} {self.gpus} GPU{'s' if self.gpus > 1 else ''}"
+
+
+class Run(NamedTuple):
+    """What a command left, and the wall-clock seconds it took."""
+
+    output: Path
+    seconds: float
+
+
+class CollectionsStudy(Study[Cell]):
+    """Texts per second of the commands that encode and evaluate, reading and writing included.
+
+        python scripts/benchmark.py collections --gpus 1 2      # results/<gpu>/collections.jsonl
+        python scripts/benchmark.py collections --device cpu --miniature --output FILE
+
+    Generated documents of 159 tokens, and a model of BERT-base's size with random weights. The rate
+    of ``encode.py`` is what many documents take longer than few: start-up is told by itself. What
+    several processes write, and the metrics they find, must be those of one.
+    """
+
+    name = "collections"
+    cell = Cell
+    limit = 900.0
+    needs_gpu = False
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "texts": {"type": int, "default": 400_000},
+        "kinds": {"nargs": "+", "default": ["splade", "colbert"]},
+        "gpus": {"type": int, "nargs": "+", "default": [1, 2]},
+    }
+    columns: ClassVar[Columns] = {
+        "texts/s": figure("texts_per_s", ",.0f"),
+        "start s": figure("start_s", ".1f"),
+        "documents s": figure("documents_s", ".1f"),
+        "all s": figure("seconds", ".1f"),
+    }
+
+    def suites(self, settings: Settings) -> dict[str, list[Cell]]:
+        kinds, gpus = (settings.options[name] for name in ("kinds", "gpus"))
+        return {
+            self.name: [
+                Cell(verb, kind, number)
+                for verb in (ENCODE, EVALUATE)
+                for kind in kinds
+                for number in gpus
+            ]
+        }
+
+    def process_of(self, cell: Cell) -> Hashable:
+        return cell.verb, cell.kind
+
+    def prepare(self, cells: Sequence[Cell], settings: Settings) -> Callable[[Cell], Measured]:
+        root, kind = Path(settings.folder), cells[0].kind
+        number = MINIATURE if settings.miniature else settings.options["texts"]
+        for name, share in SHARES.items():
+            write_collection(root / name, round(number * share))
+        model = write_model(root, kind, "tiny" if settings.miniature else "base")
+        measure = encode if cells[0].verb == ENCODE else evaluate
+        found: list[str] = []  # what came of each cell
+
+        def checked(cell: Cell) -> Record:
+            record, digest = measure(cell, root, model, settings)
+            found.append(digest)
+            return record | {"status": "ok"} if digest == found[0] else {"status": "red_gate"}
+
+        return checked
+
+    def words(self, record: Record) -> str:
+        return ", ".join(f"{words(record)} {heading}" for heading, words in self.columns.items())
+
+
+def write_collection(folder: Path, number: int) -> None:
+    """A folder in the layout of BEIR, whose queries are words of every fortieth document."""
+    if folder.exists():
+        return
+    texts = documents()
+    asked = range(0, number, FOR_A_QUERY)
+    with replacing_folder(folder) as fresh:
+        (fresh / "qrels").mkdir()
+        with (fresh / "corpus.jsonl").open("w") as file:
+            file.writelines(_line(f"d{row}", texts[row]) for row in range(number))
+        with (fresh / "queries.jsonl").open("w") as file:
+            words = (" ".join(texts[row].split()[_WORDS]) for row in asked)
+            file.writelines(_line(f"q{row}", text) for row, text in zip(asked, words, strict=True))
+        with (fresh / "qrels/test.tsv").open("w") as file:
+            file.write("query-id\tcorpus-id\tscore\n")
+            file.writelines(f"q{row}\td{row}\t1\n" for row in asked)
+
+
+def _line(key: str, text: str) -> str:
+    return json.dumps({"_id": key, "text": text}) + "\n"
+
+
+def encode(cell: Cell, root: Path, model: Path, settings: Settings) -> tuple[Record, str]:
+    """The figures, and a digest of all that was written."""
+    precision = f"precision={PRECISION[settings.device]}"
+    few, many = (
+        run("encode.py", cell, root, model, settings, name, f"data={root / name}", precision)
+        for name in (FEW, ALL)
+    )
+    counts = [sum(1 for _ in (root / name / "corpus.jsonl").open()) for name in (FEW, ALL)]
+    rate = (counts[1] - counts[0]) / max(many.seconds - few.seconds, 1e-9)
+    record = {
+        "texts_per_s": round(rate, 1),
+        "start_s": round(few.seconds - counts[0] / rate, 2),
+        "seconds": round(many.seconds, 2),
+        "bytes": sum(file.stat().st_size for file in many.output.rglob("*") if file.is_file()),
+    }
+    digest = hashlib.sha256()
+    for file in sorted(file for file in many.output.rglob("*") if file.is_file()):
+        digest.update(f"{file.relative_to(many.output)}".encode() + file.read_bytes())
+    for each in (few, many):
+        shutil.rmtree(each.output)
+    return record, digest.hexdigest()
+
+
+def evaluate(cell: Cell, root: Path, model: Path, settings: Settings) -> tuple[Record, str]:
+    """The figures, and the metrics as text."""
+    words = ["evaluation=beir_folder", f"evaluation.path={root / JUDGED}"]
+    words.append(f"encoder.precision={PRECISION[settings.device]}")
+    done = run("evaluate.py", cell, root, model, settings, JUDGED, *words)
+    (task,) = json.loads((done.output / "results.json").read_text())["tasks"]
+    seconds = task["seconds"]
+    documents = sum(1 for _ in (root / JUDGED / "corpus.jsonl").open())
+    record = {
+        "texts_per_s": round(documents / seconds["documents"], 1),
+        **{f"{name}_s": round(value, 3) for name, value in seconds.items()},
+        "seconds": round(sum(seconds.values()), 2),
+        "start_s": round(done.seconds - sum(seconds.values()), 2),
+        "metrics": task["metrics"],
+    }
+    return record, json.dumps(task["metrics"])
+
+
+def run(
+    script: str, cell: Cell, root: Path, model: Path, settings: Settings, name: str, *words: str
+) -> Run:
+    """Run a command of the repository to its end.
+
+    Raises:
+        RuntimeError: it failed; with the end of what it printed.
+    """
+    output = root / f"{cell.verb}-{cell.kind}-{cell.gpus}-{name}"
+    shutil.rmtree(output, ignore_errors=True)
+    command = [sys.executable, str(ROOT / script), f"model={model}", *words, f"output={output}"]
+    command += [f"gpus={cell.gpus}", f"device={settings.device}"]
+    begin = time.perf_counter()
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    seconds = time.perf_counter() - begin
+    if done.returncode:
+        raise RuntimeError(f"{script}: {(done.stderr or done.stdout)[-1000:]}")
+    return Run(output, seconds)
+
+
+STUDY = CollectionsStudy()
