@@ -96,6 +96,8 @@ class SparseVectors(NamedTuple):
 
     def slice(self, start: int, stop: int) -> "SparseVectors":
         """Vectors ``start : stop``; their entries are not copied."""
+        if (start, stop) == (0, self.num_vectors):
+            return self._replace(own=None)
         first, last = self.cu_seqlens[[start, stop]].tolist()
         cu_seqlens = self.cu_seqlens[start : stop + 1] - first
         return SparseVectors(

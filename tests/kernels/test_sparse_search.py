@@ -157,6 +157,14 @@ def test_queries_are_searched_in_parts_that_fit(device, monkeypatch):
     assert_same(search_with_triton(monkeypatch, device, postings, *asked), expected)
 
 
+def test_one_copy_brings_all_vectors():
+    whole = [torch.tensor([-1, 2**40, 7]), torch.zeros(0, dtype=torch.int64)]
+    half = [torch.tensor([5, 6, -7], dtype=torch.int32), torch.tensor([0.5, -2.0])]
+    found = function.in_one_copy([*whole, *half], torch.device("cpu"))
+    for each, expected in zip(found, [*whole, *half], strict=True):
+        assert each.dtype == expected.dtype and torch.equal(each, expected)
+
+
 @pytest.mark.parametrize("scores", ["ascending", "descending", "equal"])
 @pytest.mark.parametrize("k", [1, 7, 100])
 def test_a_threshold_that_rises_loses_nothing(scores, k):

@@ -3,7 +3,7 @@
 Q queries, N documents, V terms, K results.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from sparton.kernels.sparse_search.postings import GROUP, Postings
 from sparton.kernels.sparse_vectors import SparseVectors
 
 CPU_KEYS, GPU_SCORES = 2**24, 2**28  # of all queries that are searched at once
+FEW_KEYS = 2**15  # a GPU takes longer to begin with them than a host takes to read them
 
 
 def search_postings(
@@ -40,7 +41,8 @@ def search_postings(
         search = _search_gpu if postings.places.is_cuda else _search_cpu
         first = 0
         for keys in search(postings, queries, k, excluded):
-            found, numbers = from_keys(keys)  # where they are: a host may be slower at it
+            # Many are read where they are: a host may be slower at it.
+            found, numbers = from_keys(keys.cpu() if keys.numel() <= FEW_KEYS else keys)
             numbers.masked_fill_(found <= 0, -1)
             own = slice(first, first + len(keys)), slice(keys.shape[1])
             scores[own], rows[own] = found.clamp_(min=0).cpu().numpy(), numbers.cpu().numpy()
@@ -73,6 +75,20 @@ def _search_gpu(
     scores = torch.empty(at_once * num_scores, dtype=torch.float32, device=device)
     for first in range(0, queries.num_vectors, at_once):
         last = min(first + at_once, queries.num_vectors)
-        asked = queries.slice(first, last).to(device)
-        left_out = excluded[first:last].to(device)
+        asked = queries.slice(first, last)
+        left_out, bounds, terms, values = in_one_copy(
+            (excluded[first:last], asked.cu_seqlens, asked.terms, asked.values), device
+        )
+        asked = SparseVectors(values, terms, bounds, asked.width)
         yield best_keys_gpu(postings, asked, k, left_out, scores)
+
+
+def in_one_copy(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Vectors of the host on a device, by one copy, which takes as long as one of few numbers.
+
+    Args:
+        tensors: contiguous, those with the widest numbers first.
+    """
+    held = np.concatenate([each.numpy().view(np.uint8) for each in tensors])
+    parts = torch.from_numpy(held).to(device).split([each.nbytes for each in tensors])
+    return [part.view(each.dtype) for part, each in zip(parts, tensors, strict=True)]
