@@ -14,7 +14,6 @@ STUDIES = {
     "head": "benchmarks.head.study",
     "maxsim": "benchmarks.maxsim.study",
     "maxsim_backward": "benchmarks.maxsim.backwards",
-    "maxsim_search": "benchmarks.maxsim.search",
     "attention": "benchmarks.attention.study",
     "search": "benchmarks.search.study",
     "compressed_search": "benchmarks.search.compressed",
