@@ -3,23 +3,39 @@ nothing else.
 """
 
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sparton.arguments import refuse_below
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.encoded.claims import Watch, claimed
 from sparton.encoded.collection import EncodedTexts, open_encoded
-from sparton.encoded.facts import Facts, Settings, check_place, read_facts
+from sparton.encoded.facts import Facts, Settings, Shard, check_place, read_facts
 from sparton.encoded.folders import Texts, begin_folder
 from sparton.encoded.identity import encoder_digest
 from sparton.encoded.shards import inspect_shard, shard_path, write_shard
 from sparton.models.encoder import Encoder
-from sparton.representations import KINDS
-from sparton.retrieval.encoding import encode_texts, usual_pooling, usual_precision
-from sparton.retrieval.storing import VectorDtype
-from sparton.types import Kind, Side
+from sparton.representations import KINDS, Representations
+from sparton.retrieval.batches import ahead, encode_batches, gather_texts
+from sparton.retrieval.encoding import (
+    encode_texts,
+    evaluating,
+    groups_of,
+    longest_first,
+    usual_pooling,
+    usual_precision,
+)
+from sparton.retrieval.progress import progress_bar
+from sparton.retrieval.storing import VectorDtype, in_order
+from sparton.types import Kind, Side, TokenBatch
 
 _CLAIMS = "claims"
 _POLL = 0.5  # seconds
@@ -133,33 +149,97 @@ def encode_shards(
             inspect_shard(output, shard, settings)
     watch = Watch()
     while missing := [shard for shard in own if not shard_path(output, shard).is_file()]:
-        done = False
-        for shard in sorted(missing, key=lambda each: each.number % workers != rank):
-            with claimed(output / _CLAIMS / str(shard.number)) as mine:
-                if not mine or shard_path(output, shard).is_file():
-                    continue
-                rows = range(shard.start, shard.start + len(shard.rows))
-                label = f"shard {shard.number + 1} of {len(facts.shards())}" if progress else None
-                encoded = encode_texts(
-                    encoder,
-                    tokenizer,
-                    texts.take(rows).texts,
-                    settings.side,
-                    batch_tokens=batch_tokens,
-                    precision=settings.precision,
-                    kinds=settings.kinds,
-                    max_terms=settings.max_terms,
-                    vector_dtype=settings.vector_dtype,
-                    pool_factor=settings.pool_factor if "tokens" in settings.kinds else None,
-                    progress=label,
-                )
-                write_shard(output, shard, encoded)
-                done = True
+        ordered = sorted(missing, key=lambda each: each.number % workers != rank)
+        label = f"shard {{}} of {len(facts.shards())}" if progress else None
+        done = _encode_free(
+            encoder, tokenizer, texts, output, settings, ordered, batch_tokens, label
+        )
         if not done:  # others are at all that is left
             for shard in missing:
                 watch.drop_dead(output / _CLAIMS / str(shard.number))
             time.sleep(_POLL)
     _sweep(output)
+
+
+class _Begun(NamedTuple):
+    """A shard that is this process's own until it is written.
+
+    Attributes:
+        order: in which its texts are encoded.
+        claim: what ends when it is written.
+    """
+
+    shard: Shard
+    order: NDArray[np.int64]
+    claim: ExitStack
+
+
+def _encode_free(
+    encoder: Encoder,
+    tokenizer: PackedTokenizer,
+    texts: Texts,
+    output: Path,
+    settings: Settings,
+    shards: Sequence[Shard],
+    batch_tokens: int | None,
+    label: str | None,
+) -> bool:
+    """Encode those of the shards that nobody else is at, and say whether there were any.
+
+    While one is encoded, a thread reads and tokenises the texts that come next, of the next shard,
+    too, and another writes the last one: the device waits for neither.
+    """
+    begun: deque[_Begun] = deque()
+    tokenize = tokenizer.queries if settings.side == "query" else tokenizer.documents
+
+    def groups() -> Iterator[TokenBatch]:
+        for shard in shards:
+            claim = claims.enter_context(ExitStack())
+            mine = claim.enter_context(claimed(output / _CLAIMS / str(shard.number)))
+            if not mine or shard_path(output, shard).is_file():
+                claim.close()
+                continue
+            own = texts.take(range(shard.start, shard.start + len(shard.rows))).texts
+            order = longest_first(own)
+            begun.append(_Begun(shard, order, claim))
+            for rows in groups_of(order):
+                yield tokenize([own[row] for row in rows])
+
+    writing: Future[None] | None = None
+    with (
+        ExitStack() as claims,
+        ThreadPoolExecutor(1) as writer,
+        evaluating(encoder, settings.precision) as device,
+        ahead(groups()) as tokenized,
+    ):
+        pool_factor = settings.pool_factor if "tokens" in settings.kinds else None
+        batches = encode_batches(
+            encoder,
+            device,
+            tokenized,
+            settings.side,
+            settings.kinds,
+            batch_tokens=batch_tokens,
+            max_terms=settings.max_terms,
+            vector_dtype=settings.vector_dtype,
+            pooling=usual_pooling(encoder, settings.side, pool_factor),
+        )
+        for first in batches:
+            shard = begun.popleft()
+            said = label and label.format(shard.shard.number + 1)
+            with progress_bar(said, len(shard.order)) as advance:
+                parts = gather_texts(chain([first], batches), len(shard.order), advance)
+            if writing is not None:  # one at a time, so that memory has a bound
+                writing.result()
+            writing = writer.submit(_write, output, shard, parts)
+        if writing is not None:
+            writing.result()
+    return writing is not None
+
+
+def _write(output: Path, begun: _Begun, parts: list[Representations]) -> None:
+    with begun.claim:
+        write_shard(output, begun.shard, in_order(parts, begun.order))
 
 
 def encode_collection(

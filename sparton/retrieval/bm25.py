@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
-import snowballstemmer
 import torch
 from numpy.typing import NDArray
 
@@ -31,6 +30,8 @@ class Analyzer:
     """
 
     def __init__(self) -> None:
+        import snowballstemmer
+
         self._stemmer = snowballstemmer.stemmer("porter")
         self._stems: dict[str, str] = {}
 

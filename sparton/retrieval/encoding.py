@@ -1,32 +1,25 @@
 """Encoding whole collections. N texts, V terms."""
 
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from sparton.arguments import refuse_below
-from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.packing import ranges_of
-from sparton.representations import KINDS, Representations, TokenVectors
+from sparton.representations import KINDS, Representations
+from sparton.retrieval.batches import ahead, encode_batches, gather_texts
 from sparton.retrieval.crew import ALONE, Crew, Gathering
-from sparton.retrieval.pooling import pool_tokens
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.storing import Transfer, VectorDtype, in_order, store_tokens
-from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
+from sparton.retrieval.storing import VectorDtype, in_order
+from sparton.types import SIDES, Kind, Side, TextForm, Tokenizer, TokenPooling
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 PRECISION_OF_GPUS = "fp32"  # unless another is asked for
-_TOKENS = {"cuda": 2**17}, 2**12  # of a batch, by kind of device, and of any other
-_ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
-_NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
-_AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
 # Texts of a group, which is tokenised at once. Several processes have groups in turn, and whatever
 # their number is, batches are the same.
 _LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 2048, 256, 16
@@ -99,43 +92,46 @@ def encode_texts(
     kept = _checked_kinds(encoder, kinds, side, max_terms)
     check_pool_factor(pool_factor, kept, encoder)
     pooling = usual_pooling(encoder, side, pool_factor)
-    order = np.argsort([-len(text) for text in texts], kind="stable")
-    groups = [order[few.start : few.stop] for few in ranges_of(len(order), _group_size(len(order)))]
+    order = longest_first(texts)
+    groups = groups_of(order)
     tokenize = tokenizer.queries if side == "query" else tokenizer.documents
-    flight: deque[Transfer] = deque()
-    ends: deque[bool] = deque()  # of what flies, whether it is the last of its group
+    own = groups[crew.rank :: crew.size]
+    tokenized = (tokenize([texts[row] for row in rows], form) for rows in own)
     with (
         evaluating(encoder, precision) as device,
         progress_bar(progress, len(texts)) as advance,
         Gathering(crew, len(groups), advance) as gathering,
+        # A thread of its own would take a lone query two milliseconds.
+        ahead(tokenized) if len(own) > 1 else nullcontext(tokenized) as coming,
     ):
-        parts: list[Representations] = []  # of the group that is arriving
-
-        def collect(ahead: int) -> None:
-            for part in _arrived(flight, ahead):
-                parts.append(_finished(encoder, part, pooling, vector_dtype))
-                advance(part.num_texts)
-                if ends.popleft():
-                    gathering.add(parts)
-                    parts.clear()
-
-        bounds = _bounds(encoder, kept, device, batch_tokens)
-        travels_as = vector_dtype if pooling is None else "float32"
-        own = groups[crew.rank :: crew.size]
-        for tokens in _ahead(lambda rows: tokenize([texts[row] for row in rows], form), own):
-            for first, last in _batches(tokens.cu_seqlens, *bounds):
-                batch = tokens.select(first, last)
-                if device.type == "cuda":  # a copy from memory that is not pinned waits for the GPU
-                    batch = batch.pin_memory().to(device, non_blocking=True)
-                flight.append(_launch(encoder, batch, side, kept, max_terms, travels_as))
-                ends.append(last == tokens.num_sequences)
-                collect(_AHEAD.get(device.type, 0))
-        collect(0)
+        batches = encode_batches(
+            encoder,
+            device,
+            coming,
+            side,
+            kept,
+            batch_tokens=batch_tokens,
+            max_terms=max_terms,
+            vector_dtype=vector_dtype,
+            pooling=pooling,
+        )
+        for rows in own:
+            gathering.add(gather_texts(batches, len(rows), advance))
         encoded = gathering.all()
     if not encoded:
         return Representations()
     weights = getattr(encoder, "score_weights", {}) if side == "query" else {}
     return in_order(encoded, order)._replace(score_weights=weights)
+
+
+def longest_first(texts: Sequence[str]) -> NDArray[np.int64]:
+    """The order in which texts are encoded: row numbers, int64 ``[N]``."""
+    return np.argsort([-len(text) for text in texts], kind="stable")
+
+
+def groups_of(order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Consecutive rows that are tokenised at once; batches end where they do."""
+    return [order[few.start : few.stop] for few in ranges_of(len(order), _group_size(len(order)))]
 
 
 def _group_size(num_texts: int) -> int:
@@ -185,80 +181,6 @@ def evaluating(encoder: nn.Module, precision: str | None = None) -> Iterator[tor
         encoder.train(was_training)
 
 
-def _launch(
-    encoder: Any,
-    tokens: TokenBatch,
-    side: Side,
-    kinds: Collection[Kind],
-    max_terms: int | None,
-    vector_dtype: VectorDtype,
-) -> Transfer:
-    """Encode a batch; the host does not wait for it."""
-    if max_terms is not None and set(kinds) == {"sparse"} and hasattr(encoder, "topk"):
-        values, terms = encoder.topk(tokens, side, max_terms)
-        return _of_terms(values, terms, encoder.vocabulary_size)
-    given: Representations = encoder.encode(tokens, side)
-    vectors = (
-        given.tokens if "tokens" in kinds else None,
-        given.dense if "dense" in kinds else None,
-    )
-    if "sparse" not in kinds:
-        return Transfer(None, *vectors, vector_dtype=vector_dtype)
-    assert isinstance(given.sparse, Tensor), "encoders give all entries"
-    width = given.sparse.shape[1]
-    if max_terms is None:
-        return Transfer(given.sparse, *vectors, width=width, vector_dtype=vector_dtype)
-    # Stable: of equal weights the lower term is kept, on every device.
-    values, terms = given.sparse.sort(dim=1, descending=True, stable=True)
-    largest = values[:, :max_terms], terms[:, :max_terms]
-    return _of_terms(*largest, width, *vectors, vector_dtype=vector_dtype)
-
-
-def _of_terms(
-    values: Tensor,
-    terms: Tensor,
-    width: int,
-    *vectors: TokenVectors | None,
-    vector_dtype: VectorDtype = "float16",
-) -> Transfer:
-    """Take the entries ``values [N, k]`` at ``terms [N, k]``, which differ within a text."""
-    terms, order = terms.sort(1)
-    values = values.gather(1, order)
-    return Transfer(values, *vectors, terms=terms, width=width, vector_dtype=vector_dtype)
-
-
-def _arrived(flight: "deque[Transfer]", ahead: int) -> Iterator[Representations]:
-    """What has reached the host of the batches that were launched, while the device is at the last
-    ``ahead`` of them."""
-    if ahead and len(flight) > 1:
-        flight[-2].compact()
-    while len(flight) > ahead:
-        yield flight.popleft().finish()
-
-
-def _finished(
-    encoder: Any, encoded: Representations, pooling: TokenPooling | None, dtype: VectorDtype
-) -> Representations:
-    """Sparse vectors whose dot products are the encoder's similarities, and token vectors that are
-    pooled."""
-    sparse, tokens, dense = encoded.sparse, encoded.tokens, encoded.dense
-    if encoder.similarity == "cosine" and isinstance(sparse, SparseVectors):
-        sparse = sparse.normalized()
-    if pooling is not None:  # vectors have come in fp32
-        tokens = tokens and store_tokens(pool_tokens(tokens, pooling), dtype)
-        dense = dense and store_tokens(dense, dtype)
-    return encoded._replace(sparse=sparse, tokens=tokens, dense=dense)
-
-
-def _bounds(
-    encoder: Any, kinds: Collection[Kind], device: torch.device, batch_tokens: int | None
-) -> tuple[int, int]:
-    """The most tokens of a batch, and the most sequences."""
-    tokens, entries = (of.get(device.type, other) for of, other in (_TOKENS, _ENTRIES))
-    width = getattr(encoder, "vocabulary_size", 0) if "sparse" in kinds else 0
-    return batch_tokens or tokens, max(entries // max(width, _NARROWEST), 1)
-
-
 def _checked_kinds(
     encoder: Any, kinds: Collection[Kind] | None, side: Side, max_terms: int | None
 ) -> Collection[Kind]:
@@ -299,35 +221,6 @@ def usual_pooling(encoder: Any, side: Side, pool_factor: float | None) -> TokenP
     if pool_factor is not None:
         pooling = pooling._replace(factor=pool_factor)
     return pooling if side == "document" and pooling.factor > 1 else None
-
-
-def _batches(cu_seqlens: torch.Tensor, most_tokens: int, most: int) -> Iterator[tuple[int, int]]:
-    """Consecutive ranges of sequences within both bounds, never empty."""
-    start = longest = 0
-    lengths = cu_seqlens.diff().clamp(min=1).tolist()
-    for row, length in enumerate(lengths):
-        longest = max(longest, length)
-        if row > start and (row - start == most or (row + 1 - start) * longest > most_tokens):
-            yield start, row
-            start, longest = row, length
-    yield start, len(lengths)
-
-
-def _ahead(
-    function: Callable[[NDArray[np.int64]], TokenBatch], items: Sequence[NDArray[np.int64]]
-) -> Iterator[TokenBatch]:
-    """``map``, with the next item computed in a thread while the caller uses the last one; without
-    one where there is nothing to compute ahead, which spares a lone query two milliseconds."""
-    if len(items) < 2:
-        yield from map(function, items)
-        return
-    with ThreadPoolExecutor(1) as thread:
-        coming = thread.submit(function, items[0])
-        for item in items[1:]:
-            ready = coming.result()
-            coming = thread.submit(function, item)
-            yield ready
-        yield coming.result()
 
 
 def device_of(encoder: nn.Module) -> torch.device:

@@ -8,8 +8,6 @@ from itertools import pairwise
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from sparton.kernels.boundaries import cu_seqlens_of
@@ -47,6 +45,9 @@ def _pool(tokens: Tensor, pooling: TokenPooling) -> Tensor:
     count = max(int(len(rest) // pooling.factor), 1)
     if count >= len(rest):
         return tokens
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
     distances = (1 - rest @ rest.T).clamp_(0, 2).numpy()
     tree = linkage(squareform(distances, checks=False), method="ward")
     # Of tokens that are equally far from each other there may be fewer clusters than asked for.

@@ -106,7 +106,7 @@ def test_memory_does_not_grow_with_the_collection(tmp_path, forked):
     with ProcessPoolExecutor(1, mp_context=forked) as pool:
         few, many, at_once = (
             pool.submit(peak_memory, wide, tmp_path / str((number, rows)), number, rows).result()
-            for number, rows in ((500, 250), (2500, 250), (2500, 2500))
+            for number, rows in ((1000, 250), (3000, 250), (3000, 3000))
         )
     assert many < few + 2**25, (few, many, at_once)
     assert at_once > few + 2**25, (few, many, at_once)

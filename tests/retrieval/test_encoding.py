@@ -20,7 +20,7 @@ from sparton.models.colbert import ColbertHead
 from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
 from sparton.representations import Representations, TokenVectors
-from sparton.retrieval import encoding
+from sparton.retrieval import batches, encoding
 from sparton.retrieval.encoding import AUTOCAST, encode_texts
 from sparton.retrieval.storing import in_order
 from sparton.types import Forms, Side, TokenBatch
@@ -102,7 +102,7 @@ def random_texts(count: int, longest: int = 12) -> list[str]:
 @pytest.mark.parametrize("at_once", [3, 2048])
 def test_rows_are_those_of_single_texts_in_order(monkeypatch, batch_tokens, sequences, at_once):
     monkeypatch.setattr(encoding, "_LARGEST_GROUP", at_once)
-    monkeypatch.setattr(encoding, "_ENTRIES", ({}, sequences * encoding._NARROWEST))
+    monkeypatch.setattr(batches, "_ENTRIES", ({}, sequences * batches._NARROWEST))
     texts, encoder = random_texts(50), CountingEncoder()
     rows = sparse_rows(encoder, texts, batch_tokens=batch_tokens)
     assert (rows.num_vectors, rows.width) == (50, VOCABULARY)
@@ -166,7 +166,7 @@ def test_batches_that_are_on_their_way_together_arrive_in_order(monkeypatch, ahe
     """As on a GPU, which is given more work before the host looks at what it was given first."""
     texts = random_texts(40)
     usual = encode(VectorEncoder(True), texts, batch_tokens=30, max_terms=max_terms)
-    monkeypatch.setattr(encoding, "_AHEAD", {"cpu": ahead})
+    monkeypatch.setattr(batches, "_AHEAD", {"cpu": ahead})
     found = encode(VectorEncoder(True), texts, batch_tokens=30, max_terms=max_terms)
     for ours, theirs in ((found.sparse, usual.sparse), (found.tokens, usual.tokens)):
         assert torch.equal(ours.values, theirs.values)

@@ -1,0 +1,47 @@
+"""What is computed ahead comes in order, in time, and no longer than it is wanted."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sparton.retrieval.batches import ahead
+
+PATIENCE = 10  # seconds
+
+
+def test_the_next_items_are_computed_in_a_thread_while_one_is_used():
+    computed = [threading.Event() for _ in range(9)]
+
+    def items() -> Iterator[tuple[int, int]]:
+        for number, event in enumerate(computed):
+            event.set()
+            yield number, threading.get_ident()
+
+    with ahead(items()) as coming:
+        number, thread = next(coming)
+        assert (number, thread == threading.get_ident()) == (0, False)
+        assert computed[1].wait(PATIENCE)
+        assert not computed[-1].is_set(), "no more than a few"
+        assert list(coming) == [(number, thread) for number in range(1, 9)]
+
+
+def test_an_error_comes_after_what_was_before_it():
+    def items() -> Iterator[int]:
+        yield from (1, 2)
+        raise ValueError("the third")
+
+    found = []
+    with pytest.raises(ValueError, match="the third"), ahead(items()) as coming:
+        found.extend(coming)
+    assert found == [1, 2]
+
+
+def test_nothing_is_computed_after_the_block():
+    items = iter(range(1000))
+    with ahead(items) as coming:
+        assert next(coming) == 0
+    left = list(items)
+    assert 900 < len(left) < 1000
+    with pytest.raises(StopIteration):
+        next(items)
