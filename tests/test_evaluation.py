@@ -240,6 +240,11 @@ def test_the_folder_of_a_run_says_where_its_model_is(tmp_path):
     (tmp_path / "model").mkdir()
     with pytest.raises(FileNotFoundError, match=f"its model is {tmp_path}/model"):
         load_retriever(tmp_path)
+    for run in ("seed-1", "seed-0"):
+        (tmp_path / "study" / run / "model").mkdir(parents=True)
+    message = f"folder of runs: a model is {tmp_path}/study/seed-0/model, one of 2$"
+    with pytest.raises(FileNotFoundError, match=message):
+        load_retriever(tmp_path / "study")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="model_type"):
         load_retriever(tmp_path)

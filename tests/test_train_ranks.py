@@ -129,7 +129,7 @@ def test_rank_0_of_torchrun_is_killed_and_the_same_command_goes_on(tmp_path, dev
     assert process.returncode == 1 and time.time() - last.stat().st_mtime < 60
     status = read_status(killed)
     assert status.state == "killed" and "which torchrun sends when it or another" in status.message
-    told = f"{status.message}; the same command goes on from the last checkpoint"
+    told = f"{status.message}; the same command goes on from the last checkpoint, or"
     assert (process.stdout + process.stderr).count(told) == 1
     process = torchrun(killed)
     assert process.returncode == 0, process.stderr

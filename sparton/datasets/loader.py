@@ -54,6 +54,14 @@ class BatchStream(Dataset[TrainBatch]):
         self.rank = rank
         self.share = batch // world_size
         self.unique_positives = unique_positives
+        if unique_positives and batch > len(data):
+            raise ArgumentError(
+                "{batch} is more than the {} examples of the data, none of which comes twice in a "
+                "batch with {unique_positives}: make it {} at most",
+                *(len(data), len(data)),
+                batch=batch,
+                unique_positives=True,
+            )
         # What every batch has is settled here, so that all ranks agree about it.
         self._uneven = bool(without_negatives(data, num_negatives))
         self._scored = not self._uneven and not without_scores(data)
@@ -129,10 +137,9 @@ class BatchStream(Dataset[TrainBatch]):
                 return example
         raise ArgumentError(
             "{unique_positives:name}: {} draws for position {} gave only queries or positives that "
-            "the batch of {} already holds: make it smaller, or set {unique_positives}",
-            SUBSTITUTION_ATTEMPTS,
-            position,
-            self.batch,
+            "the batch of {} already holds, and the data has {} examples: make it smaller, or set "
+            "{unique_positives}",
+            *(SUBSTITUTION_ATTEMPTS, position, self.batch, len(self.data)),
             unique_positives=False,
         )
 

@@ -21,6 +21,11 @@ def check_place(name: str | Path) -> None:
         raise FileNotFoundError(
             f"{name} is the folder of a run: its model is {Path(name) / 'model'}"
         )
+    if runs := sorted(each.parent for each in Path(name).glob("*/model") if _is_run(each.parent)):
+        raise FileNotFoundError(
+            f"{name} is a folder of runs: a model is {runs[0] / 'model'}"
+            + (f", one of {len(runs)}" if runs[1:] else "")
+        )
     first, *rest = Path(name).parts or ("",)
     below_here = rest and Path(first).is_dir()  # a slip in a path is no name on the hub
     if not Path(name).is_dir() and (below_here or not HUB_NAME.fullmatch(str(name))):

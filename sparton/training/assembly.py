@@ -54,8 +54,8 @@ def build_objective(
             if share < 0.9:
                 log.warning(
                     "the %s regularizer %s reaches %.0f %% of its weight: its ramp is longer than "
-                    "this run of %d steps; make the steps of its ramp fit",
-                    *(side, name, 100 * share, steps),
+                    "this run of %d steps; make it fit, with %s_regularizer.%s.ramp.steps",
+                    *(side, name, 100 * share, steps, side, name),
                 )
     penalties = kept["query"], kept["document"]
     return Objective(

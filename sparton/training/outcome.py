@@ -34,6 +34,7 @@ from sparton.training.status import (
 
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
+GOES_ON = "the same command goes on from the last checkpoint, or begins anew where there is none"
 
 # When a process dies, the collectives of the others fail. Whoever started them ends them within
 # this many seconds; an error that is still there afterwards is their own.
@@ -98,7 +99,7 @@ def termination_noted(folder: Path, run: str) -> Iterator[None]:
         if elastic and number == signal.SIGTERM:
             message += ", which torchrun sends when it or another rank is ended"
         if os.getpid() == process and end_run(folder, run, Status(KILLED, message)) and elastic:
-            log.error("%s; the same command goes on from the last checkpoint", message)
+            log.error("%s; %s", message, GOES_ON)
 
     def end(number: int, _: FrameType | None) -> None:
         note(number)
@@ -163,6 +164,6 @@ def run_on_gpus(command: Sequence[str], gpus: int, folder: Path) -> None:
         status = read_status(folder)
         raise RunError(status.message if status else message, told=True)
     raise RunError(
-        f"{message}, and the others with it; the same command goes on from the last checkpoint",
+        f"{message}, and the others with it; {GOES_ON}",
         told=False,
     )

@@ -186,10 +186,13 @@ def test_too_few_different_positives(
 ) -> None:
     source = text_records(write_jsonl([[f"w{number}", f"w{number % 3}"] for number in range(20)]))
     stream = BatchStream(Mixture({"a": source}), tokenizer, batch=4, unique_positives=True)
-    message = "only queries or positives that the batch of 4 already holds"
+    message = "only queries or positives that the batch of 4 already holds, and the data has 20"
     with pytest.raises(ValueError, match=message):
         stream[0]
     assert BatchStream(Mixture({"a": source}), tokenizer, batch=3, unique_positives=True)[0]
+    assert BatchStream(Mixture({"a": source}), tokenizer, batch=21, unique_positives=False)[0]
+    with pytest.raises(ValueError, match=r"batch=21 is more than the 20 examples .* 20 at most"):
+        BatchStream(Mixture({"a": source}), tokenizer, batch=21, unique_positives=True)
 
 
 def test_what_the_first_batch_lacks_is_said_in_the_parent_process(

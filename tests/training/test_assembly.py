@@ -24,4 +24,5 @@ def test_a_ramp_longer_than_the_run_is_said(steps, said, caplog):
     penalty = Regularizer(l1, 1.0, LinearRamp(100))
     build_objective(ENCODER, InfoNCE(), {"query": {"l1": penalty}, "document": {}}, steps)
     assert ("the query regularizer l1 reaches 11 % of its weight" in caplog.text) == said
+    assert ("make it fit, with query_regularizer.l1.ramp.steps" in caplog.text) == said
     assert bool(caplog.records) == said

@@ -12,7 +12,7 @@ import torch
 
 from sparton.errors import DeviceMemoryError, RunError
 from sparton.training import status
-from sparton.training.outcome import run_here, run_on_gpus
+from sparton.training.outcome import GOES_ON, run_here, run_on_gpus
 from sparton.training.status import Status, read_status
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,7 @@ def test_a_rank_of_torchrun_that_does_not_come_to_its_handler_notes_its_end(tmp_
         said = process.stderr.read().decode()
     message = "ended by SIGTERM, which torchrun sends when it or another rank is ended"
     assert read_status(tmp_path) == Status("killed", message)
-    assert said == f"{message}; the same command goes on from the last checkpoint\n"
+    assert said == f"{message}; {GOES_ON}\n"
 
 
 def ranks(folder: Path, code: str) -> list[str]:

@@ -26,7 +26,10 @@ import yaml
 
 from sparton.cli.commands.flags import command_parser, flags_named
 
-INTERRUPTED = "the same command goes on from the last checkpoint"
+INTERRUPTED = (
+    "the same command goes on from the last checkpoint, or begins anew where there is none yet "
+    "(--checkpoint-every)"
+)
 
 
 def main(arguments: Sequence[str]) -> None:

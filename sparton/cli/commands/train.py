@@ -6,7 +6,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-INTERRUPTED = "the same command goes on from the last checkpoint"
+INTERRUPTED = (
+    "the same command goes on from the last checkpoint, or begins anew where there is none yet "
+    "(checkpoint_every)"
+)
 
 
 def set_environment() -> None:
