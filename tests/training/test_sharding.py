@@ -168,6 +168,7 @@ def assert_gradients_of_one_graph(found: list[dict[tuple[str, int | None], dict]
             assert distance(off, expected) > 1e-3
 
 
+@pytest.mark.slow
 def test_gradients_of_two_ranks_are_those_of_one_graph(tmp_path):
     found = on_ranks(2, tmp_path, sharded_gradients, ["llama"], [None, 3])
     assert_gradients_of_one_graph(found)
