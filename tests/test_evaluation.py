@@ -245,6 +245,9 @@ def test_the_folder_of_a_run_says_where_its_model_is(tmp_path):
     message = f"folder of runs: a model is {tmp_path}/study/seed-0/model, one of 2$"
     with pytest.raises(FileNotFoundError, match=message):
         load_retriever(tmp_path / "study")
+    (tmp_path / "study/config.json").write_text("{}")  # a model, whatever lies below it
+    with pytest.raises(ValueError, match="model_type"):
+        load_retriever(tmp_path / "study")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="model_type"):
         load_retriever(tmp_path)
