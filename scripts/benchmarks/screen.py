@@ -29,6 +29,11 @@ def timed_words(record: Record) -> str:
     return f"{found}, {mebibytes(record)} MiB" if "peak_bytes" in record else found
 
 
+def in_words(columns: Columns, record: Record) -> str:
+    """What the columns say of a record, in a line."""
+    return ", ".join(f"{words(record)} {heading}" for heading, words in columns.items())
+
+
 def describe(label: str, words: Callable[[Record], str], record: Record) -> str:
     """One line: what was found of a cell, what its gate refused or its error said, and how long
     that took."""

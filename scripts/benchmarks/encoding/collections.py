@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from benchmarks.encoding.models import PRECISION, write_model
 from benchmarks.processes import SCRIPTS
-from benchmarks.screen import Columns, Record, figure
+from benchmarks.screen import Columns, Record, figure, in_words
 from benchmarks.study import Measured, Settings, Study
 from benchmarks.texts import documents
 from sparton.writing import replacing_folder
@@ -104,7 +104,7 @@ class CollectionsStudy(Study[Cell]):
         return checked
 
     def words(self, record: Record) -> str:
-        return ", ".join(f"{words(record)} {heading}" for heading, words in self.columns.items())
+        return in_words(self.columns, record)
 
 
 def write_collection(folder: Path, number: int) -> None:
@@ -138,14 +138,15 @@ def encode(cell: Cell, root: Path, model: Path, settings: Settings) -> tuple[Rec
     )
     counts = [sum(1 for _ in (root / name / "corpus.jsonl").open()) for name in (FEW, ALL)]
     rate = (counts[1] - counts[0]) / max(many.seconds - few.seconds, 1e-9)
+    files = sorted(file for file in many.output.rglob("*") if file.is_file())
     record = {
         "texts_per_s": round(rate, 1),
         "start_s": round(few.seconds - counts[0] / rate, 2),
         "seconds": round(many.seconds, 2),
-        "bytes": sum(file.stat().st_size for file in many.output.rglob("*") if file.is_file()),
+        "bytes": sum(file.stat().st_size for file in files),
     }
     digest = hashlib.sha256()
-    for file in sorted(file for file in many.output.rglob("*") if file.is_file()):
+    for file in files:
         digest.update(f"{file.relative_to(many.output)}".encode() + file.read_bytes())
     for each in (few, many):
         shutil.rmtree(each.output)

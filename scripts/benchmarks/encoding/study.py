@@ -19,7 +19,7 @@ from benchmarks.encoding.models import (
     write_model,
 )
 from benchmarks.gate import passes, relative_errors
-from benchmarks.screen import Columns, Record, figure
+from benchmarks.screen import Columns, Record, figure, in_words
 from benchmarks.study import Measured, Settings, Study
 from benchmarks.texts import documents
 
@@ -136,7 +136,7 @@ class EncodingStudy(Study[Cell]):
         return record | {"status": "ok"}
 
     def words(self, record: Record) -> str:
-        return ", ".join(f"{words(record)} {heading}" for heading, words in self.columns.items())
+        return in_words(self.columns, record)
 
 
 def _rate(run: Callable[[], int], device: str, seconds: float) -> float:
