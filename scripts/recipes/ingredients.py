@@ -31,6 +31,7 @@ class Ingredient(NamedTuple):
             zero-shot.
         miners: whose negatives there are, seven of each query.
         teachers: weights of all-MiniLM-L6-v2, BM25 and the late-interaction model.
+        home: the same for SQuAD and ACL, which the late-interaction model has learned from.
         start: the language model that models with terms start from.
         settings: of every kind.
         sparse: settings of the kinds with terms.
@@ -42,6 +43,7 @@ class Ingredient(NamedTuple):
     collection: str = ""
     miners: tuple[str, ...] = ()
     teachers: Teachers | None = None
+    home: Teachers | None = None
     start: str = ""
     settings: tuple[str, ...] = ()
     sparse: tuple[str, ...] = ()
@@ -54,6 +56,7 @@ class Ingredient(NamedTuple):
             collection=other.collection or self.collection,
             miners=(*self.miners, *other.miners),
             teachers=other.teachers or self.teachers,
+            home=other.home or self.home,
             start=other.start or self.start,
             settings=(*self.settings, *other.settings),
             sparse=(*self.sparse, *other.sparse),
@@ -88,6 +91,7 @@ INGREDIENTS = {
     "parent-bm25": Ingredient(teachers=(1, 1, 0), loss=(TEMPERATURE,)),
     "parent-most": Ingredient(teachers=(2, 1, 0), loss=(TEMPERATURE,)),
     "three-teachers": Ingredient(teachers=(2, 1, 1), loss=(TEMPERATURE,)),
+    "late-at-home": Ingredient(home=LATE),
     "little-infonce": Ingredient(loss=("weights.infonce=0.2",)),
     "sharper": Ingredient(loss=("losses.kl_divergence.teacher_temperature=0.05",)),
     "softer": Ingredient(loss=("losses.kl_divergence.teacher_temperature=0.2",)),
@@ -157,6 +161,8 @@ ABLATION = {
     "best-roots": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "roots"),
     "best-homogeneous": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "homogeneous"),
     "best-long": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "long"),
+    "best-home": (*DISTILLED, "late-at-home", "little-infonce", "frozen", "slow", "ema"),
+    "best-home-long": (*DISTILLED, "late-at-home", "little-infonce", "frozen", "ema", "long"),
     "best-target": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "target"),
 }
 _BEST = ABLATION["best"]
@@ -165,10 +171,11 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     "splade": ABLATION,
     "colbert": {
         name: ABLATION[name]
-        for name in ("base", "best", "slow", "texts", "distilled", "best-slower")
+        for name in ("base", "best", "best-home", "best-home-long", "slow", "texts", "distilled")
     }
     | {
         "best-parent": (*_BEST, "parent"),
+        "best-slower": ABLATION["best-slower"],
         "best-wide": (*_BEST, "full-width"),
         "best-plain": (*_BEST, "no-expansion"),
         "best-target": ABLATION["best-target"],
@@ -179,9 +186,13 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "best": (*_BEST, "own-idf"),
         "best-learned": (*_BEST, "own-idf", "learned-queries"),
         "best-fast": (*ABLATION["best-fast"], "own-idf"),
+        "best-home-long": (*ABLATION["best-home-long"], "own-idf"),
         "best-target": (*ABLATION["best-target"], "own-idf"),
     },
-    "joint": {name: ABLATION[name] for name in ("base", "best", "best-fast", "best-target")},
+    "joint": {
+        name: ABLATION[name]
+        for name in ("base", "best", "best-home-long", "best-fast", "best-target")
+    },
 }
 # Trained with every seed, and then averaged.
 CHOSEN = {

@@ -191,7 +191,8 @@ def data_words(arguments: argparse.Namespace, whole: Ingredient, needs: list[str
             "negatives": "required" if whole.miners else "none",
         }
         if whole.miners:
-            weights = ",".join(str(weight) for weight in whole.teachers or (1, 1, 1))
+            teachers = whole.home if source in JUDGED and whole.home else whole.teachers
+            weights = ",".join(str(weight) for weight in teachers or (1, 1, 1))
             fields["teachers"] = f"{{weights: [{weights}], scaling: min_max}}"
         listed = ", ".join(f"{key}: {value}" for key, value in fields.items())
         words.append(f"{'' if name in JUDGED else '+'}data.sources.{name}={{{listed}}}")

@@ -31,7 +31,11 @@ MODELS = {"bm25": "BM25", "dense": "all-MiniLM-L6-v2, dense, as it comes"} | {
     f"{system}-{data}": f"{system}, {data}"
     for system, data in product(SYSTEMS, ("pairs", "mined", "distilled"))
 }
-MODELS["splade-pairs-half-residual"] = "splade, pairs, 16 bits between layers"
+MODELS |= {
+    "splade-pairs-half-residual": "splade, pairs, 16 bits between layers",
+    "smollm2-splade": "splade on SmolLM2-135M, pairs",
+    "smollm2-colbert": "colbert on SmolLM2-135M, pairs",
+}
 NO_MODELS = "Not measured yet: `python scripts/zero_shot.py --only 'kinds-*'`.\n"
 
 
