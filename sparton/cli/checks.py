@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 from hydra.utils import instantiate
@@ -165,11 +166,16 @@ def _check_fp8(cfg: DictConfig) -> None:
 
 
 def _check_lora(cfg: DictConfig) -> None:
-    """Precisions that would not keep adapters and frozen weights in their dtypes."""
+    """Adapters without their library, and precisions that would not keep them and the frozen
+    weights in their dtypes."""
     for name in ("backbone.lora", "query_encoder.backbone.lora"):
         lora = OmegaConf.select(cfg, name)
         if not OmegaConf.is_dict(lora):
             continue
+        if find_spec("peft") is None:
+            raise ModuleNotFoundError(
+                f"{name} needs peft, which is an extra: pip install 'sparton[lora]'"
+            )
         if cfg.precision == "bf16_pure":
             raise ValueError(
                 f"precision=bf16_pure would keep the adapters of {name} in 16 bits, in which small "

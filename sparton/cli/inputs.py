@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from sparton.cli.schema import total_steps
 from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import TaskBuilders, hold_out_dev, say_how_often, task_builders
+from sparton.training.settings import OF_SOME_DEVICES
 
 if TYPE_CHECKING:
     from sparton.datasets.mixture import Mixture
@@ -35,8 +36,16 @@ class Inputs(NamedTuple):
 def read_inputs(cfg: DictConfig, world: "World") -> Inputs:
     """Ask for the loggers, and read data and tasks; only the main process logs. Every test task is
     downloaded and checked here, before the training and not after it, by the main process before
-    the others read it."""
+    the others read it. What this device lacks is said before anything is read.
+
+    Raises:
+        ValueError: a precision that the device does not have, or what data and tasks raise.
+    """
     refuse_unknown_settings(cfg, ("logger", "data", "evaluation"))
+    if cfg.precision in OF_SOME_DEVICES:
+        from sparton.training.precision import Precision
+
+        Precision(cfg.precision, world.device)
     loggers = list(instantiate(cfg.logger).values()) if world.is_main else []
     data, dev = hold_out_dev(cfg, instantiate(cfg.data))
     say_how_often(data, total_steps(cfg), cfg.batch)

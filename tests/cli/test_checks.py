@@ -3,8 +3,12 @@
 import re
 
 import pytest
+import torch
+from hydra.errors import InstantiationException
 
 from sparton.cli.checks import check
+from sparton.cli.inputs import read_inputs
+from sparton.training.distributed import World
 from tests.composing import composed
 
 
@@ -87,3 +91,24 @@ def test_what_a_sharded_training_cannot_do_is_refused(override, message):
 def test_fp8_trains_in_16_bit():
     for precision in ("bf16", "fp16", "fp8", "bf16_pure"):
         check(composed("head.fp8=true", f"precision={precision}"), world_size=1)
+
+
+def test_adapters_without_peft_are_refused(monkeypatch):
+    adapters = composed("backbone.lora={rank: 4}")
+    monkeypatch.setattr("sparton.cli.checks.find_spec", lambda name: name != "peft" or None)
+    with pytest.raises(ModuleNotFoundError, match=r"backbone\.lora needs peft.*sparton\[lora\]"):
+        check(adapters, world_size=1)
+    check(composed(), world_size=1)
+    monkeypatch.undo()
+    check(adapters, world_size=1)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp8"])
+def test_a_precision_that_the_device_lacks_is_refused_before_data_are_read(precision):
+    missing = composed("data=text_files", "data.files=[there_is_none.jsonl]")
+    of_a_cpu = World(0, 1, torch.device("cpu"))
+    with pytest.raises(InstantiationException, match="there_is_none"):
+        read_inputs(missing, of_a_cpu)
+    missing.precision = precision
+    with pytest.raises(ValueError, match=f"precision={precision} needs a CUDA GPU"):
+        read_inputs(missing, of_a_cpu)
