@@ -1,6 +1,7 @@
 """``sparton compare``: is one run better than another, or is it chance?"""
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,6 +116,8 @@ def _legend(tests: int) -> str:
 
 
 def _p(value: float) -> str:
+    if math.isnan(value):
+        return "-"  # a single query has no t-test
     return "<0.0001" if value < 1e-4 else f"{value:.4f}"
 
 
