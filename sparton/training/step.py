@@ -3,14 +3,15 @@
 In-batch negatives and FLOPS do not add up over parts of a batch, so the objective is evaluated
 once, on the representations of all ranks and micro-batches (Gao et al., arXiv 2101.06983):
 
-1. encode the micro-batches without a graph, and tell an encoder that counts what it used for the
-   whole batch, on which some of its losses depend;
+1. encode the micro-batches, all but the last without a graph, and tell an encoder that counts what
+   it used for the whole batch, on which some of its losses depend;
 2. gather the representations, evaluate the objective, and differentiate it with respect to them;
-3. encode each micro-batch again with a graph and push its slice of that gradient through; the
-   fused head does not look for its maxima again;
+3. push its slice of that gradient through the last micro-batch, whose graph is there, and then
+   encode each of the others again with a graph and do the same; the fused head does not look for
+   its maxima again;
 4. add up the parameter gradients of all ranks, while the last of 3 still runs.
 
-When one micro-batch is the whole local batch, the encoding of 1 keeps its graph and 3 disappears.
+So the last micro-batch, which may be the whole local batch, is encoded once.
 
 What is gathered are :class:`~sparton.representations.Representations`, of whatever kind. Where
 there are several micro-batches or ranks, their sparse halves are held, sent and scored without
@@ -20,6 +21,7 @@ many small kernels of the objective, longer than it takes to send zeros between 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -125,28 +127,27 @@ class ExactStep:
             step: decides the regularizers' weights and the dropout.
             scale: multiplies the loss before it is differentiated, for fp16.
         """
-        micro_batches = list(self._split(batch, step))
-        if len(micro_batches) == 1:
-            encoded = self._encode(micro_batches[0])
-            encoded = self._finish(encoded, self._observe([encoded]))
-            keep_all = self._keep_all(encoded, batch.most_documents)
-            held = [side if keep_all else self._hold(side) for side in encoded]
-            output, gradients = self._differentiate(held, batch, step, scale)
-            with self._gradient_sum.of_last_backward():
-                _backward(encoded, gradients)
-        else:
-            memory = HeadMemory()
-            held, extents, seen = self._encode_all(micro_batches, memory)
-            output, gradients = self._differentiate(held, batch, step, scale)
-            del held
-            memory.rewind()
-            self._replay(micro_batches, memory, extents, seen, gradients)
+        *others, last = self._split(batch, step)
+        memory = HeadMemory()
+        parts = self._encode_without_graph(others, memory)
+        kept, seen = self._encode_last(last, parts)
+        held, extents = self._held(parts, kept, seen, batch.most_documents)
+        del parts
+        output, gradients = self._differentiate(held, batch, step, scale)
+        del held
+        slices = (side.split(sizes) for side, sizes in zip(gradients, extents, strict=True))
+        *of_others, of_last = zip(*slices, strict=True)
+        self._backward(kept, of_last, is_last=not others)
+        memory.rewind()
+        for number, (micro_batch, own) in enumerate(zip(others, of_others, strict=True), 1):
+            encoded = self._finish(self._encode(micro_batch, memory), seen)
+            self._backward(encoded, own, is_last=number == len(others))
         return output
 
     def rehearse(self, batch: TrainBatch, parts: int) -> None:
         """Take the memory that a step takes, without the time: of ``parts`` micro-batches on each
-        rank only one is encoded, and the objective sees copies of it in the place of the others.
-        No rank waits for another. What is left in ``.grad`` means nothing.
+        rank only the last two are encoded, and the objective sees copies of one in the place of the
+        others. No rank waits for another. What is left in ``.grad`` means nothing.
 
         Args:
             batch: a micro-batch, on the CPU, whose queries have equally many documents and one
@@ -156,18 +157,15 @@ class ExactStep:
         alone = replace(self, world=World(0, 1, self.world.device), micro_batch=None)
         memory = HeadMemory()
         (micro_batch,) = alone._split(batch, 0)
-        if parts == 1:
-            encoded = alone._encode(micro_batch)
-            seen = alone._observe([encoded])
-            encoded = alone._finish(encoded, seen)
-            keep_all = self._keep_all(encoded, batch.most_documents)
-            held = [side.detach() if keep_all else self._hold(side) for side in encoded]
-            extents = [side.extent for side in held]
+        encoded = alone._encode_without_graph([micro_batch][: parts - 1], memory)
+        memory.repeat(parts - 1)
+        kept, seen = alone._encode_last(micro_batch, encoded)
+        if parts > 1:
+            held = [self._hold(side) for side in alone._finish(encoded.pop(), seen)]
         else:
-            held, ((queries,), (documents,)), seen = alone._encode_all([micro_batch], memory)
-            extents = [queries, documents]
-            memory.repeat(parts)
-            memory.rewind()
+            keep_all = self._keep_all(kept, batch.most_documents)
+            held = [side.detach() if keep_all else self._hold(side) for side in kept]
+        extents = [side.extent for side in held]
         copies = parts * self.world.size
         scores = batch.teacher_scores
         whole = batch._replace(teacher_scores=None if scores is None else scores.repeat(copies, 1))
@@ -180,11 +178,13 @@ class ExactStep:
             for side, extent in zip(gradients, extents, strict=True)
         ]
         if parts > 1:
-            for parameter in self.encoder.parameters():  # have gradients of parts before the last
+            del kept
+            for parameter in self.encoder.parameters():  # have gradients of parts before
                 if parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
-            encoded = alone._finish(alone._encode(micro_batch, memory), seen)
-        _backward(encoded, own)
+            memory.rewind()
+            kept = alone._finish(alone._encode(micro_batch, memory), seen)
+        alone._backward(kept, own, is_last=False)
 
     def _split(self, batch: TrainBatch, step: int) -> Iterator[_MicroBatch]:
         """Micro-batches on the device, each with the seed of its dropout."""
@@ -205,23 +205,38 @@ class ExactStep:
             return self.encoder.encode_both(micro_batch.queries, micro_batch.documents, memory)
 
     @torch.no_grad()
-    def _encode_all(
+    def _encode_without_graph(
         self, micro_batches: Sequence[_MicroBatch], memory: HeadMemory
-    ) -> tuple[list[Representations], list[list[Extent]], Seen]:
-        """Both sides of the local batch, how much of each comes from each micro-batch, and what
-        the encoder has seen."""
+    ) -> list[Sides]:
+        """Both sides of each micro-batch, which the encoder has not finished."""
         parts = []
         for micro_batch in micro_batches:
             queries, documents = map(self._hold, self._encode(micro_batch, memory))
             parts.append((queries, documents))
-        seen = self._observe(parts)
-        sides = [list(side) for side in zip(*[self._finish(part, seen) for part in parts])]
-        del parts
+        return parts
+
+    def _encode_last(self, last: _MicroBatch, parts: Sequence[Sides]) -> tuple[Sides, Seen]:
+        """Both sides of the last micro-batch, with their graph, and what the encoder has seen in
+        all of them."""
+        kept = self._encode(last)
+        seen = self._observe([*parts, kept])
+        return self._finish(kept, seen), seen
+
+    @torch.no_grad()
+    def _held(
+        self, parts: list[Sides], kept: Sides, seen: Seen, most_documents: int
+    ) -> tuple[list[Representations], list[list[Extent]]]:
+        """Both sides of the local batch, without a graph, and how much of each comes from each
+        micro-batch; ``parts`` are used up."""
+        keep_all = not parts and self._keep_all(kept, most_documents)
+        last = kept if keep_all else tuple(map(self._hold, kept))
+        sides = [list(side) for side in zip(*[self._finish(part, seen) for part in parts], last)]
+        parts.clear()
         extents = [[reps.extent for reps in side] for side in sides]
         held = []
         while sides:  # and the parts of one side are gone before those of the next are copied
             held.append(Representations.concatenate(sides.pop(0)))
-        return held, extents, seen
+        return held, extents
 
     def _observe(self, parts: Sequence[Sides]) -> Seen:
         """What the encoder makes of what the global batch used, given the parts of this rank's."""
@@ -293,33 +308,18 @@ class ExactStep:
             return None
         return self.world.gather_rows(rows.to(self.world.device, non_blocking=True))
 
-    def _replay(
-        self,
-        micro_batches: Sequence[_MicroBatch],
-        memory: HeadMemory,
-        extents: Sequence[Sequence[Extent]],
-        seen: Seen,
-        gradients: Sequence[Representations],
+    def _backward(
+        self, sides: Sides, gradients: Sequence[Representations], *, is_last: bool
     ) -> None:
-        """Encode every micro-batch again, with a graph, and backpropagate its own gradients."""
-        parts = (side.split(sizes) for side, sizes in zip(gradients, extents, strict=True))
-        *others, last = zip(micro_batches, zip(*parts, strict=True), strict=True)
-        for micro_batch, own in others:
-            _backward(self._finish(self._encode(micro_batch, memory), seen), own)
-        micro_batch, own = last
-        encoded = self._finish(self._encode(micro_batch, memory), seen)
-        with self._gradient_sum.of_last_backward():
-            _backward(encoded, own)
+        """Push the gradients of all leaves through; frozen encoders have leaves without a graph.
+        The last backward pass of a step completes the gradients of the parameters."""
+        leaves = [leaf for side in sides for leaf in side.leaves()]
+        flat = [leaf for side in gradients for leaf in side.expanded().leaves()]
+        rows = [row for row, leaf in enumerate(leaves) if leaf.requires_grad]
+        with self._gradient_sum.of_last_backward() if is_last else nullcontext():
+            torch.autograd.backward([leaves[row] for row in rows], [flat[row] for row in rows])
 
 
 def _fresh(reps: Representations) -> list[Tensor]:
     """The leaves cut off from their graph, at which a graph of the objective may begin."""
     return [leaf.detach().requires_grad_() for leaf in reps.leaves()]
-
-
-def _backward(sides: Sequence[Representations], gradients: Sequence[Representations]) -> None:
-    """Push the gradients of all leaves through; frozen encoders have leaves without a graph."""
-    leaves = [leaf for side in sides for leaf in side.leaves()]
-    flat = [leaf for side in gradients for leaf in side.expanded().leaves()]
-    rows = [row for row, leaf in enumerate(leaves) if leaf.requires_grad]
-    torch.autograd.backward([leaves[row] for row in rows], [flat[row] for row in rows])

@@ -164,7 +164,7 @@ def test_the_objective_is_rehearsed_on_the_global_batch(ranks, parts):
     step.rehearse(batch()._replace(teacher_scores=teacher), parts)
     texts = SHARE * ranks * parts
     assert seen == [(texts, texts * (1 + NEGATIVES), texts)]
-    assert len(encoder.seen) == (1 if parts == 1 else 2)
+    assert len(encoder.seen) == (1 if parts == 1 else 3)
 
 
 def test_where_not_one_query_fits_the_device_says_so():
@@ -230,3 +230,15 @@ def test_all_ranks_take_what_fits_on_each(tmp_path):
         results = manager.dict()
         mp.spawn(_worker, (2, str(tmp_path / "store"), results), nprocs=2)
         assert dict(results) == {0: 3, 1: 3}
+
+
+@pytest.mark.parametrize("size", [12, 6, 5])
+def test_the_last_micro_batch_is_encoded_once(size):
+    step = searching().step
+    step.micro_batch = size
+    step(batch(), 0)
+    sizes = [min(size, SHARE - start) for start in range(0, SHARE, size)]
+    *others, last = sizes
+    encoded = [(queries, graph) for queries, _, graph in step.encoder.seen]
+    once, again = [(each, False) for each in others], [(each, True) for each in others]
+    assert encoded == [*once, (last, True), *again]
