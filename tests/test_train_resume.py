@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 from sparton.training.status import Status, read_status
-from tests.test_train import ROOT, read_records
+from tests.forking import ROOT, Forked
+from tests.test_train import read_records
 from tests.test_train_kinds import CSR, JOINT
 from tests.test_train_queries import LEARNED, SMALL
 
@@ -40,17 +42,19 @@ KINDS = {
 ANY_PRECISION = """
 from sparton.training.precision import Precision
 Precision.__post_init__ = lambda self: None
-from sparton.cli.main import main; main()
 """
 
 
-def train(folder: Path, settings: list[str], end: str = "- -") -> subprocess.CompletedProcess:
-    command = [sys.executable, str(ROOT / "train.py")]
-    if settings == KINDS["fp16"]:
-        command = [sys.executable, "-c", ANY_PRECISION, "train"]
-    command += [*settings, *MORTAL, f"hydra.run.dir={folder}"]
-    environment = os.environ | {"END": end, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
+@pytest.fixture(scope="module")
+def sparton() -> Iterator[Forked]:
+    commands = Forked()
+    yield commands
+    commands.close()
+
+
+def train(sparton: Forked, folder: Path, settings: list[str], end: str = "- -"):
+    words = ["train", *settings, *MORTAL, f"hydra.run.dir={folder}"]
+    return sparton(words, folder.parent, ANY_PRECISION if "fp16" in str(words) else "", END=end)
 
 
 def left(folder: Path) -> dict[str, torch.Tensor]:
@@ -69,13 +73,13 @@ def left(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="bit-identical is promised on a CPU only")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_run_ends_bit_identical(tmp_path, kind):
-    whole = train(tmp_path / "whole", KINDS[kind])
+def test_a_killed_run_ends_bit_identical(sparton, tmp_path, kind):
+    whole = train(sparton, tmp_path / "whole", KINDS[kind])
     assert whole.returncode == 0, whole.stderr
     killed = tmp_path / "killed"
-    assert train(killed, KINDS[kind], end="0 killed").returncode == -signal.SIGKILL
+    assert train(sparton, killed, KINDS[kind], end="0 killed").returncode == -signal.SIGKILL
     assert read_status(killed) == Status("running")
-    again = train(killed, KINDS[kind])
+    again = train(sparton, killed, KINDS[kind])
     assert again.returncode == 0, again.stderr
     assert (killed / "manifest-from-step-2.json").exists(), "it began anew"
     expected, found = left(tmp_path / "whole"), left(killed)
@@ -91,11 +95,11 @@ def test_a_killed_run_ends_bit_identical(tmp_path, kind):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_a_killed_run_goes_on_with_its_loss_scale(tmp_path):
+def test_on_a_gpu_a_killed_run_goes_on_with_its_loss_scale(sparton, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert train(whole, KINDS["fp16"]).returncode == 0
-    assert train(killed, KINDS["fp16"], end="0 killed").returncode == -signal.SIGKILL
-    again = train(killed, KINDS["fp16"])
+    assert train(sparton, whole, KINDS["fp16"]).returncode == 0
+    assert train(sparton, killed, KINDS["fp16"], end="0 killed").returncode == -signal.SIGKILL
+    again = train(sparton, killed, KINDS["fp16"])
     assert again.returncode == 0, again.stderr
     assert (killed / "manifest-from-step-2.json").exists(), "it began anew"
     expected, found = left(whole), left(killed)
@@ -106,8 +110,9 @@ def test_on_a_gpu_a_killed_run_goes_on_with_its_loss_scale(tmp_path):
 
 
 @pytest.mark.slow
-def test_nan_in_a_compiled_model_is_caught_at_its_step_between_two_log_lines(tmp_path):
-    ended = train(tmp_path, [*KINDS["compiled"], "log_every=100"], end="0 nan")
+def test_nan_in_a_compiled_model_is_caught_at_its_step_between_two_log_lines(sparton, tmp_path):
+    tmp_path = tmp_path / "run"
+    ended = train(sparton, tmp_path, [*KINDS["compiled"], "log_every=100"], end="0 nan")
     assert ended.returncode == 1 and "Traceback" not in ended.stderr
     assert "the loss was not finite at step 4; nothing has been saved since" in ended.stderr
     assert [path.name for path in tmp_path.glob("checkpoints/*")] == ["step-00000002.pt"]
