@@ -31,13 +31,14 @@ from sparton.errors import RunError
 from sparton.evaluation import check_model, check_vector_dtype, choose_device, load_retriever
 from sparton.representations import KINDS
 from sparton.retrieval.encoding import check_precision
-from sparton.training.outcome import ECHO
 from sparton.training.processes import run_workers
 from sparton.types import PLURAL, SIDES, Side
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
+
+_ECHO = 20.0  # seconds in which the first worker ends all if it refuses the same, and says so alone
 
 
 def encode_here(cfg: DictConfig, program: Sequence[str]) -> Exception | None:
@@ -53,7 +54,7 @@ def encode_here(cfg: DictConfig, program: Sequence[str]) -> Exception | None:
         run_encoding(cfg, program)
     except EXPECTED_ERRORS as error:
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(ECHO)  # the first process says the same
+            time.sleep(_ECHO)
         return error
     return None
 
