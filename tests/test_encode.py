@@ -16,6 +16,7 @@ import pytest
 import sparton
 from sparton.encoded import delete_texts, open_encoded
 from sparton.retrieval.trec import read_run
+from sparton.training.processes import Ended
 from tests.encoded.problems import files, save_model
 from tests.evaluation.problems import DOCUMENTS, QUERIES, write_beir
 from tests.test_evaluation import ROOT
@@ -347,3 +348,30 @@ def test_a_command_with_two_workers_of_which_one_is_killed(models, monkeypatch):
     assert process.returncode == 0, said
     assert "4,000 documents of" in said
     assert files(Path("docs")) == files(Path("alone"))
+
+
+def test_what_all_workers_refuse_is_said_once(models):
+    words = [f"model={models['splade']}", "data=toy", "output=docs"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(Path("cache"))}
+    words.append("kinds=[tokens]")  # which a worker refuses, when it has read the model
+    command = [sys.executable, str(ROOT / "encode.py"), *words, "gpus=2", "device=cpu"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert done.stderr.count("encode.py: ") == 1, done.stderr
+    assert "SpladeEncoder gives no token vectors" in done.stderr
+    assert not Path("docs").exists()
+
+
+@pytest.mark.parametrize(
+    ("ended", "message"),
+    [(Ended(-9, 1), "worker 1 was ended by SIGKILL"), (Ended(1, 0), None)],
+)
+def test_workers_that_end_before_there_is_a_folder(ended, message, models, monkeypatch, capsys):
+    monkeypatch.setattr("sparton.cli.encoding.run_workers", lambda *_: ended)
+    with pytest.raises(SystemExit) as caught:
+        encode(monkeypatch, models["splade"], "gpus=2")
+    if message is None:  # the worker has said why
+        assert caught.value.code == 1
+    else:
+        assert message in str(caught.value)
+        assert "nothing is encoded yet, and the same command goes on" in str(caught.value)

@@ -1,6 +1,7 @@
 """Encoded collections, from their configuration."""
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
 
+_ECHO = 20.0  # seconds in which the first worker ends all if it refuses the same, and says so alone
+
 
 def encode_here(cfg: DictConfig, program: Sequence[str]) -> Exception | None:
     """Encode in this process what Hydra has composed, or in several that it starts.
@@ -50,6 +53,8 @@ def encode_here(cfg: DictConfig, program: Sequence[str]) -> Exception | None:
     try:
         run_encoding(cfg, program)
     except EXPECTED_ERRORS as error:
+        if os.environ.get("RANK", "0") != "0":
+            time.sleep(_ECHO)
         return error
     return None
 
@@ -132,7 +137,13 @@ def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
     output = Path(cfg.output)
     found = find_texts(output, texts)
     complete = found is not None and not found.missing
-    if workers or cfg.gpus == 1:
+    if not workers and cfg.gpus > 1:
+        check_gpus(cfg.gpus, cfg.device)
+        if complete:
+            _begin(cfg, texts, "cpu")
+        else:  # each worker begins by itself: they need not wait for a model to be read here
+            _encode_in_workers(program, cfg.gpus, output)
+    else:
         encoder, tokenizer, facts = _begin(cfg, texts, _device(cfg.device))
         encode_shards(
             encoder,
@@ -147,11 +158,6 @@ def run_encoding(cfg: DictConfig, program: Sequence[str]) -> None:
         )
         if workers and "GROUP_RANK" not in os.environ:
             return  # who started this process says what there is
-    else:
-        check_gpus(cfg.gpus, cfg.device)
-        _begin(cfg, texts, "cpu")  # what is wrong is said once
-        if not complete:
-            _encode_in_workers(program, cfg.gpus, output)
     if rank == 0:
         said = [_summary(open_encoded(output))]
         if found is not None and complete:
@@ -166,8 +172,12 @@ def _encode_in_workers(program: Sequence[str], number: int, output: Path) -> Non
         RunError: one has ended before that was done.
     """
     ended = run_workers(program, number)
-    if left := len(missing_shards(output, read_facts(output))):
+    if check_place(output):
+        left = len(missing_shards(output, read_facts(output)))
         missing = f"{_count(left, 'shard', 'shards')} {'is' if left == 1 else 'are'} missing"
+    else:
+        left, missing = None, "nothing is encoded yet"
+    if left != 0:
         message = f"worker {ended.rank} {ended}; {missing}"
         raise RunError(f"{message}, and the same command goes on", told=ended.code > 0)
 

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -85,6 +85,8 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
     builders = task_builders(cfg, cfg.split)
     given = [name for name in ("query_length", "document_length") if cfg[name] is not None]
     builders = {name: partial(_at_given_lengths, build, given) for name, build in builders.items()}
+    if len(builders) == 1:  # of several, no two are held in memory
+        builders = {name: cache(build) for name, build in builders.items()}
     if cfg.model == "bm25":
         evaluate = build_bm25(cfg, world.device)
     else:

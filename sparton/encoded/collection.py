@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,9 +20,11 @@ from sparton.encoded.identity import encoder_digest
 from sparton.encoded.ids import Ids
 from sparton.encoded.indexes import kept_arrays
 from sparton.encoded.shards import Stored, inspect_shard, map_shard, shard_path
-from sparton.models.encoder import Encoder
 from sparton.representations import Representations
 from sparton.retrieval.indexes.documents import Documents
+
+if TYPE_CHECKING:
+    from sparton.models.encoder import Encoder
 
 
 class EncodedTexts:
@@ -114,7 +117,7 @@ class EncodedTexts:
             ]
         return found
 
-    def check_model(self, encoder: Encoder) -> None:
+    def check_model(self, encoder: "Encoder") -> None:
         """Refuse a model that has not encoded these texts.
 
         Raises:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from sparton.encoded.facts import Facts, Settings, Shard, check_place, read_fact
 from sparton.encoded.folders import Texts, begin_folder
 from sparton.encoded.identity import encoder_digest
 from sparton.encoded.shards import inspect_shard, shard_path, write_shard
-from sparton.models.encoder import Encoder
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
 from sparton.retrieval.encoding import (
@@ -37,14 +36,18 @@ from sparton.retrieval.progress import progress_bar
 from sparton.retrieval.storing import VectorDtype, in_order
 from sparton.types import Kind, Side, TokenBatch
 
+if TYPE_CHECKING:
+    from sparton.models.encoder import Encoder
+
 _CLAIMS = "claims"
-_POLL = 0.5  # seconds
-_ROWS = 2**17  # of a shard; with token vectors of each text, as few as have this many tokens
-_TOKEN_ROWS, _TOKENS = 2**14, 2**22
+_POLL = 0.1  # seconds
+# Texts of a shard, and the most tokens where each has a vector. Shards are the work that processes
+# share, whose number must not change them: they are small, so that all processes end together.
+_ROWS, _TOKENS = 2**14, 2**22
 
 
 def plan_encoding(
-    encoder: Encoder,
+    encoder: "Encoder",
     tokenizer: PackedTokenizer,
     side: Side = "document",
     *,
@@ -70,9 +73,9 @@ def plan_encoding(
             encoder's head says.
         precision: see :func:`~sparton.retrieval.encoding.encode_texts`.
         rows_per_shard: texts of a file; None for as many as those of ``output`` have, and where
-            there is none for 131,072, or 16,384 with token vectors, fewer where
-            texts are longer than 256 tokens. Many more take much memory, and a process that dies
-            costs the file that it was at.
+            there is none for 16,384, or with token vectors fewer where texts are longer than 256
+            tokens. Many more take much memory, a process that dies costs the file that it was at,
+            and at the end processes wait for the last one.
 
     Raises:
         ValueError: an argument that cannot be, or that the encoder cannot serve.
@@ -95,7 +98,7 @@ def plan_encoding(
     pooling = usual_pooling(encoder, side, pool_factor) if found.tokens is not None else None
     query = side == "query"
     length = tokenizer.query_length if query else tokenizer.document_length
-    usual = _ROWS if found.tokens is None else max(min(_TOKEN_ROWS, _TOKENS // length), 1)
+    usual = _ROWS if found.tokens is None else max(min(_ROWS, _TOKENS // length), 1)
     return Settings(
         side=side,
         kinds=tuple(kind for kind in KINDS if kind in found.kinds),
@@ -114,7 +117,7 @@ def plan_encoding(
 
 
 def encode_shards(
-    encoder: Encoder,
+    encoder: "Encoder",
     tokenizer: PackedTokenizer,
     texts: Texts,
     output: Path,
@@ -175,7 +178,7 @@ class _Begun(NamedTuple):
 
 
 def _encode_free(
-    encoder: Encoder,
+    encoder: "Encoder",
     tokenizer: PackedTokenizer,
     texts: Texts,
     output: Path,
@@ -243,7 +246,7 @@ def _write(output: Path, begun: _Begun, parts: list[Representations]) -> None:
 
 
 def encode_collection(
-    encoder: Encoder,
+    encoder: "Encoder",
     tokenizer: PackedTokenizer,
     texts: Texts,
     output: str | Path,

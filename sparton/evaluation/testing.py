@@ -25,8 +25,8 @@ def run_tests(
     """Evaluate one task after the other, and show a table with that ``title`` at the end.
 
     After each task ``results.json`` and the runs in ``folder`` hold what was found so far. The
-    tasks were built before, to check them, and are built again one at a time. A ``quiet`` process
-    writes and shows nothing: another does.
+    tasks were built before, to check them, and several are built again one at a time. A ``quiet``
+    process writes and shows nothing: another does.
     """
     results: list[TaskResult] = []
     for name, build in tasks.items():

@@ -3,6 +3,8 @@ they are damaged or of something else."""
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,13 @@ from safetensors.torch import load_file, save_file
 from sparton.datasets.files import DataFile
 from sparton.datasets.preparation import Reading
 from sparton.datasets.texts import TextList, text_table
-from sparton.encoded import EncodedTexts, encode_collection, open_encoded
+from sparton.encoded import (
+    EncodedTexts,
+    encode_collection,
+    encoding,
+    open_encoded,
+    plan_encoding,
+)
 from sparton.encoded.identity import encoder_digest
 from sparton.evaluation import load_retriever
 from sparton.representations import Representations
@@ -44,6 +52,32 @@ def assert_same(left: Representations, right: Representations, tolerance: float 
         torch.testing.assert_close(ours.values, theirs.values, rtol=0, atol=tolerance)
         if half == "sparse":
             assert torch.equal(ours.terms, theirs.terms)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokens", "expected"),
+    [
+        ("splade", 24 * 2**14, 2**14),
+        ("splade", 24, 2**14),
+        ("colbert", 24 * 2**14, 2**14),
+        ("colbert", 24 * 1000, 1000),
+    ],
+)
+def test_shards_are_small_and_with_vectors_of_tokens_smaller(
+    kind, tokens, expected, models, monkeypatch
+):
+    monkeypatch.setattr(encoding, "_TOKENS", tokens)
+    retriever = load_retriever(models[kind], document_length=24)
+    assert plan_encoding(*retriever).rows_per_shard == expected
+
+
+def test_transformers_is_imported_when_a_model_is_read():
+    """Which takes a process that only starts others as long as the others."""
+    code = "import sys, sparton.cli.encoding, sparton.cli.evaluation; print(*sys.modules)"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    modules = done.stdout.split()
+    assert "sparton.encoded.identity" in modules and "transformers" not in modules
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,12 +3,17 @@
 import json
 from pathlib import Path
 
+import datasets
 import pytest
+import torch
 
 from benchmarks.command import main
 from benchmarks.encoding import collections
-from benchmarks.encoding.collections import ENCODE, EVALUATE, STUDY, Cell, Run
+from benchmarks.encoding.collections import ENCODE, EVALUATE, STUDY, Cell, Run, words_of
 from benchmarks.study import Settings
+from sparton.cli.command_line import read_request
+from sparton.cli.composing import composer
+from sparton.cli.devices import check_gpus
 
 SECONDS = {"few": 12.0, "all": 21.0, "judged": 17.0}
 
@@ -18,24 +23,27 @@ def prepared(tmp_path, monkeypatch):
     """Measures a cell by what a stand-in for its command leaves."""
     monkeypatch.setattr(collections, "write_model", lambda folder, *_: folder / "model")
     monkeypatch.setattr(collections, "MINIATURE", 1000)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     left = {"text": "same"}
 
-    def run(script, cell, root, model, settings, name, *words) -> Run:
+    def run(cell, root, model, settings, name) -> Run:
         output = root / f"{cell.label}-{name}"
         output.mkdir()
         seconds = {"documents": 5.0, "queries": 1.0}
         tasks = {"tasks": [{"seconds": seconds, "metrics": {"ndcg@10": left["text"]}}]}
         (output / "results.json").write_text(json.dumps(tasks))
         (output / "part").write_text(left["text"])
+        ran.append((cell.gpus, name))
         return Run(output, SECONDS[name] / cell.gpus)
 
     monkeypatch.setattr(collections, "run", run)
+    ran: list[tuple[int, str]] = []
     settings = Settings("cpu", 0.0, str(tmp_path), True, {})
-    return left, lambda verb: STUDY.prepare([Cell(verb, "splade", 1)], settings)
+    return left, ran, lambda verb: STUDY.prepare([Cell(verb, "splade", 1)], settings)
 
 
 def test_start_up_is_no_part_of_the_rate(prepared):
-    _, prepare = prepared
+    _, _, prepare = prepared
     measure = prepare(ENCODE)
     one, two = (measure(Cell(ENCODE, "splade", gpus)) for gpus in (1, 2))
     assert one["status"] == two["status"] == "ok"
@@ -47,11 +55,35 @@ def test_start_up_is_no_part_of_the_rate(prepared):
 
 @pytest.mark.parametrize("verb", [ENCODE, EVALUATE])
 def test_other_results_on_more_gpus_have_no_rate(prepared, verb):
-    left, prepare = prepared
+    left, _, prepare = prepared
     measure = prepare(verb)
     assert measure(Cell(verb, "splade", 1))["status"] == "ok"
     left["text"] = "other"
     assert measure(Cell(verb, "splade", 2)) == {"status": "red_gate"}
+
+
+@pytest.mark.parametrize("verb", [ENCODE, EVALUATE])
+def test_what_is_done_once_on_a_machine_is_done_before(prepared, verb):
+    """Kernels are compiled and documents prepared."""
+    _, ran, prepare = prepared
+    prepare(verb)
+    assert ran == [(1, "few")]
+    assert list(Path(datasets.config.HF_DATASETS_CACHE).glob("sparton/*/table.arrow"))
+
+
+@pytest.mark.parametrize("verb", [ENCODE, EVALUATE])
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_commands_take_their_arguments(verb, gpus, device, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    settings = Settings(device, 0.0, str(tmp_path), True, {})
+    words = words_of(Cell(verb, "splade", gpus), tmp_path, tmp_path / "model", settings, "all")
+    request = read_request([*words, f"output={tmp_path / 'output'}"], verb)
+    with composer(request, verb) as opened:
+        (cfg,) = opened.variants()
+    if gpus > 1:
+        check_gpus(cfg.gpus, cfg.device)
+    assert (cfg.gpus, cfg.device) == (gpus, None if device == "cuda" else "cpu")
 
 
 @pytest.mark.slow
