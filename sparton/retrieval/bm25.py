@@ -161,17 +161,18 @@ class _Counts(NamedTuple):
 def _counted(columns: "array[int]", ends: "array[int]") -> _Counts:
     """Counts of texts by the columns of all their words, -1 without one, and where each ends."""
     found = np.array(columns, np.int64)
-    owners = np.repeat(np.arange(len(ends)), np.diff(np.array(ends, np.int64), prepend=0))
+    stops = np.array(ends, np.int64)
+    owners = np.searchsorted(stops, np.arange(len(found)), side="right")
     width = found.max(initial=0) + 1
     places, counts = np.unique((owners * width + found)[found >= 0], return_counts=True)
     return _Counts(
         (places % width).astype(np.int32),
         counts.astype(np.float32),
-        np.bincount(places // width, minlength=len(ends)),
+        np.bincount(places // width, minlength=len(stops)),
     )
 
 
 def _lengths(counts: SparseVectors) -> NDArray[np.float64]:
     """Terms of each text, with repetitions."""
     owners = np.repeat(np.arange(counts.num_vectors), counts.lengths.numpy())
-    return np.bincount(owners, counts.values.numpy(), counts.num_vectors)
+    return np.bincount(owners, counts.values.numpy(), counts.num_vectors).astype(np.float64)

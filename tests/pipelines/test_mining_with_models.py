@@ -19,6 +19,7 @@ from sparton.models.heads import EagerHead
 from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel, miners, parts
+from sparton.pipelines.mining.pairs import HeldDocuments, Pairs, Similarities
 from sparton.representations import Representations, TokenVectors
 from sparton.training.distributed import World
 from sparton.types import TokenBatch
@@ -31,6 +32,8 @@ from tests.pipelines.mining_problems import (
     mine,
     mine_after_a_failure,
 )
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -233,7 +236,7 @@ def test_a_teacher_encodes_each_document_of_a_collection_once(pairs, model, tmp_
     settings = {"teachers": [TrainedModel(model)], "rule": Rule(2)}
     records = mine(pairs, tmp_path / "held.jsonl", **settings)
     assert set(encoded.values()) == {1}
-    monkeypatch.setattr(miners.Lesson, "pairs", 0)
+    monkeypatch.setattr(miners.Setup, "pairs", 0)
     others = mine(pairs, tmp_path / "apart.jsonl", **settings)
     assert max(encoded.values()) > 2
     for record, other in zip(records, others, strict=True):
@@ -242,17 +245,24 @@ def test_a_teacher_encodes_each_document_of_a_collection_once(pairs, model, tmp_
         assert record["neg_scores"] != pytest.approx(other["neg_scores"][::-1], rel=1e-5)
 
 
-def test_held_documents_come_in_the_order_asked_for_with_others_among_them(monkeypatch):
+def test_held_documents_are_scored_by_row_and_by_text_with_others_among_them():
     def encode(texts):
         return Representations(
             dense=TokenVectors.of_texts(torch.tensor([[float(x)] for x in texts]))
         )
 
-    monkeypatch.setattr(miners, "SLAB", 2)
     texts = ["3", "1", "4", "15", "9"]
     slabs = [encode(texts[first : first + 2]) for first in (0, 2, 4)]
-    held = miners.HeldDocuments(TextList(texts), slabs, encode)
-    asked = ["9", "26", "3", "15", "5", "4"]
-    assert held(asked).dense.values.flatten().tolist() == [float(x) for x in asked]
+    teach = Similarities(encode, encode, CPU, HeldDocuments(TextList(texts), slabs))
+    score = teach(["10", "2", "10"])
+    asked = ["9", "26", "3", "15", "5", "4", "9"]
+    queries = np.array([0, 1, 2, 1, 0, 0, 0])
+    products = np.array([10, 2, 10, 2, 10, 10, 10]) * np.array([*map(float, asked)])
+    by_text = Pairs(queries, np.full(7, -1), lambda: asked)
+    assert score(by_text).tolist() == products.tolist()
+    known = [0, 2, 3, 5, 6]
+    rows = np.array([4, 0, 3, 2, 4])
+    by_row = Pairs(queries[known], rows, lambda: 1 / 0)  # texts that nobody needs
+    assert score(by_row).tolist() == products[known].tolist()
     slabs[0] = encode(["-1", "-1"])
-    assert held(["9", "3"]).dense.values.flatten().tolist() == [9, -1]
+    assert score(by_row).tolist() == [90, -10, 30, 40, 90]
