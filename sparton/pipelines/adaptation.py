@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -37,12 +36,12 @@ from sparton.pipelines.language_models import load_language_model
 from sparton.pipelines.masked_language import (
     CHOSEN,
     MaskedLanguageStep,
+    Masking,
     Objective,
     Plan,
-    TextBatch,
-    shuffled_batches,
-    to_predict,
+    masked_batches,
 )
+from sparton.retrieval.batches import ahead
 from sparton.training.distributed import World
 from sparton.training.loggers import open_loggers
 from sparton.training.loop import LoopSettings, Trainer
@@ -183,9 +182,8 @@ class _Model:
     def measure(self) -> HeldOut:
         """Loss and accuracy on the held-out texts, always with the same tokens hidden."""
         backbone, generator = self.encoder.backbone.eval(), torch.Generator().manual_seed(0)
-        masked = to_predict(self.plan.objective, self.held_out, backbone.tokenizer, generator).to(
-            self.encoder.device
-        )
+        masking = Masking(self.plan.objective, backbone.tokenizer)
+        masked = masking(self.held_out, generator).to(self.encoder.device)
         with self.precision.autocast():
             states = backbone(masked.tokens)[masked.places]
             found = predict(backbone.decoder, states, masked.targets)
@@ -272,11 +270,13 @@ def _train(
     loggers = open_loggers(
         trainer.folder, manifest, plan.steps, start, console=Console(quiet=not progress)
     )
-    lengths = tokens.cu_seqlens.diff().numpy().astype(np.int64)
-    rows = islice(shuffled_batches(lengths, plan.batch_tokens, plan.seed), start, plan.steps)
+    masking = Masking(plan.objective, trainer.step.encoder.backbone.tokenizer)
+    batches = masked_batches(tokens, masking, plan, start)
+    if trainer.world.device.type == "cuda":  # a copy from memory that is not pinned waits for it
+        batches = (batch.pin_memory() for batch in batches)
     try:
-        batches = (TextBatch(tokens.take(torch.from_numpy(each))) for each in rows)
-        trainer.run(batches, loggers)
+        with ahead(batches) as coming:
+            trainer.run(coming, loggers)
     finally:
         for logger in loggers:
             logger.close()

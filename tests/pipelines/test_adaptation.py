@@ -16,9 +16,9 @@ from sparton.models.splade import SpladeEncoder
 from sparton.pipelines import adapt_lm
 from sparton.pipelines.masked_language import (
     MaskedLanguageStep,
+    Masking,
     Plan,
     shuffled_batches,
-    to_predict,
 )
 from sparton.training.state import CheckpointError
 from sparton.types import TokenBatch
@@ -159,7 +159,7 @@ def test_what_is_hidden():
     tokenizer = tiny(TEXTS, hidden_size=16, layers=1).tokenizer
     ids = tokenizer([sentence(row) for row in range(400)])["input_ids"]
     tokens = TokenBatch.from_lists(ids)
-    masked = to_predict("mlm", tokens, tokenizer, torch.Generator().manual_seed(0))
+    masked = Masking("mlm", tokenizer)(tokens, torch.Generator().manual_seed(0))
     assert torch.equal(tokens.input_ids[masked.places], masked.targets)
     regular = ~torch.isin(tokens.input_ids, torch.tensor(tokenizer.all_special_ids))
     assert regular[masked.places].all()
