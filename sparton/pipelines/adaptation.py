@@ -55,13 +55,14 @@ from sparton.training.status import only_writer
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import BodyOptions, TokenBatch
 
-HELD_OUT = 256
+HELD_OUT, FEWEST_HELD_OUT = 256, 32
 _TOKENIZED_AT_ONCE = 2048
 _LOG_LINES = 20
 
 
 class HeldOut(NamedTuple):
-    """Mean loss of tokens of held-out texts, and the share of those that are predicted rightly."""
+    """Mean loss of tokens of held-out texts, and the share of those that are predicted rightly.
+    These are 256 texts; or, of a plan that reads fewer, as many as it reads, but 32 at least."""
 
     loss: float
     accuracy: float
@@ -154,7 +155,7 @@ def adapt_lm(
         identity["lora"] = str(loaded.lora)
     place_weights(encoder, world, number_format)
     length = min(plan.length, encoder.backbone.max_length)
-    training, held_out = _split(tokenize(texts, encoder.tokenizer, length), plan.seed)
+    training, held_out = split(tokenize(texts, encoder.tokenizer, length), plan)
     model = _Model(encoder, held_out, length, plan, number_format, Path(output))
     before = model.measure()
     settings = LoopSettings(
@@ -218,12 +219,14 @@ def tokenize(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int) 
     return TokenBatch.concatenate([packed.documents([texts[row] for row in p]) for p in parts])
 
 
-def _split(tokens: TokenBatch, seed: int) -> tuple[TokenBatch, TokenBatch]:
-    """Texts to learn from, all where there are few, and texts by chance to be judged by."""
+def split(tokens: TokenBatch, plan: Plan) -> tuple[TokenBatch, TokenBatch]:
+    """Texts to learn from, all where there are few, and texts by chance to be judged by: HELD_OUT,
+    or as many as the plan reads where it reads fewer, lest judging take longer than learning."""
     size = tokens.num_sequences
-    order = permute(np.arange(size), size, derive_key(seed, HELD_OUT))
-    training = order[HELD_OUT:] if size > HELD_OUT else order
-    return tokens.take(torch.from_numpy(training)), tokens.take(torch.from_numpy(order[:HELD_OUT]))
+    read = plan.steps * plan.batch_tokens * size // max(tokens.num_tokens, 1)
+    held = min(HELD_OUT, max(FEWEST_HELD_OUT, read))
+    order = torch.from_numpy(permute(np.arange(size), size, derive_key(plan.seed, HELD_OUT)))
+    return tokens.take(order[held:] if size > held else order), tokens.take(order[:held])
 
 
 def _build_trainer(
