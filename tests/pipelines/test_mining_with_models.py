@@ -21,6 +21,7 @@ from sparton.models.splade import SpladeEncoder
 from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel, miners, parts
 from sparton.pipelines.mining.pairs import HeldDocuments, Pairs, Similarities
 from sparton.representations import Representations, TokenVectors
+from sparton.retrieval.bm25 import BM25
 from sparton.training.distributed import World
 from sparton.types import TokenBatch
 from tests.composing import composed
@@ -243,6 +244,27 @@ def test_a_teacher_encodes_each_document_of_a_collection_once(pairs, model, tmp_
         assert record["neg"] == other["neg"]
         assert record["neg_scores"] == pytest.approx(other["neg_scores"], rel=1e-5)
         assert record["neg_scores"] != pytest.approx(other["neg_scores"][::-1], rel=1e-5)
+
+
+def test_a_part_encodes_a_query_once_and_bm25_is_fitted_once(pairs, model, tmp_path, monkeypatch):
+    encoded: Counter[str] = Counter()
+    fitted: list[BM25] = []
+    encode, fit = miners.encode_texts, BM25.fit
+
+    def counted(encoder, tokenizer, texts, side, **options):
+        encoded.update(texts if side == "query" else ())
+        return encode(encoder, tokenizer, texts, side, **options)
+
+    monkeypatch.setattr(miners, "encode_texts", counted)
+    monkeypatch.setattr(BM25, "fit", lambda self, texts: fitted.append(self) or fit(self, texts))
+    rule = Rule(3, depth=30, sample=True, share=0.9)  # of several rounds
+    teachers = [TrainedModel(model), BM25Miner()]
+    mine(pairs, tmp_path / "out.jsonl", miner=BM25Miner(), teachers=teachers, rule=rule)
+    counts = json.loads((tmp_path / "out.mined.json").read_text())["counts"]
+    assert counts["refused"] > 0, "candidates are scored in more than one round"
+    assert set(encoded.values()) == {1} and len(fitted) == 1
+    mine(pairs, tmp_path / "two.jsonl", miner=BM25Miner(1.2), teachers=teachers, rule=rule)
+    assert len(fitted) == 3
 
 
 def test_held_documents_are_scored_by_row_and_by_text_with_others_among_them():

@@ -171,8 +171,8 @@ class Mining:
     def _positive_scores(
         self, items: Sequence[Item], teachers: Sequence[Score], queries: Representations
     ) -> list[list[list[float]]]:
-        """Of every teacher the scores of each example's positives; without one, those of the miner
-        if a margin needs them, else nothing."""
+        """The scores that every teacher gives each example's positives; without one, those of the
+        miner if a margin needs them, else nothing."""
         texts = [text for item in items for text in item.positives]
         rows = [row for item in items for row in item.positive_rows or [-1] * len(item.positives)]
         sizes = [len(item.positives) for item in items]
