@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -136,7 +137,7 @@ class TokenBatch(NamedTuple):
             moved = some.rows[inner] + torch.repeat_interleave(moves, boundaries.diff())
             return TokenRows(moved, boundaries, most)
 
-        tokens = self.input_ids[places], self.position_ids[places]
+        tokens = _at(self.input_ids, places), _at(self.position_ids, places)
         return TokenBatch(*tokens, bounds, longest, take_rows(self.keys), take_rows(self.pooled))
 
     def to_pool(self, states: Tensor) -> tuple[Tensor, "TokenBatch"]:
@@ -171,11 +172,18 @@ def _cut(cu_seqlens: Tensor, start: int, stop: int) -> tuple[int, int, Tensor, i
 
 def _gather(cu_seqlens: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, int]:
     """Places of the tokens of sequences ``rows``, their boundaries, the longest length."""
-    lengths = cu_seqlens.diff()[rows]
-    bounds = torch.zeros(len(rows) + 1, dtype=torch.int32)
-    torch.cumsum(lengths, 0, out=bounds[1:])
-    moves = torch.repeat_interleave(cu_seqlens[:-1][rows] - bounds[:-1], lengths)
-    return moves + torch.arange(len(moves)), bounds, max((*lengths.tolist(), 1))
+    # NumPy, lest every batch wake all of torch's threads for a few arrays of integers.
+    ends, wanted = cu_seqlens.numpy(), rows.numpy()
+    lengths = np.diff(ends)[wanted]
+    bounds = np.zeros(len(wanted) + 1, np.int32)
+    np.cumsum(lengths, out=bounds[1:])
+    moves = np.repeat(ends[:-1][wanted].astype(np.int64) - bounds[:-1], lengths)
+    places = moves + np.arange(len(moves))
+    return torch.from_numpy(places), torch.from_numpy(bounds), int(lengths.max(initial=1))
+
+
+def _at(values: Tensor, places: Tensor) -> Tensor:
+    return torch.from_numpy(values.numpy()[places.numpy()])
 
 
 def _join(some: Sequence[TokenRows], parts: Sequence[TokenBatch]) -> TokenRows:

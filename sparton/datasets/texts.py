@@ -101,6 +101,10 @@ class TextTable:
         found = self.table.rows[rows if isinstance(rows, range) else list(rows)]
         return TextCollection(found["id"].to_pylist(), found["text"].to_pylist())
 
+    def ids(self, rows: NDArray[np.int64]) -> list[str]:
+        """The ids of the rows, in their order."""
+        return self.table.rows.data.column("id").take(rows).to_pylist()
+
     def find(self, ids: Sequence[str]) -> NDArray[np.int64]:
         """Row of every id, -1 where there is none; int64 ``[len(ids)]``.
 
@@ -110,8 +114,7 @@ class TextTable:
         order = np.load(self.table.folder / ORDER, mmap_mode="r")
         places = np.searchsorted(hashes, hash_ids(ids))
         rows = order[np.minimum(places, len(hashes) - 1)].astype(np.int64)
-        known = self.table.rows.data.column("id").take(rows).to_pylist()
-        rows[np.array([a != b for a, b in zip(ids, known)], bool)] = -1
+        rows[np.array([a != b for a, b in zip(ids, self.ids(rows))], bool)] = -1
         return rows
 
     def empty(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, Unpack
 
@@ -37,12 +36,12 @@ from sparton.pipelines.language_models import load_language_model
 from sparton.pipelines.masked_language import (
     CHOSEN,
     MaskedLanguageStep,
+    Masking,
     Objective,
     Plan,
-    TextBatch,
-    shuffled_batches,
-    to_predict,
+    masked_batches,
 )
+from sparton.retrieval.batches import ahead
 from sparton.training.distributed import World
 from sparton.training.loggers import open_loggers
 from sparton.training.loop import LoopSettings, Trainer
@@ -56,13 +55,14 @@ from sparton.training.status import only_writer
 from sparton.training.throughput import ThroughputMeter
 from sparton.types import BodyOptions, TokenBatch
 
-HELD_OUT = 256
+HELD_OUT, FEWEST_HELD_OUT = 256, 32
 _TOKENIZED_AT_ONCE = 2048
 _LOG_LINES = 20
 
 
 class HeldOut(NamedTuple):
-    """Mean loss of tokens of held-out texts, and the share of those that are predicted rightly."""
+    """Mean loss of tokens of held-out texts, and the share of those that are predicted rightly.
+    These are 256 texts; or, of a plan that reads fewer, as many as it reads, but 32 at least."""
 
     loss: float
     accuracy: float
@@ -155,7 +155,7 @@ def adapt_lm(
         identity["lora"] = str(loaded.lora)
     place_weights(encoder, world, number_format)
     length = min(plan.length, encoder.backbone.max_length)
-    training, held_out = _split(tokenize(texts, encoder.tokenizer, length), plan.seed)
+    training, held_out = split(tokenize(texts, encoder.tokenizer, length), plan)
     model = _Model(encoder, held_out, length, plan, number_format, Path(output))
     before = model.measure()
     settings = LoopSettings(
@@ -183,9 +183,8 @@ class _Model:
     def measure(self) -> HeldOut:
         """Loss and accuracy on the held-out texts, always with the same tokens hidden."""
         backbone, generator = self.encoder.backbone.eval(), torch.Generator().manual_seed(0)
-        masked = to_predict(self.plan.objective, self.held_out, backbone.tokenizer, generator).to(
-            self.encoder.device
-        )
+        masking = Masking(self.plan.objective, backbone.tokenizer)
+        masked = masking(self.held_out, generator).to(self.encoder.device)
         with self.precision.autocast():
             states = backbone(masked.tokens)[masked.places]
             found = predict(backbone.decoder, states, masked.targets)
@@ -220,12 +219,14 @@ def tokenize(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int) 
     return TokenBatch.concatenate([packed.documents([texts[row] for row in p]) for p in parts])
 
 
-def _split(tokens: TokenBatch, seed: int) -> tuple[TokenBatch, TokenBatch]:
-    """Texts to learn from, all where there are few, and texts by chance to be judged by."""
+def split(tokens: TokenBatch, plan: Plan) -> tuple[TokenBatch, TokenBatch]:
+    """Texts to learn from, all where there are few, and texts by chance to be judged by: HELD_OUT,
+    or as many as the plan reads where it reads fewer, lest judging take longer than learning."""
     size = tokens.num_sequences
-    order = permute(np.arange(size), size, derive_key(seed, HELD_OUT))
-    training = order[HELD_OUT:] if size > HELD_OUT else order
-    return tokens.take(torch.from_numpy(training)), tokens.take(torch.from_numpy(order[:HELD_OUT]))
+    read = plan.steps * plan.batch_tokens * size // max(tokens.num_tokens, 1)
+    held = min(HELD_OUT, max(FEWEST_HELD_OUT, read))
+    order = torch.from_numpy(permute(np.arange(size), size, derive_key(plan.seed, HELD_OUT)))
+    return tokens.take(order[held:] if size > held else order), tokens.take(order[:held])
 
 
 def _build_trainer(
@@ -272,11 +273,13 @@ def _train(
     loggers = open_loggers(
         trainer.folder, manifest, plan.steps, start, console=Console(quiet=not progress)
     )
-    lengths = tokens.cu_seqlens.diff().numpy().astype(np.int64)
-    rows = islice(shuffled_batches(lengths, plan.batch_tokens, plan.seed), start, plan.steps)
+    masking = Masking(plan.objective, trainer.step.encoder.backbone.tokenizer)
+    batches = masked_batches(tokens, masking, plan, start)
+    if trainer.world.device.type == "cuda":  # a copy from memory that is not pinned waits for it
+        batches = (batch.pin_memory() for batch in batches)
     try:
-        batches = (TextBatch(tokens.take(torch.from_numpy(each))) for each in rows)
-        trainer.run(batches, loggers)
+        with ahead(batches) as coming:
+            trainer.run(coming, loggers)
     finally:
         for logger in loggers:
             logger.close()

@@ -4,6 +4,7 @@ M predicted tokens, D hidden width, V vocabulary.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -39,7 +40,8 @@ def language_loss(
     parts = list(_parts(states, targets, decoder))
     if len(parts) <= 1:
         return _loss(decoder, states, targets, relu_weight)
-    losses = [checkpoint(_loss, decoder, *part, relu_weight, use_reentrant=False) for part in parts]
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)  # nothing is drawn
+    losses = [again(_loss, decoder, *part, relu_weight) for part in parts]
     return torch.stack(losses).sum()
 
 

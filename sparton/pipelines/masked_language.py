@@ -5,7 +5,7 @@ T packed tokens, M predicted ones, N texts, D hidden width.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -83,23 +83,27 @@ class Plan:
         LinearSchedule(self.warmup)  # refuses what is no share
 
 
-class TextBatch(NamedTuple):
-    """Texts without queries."""
+class Masked(NamedTuple):
+    """Texts without queries.
+
+    Attributes:
+        tokens: some of them perhaps hidden.
+        places: of the states from which others are predicted, int64 ``[M]``.
+        targets: what is predicted, int64 ``[M]``.
+    """
 
     tokens: TokenBatch
+    places: Tensor
+    targets: Tensor
 
     @property
     def sides(self) -> Mapping[Side, TokenBatch]:
         return {"document": self.tokens}
 
-
-class Masked(NamedTuple):
-    """Tokens, some of them perhaps hidden; from the states at which places, int64 ``[M]``, others
-    are predicted; and these, int64 ``[M]``."""
-
-    tokens: TokenBatch
-    places: Tensor
-    targets: Tensor
+    def pin_memory(self) -> "Masked":
+        """The same in memory of the host from which a GPU copies by itself."""
+        places, targets = (part.pin_memory() for part in self[1:])
+        return Masked(self.tokens.pin_memory(), places, targets)
 
     def to(self, device: torch.device) -> "Masked":
         places, targets = (part.to(device, non_blocking=True) for part in self[1:])
@@ -112,8 +116,8 @@ class MaskedLanguageStep:
 
     Attributes:
         encoder: whose backbone learns.
-        plan: says what is predicted; what is hidden, and dropout, are functions of its seed and of
-            the step: a resumed run repeats an uninterrupted one.
+        plan: of whose seed, and of the step, dropout is a function: a resumed run repeats an
+            uninterrupted one.
         world: of one process.
     """
 
@@ -122,19 +126,15 @@ class MaskedLanguageStep:
     world: World
     precision: Precision
 
-    def __call__(self, batch: TextBatch, step: int, scale: Scale = unscaled) -> StepOutput:
+    def __call__(self, batch: Masked, step: int, scale: Scale = unscaled) -> StepOutput:
         """
         Args:
             batch: on the CPU.
-            step: decides what is hidden.
+            step: its number.
             scale: multiplies the loss before it is differentiated, for fp16.
         """
-        seed = int(derive_key(self.plan.seed, step)[0] >> np.uint64(1))
-        torch.manual_seed(seed)
-        backbone = self.encoder.backbone
-        generator = torch.Generator().manual_seed(seed)
-        masked = to_predict(self.plan.objective, batch.tokens, backbone.tokenizer, generator)
-        masked = masked.to(self.world.device)
+        torch.manual_seed(_seed_of(self.plan, step))
+        backbone, masked = self.encoder.backbone, batch.to(self.world.device)
         with self.precision.autocast():
             states = backbone(masked.tokens)[masked.places]
             total = language_loss(backbone.decoder, states, masked.targets, self.plan.relu_weight)
@@ -144,34 +144,60 @@ class MaskedLanguageStep:
         return StepOutput(loss.detach())
 
 
-def to_predict(
-    objective: Objective,
-    tokens: TokenBatch,
-    tokenizer: "PreTrainedTokenizerFast",
-    generator: torch.Generator,
-) -> Masked:
-    """What is predicted of texts, and from where.
+class Masking:
+    """Chooses what is predicted of texts, and from where.
 
     Of the tokens, special ones excepted, 15 % are chosen for "mlm" and 20 % for "mntp". Of these,
     80 % are replaced by the mask token and 10 % by a random one, and 10 % stay (Devlin et al.,
     2019). For "clm" all are chosen, and nothing is replaced. What is predicted from the token
     before it is never the first of a text.
+
+    Args:
+        objective: which of them.
+        tokenizer: of the texts. It is asked once: to list a vocabulary takes as long as a step.
+
+    Raises:
+        ValueError: tokens are to be hidden, and there is nothing to hide them with.
     """
-    ids = tokens.input_ids
-    special = torch.isin(ids, torch.tensor(tokenizer.all_special_ids))
-    chosen = (torch.rand(ids.shape, generator=generator) < CHOSEN[objective]) & ~special
-    if objective != "mlm":
-        chosen &= tokens.position_ids > 0
-    places = chosen.nonzero().squeeze(1)
-    if objective == "clm":
-        return Masked(tokens, places - 1, ids[places])
-    fate = torch.rand(places.shape, generator=generator)
-    noise = torch.randint(len(tokenizer), places.shape, generator=generator)
-    targets = ids[places]
-    shown = torch.where(fate < 0.8, mask_token(tokenizer), noise)
-    shown = torch.where(fate < 0.9, shown, targets)
-    hidden = tokens._replace(input_ids=ids.index_copy(0, places, shown))
-    return Masked(hidden, places - 1 if objective == "mntp" else places, targets)
+
+    def __init__(self, objective: Objective, tokenizer: "PreTrainedTokenizerFast") -> None:
+        self._objective, self._size = objective, len(tokenizer)
+        self._special = np.array(tokenizer.all_special_ids, np.int64)
+        self._blank = -1 if objective == "clm" else mask_token(tokenizer)
+
+    def __call__(self, tokens: TokenBatch, generator: torch.Generator) -> Masked:
+        """In NumPy, lest every step wake all of torch's threads for a few arrays of integers."""
+        ids, objective = tokens.input_ids.numpy(), self._objective
+        drawn = torch.rand(len(ids), generator=generator).numpy()
+        chosen = (drawn < CHOSEN[objective]) & ~np.isin(ids, self._special)
+        if objective != "mlm":
+            chosen &= tokens.position_ids.numpy() > 0
+        places = np.flatnonzero(chosen)
+        targets = ids[places]
+        if objective != "clm":
+            fate = torch.rand(len(places), generator=generator).numpy()
+            noise = torch.randint(self._size, (len(places),), generator=generator).numpy()
+            hidden = ids.copy()
+            hidden[places] = np.where(fate < 0.8, self._blank, np.where(fate < 0.9, noise, targets))
+            tokens = tokens._replace(input_ids=torch.from_numpy(hidden))
+        seen_from = places if objective == "mlm" else places - 1
+        return Masked(tokens, torch.from_numpy(seen_from), torch.from_numpy(targets))
+
+
+def masked_batches(
+    tokens: TokenBatch, masking: Masking, plan: Plan, start: int
+) -> Iterator[Masked]:
+    """The batches of the steps of a plan, from step ``start`` on: functions of its seed and of the
+    step's number."""
+    lengths = tokens.cu_seqlens.diff().numpy().astype(np.int64)
+    rows = islice(shuffled_batches(lengths, plan.batch_tokens, plan.seed), start, plan.steps)
+    for step, own in enumerate(rows, start):
+        generator = torch.Generator().manual_seed(_seed_of(plan, step))
+        yield masking(tokens.take(torch.from_numpy(own)), generator)
+
+
+def _seed_of(plan: Plan, step: int) -> int:
+    return int(derive_key(plan.seed, step)[0] >> np.uint64(1))
 
 
 def mask_token(tokenizer: "PreTrainedTokenizerFast") -> int:

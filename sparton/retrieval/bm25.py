@@ -4,8 +4,9 @@ N documents, Q queries, V terms.
 """
 
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +22,10 @@ _STOP_WORDS = frozenset(
 )
 
 
+_WORDS_AT_ONCE = 2**20  # whose counts are made together
+_Value = TypeVar("_Value")
+
+
 class Analyzer:
     """Text to terms: lower-case words, English stop words removed, Porter stems.
 
@@ -33,19 +38,32 @@ class Analyzer:
         import snowballstemmer
 
         self._stemmer = snowballstemmer.stemmer("porter")
-        self._stems: dict[str, str] = {}
+        self._terms = _Memory(self.term)
 
     def __call__(self, text: str) -> list[str]:
-        found = (match.group().replace("\u2019", "'") for match in _WORD.finditer(text.lower()))
-        words = (word.removesuffix("'s") for word in found)
-        return [self._stem(word) for word in words if word not in _STOP_WORDS]
+        return [term for term in map(self._terms.__getitem__, self.words(text)) if term]
 
-    def _stem(self, word: str) -> str:
-        stem = self._stems.get(word)
-        if stem is None:
-            stem = self._stemmer.stemWord(word) if len(word) > 2 else word
-            self._stems[word] = stem
-        return stem
+    def words(self, text: str) -> list[str]:
+        """The words of a text in lower case, in their order."""
+        return _WORD.findall(text.lower())
+
+    def term(self, word: str) -> str:
+        """The term of a word in lower case, empty of a stop word."""
+        word = word.replace("\u2019", "'").removesuffix("'s")
+        if word in _STOP_WORDS:
+            return ""
+        return self._stemmer.stemWord(word) if len(word) > 2 else word
+
+
+class _Memory(dict[str, _Value]):
+    """What a function makes of words, each of which it is asked for once."""
+
+    def __init__(self, function: Callable[[str], _Value]) -> None:
+        self._function = function
+
+    def __missing__(self, word: str) -> _Value:
+        value = self[word] = self._function(word)
+        return value
 
 
 class BM25:
@@ -66,13 +84,17 @@ class BM25:
             raise ValueError(f"BM25 needs numbers k1 >= 0 and 0 <= b <= 1, got k1={k1}, b={b}")
         self.k1 = k1
         self.b = b
-        self._analyze = Analyzer()
-        self._columns: dict[str, int] = {}
+        self._analyzer = Analyzer()
+        self._columns: dict[str, int] = {}  # of terms
+        self._known = _Memory(self._found)
 
     def fit(self, texts: Iterable[str]) -> SparseVectors:
         """Learn the collection's terms and statistics; returns the document weights ``[N, V]``."""
         self._columns = {}
-        counts = _vectors((self._grown(text) for text in texts), self._columns)
+        columns = _Memory(self._grown)
+        counts = self._counts(texts, columns)
+        self._known = _Memory(self._found)
+        self._known.update(columns)
         terms, num_documents = counts.terms.numpy(), counts.num_vectors
         document_frequencies = np.bincount(terms, minlength=len(self._columns))
         rarity = (num_documents - document_frequencies + 0.5) / (document_frequencies + 0.5)
@@ -84,7 +106,7 @@ class BM25:
         """Weights ``[N, V]`` of documents by the statistics that :meth:`fit` has learned; of a text
         that was among the fitted ones, the same. Terms that the collection does not hold are
         dropped, and count in no length."""
-        return self._weighted(_vectors((self._known(text) for text in texts), self._columns))
+        return self._weighted(self._counts(texts, self._known))
 
     def _weighted(self, counts: SparseVectors) -> SparseVectors:
         terms, tf = counts.terms.numpy(), counts.values.numpy().astype(np.float64)
@@ -96,40 +118,61 @@ class BM25:
 
     def queries(self, texts: Iterable[str]) -> SparseVectors:
         """Term counts ``[Q, V]``; terms that the collection does not hold are dropped."""
-        return _vectors((self._known(text) for text in texts), self._columns)
+        return self._counts(texts, self._known)
 
-    def _grown(self, text: str) -> dict[int, int]:
-        columns = self._columns
-        terms = Counter(self._analyze(text))
-        return {columns.setdefault(term, len(columns)): count for term, count in terms.items()}
+    def _grown(self, word: str) -> int:
+        """The column of a word, a new one if need be; -1 of a stop word."""
+        term = self._analyzer.term(word)
+        return self._columns.setdefault(term, len(self._columns)) if term else -1
 
-    def _known(self, text: str) -> dict[int, int]:
-        terms = Counter(self._analyze(text))
-        return {self._columns[term]: n for term, n in terms.items() if term in self._columns}
+    def _found(self, word: str) -> int:
+        """The column of a word; -1 of a stop word, and of one that the collection lacks."""
+        return self._columns.get(self._analyzer.term(word), -1)
+
+    def _counts(self, texts: Iterable[str], column_of: Mapping[str, int]) -> SparseVectors:
+        """How often each text has each term, ``[N, V]``."""
+        parts = []
+        found, ends = array("q"), array("q")
+        for text in texts:
+            found.extend(map(column_of.__getitem__, self._analyzer.words(text)))
+            ends.append(len(found))
+            if len(found) >= _WORDS_AT_ONCE:
+                parts.append(_counted(found, ends))
+                found, ends = array("q"), array("q")
+        parts.append(_counted(found, ends))
+        terms, counts, lengths = (np.concatenate(each) for each in zip(*parts))
+        return SparseVectors(
+            torch.from_numpy(counts),
+            torch.from_numpy(terms),
+            cu_seqlens_of(torch.from_numpy(lengths)),
+            len(self._columns),
+        )
+
+
+class _Counts(NamedTuple):
+    """The different terms of some texts one after the other, int32; how often each text has each,
+    fp32; and how many terms each text has, int64."""
+
+    terms: NDArray[np.int32]
+    counts: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+
+
+def _counted(columns: "array[int]", ends: "array[int]") -> _Counts:
+    """Counts of texts by the columns of all their words, -1 without one, and where each ends."""
+    found = np.array(columns, np.int64)
+    stops = np.array(ends, np.int64)
+    owners = np.searchsorted(stops, np.arange(len(found)), side="right")
+    width = found.max(initial=0) + 1
+    places, counts = np.unique((owners * width + found)[found >= 0], return_counts=True)
+    return _Counts(
+        (places % width).astype(np.int32),
+        counts.astype(np.float32),
+        np.bincount(places // width, minlength=len(stops)),
+    )
 
 
 def _lengths(counts: SparseVectors) -> NDArray[np.float64]:
     """Terms of each text, with repetitions."""
-    lengths = np.zeros(counts.num_vectors)
     owners = np.repeat(np.arange(counts.num_vectors), counts.lengths.numpy())
-    np.add.at(lengths, owners, counts.values.numpy())
-    return lengths
-
-
-def _vectors(counts: Iterator[dict[int, int]], columns: Collection[str]) -> SparseVectors:
-    """One dictionary from column to count per text. ``columns`` may grow while they are read."""
-    lengths: list[int] = []
-    terms: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
-    values: list[NDArray[np.float32]] = [np.zeros(0, np.float32)]
-    for row in counts:
-        own = np.fromiter(row.keys(), np.int32, len(row))
-        order = np.argsort(own)
-        lengths.append(len(row))
-        terms.append(own[order])
-        values.append(np.fromiter(row.values(), np.float32, len(row))[order])
-    return SparseVectors(
-        torch.from_numpy(np.concatenate(values)),
-        torch.from_numpy(np.concatenate(terms)),
-        cu_seqlens_of(torch.tensor(lengths, dtype=torch.int64)),
-        len(columns),
-    )
+    return np.bincount(owners, counts.values.numpy(), counts.num_vectors).astype(np.float64)

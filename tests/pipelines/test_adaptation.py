@@ -14,11 +14,14 @@ from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
 from sparton.pipelines import adapt_lm
+from sparton.pipelines.adaptation import split
 from sparton.pipelines.masked_language import (
+    BLANK,
     MaskedLanguageStep,
+    Masking,
     Plan,
+    masked_batches,
     shuffled_batches,
-    to_predict,
 )
 from sparton.training.state import CheckpointError
 from sparton.types import TokenBatch
@@ -155,11 +158,41 @@ def test_batches_are_shuffled_bounded_and_complete():
     assert sorted(next(few).tolist()) == [0] * 4 + [1] * 4, "a batch of more than one epoch"
 
 
+@pytest.mark.parametrize(("steps", "held"), [(1, 32), (10, 100), (300, 256)])
+def test_short_plans_hold_fewer_texts_out(steps, held):
+    tokens = TokenBatch.from_lists([[row] * 10 for row in range(400)])
+    training, held_out = split(tokens, Plan(steps=steps, batch_tokens=100))
+    assert held_out.num_sequences == held
+    rows = torch.cat([training.input_ids[::10], held_out.input_ids[::10]])
+    assert rows.sort().values.tolist() == list(range(400))
+    few = tokens.select(0, 30)
+    assert [each.num_sequences for each in split(few, SHORT)] == [30, 30]
+
+
+def test_the_vocabulary_is_listed_once_for_all_batches(monkeypatch):
+    tokenizer = tiny(TEXTS, hidden_size=16, layers=1).tokenizer
+    tokenizer.mask_token = None
+    listed: list[int] = []
+    monkeypatch.setattr(
+        type(tokenizer), "get_vocab", lambda self: listed.append(0) or {BLANK: 7}, raising=True
+    )
+    tokens = TokenBatch.from_lists([[8] * 10] * 40)
+    plan = replace(SHORT, objective="mntp", steps=5, batch_tokens=100)
+    batches = list(masked_batches(tokens, Masking("mntp", tokenizer), plan, 0))
+    assert len(batches) == 5 and listed == [0]
+    assert all((batch.tokens.input_ids == 7).any() for batch in batches)
+    later = list(masked_batches(tokens, Masking("mntp", tokenizer), plan, 3))
+    for one, other in zip(batches[3:], later, strict=True):
+        assert torch.equal(one.tokens.input_ids, other.tokens.input_ids)
+        assert torch.equal(one.places, other.places)
+    assert not torch.equal(batches[3].places, batches[4].places)
+
+
 def test_what_is_hidden():
     tokenizer = tiny(TEXTS, hidden_size=16, layers=1).tokenizer
     ids = tokenizer([sentence(row) for row in range(400)])["input_ids"]
     tokens = TokenBatch.from_lists(ids)
-    masked = to_predict("mlm", tokens, tokenizer, torch.Generator().manual_seed(0))
+    masked = Masking("mlm", tokenizer)(tokens, torch.Generator().manual_seed(0))
     assert torch.equal(tokens.input_ids[masked.places], masked.targets)
     regular = ~torch.isin(tokens.input_ids, torch.tensor(tokenizer.all_special_ids))
     assert regular[masked.places].all()

@@ -15,7 +15,7 @@ from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
 from sparton.pipelines import adapt_lm, language_loss
-from sparton.pipelines.masked_language import Plan, mask_token, to_predict
+from sparton.pipelines.masked_language import Masking, Plan, mask_token
 from sparton.types import TokenBatch
 from tests.models.alone import batch, close
 from tests.models.causal_lms import WORDS, build
@@ -34,7 +34,7 @@ def start(tmp_path) -> Path:
 
 def predicted(objective: str) -> tuple[TokenBatch, Tensor, Tensor, Tensor]:
     tokens = TokenBatch.from_lists([list(range(5, 55))] * 200 + [[], [7]])
-    masked = to_predict(objective, tokens, word_tokenizer(WORDS, 96), torch.Generator())
+    masked = Masking(objective, word_tokenizer(WORDS, 96))(tokens, torch.Generator())
     return tokens, masked.tokens.input_ids, masked.places, masked.targets
 
 

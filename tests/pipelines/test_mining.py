@@ -27,8 +27,9 @@ from sparton.pipelines.mining import (
     mine_hard_negatives,
     parts,
 )
+from sparton.pipelines.mining.examples import Barred
 from sparton.pipelines.mining.mining import Mining
-from sparton.pipelines.mining.selection import choose, ordered, window
+from sparton.pipelines.mining.selection import choose, ordered, windows
 from tests.pipelines.mining_problems import bm25_scores, generate, mine, read_records, write
 
 
@@ -142,8 +143,9 @@ def test_the_sample_is_fair_and_follows_the_seed(pairs, tmp_path):
     for example in range(2000):
         order = ordered(rule, 10, example)
         # Rows 0 to 4 score too much; the others must be drawn alike.
-        choice = choose(rule, [order], [0.5], lambda ps: np.array([float(r < 5) for _, r in ps]))
-        taken.update(choice.rows[0])
+        scores = (order < 5).astype(np.float32)
+        choice = choose(rule, np.array([10]), [0.5], scores.__getitem__)
+        taken.update(order[choice.places[0]].tolist())
     assert sorted(taken) == [5, 6, 7, 8, 9]
     assert all(abs(count - 1200) < 120 for count in taken.values())
 
@@ -160,12 +162,17 @@ def test_barred_documents_take_no_rank():
     rule = Rule(2, skip=1, depth=3)
     hashes = np.arange(10, 20, dtype=np.uint64)
     hashes[4] = hashes[3]
-    rows, scores = np.array([5, 0, 3, 4, 1, 2, -1]), np.arange(7, dtype=np.float32)[::-1]
-    barred = np.array([10], np.uint64)
-    kept, values = window(rule, rows, scores, hashes, barred)
-    assert kept.tolist() == [3]
-    assert values.tolist() == [4.0]
-    assert window(rule, rows, scores, hashes, barred, own_row=5)[0].tolist() == [4, 1]
+    rows = np.array([[5, 0, 3, 4, 1, 2, -1], [5, 0, 3, 4, 1, 2, 6]])
+    scores = np.arange(14, dtype=np.float32)[::-1].reshape(2, 7)
+    # The second query may have what the first may not, and the other way round.
+    barred = Barred(np.array([0, 1]), np.array([10, 15], np.uint64))
+    found = windows(rule, rows, scores, hashes, barred, np.array([-1, -1]))
+    assert found.sizes.tolist() == [1, 1]
+    assert found.rows.tolist() == [3, 3]
+    assert found.scores.tolist() == [11, 4]
+    found = windows(rule, rows, scores, hashes, barred, np.array([5, 0]))
+    assert found.sizes.tolist() == [2, 2]
+    assert found.rows.tolist() == [4, 1, 4, 1]
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bytes(pairs, tmp_path, monkeypatch):

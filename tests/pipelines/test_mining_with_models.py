@@ -19,7 +19,9 @@ from sparton.models.heads import EagerHead
 from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel, miners, parts
+from sparton.pipelines.mining.pairs import HeldDocuments, Pairs, Similarities
 from sparton.representations import Representations, TokenVectors
+from sparton.retrieval.bm25 import BM25
 from sparton.training.distributed import World
 from sparton.types import TokenBatch
 from tests.composing import composed
@@ -31,6 +33,8 @@ from tests.pipelines.mining_problems import (
     mine,
     mine_after_a_failure,
 )
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -233,7 +237,7 @@ def test_a_teacher_encodes_each_document_of_a_collection_once(pairs, model, tmp_
     settings = {"teachers": [TrainedModel(model)], "rule": Rule(2)}
     records = mine(pairs, tmp_path / "held.jsonl", **settings)
     assert set(encoded.values()) == {1}
-    monkeypatch.setattr(miners.Lesson, "pairs", 0)
+    monkeypatch.setattr(miners.Setup, "pairs", 0)
     others = mine(pairs, tmp_path / "apart.jsonl", **settings)
     assert max(encoded.values()) > 2
     for record, other in zip(records, others, strict=True):
@@ -242,17 +246,45 @@ def test_a_teacher_encodes_each_document_of_a_collection_once(pairs, model, tmp_
         assert record["neg_scores"] != pytest.approx(other["neg_scores"][::-1], rel=1e-5)
 
 
-def test_held_documents_come_in_the_order_asked_for_with_others_among_them(monkeypatch):
+def test_a_part_encodes_a_query_once_and_bm25_is_fitted_once(pairs, model, tmp_path, monkeypatch):
+    encoded: Counter[str] = Counter()
+    fitted: list[BM25] = []
+    encode, fit = miners.encode_texts, BM25.fit
+
+    def counted(encoder, tokenizer, texts, side, **options):
+        encoded.update(texts if side == "query" else ())
+        return encode(encoder, tokenizer, texts, side, **options)
+
+    monkeypatch.setattr(miners, "encode_texts", counted)
+    monkeypatch.setattr(BM25, "fit", lambda self, texts: fitted.append(self) or fit(self, texts))
+    rule = Rule(3, depth=30, sample=True, share=0.9)  # of several rounds
+    teachers = [TrainedModel(model), BM25Miner()]
+    mine(pairs, tmp_path / "out.jsonl", miner=BM25Miner(), teachers=teachers, rule=rule)
+    counts = json.loads((tmp_path / "out.mined.json").read_text())["counts"]
+    assert counts["refused"] > 0, "candidates are scored in more than one round"
+    assert set(encoded.values()) == {1} and len(fitted) == 1
+    mine(pairs, tmp_path / "two.jsonl", miner=BM25Miner(1.2), teachers=teachers, rule=rule)
+    assert len(fitted) == 3
+
+
+def test_held_documents_are_scored_by_row_and_by_text_with_others_among_them():
     def encode(texts):
         return Representations(
             dense=TokenVectors.of_texts(torch.tensor([[float(x)] for x in texts]))
         )
 
-    monkeypatch.setattr(miners, "SLAB", 2)
     texts = ["3", "1", "4", "15", "9"]
     slabs = [encode(texts[first : first + 2]) for first in (0, 2, 4)]
-    held = miners.HeldDocuments(TextList(texts), slabs, encode)
-    asked = ["9", "26", "3", "15", "5", "4"]
-    assert held(asked).dense.values.flatten().tolist() == [float(x) for x in asked]
+    teach = Similarities(encode, encode, CPU, HeldDocuments(TextList(texts), slabs))
+    score = teach(["10", "2", "10"])
+    asked = ["9", "26", "3", "15", "5", "4", "9"]
+    queries = np.array([0, 1, 2, 1, 0, 0, 0])
+    products = np.array([10, 2, 10, 2, 10, 10, 10]) * np.array([*map(float, asked)])
+    by_text = Pairs(queries, np.full(7, -1), lambda: asked)
+    assert score(by_text).tolist() == products.tolist()
+    known = [0, 2, 3, 5, 6]
+    rows = np.array([4, 0, 3, 2, 4])
+    by_row = Pairs(queries[known], rows, lambda: 1 / 0)  # texts that nobody needs
+    assert score(by_row).tolist() == products[known].tolist()
     slabs[0] = encode(["-1", "-1"])
-    assert held(["9", "3"]).dense.values.flatten().tolist() == [9, -1]
+    assert score(by_row).tolist() == [90, -10, 30, 40, 90]

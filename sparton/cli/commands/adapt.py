@@ -25,6 +25,7 @@ from typing import Any
 import yaml
 
 from sparton.cli.commands.flags import command_parser, flags_named
+from sparton.cli.commands.train import set_environment
 
 INTERRUPTED = (
     "the same command goes on from the last checkpoint, or begins anew where there is none yet "
@@ -34,6 +35,7 @@ INTERRUPTED = (
 
 def main(arguments: Sequence[str]) -> None:
     """``sparton adapt``."""
+    set_environment()
     parser = command_parser("adapt", __doc__)
     parser.add_argument(
         "corpora", nargs="+", type=Path, help="folders with corpus.jsonl[.gz], or such files"

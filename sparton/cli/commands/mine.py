@@ -27,6 +27,7 @@ from sparton.cli.commands.flags import (
     given,
     named_columns,
 )
+from sparton.cli.commands.train import set_environment
 
 if TYPE_CHECKING:
     from sparton.datasets.lookup import Records
@@ -43,6 +44,7 @@ OF_CROSS_ENCODERS = ["teacher_activation", "teacher_batch", "teacher_length"]
 
 def main(arguments: Sequence[str]) -> None:
     """``sparton mine``."""
+    set_environment()
     parsed = _parser().parse_args(arguments)
 
     from sparton.pipelines.mining import mine_hard_negatives

@@ -26,13 +26,15 @@ Hashes = NDArray[np.uint64]
 class Item(NamedTuple):
     """One training example; of a set, the first text is the query, the others its positives.
 
-    The ids are empty where the example was written out as texts.
+    The ids are empty where the example was written out as texts, and so are the rows of its
+    positives in the collection.
     """
 
     query: str
     positives: Sequence[str]
     query_id: str = ""
     positive_ids: Sequence[str] = ()
+    positive_rows: Sequence[int] = ()
 
 
 def read_items(records: Records, start: int, stop: int) -> list[Item]:
@@ -48,8 +50,8 @@ def read_items(records: Records, start: int, stop: int) -> list[Item]:
     answers = records.texts[1].take(list(chain.from_iterable(positives)))
     bounds = [0, *accumulate(map(len, positives))]
     return [
-        Item(query, answers.texts[first:last], query_id, answers.ids[first:last])
-        for query_id, query, first, last in zip(*asked, bounds, bounds[1:])
+        Item(query, answers.texts[first:last], query_id, answers.ids[first:last], rows)
+        for query_id, query, rows, first, last in zip(*asked, positives, bounds, bounds[1:])
     ]
 
 
@@ -73,6 +75,24 @@ def hash_text(text: str) -> int:
 
 
 EMPTY = np.uint64(hash_text(""))
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # spreads small numbers over 64 bits
+
+
+class Barred(NamedTuple):
+    """Texts that cannot be negatives of Q queries, no text of a query twice.
+
+    Attributes:
+        queries: numbers of queries, int64 ``[B]``.
+        hashes: of texts, uint64 ``[B]``.
+    """
+
+    queries: NDArray[np.int64]
+    hashes: Hashes
+
+
+def keys_of(queries: NDArray[np.int64], hashes: Hashes) -> Hashes:
+    """64-bit hashes of pairs, the number of a query and the hash of a text, which broadcast."""
+    return hashes ^ (queries.astype(np.uint64) * _ODD)
 
 
 class Positives:
@@ -97,13 +117,24 @@ class Positives:
         order = np.argsort(by_query, kind="stable")
         self._queries, self._answers = by_query[order], self.hashes[order]
 
-    def barred(self, query: str) -> Hashes:
-        """Hashes of what cannot be a negative of ``query``: the positives of all equal queries, the
+    def barred(self, queries: Sequence[str]) -> Barred:
+        """What cannot be a negative of each of Q queries: the positives of all equal queries, the
         query's own text, and empty texts."""
-        own = np.uint64(hash_text(query))
-        first = np.searchsorted(self._queries, own, side="left")
-        last = np.searchsorted(self._queries, own, side="right")
-        return np.unique(np.append(self._answers[first:last], [own, EMPTY]))
+        own = np.fromiter(map(hash_text, queries), np.uint64, len(queries))
+        first, last = (np.searchsorted(self._queries, own, side) for side in ("left", "right"))
+        every = np.arange(len(queries))
+        of = np.concatenate([np.repeat(every, last - first), every, every])
+        hashes = np.concatenate(
+            [self._answers[ranges(first, last)], own, np.full(len(queries), EMPTY)]
+        )
+        once = np.unique(keys_of(of, hashes), return_index=True)[1]
+        return Barred(of[once], hashes[once])
+
+
+def ranges(starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The numbers from each start to before its stop, end to end."""
+    lengths = stops - starts
+    return np.arange(lengths.sum()) + np.repeat(stops - np.cumsum(lengths), lengths)
 
 
 class PositiveDocuments:
@@ -127,12 +158,16 @@ class PositiveDocuments:
         return TextCollection([""] * len(texts), texts)
 
 
+def texts_of(parts: Sequence[TextsByRow]) -> Iterator[str]:
+    """All texts, one part after the other."""
+    for part in parts:
+        for rows in ranges_of(len(part), ROWS_AT_ONCE):
+            yield from part.take(rows).texts
+
+
 def hash_documents(documents: TextsByRow) -> Hashes:
     """The hashes of the texts of all documents; uint64 ``[N]``."""
-    hashes = np.zeros(len(documents), np.uint64)
-    for rows in ranges_of(len(documents), ROWS_AT_ONCE):
-        hashes[rows.start : rows.stop] = [hash_text(text) for text in documents.take(rows).texts]
-    return hashes
+    return np.fromiter(map(hash_text, texts_of([documents])), np.uint64, len(documents))
 
 
 def distinct(positives: Positives, known: Hashes | None = None) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 N documents, E positives outside of the collection, V terms, Q queries.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -17,36 +17,47 @@ from safetensors.torch import save_file
 
 from sparton.arguments import refuse_below, refuse_ignored
 from sparton.datasets.texts import TextsByRow
-from sparton.embeddings import KeyRows, text_keys
 from sparton.evaluation import check_model, load_retriever
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.models.encoder import Encoder
 from sparton.packing import ranges_of
-from sparton.pipelines.mining.examples import ROWS_AT_ONCE
+from sparton.pipelines.mining.examples import texts_of
+from sparton.pipelines.mining.pairs import (
+    Encode,
+    HeldDocuments,
+    Rows,
+    Similarities,
+    Teach,
+    score_rows,
+)
 from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import encode_texts
-from sparton.retrieval.indexes.exact import RERANK_DEPTH, exact_index, score_pairs
+from sparton.retrieval.indexes.exact import RERANK_DEPTH, exact_index
+from sparton.types import SIDES
 from sparton.writing import replacing
 
 SLAB = 65_536  # documents that are encoded and kept together
-Encode = Callable[..., Representations]
-Pairs = Sequence[tuple[str, str]]
-Score = Callable[[Pairs], NDArray[np.float32]]
 
 
-class Lesson(NamedTuple):
-    """What a teacher is going to be asked.
+class Setup(NamedTuple):
+    """What miners and teachers are built from.
 
     Attributes:
-        documents: N texts, the collection that most documents are of.
-        pairs: about how many pairs of a query and a document.
-        folder: where it may keep what it has encoded.
+        documents: texts, the collection first, and what is outside of it.
+        pairs: about how many pairs of a query and a document a teacher is going to be asked.
+        folder: where they may keep what they have encoded.
+        device: where models run and vectors are compared.
+        progress: show bars on standard error.
+        fitted: by whom BM25 was fitted to the documents, and what came of it.
     """
 
-    documents: TextsByRow
+    documents: Sequence[TextsByRow]
     pairs: int
     folder: Path
+    device: torch.device
+    progress: bool
+    fitted: "dict[BM25Miner, tuple[BM25, Representations]]"
 
 
 class Ranker:
@@ -78,10 +89,13 @@ class Ranker:
         queries, depth = self._encode(texts), min(depth, self.size)
         return (queries, *self._index(max(RERANK_DEPTH, depth)).search(queries, depth))
 
-    def score(self, queries: Representations, query: int, rows: Sequence[int]) -> list[float]:
-        """Scores of documents of the N + E for one of the encoded queries."""
-        pairs = np.array([(query, row) for row in rows], np.int64).reshape(-1, 2)
-        return score_pairs(queries, self._documents, pairs, self._device).tolist()
+    def score(self, queries: Representations, asked: Rows, rows: Rows) -> NDArray[np.float32]:
+        """Scores fp32 ``[P]`` of pairs: the number of one of the encoded queries, int64 ``[P]``,
+        and the row of one of the N + E documents, int64 ``[P]``."""
+        return score_rows(queries, self._take, asked, rows, self._device)
+
+    def _take(self, rows: Rows) -> Representations:
+        return self._documents.take(torch.from_numpy(rows))
 
 
 @dataclass(frozen=True)
@@ -101,23 +115,28 @@ class BM25Miner:
     def __post_init__(self) -> None:
         BM25(self.k1, self.b)  # refuses what is out of range
 
-    def build(
-        self, parts: Sequence[TextsByRow], folder: Path, device: torch.device, progress: bool
-    ) -> Ranker:
-        """Count the terms of the collection, ``parts[0]``, and of what is outside of it."""
-        bm25 = BM25(self.k1, self.b)
-        documents = Representations(bm25.fit(_texts(parts)))
-        return Ranker(lambda q: Representations(bm25.queries(q)), documents, len(parts[0]), device)
+    def build(self, setup: Setup) -> Ranker:
+        """Count the terms of the collection, and of what is outside of it."""
+        bm25, documents = self._fit(setup)
+        size = len(setup.documents[0])
+        return Ranker(lambda q: Representations(bm25.queries(q)), documents, size, setup.device)
 
-    def load(self, lesson: Lesson, device: torch.device, progress: bool) -> Score:
-        """What scores pairs of a query and a document by the statistics of the collection."""
-        bm25 = BM25(self.k1, self.b)
-        bm25.fit(_texts([lesson.documents]))
-        return _pair_score(
+    def load(self, setup: Setup, name: str) -> Teach:
+        """What scores pairs of a query and a document by the statistics of the documents."""
+        bm25, documents = self._fit(setup)
+        return Similarities(
             lambda texts: Representations(bm25.queries(texts)),
             lambda texts: Representations(bm25.documents(texts)),
-            device,
+            setup.device,
+            HeldDocuments(setup.documents[0], [documents]),
         )
+
+    def _fit(self, setup: Setup) -> tuple[BM25, Representations]:
+        """Once for miner and teachers."""
+        if self not in setup.fitted:
+            bm25 = BM25(self.k1, self.b)
+            setup.fitted[self] = bm25, Representations(bm25.fit(texts_of(setup.documents)))
+        return setup.fitted[self]
 
 
 @dataclass(frozen=True)
@@ -154,31 +173,29 @@ class TrainedModel:
         if not isinstance(self.model, Encoder):
             check_model(self.model)
 
-    def build(
-        self, parts: Sequence[TextsByRow], folder: Path, device: torch.device, progress: bool
-    ) -> Ranker:
-        """Encode the collection, ``parts[0]``, and what is outside of it. What has been encoded is
-        kept in ``folder`` slab by slab, so that an interrupted run does not encode it again."""
-        encode = self._encoding(device)
-        documents = Representations.concatenate(self._slabs(encode, parts, folder, progress))
-        return Ranker(partial(encode, side="query"), documents, len(parts[0]), device)
+    def build(self, setup: Setup) -> Ranker:
+        """Encode the collection, and what is outside of it. What has been encoded is kept in the
+        folder slab by slab, so that an interrupted run does not encode it again."""
+        encode = self._encoding(setup.device)
+        slabs = self._slabs(encode, setup.documents, setup.folder, setup.progress)
+        documents, size = Representations.concatenate(slabs), len(setup.documents[0])
+        return Ranker(partial(encode, side="query"), documents, size, setup.device)
 
-    def load(self, lesson: Lesson, device: torch.device, progress: bool) -> Score:
+    def load(self, setup: Setup, name: str) -> Teach:
         """What scores pairs of a query and a document. Where these are more than the collection has
-        documents, it is encoded first, as :meth:`build` does it; else each part of the examples has
-        its documents encoded.
+        documents, it is encoded first, as :meth:`build` does it, in a folder of this name; else
+        each part of the examples has its documents encoded.
 
         Raises:
             ArgumentError: documents of a teacher are encoded with all their terms.
         """
         refuse_ignored("a teacher", max_document_terms=self.max_document_terms)
-        encode = self._encoding(device)
-        queries: Encode = partial(encode, side="query")
-        documents: Encode = partial(encode, side="document")
-        if lesson.pairs >= len(lesson.documents):
-            slabs = self._slabs(encode, [lesson.documents], lesson.folder, progress)
-            documents = HeldDocuments(lesson.documents, slabs, documents)
-        return _pair_score(queries, documents, device)
+        encode, collection, held = self._encoding(setup.device), setup.documents[0], None
+        if setup.pairs >= len(collection):
+            slabs = self._slabs(encode, [collection], setup.folder / name, setup.progress)
+            held = HeldDocuments(collection, slabs)
+        queries, documents = (partial(encode, side=side) for side in SIDES)
+        return Similarities(queries, documents, setup.device, held)
 
     def _slabs(
         self, encode: Encode, parts: Sequence[TextsByRow], folder: Path, progress: bool
@@ -206,55 +223,6 @@ class TrainedModel:
         lengths = self.query_length, self.document_length
         retriever = load_retriever(self.model, *lengths, device=device)
         return partial(encode_texts, *retriever, precision=self.precision)
-
-
-class HeldDocuments:
-    """Encodes texts by looking up those of a collection that was encoded before.
-
-    Args:
-        documents: the collection.
-        slabs: what its documents became, SLAB to each, as :class:`TrainedModel` has them.
-        encode: encodes other texts.
-    """
-
-    def __init__(
-        self, documents: TextsByRow, slabs: Sequence[Representations], encode: Encode
-    ) -> None:
-        self._slabs, self._encode = slabs, encode
-        self._rows = KeyRows.of(text_keys(_texts([documents])), 0)
-
-    def __call__(self, texts: Sequence[str]) -> Representations:
-        rows = self._rows.find(text_keys(texts))
-        slab_of = rows // SLAB  # -1 for other texts
-        found, order = [], []
-        for number in np.unique(slab_of).tolist():
-            here = np.flatnonzero(slab_of == number)
-            if number < 0:
-                found.append(self._encode([texts[place] for place in here.tolist()]))
-            else:
-                found.append(self._slabs[number].take(torch.from_numpy(rows[here] % SLAB)))
-            order.append(here)
-        in_place = torch.from_numpy(np.argsort(np.concatenate(order)))
-        return Representations.concatenate(found).take(in_place)
-
-
-def _pair_score(queries: Encode, documents: Encode, device: torch.device) -> Score:
-    """What encodes the texts of pairs, each once, and scores the pairs."""
-
-    def score(pairs: Pairs) -> NDArray[np.float32]:
-        sides = [list(dict.fromkeys(texts)) for texts in zip(*pairs)]
-        encoded = [encode(texts) for encode, texts in zip((queries, documents), sides)]
-        places = [{text: row for row, text in enumerate(texts)} for texts in sides]
-        rows = np.array([(places[0][query], places[1][document]) for query, document in pairs])
-        return score_pairs(encoded[0], encoded[1], rows, device)
-
-    return score
-
-
-def _texts(parts: Sequence[TextsByRow]) -> Iterator[str]:
-    for part in parts:
-        for rows in ranges_of(len(part), ROWS_AT_ONCE):
-            yield from part.take(rows).texts
 
 
 def _write_slab(file: Path, texts: Representations) -> None:

@@ -5,8 +5,9 @@ Q examples of a part, N documents of the collection, E positives outside of it.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow
 from sparton.pipelines.mining.examples import (
+    Barred,
     Hashes,
     Item,
     Positives,
@@ -21,8 +23,9 @@ from sparton.pipelines.mining.examples import (
     hash_text,
     read_items,
 )
-from sparton.pipelines.mining.miners import Pairs, Ranker, Score
-from sparton.pipelines.mining.selection import Rule, Scores, choose, ordered, window
+from sparton.pipelines.mining.miners import Ranker
+from sparton.pipelines.mining.pairs import Pairs, Rows, Score, Scores, Teach
+from sparton.pipelines.mining.selection import Rule, Windows, choose, ordered, windows
 from sparton.representations import Representations
 
 Short = Literal["keep", "pad", "drop", "former"]
@@ -71,7 +74,7 @@ class Mining:
     documents: Sequence[TextsByRow]
     hashes: Hashes
     ranker: Ranker
-    teachers: Sequence[Score]
+    teachers: Sequence[Teach]
     rule: Rule
     output: Output
 
@@ -84,104 +87,110 @@ class Mining:
     def part(self, start: int, stop: int) -> tuple[list[str], Counter[str]]:
         """Lines for the examples ``start : stop``, in order, and what happened to them."""
         items = read_items(self.records, start, stop)
-        barred = [self.positives.barred(item.query) for item in items]
-        own = self._own_rows(items)
-        depth = self.rule.depth + max(map(self._count, barred)) + self.output.exclude_self
-        queries, scores, rows = self.ranker.rank([item.query for item in items], depth)
-        windows = [
-            window(self.rule, rows[place], scores[place], self.hashes, barred[place], own[place])
-            for place in range(len(items))
-        ]
+        texts = [item.query for item in items]
+        barred, own = self.positives.barred(texts), self._own_rows(items)
+        depth = self.rule.depth + self._most(barred) + self.output.exclude_self
+        queries, scores, rows = self.ranker.rank(texts, depth)
+        found = windows(self.rule, rows, scores, self.hashes, barred, own)
         counts: Counter[str] = Counter(examples=len(items))
-        chosen = self._choose(start, items, windows, queries, counts)
+        chosen = self._settle(self._choose(start, items, found, queries, counts), counts)
         lines = [
-            json.dumps(self._record(number, item, each), ensure_ascii=False) + "\n"
-            for number, item, each in zip(range(start, stop), items, self._settle(chosen, counts))
+            json.dumps(self._record(item, each, negatives), ensure_ascii=False) + "\n"
+            for item, each, negatives in zip(items, chosen, self._negatives(start, chosen))
             if each is not None
         ]
         counts["written"] = len(lines)
         return lines, counts
 
-    def _own_rows(self, items: Sequence[Item]) -> Sequence[int]:
+    def _own_rows(self, items: Sequence[Item]) -> Rows:
         if not self.output.exclude_self or self.records.texts is None:
-            return [-1] * len(items)
-        return self.records.texts[1].find([item.query_id for item in items]).tolist()
+            return np.full(len(items), -1)
+        return self.records.texts[1].find([item.query_id for item in items])
 
-    def _count(self, barred: Hashes) -> int:
-        """Number of documents of the collection with one of these hashes."""
+    def _most(self, barred: Barred) -> int:
+        """The most documents of the collection that cannot be negatives of a query."""
         ends = (
-            np.searchsorted(self._sorted_collection, barred, side) for side in ("right", "left")
+            np.searchsorted(self._sorted_collection, barred.hashes, side)
+            for side in ("right", "left")
         )
         last, first = ends
-        return int((last - first).sum())
+        return int(np.bincount(barred.queries, last - first).max())
 
     def _choose(
         self,
         start: int,
         items: Sequence[Item],
-        windows: Sequence[tuple[np.ndarray, Scores]],
+        found: Windows,
         queries: Representations,
         counts: Counter[str],
     ) -> list[Chosen]:
-        orders = [
-            ordered(self.rule, len(rows), start + place) for place, (rows, _) in enumerate(windows)
-        ]
-        by_miner = [dict(zip(rows.tolist(), scores)) for rows, scores in windows]
+        texts = [item.query for item in items]
+        teachers = [partial(_teach, teach(texts), counts) for teach in self.teachers]
+        owners, rows, scores = self._tried(start, found)
 
-        def score(pairs: Sequence[tuple[int, int]]) -> Scores:
-            if not self.teachers:
-                return np.array([by_miner[query][row] for query, row in pairs], np.float32)
-            return _teach(self.teachers[0], self._texts(items, pairs), counts)
+        def score(places: Rows) -> Scores:
+            if not teachers:
+                return scores[places]
+            return teachers[0](self._pairs(owners[places], rows[places]))
 
-        positive_scores = self._positive_scores(items, queries, counts)
-        limits = [self.rule.limit(own) if own else np.inf for own in positive_scores]
-        candidates = [rows[order] for (rows, _), order in zip(windows, orders)]
-        choice = choose(self.rule, candidates, limits, score)
-        counts["candidates"] += sum(map(len, candidates))
+        positive_scores = self._positive_scores(items, teachers, queries)
+        limits = [self.rule.limit(own) for own in positive_scores[0]] if positive_scores else None
+        choice = choose(self.rule, found.sizes, limits, score)
+        counts["candidates"] += len(rows)
         counts["refused"] += choice.refused
-        if not self.teachers:
-            return [Chosen(rows, [], []) for rows in choice.rows]
-        chosen = [
-            Chosen(rows, [own], [best])
-            for rows, own, best in zip(choice.rows, choice.scores, positive_scores)
+        taken = np.concatenate(choice.places)
+        ends = np.cumsum([len(places) for places in choice.places])[:-1]
+        pairs = self._pairs(owners[taken], rows[taken])
+        others = [np.split(teach(pairs), ends) for teach in teachers[1:]]
+        every = [choice.scores, *others] if teachers else []
+        return [
+            Chosen(
+                rows[places].tolist(),
+                [own[place].tolist() for own in every],
+                [own[place] for own in positive_scores],
+            )
+            for place, places in enumerate(choice.places)
         ]
-        taken = [(place, row) for place, rows in enumerate(choice.rows) for row in rows]
-        for teacher in self.teachers[1:]:
-            scores = iter(_teach(teacher, self._texts(items, taken), counts).tolist())
-            positives = self._taught_positives(teacher, items, counts)
-            for each, own in zip(chosen, positives):
-                each.scores.append([next(scores) for _ in each.rows])
-                each.positive_scores.append(own)
-        return chosen
 
-    def _texts(self, items: Sequence[Item], pairs: Sequence[tuple[int, int]]) -> Pairs:
-        """The texts of (number of an example, row of a document)."""
-        texts = self.collection.take([row for _, row in pairs]).texts
-        return [(items[place].query, text) for (place, _), text in zip(pairs, texts)]
+    def _tried(self, start: int, found: Windows) -> tuple[Rows, Rows, Scores]:
+        """Numbers of the queries, rows and scores of all candidates ``[C]``, in the order in which
+        they are tried."""
+        begins = np.cumsum(found.sizes) - found.sizes
+        orders = [
+            begin + ordered(self.rule, size, number)
+            for number, (begin, size) in enumerate(zip(begins, found.sizes.tolist()), start)
+        ]
+        order = np.concatenate(orders)
+        owners = np.repeat(np.arange(len(orders)), found.sizes)
+        return owners, found.rows[order], found.scores[order]
+
+    def _pairs(self, queries: Rows, rows: Rows) -> Pairs:
+        """Pairs of queries and of documents of the collection."""
+        return Pairs(queries, rows, lambda: self.collection.take(rows.tolist()).texts)
 
     def _positive_scores(
-        self, items: Sequence[Item], queries: Representations, counts: Counter[str]
-    ) -> list[list[float]]:
-        """By the first teacher if there is one, else by the miner; nothing if nobody asks for
-        them."""
-        if self.teachers:
-            return self._taught_positives(self.teachers[0], items, counts)
-        if not self.rule.has_margin:
-            return [[] for _ in items]
-        return [
-            self.ranker.score(queries, place, [self._row(text) for text in item.positives])
-            for place, item in enumerate(items)
-        ]
+        self, items: Sequence[Item], teachers: Sequence[Score], queries: Representations
+    ) -> list[list[list[float]]]:
+        """The scores that every teacher gives each example's positives; without one, those of the
+        miner if a margin needs them, else nothing."""
+        texts = [text for item in items for text in item.positives]
+        rows = [row for item in items for row in item.positive_rows or [-1] * len(item.positives)]
+        sizes = [len(item.positives) for item in items]
+        asked = np.repeat(np.arange(len(items)), sizes)
+        if teachers:
+            pairs = Pairs(asked, np.array(rows, np.int64), lambda: texts)
+            found = [teach(pairs) for teach in teachers]
+        elif self.rule.has_margin:
+            found = [self.ranker.score(queries, asked, self._rows(texts))]
+        else:
+            return []
+        ends = np.cumsum(sizes)[:-1]
+        return [[own.tolist() for own in np.split(scores, ends)] for scores in found]
 
-    def _taught_positives(
-        self, teacher: Score, items: Sequence[Item], counts: Counter[str]
-    ) -> list[list[float]]:
-        pairs = [(item.query, text) for item in items for text in item.positives]
-        scores = iter(_teach(teacher, pairs, counts).tolist())
-        return [[next(scores) for _ in item.positives] for item in items]
-
-    def _row(self, text: str) -> int:
-        return int(self._by_hash[np.searchsorted(self._sorted, np.uint64(hash_text(text)))])
+    def _rows(self, texts: Sequence[str]) -> Rows:
+        """A row of each text among the documents, which all are among them."""
+        hashes = np.fromiter(map(hash_text, texts), np.uint64, len(texts))
+        return self._by_hash[np.searchsorted(self._sorted, hashes)]
 
     def _settle(self, chosen: Sequence[Chosen], counts: Counter[str]) -> list[Chosen | None]:
         """What becomes of the examples that lack negatives."""
@@ -202,23 +211,29 @@ class Mining:
                 settled.append(each._replace(rows=[each.rows[i] for i in again], scores=scores))
         return settled
 
-    def _record(self, number: int, item: Item, chosen: Chosen) -> dict[str, object]:
-        if chosen.rows or self.output.short != "former":
-            negatives = self.collection.take(chosen.rows)
+    def _negatives(self, start: int, chosen: Sequence[Chosen | None]) -> Iterator[Sequence[str]]:
+        """Ids or texts of the negatives of each example, as they are written."""
+        rows = [row for each in chosen if each is not None for row in each.rows]
+        if self.output.ids and self.records.texts is not None:
+            cells = iter(self.records.texts[1].ids(np.array(rows, np.int64)))
         else:
-            negatives = former_negatives(self.records, number)
+            cells = iter(self.collection.take(rows).texts)
+        for number, each in enumerate(chosen, start):
+            if each is not None and not each.rows and self.output.short == "former":
+                former = former_negatives(self.records, number)
+                yield former.ids if self.output.ids else former.texts
+            else:
+                yield [next(cells) for _ in (each.rows if each is not None else ())]
+
+    def _record(self, item: Item, chosen: Chosen, negatives: Sequence[str]) -> dict[str, object]:
         if self.output.ids:
             record: dict[str, object] = {
                 "query_id": item.query_id,
                 "positive_ids": list(item.positive_ids),
-                "negative_ids": list(negatives.ids),
+                "negative_ids": list(negatives),
             }
         else:
-            record = {
-                "query": item.query,
-                "pos": list(item.positives),
-                "neg": list(negatives.texts),
-            }
+            record = {"query": item.query, "pos": list(item.positives), "neg": list(negatives)}
         if self.teachers:
             record["pos_scores"] = _by_document(chosen.positive_scores)
             record["neg_scores"] = _by_document(chosen.scores)
@@ -233,9 +248,9 @@ def _by_document(scores: list[list[float]]) -> list[float] | list[list[float]]:
     return [[_short(score) for score in document] for document in zip(*scores)]
 
 
-def _teach(teacher: Score, pairs: Pairs, counts: Counter[str]) -> Scores:
-    counts["teacher_pairs"] += len(pairs)
-    scores = teacher(pairs) if pairs else np.zeros(0, np.float32)
+def _teach(score: Score, counts: Counter[str], pairs: Pairs) -> Scores:
+    counts["teacher_pairs"] += len(pairs.rows)
+    scores = score(pairs) if len(pairs.rows) else np.zeros(0, np.float32)
     if not np.isfinite(scores).all():
         raise ValueError("the teacher gave a score that is not finite: run it in fp32")
     return scores

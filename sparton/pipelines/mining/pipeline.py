@@ -21,7 +21,7 @@ from sparton.pipelines.mining.examples import (
     distinct,
     hash_documents,
 )
-from sparton.pipelines.mining.miners import SLAB, BM25Miner, Lesson, TrainedModel
+from sparton.pipelines.mining.miners import SLAB, BM25Miner, Setup, TrainedModel
 from sparton.pipelines.mining.mining import Mining, Output, Short
 from sparton.pipelines.mining.selection import Rule
 from sparton.pipelines.mining.teachers import Teacher
@@ -104,12 +104,10 @@ def mine_hard_negatives(
             examples, collection, positives, with_outside=rule.has_margin and not teachers
         )
         pairs = len(examples) * (1 + rule.negatives)  # the least there are
-        scores = [
-            teacher.load(Lesson(documents[0], pairs, folder / f"teacher-{number}"), on, progress)
-            for number, teacher in enumerate(teachers, 1)
-        ]
-        ranker = miner.build(documents, folder, on, progress)
-        mining = Mining(examples, positives, documents, hashes, ranker, scores, rule, written)
+        setup = Setup(documents, pairs, folder, on, progress, {})
+        loaded = [teacher.load(setup, f"teacher-{n}") for n, teacher in enumerate(teachers, 1)]
+        ranker = miner.build(setup)
+        mining = Mining(examples, positives, documents, hashes, ranker, loaded, rule, written)
         counts = parts.mine_parts(output, len(examples), mining.part, progress)
         parts.assemble(output, len(examples), settings, counts)
     return counts

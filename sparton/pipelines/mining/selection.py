@@ -1,6 +1,6 @@
 """Which documents of a ranking become negatives.
 
-K ranks of one query's ranking, C candidates in its window.
+Q queries, K ranks of each, C candidates in the windows of all.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from sparton.arguments import ArgumentError, refuse_below
 from sparton.datasets.teachers import check_share, share_of
-from sparton.pipelines.mining.examples import Hashes
+from sparton.pipelines.mining.examples import Barred, Hashes, keys_of, ranges
 
 ROUNDING = 1e-5  # two sums of the same products in another order
 
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float32]
-# Scores of (number of a query, document row) pairs.
-ScorePairs = Callable[[Sequence[tuple[int, int]]], Scores]
+# Scores of candidates by their places among those of all queries.
+ScorePlaces = Callable[[Rows], Scores]
 
 
 @dataclass(frozen=True)
@@ -83,24 +83,40 @@ class Rule:
         return limit - ROUNDING * abs(limit) if np.isfinite(limit) else limit
 
 
-def window(
-    rule: Rule, rows: Rows, scores: Scores, hashes: Hashes, barred: Hashes, own_row: int = -1
-) -> tuple[Rows, Scores]:
-    """Rows and scores of the candidates ``[C]`` in the order of their rank, no text twice.
+class Windows(NamedTuple):
+    """Candidates of Q queries, end to end and by rank, no text of a query twice.
+
+    Attributes:
+        sizes: how many each query has, int64 ``[Q]``.
+        rows: of the documents, int64 ``[C]``.
+        scores: fp32 ``[C]``.
+    """
+
+    sizes: Rows
+    rows: Rows
+    scores: Scores
+
+
+def windows(
+    rule: Rule, rows: Rows, scores: Scores, hashes: Hashes, barred: Barred, own_rows: Rows
+) -> Windows:
+    """The candidates of each query.
 
     Args:
         rule: names the window.
-        rows, scores: one query's ranking ``[K]``, -1 in slots that nothing fills.
+        rows, scores: rankings ``[Q, K]``, -1 in slots that nothing fills.
         hashes: of the collection ``[N]``.
-        barred: hashes of texts that cannot be negatives.
-        own_row: the row of a document that is the query itself, or -1.
+        barred: texts that cannot be negatives.
+        own_rows: of each query the row of a document that is the query itself, or -1; ``[Q]``.
     """
-    found = (rows >= 0) & (rows != own_row)
-    rows, scores = rows[found], scores[found]
-    free = ~np.isin(hashes[rows], barred)
-    rows, scores = rows[free][rule.skip : rule.depth], scores[free][rule.skip : rule.depth]
-    first = np.sort(np.unique(hashes[rows], return_index=True)[1])
-    return rows[first], scores[first]
+    keys = keys_of(np.arange(len(rows))[:, None], hashes[rows])
+    free = (rows >= 0) & (rows != own_rows[:, None]) & ~np.isin(keys, keys_of(*barred))
+    rank = np.cumsum(free, axis=1)
+    places = np.flatnonzero(free & (rank > rule.skip) & (rank <= rule.depth))
+    first = np.sort(np.unique(keys.ravel()[places], return_index=True)[1])
+    queries, slots = np.unravel_index(places[first], rows.shape)
+    sizes = np.bincount(queries, minlength=len(rows))
+    return Windows(sizes, rows[queries, slots], scores[queries, slots])
 
 
 def ordered(rule: Rule, candidates: int, example: int) -> NDArray[np.int64]:
@@ -112,36 +128,39 @@ def ordered(rule: Rule, candidates: int, example: int) -> NDArray[np.int64]:
 
 
 class Choice(NamedTuple):
-    """Rows that were taken, their scores in the same order, and how many exceeded the limit."""
+    """Places of candidates that were taken, of each query in the order in which they were tried,
+    their scores in the same order, and how many exceeded the limit."""
 
-    rows: list[list[int]]
-    scores: list[list[float]]
+    places: list[Rows]
+    scores: list[Scores]
     refused: int
 
 
-def choose(
-    rule: Rule, candidates: Sequence[Rows], limits: Sequence[float], score: ScorePairs
-) -> Choice:
+def choose(rule: Rule, sizes: Rows, limits: Sequence[float] | None, score: ScorePlaces) -> Choice:
     """Each query's first ``rule.negatives`` candidates that score below its limit.
 
     Only as many candidates are scored as are needed: in each round, as many of each query's next
     ones as it still lacks. What is taken is a fair sample if the order is by chance.
+
+    Args:
+        rule: says how many.
+        sizes: how many candidates each query has, int64 ``[Q]``; they lie end to end in the order
+            in which they are tried.
+        limits: of the scores of each query ``[Q]``; None for none.
+        score: gives scores fp32 ``[P]`` of the candidates at places int64 ``[P]``.
     """
-    taken: list[list[int]] = [[] for _ in candidates]
-    scores: list[list[float]] = [[] for _ in candidates]
-    tried = [0] * len(candidates)
-    refused = 0
-    while True:
-        pairs = []
-        for query, rows in enumerate(candidates):
-            last = tried[query] + rule.negatives - len(taken[query])
-            pairs += [(query, int(row)) for row in rows[tried[query] : last]]
-            tried[query] = min(last, len(rows))
-        if not pairs:
-            return Choice(taken, scores, refused)
-        for (query, row), value in zip(pairs, score(pairs).tolist()):
-            if value < limits[query]:
-                taken[query].append(row)
-                scores[query].append(value)
-            else:
-                refused += 1
+    ends = np.cumsum(sizes, dtype=np.int64)
+    starts = tried = ends - sizes
+    most = np.full(len(ends), np.inf) if limits is None else np.asarray(limits, np.float64)
+    owners = np.repeat(np.arange(len(ends)), sizes)
+    scores, taken = np.zeros(len(owners), np.float32), np.zeros(len(owners), bool)
+    lacking, refused = np.full(len(ends), rule.negatives), 0
+    while (places := ranges(tried, np.minimum(tried + lacking, ends))).size:
+        tried = np.minimum(tried + lacking, ends)
+        scores[places] = score(places)
+        fits = scores[places] < most[owners[places]]
+        taken[places] = fits
+        refused += int((~fits).sum())
+        lacking -= np.bincount(owners[places[fits]], minlength=len(ends))
+    found = [np.flatnonzero(taken[first:last]) + first for first, last in zip(starts, ends)]
+    return Choice(found, [scores[places] for places in found], refused)

@@ -1,16 +1,18 @@
 """Cross-encoders as teachers, beside what ranks collections."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sparton.arguments import refuse_below
 from sparton.evaluation import check_model
-from sparton.pipelines.mining.miners import BM25Miner, Lesson, Pairs, Score, TrainedModel
+from sparton.pipelines.mining.miners import BM25Miner, Setup, TrainedModel
+from sparton.pipelines.mining.pairs import Pairs, Scores, Teach
 
 if TYPE_CHECKING:
     import sentence_transformers
@@ -43,26 +45,27 @@ class CrossEncoder:
         refuse_below(1, batch=self.batch, length=self.length)
         check_model(self.model)
 
-    def load(self, lesson: Lesson, device: torch.device, progress: bool) -> Score:
+    def load(self, setup: Setup, name: str) -> Teach:
         """What scores pairs of a query and a document, whatever the collection.
 
         Raises:
             ValueError: sentence-transformers is missing, or the model cannot be loaded, is no
                 trained classifier, or has not exactly one output.
         """
-        model = self._load(device)
+        model = self._load(setup.device)
         activation = None if self.activation else torch.nn.Identity()
 
-        def score(pairs: Pairs) -> NDArray[np.float32]:
+        def score(queries: Sequence[str], pairs: Pairs) -> Scores:
+            asked = [queries[number] for number in pairs.queries.tolist()]
             scores = model.predict(
-                list(pairs),
+                list(zip(asked, pairs.read())),
                 batch_size=self.batch,
                 show_progress_bar=False,
                 activation_fn=activation,
             )
-            return np.asarray(scores, np.float32).reshape(len(pairs))
+            return np.asarray(scores, np.float32).reshape(len(asked))
 
-        return score
+        return lambda queries: partial(score, queries)
 
     def _load(self, device: torch.device) -> "sentence_transformers.CrossEncoder":
         name = str(self.model)
