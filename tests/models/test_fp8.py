@@ -128,15 +128,14 @@ def test_gradients_are_near_those_of_16_bits(tokenizer, model, config, options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_layers_that_are_computed_again_give_the_same_gradients(tokenizer, dropout):
+def test_layers_that_are_computed_again_give_the_same_gradients(tokenizer):
+    dropout = 0.3
     kept = results(build(tokenizer, hidden_dropout_prob=dropout))
     again = results(build(tokenizer, hidden_dropout_prob=dropout, gradient_checkpointing=True))
     # What is between two layers is rounded where it is read, and its gradients are added in fp32.
     assert max(distances(again, kept)) < 0.02
     assert max(distances(results(build(tokenizer, hidden_dropout_prob=dropout)), kept)) < 1e-3
-    if dropout:
-        assert max(distances(results(build(tokenizer)), kept)) > 0.2, "negative control"
+    assert max(distances(results(build(tokenizer)), kept)) > 0.2, "negative control"
 
 
 @pytest.mark.slow

@@ -163,9 +163,9 @@ CASES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_number_of_processes_does_not_change_the_gradient(size, tmp_path):
+def test_the_number_of_processes_does_not_change_the_gradient(tmp_path):
     """Dense, sparse and with micro-batches; ranks have 10 and 7 documents."""
+    size = 2
     with mp.Manager() as manager:
         results = manager.dict()
         mp.spawn(_worker, (size, str(tmp_path / "store"), results), nprocs=size)
