@@ -124,15 +124,6 @@ def test_every_row_of_table_3_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_multilingual_table_in_miniature(tmp_path):
-    settings = ("head=sparton", "batch=8,420")
-    header, _, *body = run_experiment(tmp_path, "table3_multilingual", *settings)
-    assert [row[:3] for row in body[:2]] == [["sparton", "8", "ok"], ["sparton", "420", "ok"]]
-    assert body[2][:3] == ["Compiled LM", "16", "published"]
-    assert body[1][header.index("hours for 25,930,752 examples")].endswith("(25)")
-
-
-@pytest.mark.slow
 def test_the_tasks_of_a_job_are_the_ranks_of_a_cell(tmp_path):
     """As on Slurm, but on this machine; the sweep's folder is that of its own overrides."""
     job = ["hydra/launcher=submitit_local", "hydra.launcher.tasks_per_node=${gpus}"]

@@ -164,7 +164,8 @@ def test_weights_that_change_are_seen_and_frozen_ones_have_no_gradient(tokenizer
     assert torch.equal(states(fresh), after)
 
 
-@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.skipif(not on_gpu, reason="takes a minute in the interpreter")
 def test_a_small_model_learns_as_in_16_bits(tokenizer):
     """It is told which of two texts it sees."""
     losses = {}

@@ -87,14 +87,11 @@ def test_the_commands_take_their_arguments(verb, gpus, device, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_the_commands_are_run(tmp_path):
+def test_a_command_is_run(tmp_path):
     output = tmp_path / "collections.jsonl"
     words = ["collections", "--miniature", "--device", "cpu", "--kinds", "splade", "--gpus", "1"]
+    words += ["--only", ENCODE]
     main([*words, "--output", str(output), "--folder", str(tmp_path / "left")])
-    records = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [(record["verb"], record["status"]) for record in records] == [
-        (ENCODE, "ok"),
-        (EVALUATE, "ok"),
-    ]
-    assert all(record["texts_per_s"] > 0 for record in records)
+    (record,) = [json.loads(line) for line in output.read_text().splitlines()]
+    assert (record["verb"], record["status"]) == (ENCODE, "ok") and record["texts_per_s"] > 0
     assert not list(Path(tmp_path / "left").glob("encode-*"))

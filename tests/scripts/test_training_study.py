@@ -190,8 +190,6 @@ def test_heads_compute_the_same_in_real_runs(tmp_path):
     [
         ("splade", " splade 384 in 64s"),
         ("colbert", " colbert 384"),
-        ("integrations", "_fused splade 384"),
-        ("modernbert", " splade 384 modernbert-base"),
     ],
 )
 def test_sentence_transformers_trains_on_the_same_workload(tmp_path, suite, cell):
