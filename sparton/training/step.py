@@ -157,14 +157,12 @@ class ExactStep:
         alone = replace(self, world=World(0, 1, self.world.device), micro_batch=None)
         memory = HeadMemory()
         (micro_batch,) = alone._split(batch, 0)
-        encoded = alone._encode_without_graph([micro_batch][: parts - 1], memory)
-        memory.repeat(parts - 1)
-        kept, seen = alone._encode_last(micro_batch, encoded)
         if parts > 1:
-            held = [self._hold(side) for side in alone._finish(encoded.pop(), seen)]
-        else:
-            keep_all = self._keep_all(kept, batch.most_documents)
-            held = [side.detach() if keep_all else self._hold(side) for side in kept]
+            alone._encode_without_graph([micro_batch], memory)
+            memory.repeat(parts - 1)
+        kept, seen = alone._encode_last(micro_batch, [])
+        keep_all = parts == 1 and self._keep_all(kept, batch.most_documents)
+        held = [(side if keep_all else self._hold(side)).detach() for side in kept]
         extents = [side.extent for side in held]
         copies = parts * self.world.size
         scores = batch.teacher_scores
