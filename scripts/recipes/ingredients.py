@@ -98,10 +98,11 @@ INGREDIENTS = {
     "ema": Ingredient(settings=("averaging=ema", "averaging.decay=0.99")),
     "frozen": Ingredient(start="frozen", kinds=SPARSE),
     "wide": Ingredient(start="wide", kinds=SPARSE),
+    "medium": Ingredient(settings=("optimizer.lr=1e-4",)),
     "slow": Ingredient(settings=("optimizer.lr=5e-5",)),
     "slower": Ingredient(settings=("optimizer.lr=2e-5",)),
     "fast": Ingredient(settings=("optimizer.lr=4e-4",)),
-    "long": Ingredient(settings=("steps=3000",)),
+    "long": Ingredient(settings=("steps=2400",)),
     "sparser": Ingredient(sparse=flops(3e-3, 3e-3), kinds=SPARSE),
     "denser": Ingredient(sparse=flops(3e-4, 3e-4), kinds=SPARSE),
     "short-queries": Ingredient(sparse=flops(1e-2, 1e-3), kinds=SPARSE),
@@ -162,7 +163,15 @@ ABLATION = {
     "best-homogeneous": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "homogeneous"),
     "best-long": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "long"),
     "best-home": (*DISTILLED, "late-at-home", "little-infonce", "frozen", "slow", "ema"),
-    "best-home-long": (*DISTILLED, "late-at-home", "little-infonce", "frozen", "ema", "long"),
+    "best-home-long": (
+        *DISTILLED,
+        "late-at-home",
+        "little-infonce",
+        "frozen",
+        "medium",
+        "ema",
+        "long",
+    ),
     "best-target": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "target"),
 }
 _BEST = ABLATION["best"]
@@ -177,6 +186,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "best-parent": (*_BEST, "parent"),
         "best-slower": ABLATION["best-slower"],
         "best-wide": (*_BEST, "full-width"),
+        "best-wide-long": (*ABLATION["best-home-long"], "full-width"),
         "best-plain": (*_BEST, "no-expansion"),
         "best-target": ABLATION["best-target"],
     },
@@ -200,6 +210,11 @@ CHOSEN = {
     "colbert": ("base", "best"),
     "inference-free": ("base", "best"),
     "joint": ("base", "best"),
+}
+# Means of the weights of models of several recipes, by their own name.
+MIXED: dict[str, dict[str, tuple[str, ...]]] = {
+    "splade": {"mixed": ("best-long", "best-home-long")},
+    "colbert": {"mixed": ("best", "best-home-long")},
 }
 
 

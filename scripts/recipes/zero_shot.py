@@ -1,13 +1,14 @@
 """The steps of the zero-shot study: what is prepared, trained, averaged and tested."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recipes.ingredients import (
     CHOSEN,
     EXPERIMENTS,
     LOSSES,
+    MIXED,
     RECIPES,
     SPARSE,
     Ingredient,
@@ -43,10 +44,14 @@ def zero_shot(arguments: argparse.Namespace) -> Iterator[Step]:
     )
     for kind, name, seed in trained:
         yield training(arguments, kind, name, seed)
+    for kind in MIXED:
+        for name, parts in MIXED[kind].items():
+            yield from average(arguments, f"{kind}-{name}", [step_name(kind, x, 0) for x in parts])
     if arguments.seeds > 1:
         for kind in CHOSEN:
             for name in CHOSEN[kind]:
-                yield from average(arguments, kind, name)
+                seeds = [step_name(kind, name, seed) for seed in range(arguments.seeds)]
+                yield from average(arguments, f"{kind}-{name}-average", seeds)
 
 
 def preparation(arguments: argparse.Namespace) -> Iterator[Step]:
@@ -119,15 +124,13 @@ def evaluation(
     return Step(name, command, folder / "results.json", needs, STUDY, name, TASKS)
 
 
-def average(arguments: argparse.Namespace, kind: str, name: str) -> Iterator[Step]:
-    """The mean of the weights of all seeds, and its tests."""
-    trained = [step_name(kind, name, seed) for seed in range(arguments.seeds)]
+def average(arguments: argparse.Namespace, name: str, trained: Sequence[str]) -> Iterator[Step]:
+    """The mean of the weights of several trainings, and its tests."""
     models = [str(arguments.output / each / "model") for each in trained]
-    folder = arguments.output / f"{kind}-{name}-average"
-    made, model = f"{folder.name}-model", str(folder / "model")
-    words = (*SPARTON, "average", *models, "--output", model)
-    yield Step(made, words, folder / "model", tuple(trained))
-    yield evaluation(folder.name, model, arguments, needs=(made,))
+    made, model = f"{name}-model", arguments.output / name / "model"
+    words = (*SPARTON, "average", *models, "--output", str(model))
+    yield Step(made, words, model, tuple(trained))
+    yield evaluation(name, str(model), arguments, needs=(made,))
 
 
 def step_name(kind: str, name: str, seed: int) -> str:

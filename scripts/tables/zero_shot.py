@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
-from recipes.ingredients import RECIPES
+from recipes.ingredients import MIXED, RECIPES
 from recipes.zero_shot import STUDY, TARGETS
 from tables.in_domain import by_label
 from tables.records import TABLES, Record, markdown, run_caption
@@ -30,6 +30,7 @@ def zero_shot() -> str:
     for kind, recipes in RECIPES.items():
         for name in recipes:
             labels += [f"{kind}-{name}", f"{kind}-{name}-average"]
+        labels += [f"{kind}-{name}" for name in MIXED.get(kind, ())]
     rows = [row(label, groups) for label in labels if label in groups]
     if not rows:
         return NOT_MEASURED
