@@ -30,6 +30,7 @@ from sparton.kernels.encoder_layer import (
 from sparton.models.attention import packed_attention
 from sparton.models.elementwise import has_kernels, is_silu
 from sparton.models.residuals import States, Unsummed, normed
+from sparton.products import linear
 
 # How the classes of a family begin, by its model type.
 DECODERS = {
@@ -89,7 +90,7 @@ class FusedAttention(LlamaAttention):
     ) -> Tensor:
         """``[1, T, D]``; see :func:`~sparton.models.attention.packed_attention`."""
         query, key, value = (
-            part(hidden_states.squeeze(0)).unflatten(-1, (-1, self.head_dim))
+            linear(hidden_states.squeeze(0), part).unflatten(-1, (-1, self.head_dim))
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
         if self.use_rope:
@@ -101,17 +102,17 @@ class FusedAttention(LlamaAttention):
             self, query, key, value, None,
             scaling=self.scaling, sliding_window=self.sliding_window, **options,
         )  # fmt: skip
-        return self.o_proj(mixed.flatten(2))
+        return linear(mixed.flatten(2), self.o_proj)
 
 
 class FusedMLP(LlamaMLP):
     """``down_proj(act_fn(gate_proj(x)) * up_proj(x))``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x), self.up_proj(x)
+        gate, up = linear(x, self.gate_proj), linear(x, self.up_proj)
         if is_silu(self.act_fn) and has_kernels(gate) and gate.dtype == up.dtype:
-            return self.down_proj(gated_silu(gate, up))
-        return self.down_proj(self.act_fn(gate) * up)
+            return linear(gated_silu(gate, up), self.down_proj)
+        return linear(self.act_fn(gate) * up, self.down_proj)
 
 
 class FinalNorm(LlamaRMSNorm):

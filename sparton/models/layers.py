@@ -14,9 +14,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
 from sparton.kernels.encoder_layer import (
@@ -36,6 +36,7 @@ from sparton.models.attention import packed_self_attention
 from sparton.models.decoder_layers import DECODERS, fuse_decoder
 from sparton.models.elementwise import HalfLayerNorm, autocast_dtype, has_kernels, is_gelu
 from sparton.models.modernbert import fuse_modernbert
+from sparton.products import linear
 from sparton.types import TokenRows
 
 # Parts of a layer by their place in it, and what they are called in transformers.
@@ -135,12 +136,7 @@ class SelfAttention(FusedPart):
         parts = (self.query, self.key, self.value)
         if (given := self._in_fp8(states, *parts)) is not None:
             return fp8_linear(*given)
-        x = _operand(states)
-        adapted = any(type(part) is not nn.Linear for part in parts)
-        if adapted or len({part.weight.requires_grad for part in parts}) > 1:
-            return torch.cat([part(x) for part in parts], dim=-1)
-        weight = torch.cat([part.weight for part in parts])
-        return F.linear(x, weight, torch.cat([part.bias for part in parts]))
+        return linear(_operand(states), *parts)
 
 
 class PostNorm(FusedPart):
@@ -179,7 +175,7 @@ class PostNorm(FusedPart):
             options = NormOptions(norm.eps, p, dtype, copy, rounds=self.both)
             out, operand = fp8_linear_post_norm(*given, *vectors, options)
             return out if operand is None else LayerStates(out, operand)
-        operands = (F.linear(x, self.dense.weight), self.dense.bias, *vectors)
+        operands = (linear(x, self.dense, bias=False), self.dense.bias, *vectors)
         if copy is None:
             return post_norm(*operands, eps=norm.eps, p=p, dtype=dtype)
         return LayerStates(
@@ -206,7 +202,27 @@ class Intermediate(FusedPart):
             return self.intermediate_act_fn(fp8_linear(*given))
         if not is_gelu(self.intermediate_act_fn) or not _has_kernels(x, self.dense):
             return self.intermediate_act_fn(self.dense(x))
-        return bias_gelu(F.linear(x, self.dense.weight), self.dense.bias)
+        return bias_gelu(linear(x, self.dense, bias=False), self.dense.bias)
+
+
+class FusedLayer(GradientCheckpointingLayer):
+    """A layer that calls its parts one after the other. transformers' own looks up the signature of
+    a function at every call, which takes the host as long as a kernel's launch.
+
+    Args:
+        attention, intermediate, output: the parts, named as in transformers.
+    """
+
+    def __init__(self, attention: nn.Module, intermediate: nn.Module, output: nn.Module) -> None:
+        super().__init__()
+        self.attention, self.intermediate, self.output = attention, intermediate, output
+
+    def forward(
+        self, hidden_states: States, attention_mask: Tensor | None = None, **options: Any
+    ) -> States:
+        """``[1, T, D]``; ``options`` are those of packed attention."""
+        attended, _ = self.attention(hidden_states, attention_mask, **options)
+        return self.output(self.intermediate(attended), attended)
 
 
 class FusedEncoder(nn.Module):
@@ -273,12 +289,13 @@ class BertFamily(NamedTuple):
         """The same layers with the parts of this module."""
         layers = encoder.get_submodule("layer")
         assert isinstance(layers, nn.ModuleList)
-        for layer in layers:
-            _fuse(layer, both)
-        return FusedEncoder(layers, both=both).train(encoder.training)
+        fused = nn.ModuleList(_fused_layer(layer, both) for layer in layers)
+        return FusedEncoder(fused, both=both).train(encoder.training)
 
     def _is_stock(self, layer: nn.Module) -> bool:
-        return all(
+        if {name for name, _ in layer.named_children()} != {"attention", "intermediate", "output"}:
+            return False  # with attention to an encoder, too
+        return type(layer) is self.stock("Layer") and all(
             type(part := layer.get_submodule(place)) is self.stock(kind)
             and all(
                 type(child) is _STOCK.get(name, type(child))
@@ -322,16 +339,20 @@ def fuse_layers(model: PreTrainedModel, *, checkpointed: bool = False) -> None:
             fuse(part, both=not checkpointed)
 
 
-def _fuse(layer: Any, both: bool) -> None:
+def _fused_layer(layer: Any, both: bool) -> FusedLayer:
+    """A layer with the same parameters, of the parts of this module."""
     attention = layer.attention
-    attention.self = SelfAttention(attention.self).train(attention.training)
-    for parent, name, make in (
-        (attention, "output", PostNorm),
-        (layer, "intermediate", Intermediate),
-        (layer, "output", partial(PostNorm, both=both)),
-    ):
-        part = getattr(parent, name)
-        setattr(parent, name, make(**dict(part.named_children())).train(part.training))
+    attention.self = SelfAttention(attention.self)
+    attention.output = _of_children(PostNorm, attention.output)
+    return FusedLayer(
+        attention,
+        _of_children(Intermediate, layer.intermediate),
+        _of_children(partial(PostNorm, both=both), layer.output),
+    )
+
+
+def _of_children(make: Callable[..., nn.Module], part: nn.Module) -> nn.Module:
+    return make(**dict(part.named_children()))
 
 
 def _wide(operand: Operand) -> Tensor:

@@ -20,6 +20,7 @@ from sparton.kernels.encoder_layer import gated_gelu, rotary, rotary_reference
 from sparton.models.attention import packed_self_attention
 from sparton.models.elementwise import has_kernels, is_gelu
 from sparton.models.residuals import States, Unsummed, normed
+from sparton.products import linear
 from sparton.types import TokenRows
 
 
@@ -66,25 +67,25 @@ class FusedAttention(ModernBertAttention):
         """``[1, T, D]``, and None for the weights; see
         :func:`~sparton.models.attention.packed_attention`."""
         keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
-        states = self.Wqkv(hidden_states.squeeze(0)).unflatten(-1, (-1, self.head_dim))
+        states = linear(hidden_states.squeeze(0), self.Wqkv).unflatten(-1, (-1, self.head_dim))
         cos, sin = (angles.squeeze(0) for angles in position_embeddings)
         turn = rotary if has_kernels(states) else rotary_reference
         states = turn(states, cos, sin, copied=states.shape[1] // 3).unflatten(1, (3, -1))
         mixed = packed_self_attention(
             states, cu_seq_lens_q, max_length_q, keys, self.head_dim**-0.5, self.sliding_window
         )
-        return self.out_drop(self.Wo(mixed.flatten(1)))[None], None
+        return self.out_drop(linear(mixed.flatten(1), self.Wo))[None], None
 
 
 class FusedMLP(ModernBertMLP):
     """``Wo(act(u) * gate)`` of ``u, gate = Wi(x)``."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        product = self.Wi(hidden_states)
+        product = linear(hidden_states, self.Wi)
         if is_gelu(self.act) and has_kernels(product):
-            return self.Wo(self.drop(gated_gelu(product)))
+            return linear(self.drop(gated_gelu(product)), self.Wo)
         u, gate = product.chunk(2, dim=-1)
-        return self.Wo(self.drop(self.act(u) * gate))
+        return linear(self.drop(self.act(u) * gate), self.Wo)
 
 
 class FinalNorm(nn.LayerNorm):

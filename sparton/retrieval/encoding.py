@@ -11,6 +11,7 @@ from torch import nn
 
 from sparton.arguments import refuse_below
 from sparton.packing import ranges_of
+from sparton.products import keeping_weights
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
 from sparton.retrieval.crew import ALONE, Crew, Gathering
@@ -175,7 +176,11 @@ def evaluating(encoder: nn.Module, precision: str | None = None) -> Iterator[tor
     encoder.eval()
     try:
         # Not inference mode: a model may cache tensors here that training later differentiates.
-        with torch.no_grad(), torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        with (
+            torch.no_grad(),
+            torch.autocast(device.type, dtype=dtype, enabled=dtype is not None),
+            keeping_weights(encoder),
+        ):
             yield device
     finally:
         encoder.train(was_training)

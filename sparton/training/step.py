@@ -23,7 +23,8 @@ many small kernels of the objective, longer than it takes to send zeros between 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ from torch import Tensor
 from sparton.kernels.splade_head import HeadMemory
 from sparton.losses.objective import Objective
 from sparton.models.encoder import Encoder
+from sparton.products import keeping_weights
 from sparton.representations import Extent, Representations
 from sparton.training.distributed import World
 from sparton.training.gradient_sum import GradientSum
@@ -40,6 +42,9 @@ from sparton.types import SIDES, Side, TokenBatch, TrainBatch
 # Of a side of the global batch, up to which ranks of one machine keep all: 256 MiB in fp32.
 DENSE_ENTRIES = 2**26
 _SEED_STRIDE = 1_000_003
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Sides = tuple[Representations, Representations]  # of queries and of documents
 Seen = tuple[Tensor, Tensor] | None  # what Encoder.finish must know of either; None: nothing
@@ -98,6 +103,19 @@ def unscaled(loss: Tensor) -> Tensor:
     return loss
 
 
+def _keeping_weights(
+    method: Callable[Concatenate["ExactStep", P], T],
+) -> Callable[Concatenate["ExactStep", P], T]:
+    """A method whose passes through the encoder share what products read of its weights."""
+
+    @wraps(method)
+    def keeping(self: "ExactStep", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with keeping_weights(self.encoder):
+            return method(self, *args, **kwargs)
+
+    return keeping
+
+
 @dataclass
 class ExactStep:
     """Accumulates into ``.grad`` the gradient of the objective on the global batch.
@@ -120,6 +138,7 @@ class ExactStep:
         learning = (p for p in self.encoder.parameters() if p.requires_grad)
         self._gradient_sum = GradientSum(self.world, learning)
 
+    @_keeping_weights
     def __call__(self, batch: TrainBatch, step: int, scale: Scale = unscaled) -> StepOutput:
         """
         Args:
@@ -144,6 +163,7 @@ class ExactStep:
             self._backward(encoded, own, is_last=number == len(others))
         return output
 
+    @_keeping_weights
     def rehearse(self, batch: TrainBatch, parts: int) -> None:
         """Take the memory that a step takes, without the time: of ``parts`` micro-batches on each
         rank only the last two are encoded, and the objective sees copies of one in the place of the

@@ -1,0 +1,83 @@
+"""Products with the weights of linear layers, which many passes may share in the form that matrix
+products read."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+class _Form(NamedTuple):
+    """What products read of some parameters, and the state of these that it was made of."""
+
+    parameters: Sequence[Tensor]
+    versions: list[int]
+    whole: Tensor
+
+
+# Of this thread: another may train the same weights meanwhile.
+_forms: ContextVar[dict[Any, _Form] | None] = ContextVar("forms", default=None)
+
+
+@contextmanager
+def keeping_weights(module: nn.Module) -> Iterator[None]:
+    """Within, :func:`linear` stacks the weights of a module, and rounds them to the dtype of
+    autocast, once for all passes, with gradients and without; until the end they take that much
+    memory. Weights of which each rank has a part are not kept."""
+    sharded = any(isinstance(parameter, DTensor) for parameter in module.parameters())
+    token = _forms.set(None if sharded else {})
+    try:
+        yield
+    finally:
+        _forms.reset(token)
+
+
+def linear(x: Tensor, *layers: nn.Module, bias: bool = True) -> Tensor:
+    """What one linear layer or several make of ``x``, side by side, in one product.
+
+    Layers of another class, such as adapters are, run as they are.
+
+    Args:
+        x: ``[..., D]``.
+        layers: with weights ``[Vi, D]`` and all of them with a bias ``[Vi]`` or none.
+        bias: False leaves it out, for a kernel that adds it.
+
+    Returns:
+        ``[..., V1 + V2 + ...]``.
+    """
+    learning = {layer.weight.requires_grad for layer in layers if type(layer) is nn.Linear}
+    if len(learning) != 1 or any(type(layer) is not nn.Linear for layer in layers):
+        results = [layer(x) for layer in layers]
+        return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
+    biased = bias and layers[0].bias is not None
+    weight = _form(x, [layer.weight for layer in layers])
+    return F.linear(x, weight, _form(x, [layer.bias for layer in layers]) if biased else None)
+
+
+def _form(x: Tensor, parameters: Sequence[Any]) -> Tensor:
+    """Parameters one above the other, in the dtype of products with ``x`` where that is kept;
+    otherwise autocast rounds them."""
+    # A compiled graph has its own way with weights.
+    kept = None if torch.compiler.is_compiling() else _forms.get()
+    if kept is None:
+        return _stacked(parameters)
+    first, device = parameters[0], x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else first.dtype
+    key = id(first), dtype
+    versions = [parameter._version for parameter in parameters]
+    form = kept.get(key)
+    if form is None or form.versions != versions:
+        # Passes without a graph may come first: the others need one.
+        with torch.enable_grad():
+            whole = _stacked(parameters).to(dtype)
+        form = kept[key] = _Form(parameters, versions, whole)
+    return form.whole
+
+
+def _stacked(parameters: Sequence[Tensor]) -> Tensor:
+    return parameters[0] if len(parameters) == 1 else torch.cat(list(parameters))
