@@ -206,8 +206,8 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # Trained with every seed, and then averaged.
 CHOSEN = {
-    "splade": ("base", "best"),
-    "colbert": ("base", "best"),
+    "splade": ("base", "best-home-long"),
+    "colbert": ("base", "best-home-long"),
     "inference-free": ("base", "best"),
     "joint": ("base", "best"),
 }

@@ -19,6 +19,7 @@ from recipes.steps import SPARTON, Step
 from sparton.models.backbones import minilm_folder
 
 STUDY, TASKS = "zero_shot", 6
+PRECISION_STUDY, PRECISIONS = "precision", ("fp32", "fp16", "bf16")
 LATE = "colbert-base"  # the late-interaction teacher
 BM25 = {"bm25": (0.9, 0.4), "bm25-lucene": (1.2, 0.75)}
 TARGETS = ("cranfield", "medline")
@@ -44,6 +45,7 @@ def zero_shot(arguments: argparse.Namespace) -> Iterator[Step]:
     )
     for kind, name, seed in trained:
         yield training(arguments, kind, name, seed)
+    yield from precisions(arguments)
     for kind in MIXED:
         for name, parts in MIXED[kind].items():
             yield from average(arguments, f"{kind}-{name}", [step_name(kind, x, 0) for x in parts])
@@ -116,12 +118,24 @@ def evaluation(
     arguments: argparse.Namespace,
     words: tuple[str, ...] = (),
     needs: tuple[str, ...] = (),
+    study: str = STUDY,
 ) -> Step:
     """All tests with a model that is there."""
     folder = arguments.output / name
     given = (f"model={model}", "evaluation=zero_shot", f"data_dir={arguments.data}", *words)
     command = ("evaluate.py", *given, f"output={folder}")
-    return Step(name, command, folder / "results.json", needs, STUDY, name, TASKS)
+    return Step(name, command, folder / "results.json", needs, study, name, TASKS)
+
+
+def precisions(arguments: argparse.Namespace) -> Iterator[Step]:
+    """All tests with the first model of every kind, encoded in every precision."""
+    models = {f"{kind}-base": str(arguments.output / f"{kind}-base/model") for kind in RECIPES}
+    for name, model in ({"parent": str(minilm_folder())} | models).items():
+        needs = (name,) if name in models else ()
+        for precision in PRECISIONS:
+            words = (f"encoder.precision={precision}",)
+            step = f"{name}-{precision}"
+            yield evaluation(step, model, arguments, words, needs, study=PRECISION_STUDY)
 
 
 def average(arguments: argparse.Namespace, name: str, trained: Sequence[str]) -> Iterator[Step]:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from recipes.ingredients import MIXED, RECIPES
-from recipes.zero_shot import STUDY, TARGETS
+from recipes.zero_shot import PRECISION_STUDY, PRECISIONS, STUDY, TARGETS
 from tables.in_domain import by_label
 from tables.records import TABLES, Record, markdown, run_caption
 
@@ -36,6 +36,22 @@ def zero_shot() -> str:
         return NOT_MEASURED
     runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
     return f"{markdown(HEADER, rows)}\n{''.join(sorted(runs))}"
+
+
+def precision() -> str:
+    """The same models encoded in every precision."""
+    groups = by_label(PRECISION_STUDY)
+    rows = [
+        [name, each, *(f"{values(groups[label], task)[0]:.2f}" for task in TASKS)]
+        for name in ("parent", *(f"{kind}-base" for kind in RECIPES))
+        for each in PRECISIONS
+        if (label := f"{name}-{each}") in groups
+    ]
+    if not rows:
+        return NOT_MEASURED
+    header = ("", "precision", *(task.replace("_", " ") for task in TASKS))
+    runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
+    return f"{markdown(header, rows)}\n{''.join(sorted(runs))}"
 
 
 def row(label: str, groups: dict[str, list[Record]]) -> list[str]:
@@ -103,4 +119,4 @@ def median(records: Sequence[Record], key: str, unit: float, form: str) -> str:
     return f"{statistics.median(found):{form}}" if found else ""
 
 
-TABLES["zero_shot"] = zero_shot
+TABLES |= {"zero_shot": zero_shot, "precision": precision}
