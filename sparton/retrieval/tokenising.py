@@ -111,11 +111,11 @@ def _send(
 
 
 def _receive(pieces: "Iterator[tuple[_Process, bool]]") -> Iterator[TokenBatch]:
-    parts: list[TokenBatch] = []
+    parts: list[_Sent] = []
     for process, last in pieces:
         parts.append(process.take())
         if last:
-            yield TokenBatch.concatenate(parts) if len(parts) > 1 else parts[0]
+            yield _join(parts)
             parts = []
 
 
@@ -142,7 +142,7 @@ class _Process:
         except OSError as error:
             raise self._death() from error
 
-    def take(self) -> TokenBatch:
+    def take(self) -> "_Sent":
         """The tokens of the first texts of which they were not taken yet."""
         try:
             while not self._connection.poll(_LOOK):
@@ -154,7 +154,7 @@ class _Process:
             raise self._death() from error
         if isinstance(answer, Exception):
             raise answer
-        return answer.tokens()
+        return answer
 
     def _death(self) -> ChildProcessError:
         self._process.join(_LOOK)
@@ -204,6 +204,21 @@ class _Sent(NamedTuple):
             keys,
             pooled,
         )
+
+
+def _join(parts: Sequence[_Sent]) -> TokenBatch:
+    """The tokens of a group out of those of its pieces."""
+    if any(part.keys or part.pooled for part in parts):
+        return TokenBatch.concatenate([part.tokens() for part in parts])
+    # NumPy: torch would wake a thread for every core, all of which are at work.
+    lengths = np.concatenate([np.diff(part.cu_seqlens) for part in parts])
+    return _Sent(
+        np.concatenate([part.ids for part in parts]),
+        np.concatenate([[0], lengths.cumsum()]).astype(np.int32),
+        max(part.max_seqlen for part in parts),
+        None,
+        None,
+    ).tokens()
 
 
 def _work(tokenize: Tokenize, connection: "Connection", other_end: "Connection") -> None:

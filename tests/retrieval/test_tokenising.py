@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import repeat
 from multiprocessing import active_children
 from pathlib import Path
@@ -161,22 +162,41 @@ def test_what_fails_in_reading_fails_here():
         assert [tokens.input_ids.item() for tokens in coming] == [1, 2]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
 @pytest.mark.parametrize("hidden", [False, True])
-def test_a_process_that_is_killed_ends_all(hidden, monkeypatch):
+def test_a_process_that_is_killed_ends_all(hidden, number, monkeypatch):
     monkeypatch.setattr(tokenising, "_LOOK", 0.05)
     if hidden:  # as where other processes have the same connections
         monkeypatch.setattr(tokenising._FORK, "Pipe", kept(tokenising._FORK.Pipe, ends := []))
     with (
-        pytest.raises(ChildProcessError, match=r"was ended by SIGKILL: .*out of memory"),
+        handled(signal.SIGTERM),
+        pytest.raises(ChildProcessError, match=rf"was ended by {number.name}: .*memory"),
         tokenized(NumberTokenizer().queries, repeat(["1 2", "3"]), 2) as coming,
     ):
-        next(coming)
-        os.kill(active_children()[0].pid, signal.SIGKILL)
+        for _ in range(2):  # by now both are at work
+            next(coming)
+        os.kill(active_children()[0].pid, number)
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             next(coming)
     if hidden:
         assert len(ends) == 2
+
+
+@contextmanager
+def handled(number: signal.Signals) -> Iterator[None]:
+    """This program does nothing at a signal."""
+    before = signal.signal(number, lambda *_: None)
+    yield
+    signal.signal(number, before)
+
+
+def test_ctrl_c_is_left_to_the_program():
+    with tokenized(NumberTokenizer().queries, repeat(["1 2", "3"]), 1) as coming:
+        next(coming)
+        os.kill(active_children()[0].pid, signal.SIGINT)
+        for _ in range(50):
+            next(coming)
 
 
 def kept(pipe, ends: list[int]):
@@ -203,20 +223,28 @@ def test_what_is_left_early_ends_at_once_and_has_gone_no_further_than_a_few():
 
 
 def test_texts_that_take_for_ever_are_not_waited_for():
+    """Neither by the caller nor by the thread, which has more for a process than it takes."""
+    giving = threading.Event()
+
     def slow(texts: list[str]) -> TokenBatch:
         if texts == ["slow"]:
             time.sleep(600)
         return NumberTokenizer().queries(texts)
 
+    def texts() -> Iterator[list[str]]:
+        yield from (["1"], ["slow"])
+        giving.set()
+        yield from repeat(["1 " * 2**20])
+
     begin = time.monotonic()
-    large = ["slow"], ["1 " * 2**20]  # more than a connection holds
-    with tokenized(slow, iter([["1"], *large, *large, *large]), 2) as coming:
+    with tokenized(slow, texts(), 1) as coming:
         next(coming)
+        assert giving.wait(20)
+        time.sleep(0.1)
     assert time.monotonic() - begin < 60
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda each: each.name)
-@pytest.mark.quick(1)
 def test_a_program_that_is_ended_leaves_no_process(number):
     program = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],
