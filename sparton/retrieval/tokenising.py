@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 _DEVICES = {"cuda"}  # which are faster than a thread that tokenises
-# A process takes some 10 ms to start. Below so many texts, or on so few cores, a thread is as fast.
+# A process takes milliseconds to start: of fewer texts, or on fewer cores, a thread is as fast.
 _FEWEST_TEXTS, _FEWEST_CORES = 2**13, 4
 _MOST = 16  # processes
 _PIECE = 2**17  # characters that a process is given at once
@@ -48,7 +48,7 @@ def usual_processes(device: torch.device, num_texts: int) -> int:
     few = num_texts < _FEWEST_TEXTS or cores < _FEWEST_CORES
     if few or device.type not in _DEVICES or current_process().daemon:  # which may start none
         return 0
-    return min(cores, _MOST)
+    return min(cores - 1, _MOST)  # one is for what launches
 
 
 @contextmanager

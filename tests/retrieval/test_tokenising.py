@@ -58,13 +58,12 @@ def nothing_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def few_cores(monkeypatch) -> None:
-    """Three of them, and processes for whatever there is to do."""
+def many_texts(monkeypatch) -> None:
+    """Four of them, and processes for whatever there is to do."""
     monkeypatch.setattr(tokenising, "_DEVICES", {"cpu"})
     monkeypatch.setattr(tokenising, "_FEWEST_TEXTS", 1)
-    monkeypatch.setattr(tokenising, "_FEWEST_CORES", 1)
     monkeypatch.setattr(tokenising, "_PIECE", 40)
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(3))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(4))
 
 
 def groups(number: int) -> list[list[str]]:
@@ -92,7 +91,7 @@ def encoded(texts: list[str]) -> tuple[torch.Tensor, ...]:
     return sparse.values, sparse.terms, sparse.cu_seqlens, tokens.values, tokens.cu_seqlens
 
 
-def test_representations_are_those_of_a_thread(few_cores, monkeypatch):
+def test_representations_are_those_of_a_thread(many_texts, monkeypatch):
     started, start = [], tokenising._Process
     monkeypatch.setattr(tokenising, "_Process", lambda read: started.append(read) or start(read))
     texts = random_texts(700)
@@ -103,7 +102,7 @@ def test_representations_are_those_of_a_thread(few_cores, monkeypatch):
     assert len(started) == 3, "too few texts"
 
 
-def test_processes_read_texts_as_asked(few_cores):
+def test_processes_read_texts_as_asked(many_texts):
     tokenizer = PackedTokenizer(word_tokenizer(WORDS, 16), 8, 16)
     texts, lengths = [text for group in groups(120) for text in group], []
     for form in (TextForm(), TextForm(document_length=3)):
@@ -115,12 +114,13 @@ def test_processes_read_texts_as_asked(few_cores):
 @pytest.mark.parametrize(
     ("device", "texts", "cores", "together", "expected"),
     [
-        ("cuda", 2**13, 12, "", 12),
+        ("cuda", 2**13, 12, "", 11),
         ("cuda", 2**13 - 1, 12, "", 0),
         ("cpu", 2**20, 12, "", 0),
         ("cuda", 2**20, 3, "", 0),
         ("cuda", 2**20, 100, "", 16),
-        ("cuda", 2**20, 12, "2", 6),
+        ("cuda", 2**20, 12, "2", 5),
+        ("cuda", 2**20, 12, "3", 3),
         ("cuda", 2**20, 12, "4", 0),
     ],
 )
@@ -132,7 +132,7 @@ def test_how_many_processes(monkeypatch, device, texts, cores, together, expecte
     assert usual_processes(torch.device(device), texts) == expected
 
 
-def test_a_process_that_may_start_none_starts_none(few_cores, monkeypatch):
+def test_a_process_that_may_start_none_starts_none(many_texts, monkeypatch):
     assert usual_processes(torch.device("cpu"), 10) == 3
     monkeypatch.setitem(tokenising.current_process()._config, "daemon", True)
     assert usual_processes(torch.device("cpu"), 10) == 0
