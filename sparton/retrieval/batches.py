@@ -22,15 +22,15 @@ _TOKENS = {"cuda": 2**17}, 2**12  # of a batch, by kind of device, and of any ot
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
 _AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
-_READY = 4  # groups that are tokenised before they are asked for
+_READY = 4  # items that are computed before they are asked for, groups of texts mostly
 
 Item = TypeVar("Item")
 
 
 @contextmanager
-def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
-    """The same items, none of them None, computed in a thread: the next ones while the caller uses
-    the last one. At the end of the block nothing of them runs any more."""
+def ahead(items: Iterator[Item], ready: int = _READY) -> Iterator[Iterator[Item]]:
+    """The same items, none of them None, computed in a thread: the next ``ready`` while the caller
+    uses the last one. At the end of the block nothing of them runs any more."""
 
     def found() -> Iterator[Item]:
         while (item := coming.popleft().result()) is not None:
@@ -38,7 +38,7 @@ def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
             yield item
 
     with ThreadPoolExecutor(1) as thread:
-        coming = deque(thread.submit(next, items, None) for _ in range(_READY))
+        coming = deque(thread.submit(next, items, None) for _ in range(ready))
         try:
             yield found()
         finally:
