@@ -4,6 +4,7 @@ there are many.
 N texts, T tokens.
 """
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -224,6 +225,7 @@ def _join(parts: Sequence[_Sent]) -> TokenBatch:
 def _work(tokenize: Tokenize, connection: "Connection", other_end: "Connection") -> None:
     """What a process does until it is told to end, or the one that started it is no more."""
     other_end.close()  # else that would never be known
+    gc.freeze()  # what was inherited, memory of a GPU too, is not for this process to free
     # Ctrl-C reaches every process of a terminal; the one that started this one ends it. What that
     # one does at other signals is not for this one to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
