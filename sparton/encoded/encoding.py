@@ -84,7 +84,7 @@ def plan_encoding(
     refuse_below(1, rows_per_shard=rows_per_shard)
     if rows_per_shard is None and output is not None and check_place(output):
         rows_per_shard = read_facts(output).settings.rows_per_shard
-    precision = precision or usual_precision(encoder.device)
+    precision = precision or usual_precision(encoder)
     found = encode_texts(
         encoder,
         tokenizer,

@@ -45,7 +45,7 @@ def check_documents(
         "side": "document",
         "length": getattr(tokenizer, "document_length", None) if length is None else length,
         "prompt": encoder.markup.document_prompt if prompt is None else prompt,
-        "precision": precision or usual_precision(encoder.device),
+        "precision": precision or usual_precision(encoder),
     }
     if "sparse" in kinds:
         wanted["max_terms"] = max_terms

@@ -3,11 +3,12 @@
 N texts, V terms.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +16,10 @@ from torch import Tensor
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.pooling import pool_tokens
-from sparton.retrieval.storing import Transfer, VectorDtype, store_tokens
+from sparton.retrieval.storing import NotFiniteError, Transfer, VectorDtype, store_tokens
 from sparton.types import Kind, Side, TokenBatch, TokenPooling
+
+log = logging.getLogger(__name__)
 
 _TOKENS = {"cuda": 2**17}, 2**12  # of a batch, by kind of device, and of any other
 _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
@@ -72,20 +75,23 @@ def encode_batches(
     Raises:
         ValueError: representations that are not finite.
     """
-    flight: deque[Transfer] = deque()
+    travels_as = vector_dtype if pooling is None else "float32"
+    flight: deque[_Launched] = deque()
+
+    def launch(batch: TokenBatch) -> Transfer:
+        return _launch(encoder, batch, side, kinds, max_terms, travels_as)
 
     def arrived(ahead: int) -> Iterator[Representations]:
-        for part in _arrived(flight, ahead):
+        for part in _arrived(flight, ahead, launch):
             yield _finished(encoder, part, pooling, vector_dtype)
 
     bounds = _bounds(encoder, kinds, device, batch_tokens)
-    travels_as = vector_dtype if pooling is None else "float32"
     for tokens in groups:
         for first, last in _batches(tokens.cu_seqlens, *bounds):
             batch = tokens.select(first, last)
             if device.type == "cuda":  # a copy from memory that is not pinned waits for the GPU
                 batch = batch.pin_memory().to(device, non_blocking=True)
-            flight.append(_launch(encoder, batch, side, kinds, max_terms, travels_as))
+            flight.append(_Launched(batch, launch(batch)))
             yield from arrived(_AHEAD.get(device.type, 0))
     yield from arrived(0)
 
@@ -144,13 +150,34 @@ def _of_terms(
     return Transfer(values, *vectors, terms=terms, width=width, vector_dtype=vector_dtype)
 
 
-def _arrived(flight: "deque[Transfer]", ahead: int) -> Iterator[Representations]:
+class _Launched(NamedTuple):
+    """A batch on the device, and its representations on their way from there."""
+
+    batch: TokenBatch
+    transfer: Transfer
+
+
+def _arrived(
+    flight: "deque[_Launched]", ahead: int, launch: Callable[[TokenBatch], Transfer]
+) -> Iterator[Representations]:
     """What has reached the host of the batches that were launched, while the device is at the last
-    ``ahead`` of them."""
+    ``ahead`` of them; a batch that overflowed fp16 is launched again in bfloat16."""
     if ahead and len(flight) > 1:
-        flight[-2].compact()
+        flight[-2].transfer.compact()
     while len(flight) > ahead:
-        yield flight.popleft().finish()
+        batch, transfer = flight.popleft()
+        try:
+            found = transfer.finish()
+        except NotFiniteError:
+            device = batch.input_ids.device.type
+            if not torch.is_autocast_enabled(device):
+                raise
+            if torch.get_autocast_dtype(device) != torch.float16:
+                raise
+            log.info("a batch overflows fp16 and is encoded in bf16")
+            with torch.autocast(device, dtype=torch.bfloat16):
+                found = launch(batch).finish()
+        yield found
 
 
 def _finished(

@@ -21,7 +21,6 @@ from sparton.retrieval.tokenising import tokenized, usual_processes
 from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-PRECISION_OF_GPUS = "fp32"  # unless another is asked for
 # Texts of a group, which is tokenised at once. Several processes have groups in turn, and whatever
 # their number is, batches are the same.
 _LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 2048, 256, 16
@@ -66,7 +65,7 @@ def encode_texts(
             The dense ``[N, V]`` of a batch has a bound in any case, 256 MiB on a GPU and 32 MiB on
             a CPU.
         precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
-            :func:`usual_precision`.
+            :func:`usual_precision`. Batches that overflow fp16 are encoded in bf16.
         kinds: what to keep; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
         vector_dtype: in which token vectors and dense vectors are stored; see
@@ -149,9 +148,13 @@ def _group_size(num_texts: int) -> int:
     return min(max(num_texts // _GROUPS, _SMALLEST_GROUP), _LARGEST_GROUP)
 
 
-def usual_precision(device: torch.device) -> str:
-    """In which precision a device encodes where nothing else is said."""
-    return PRECISION_OF_GPUS if device.type == "cuda" else "fp32"
+def usual_precision(encoder: nn.Module) -> str:
+    """In which precision an encoder encodes where nothing else is said: on a CPU in fp32, on a GPU
+    in 16 bits, fp16 unless it has weights in bfloat16."""
+    if device_of(encoder).type != "cuda":
+        return "fp32"
+    half = any(parameter.dtype == torch.bfloat16 for parameter in encoder.parameters())
+    return "bf16" if half else "fp16"
 
 
 def check_precision(precision: object) -> None:
@@ -180,7 +183,7 @@ def evaluating(encoder: nn.Module, precision: str | None = None) -> Iterator[tor
     """The encoder's device; inside, the encoder is in evaluation mode and nothing has a gradient.
     Afterwards its mode is what it was."""
     device = device_of(encoder)
-    dtype = autocast_dtype(usual_precision(device) if precision is None else precision)
+    dtype = autocast_dtype(usual_precision(encoder) if precision is None else precision)
     was_training = encoder.training
     encoder.eval()
     try:

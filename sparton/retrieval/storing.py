@@ -22,6 +22,10 @@ VectorDtype = Literal["float16", "bfloat16", "float32", "float8_e4m3fn"]
 VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "bfloat16", "float32", "float8_e4m3fn")
 
 
+class NotFiniteError(ValueError):
+    """A representation has a NaN, or a number too large for its dtype."""
+
+
 class Transfer:
     """The representations of one batch, without zeros and without tokens that take no part.
 
@@ -69,7 +73,7 @@ class Transfer:
         """What is stored, on the host.
 
         Raises:
-            ValueError: a weight or a component is NaN, infinite or too large for its dtype.
+            NotFiniteError: a weight or a component is NaN, infinite or too large for its dtype.
         """
         if not self._compacted:
             self.compact()
@@ -109,7 +113,7 @@ class _LeavingWeights:
         if not self._finite:
             broken = (~values.isfinite()).nonzero()[0]
             row = int(torch.searchsorted(stored.cu_seqlens, broken, right=True)) - 1
-            raise ValueError(
+            raise NotFiniteError(
                 f"row {row} of a batch of representations has the weight {values[broken[0]]}:"
                 " the model diverged or overflowed its precision; evaluate an earlier checkpoint, "
                 "or in fp32"
@@ -152,7 +156,7 @@ class _LeavingTokens:
         cause = "the model diverged or overflowed its precision; evaluate an earlier checkpoint"
         if np.isfinite(worst):
             cause = f"{self._dtype} cannot hold it; store float32"
-        raise ValueError(
+        raise NotFiniteError(
             f"text {text} of a batch has a token vector with the component {worst:g}: {cause}"
         )
 

@@ -21,7 +21,7 @@ from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import batches, encoding
-from sparton.retrieval.encoding import AUTOCAST, encode_texts
+from sparton.retrieval.encoding import AUTOCAST, encode_texts, usual_precision
 from sparton.retrieval.storing import in_order
 from sparton.types import Forms, Side, TokenBatch
 
@@ -193,6 +193,43 @@ def test_parts_are_brought_into_any_order_and_given_up(most):
     assert not torch.equal(found.sparse.values, encoded.sparse.values)
 
 
+class OverflowingEncoder(CountingEncoder):
+    """Its fp16 does not hold what batches of longer texts give."""
+
+    def forward(self, tokens: TokenBatch) -> torch.Tensor:
+        reps = super().forward(tokens)
+        large = tokens.max_seqlen > 2 and self.states[-1][2] == torch.float16
+        return reps + torch.inf if large else reps
+
+
+@pytest.mark.parametrize(("precision", "again"), [("fp16", 1), ("bf16", 0), ("fp32", 0)])
+def test_a_batch_that_overflows_fp16_is_encoded_in_bf16(precision, again):
+    encoder, texts = OverflowingEncoder(), ["1 2 3", "4 5", "6"]
+    found = encode(encoder, texts, batch_tokens=3, precision=precision)
+    expected = encode(CountingEncoder(), texts, batch_tokens=3)
+    assert torch.equal(found.sparse.dense(), expected.sparse.dense())
+    dtypes = [AUTOCAST[precision], *[torch.bfloat16] * again]
+    assert {state[2] for state in encoder.states} == {*dtypes}
+    assert len(encoder.batches) == len({*encoder.batches}) + again
+
+
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
+def test_what_is_finite_in_no_precision_is_refused(precision):
+    encoder = CountingEncoder()
+    nn.init.constant_(encoder.scale, float("nan"))
+    with pytest.raises(ValueError, match="the model diverged"):
+        encode(encoder, ["1", "2"], precision=precision)
+    assert len(encoder.batches) == (2 if precision == "fp16" else 1)
+
+
+def test_a_gpu_encodes_in_16_bits_unless_it_is_told_otherwise(monkeypatch):
+    encoder = CountingEncoder()
+    assert usual_precision(encoder) == "fp32"
+    monkeypatch.setattr(encoding, "device_of", lambda encoder: torch.device("cuda"))
+    assert usual_precision(encoder) == "fp16"
+    assert usual_precision(encoder.to(torch.bfloat16)) == "bf16"
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(
@@ -211,7 +248,7 @@ def test_a_gpu_gives_what_a_cpu_gives(head, max_terms):
     found = [
         encode_texts(
             encoder.to(device), tokenizer, texts, "document", batch_tokens=512,
-            max_terms=max_terms, vector_dtype="float32",
+            precision="fp32", max_terms=max_terms, vector_dtype="float32",
         )
         for device in ("cpu", "cuda")
     ]  # fmt: skip
