@@ -108,6 +108,12 @@ class Documents:
         """The dense vectors of all texts, which have them."""
         return TokenParts([part.dense for part in self.parts if part.dense is not None])
 
+    @property
+    def vectors(self) -> dict[Kind, "TokenParts"]:
+        """The halves that there are, but for sparse vectors."""
+        halves: tuple[Kind, ...] = ("dense", "tokens")
+        return {kind: getattr(self, kind) for kind in halves if kind in self.kinds}
+
 
 def _only(documents: Documents, kinds: frozenset[Kind]) -> list[Representations]:
     return [
@@ -144,6 +150,24 @@ class TokenParts:
     def of(cls, documents: "TokenVectors | TokenParts") -> "TokenParts":
         """Texts in one part; others as they are."""
         return documents if isinstance(documents, TokenParts) else cls([documents])
+
+    def held_on(self, device: torch.device) -> "TokenParts":
+        """The same texts in one part, whose vectors are on a device and boundaries on the host."""
+        first = self._parts[0]
+        values = first.values.new_empty((self.num_tokens, self.width), device=device)
+        scales = first.scales
+        if scales is not None:
+            scales = scales.new_empty(self.num_tokens, device=device)
+        for part, (start, stop) in zip(self._parts, pairwise(self._tokens)):
+            values[start:stop].copy_(part.values)
+            if scales is not None and part.scales is not None:
+                scales[start:stop].copy_(part.scales)
+        return TokenParts([TokenVectors(values, self.cu_seqlens, scales=scales)])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the vectors are."""
+        return self._parts[0].values.device
 
     @property
     def num_texts(self) -> int:

@@ -109,7 +109,8 @@ def score_pairs(
     asked, answers = torch.from_numpy(pairs).unbind(1)
     if queries.dense is not None and documents.dense is not None:
         held = Documents.of(documents)
-        return summed_scores(queries.take(asked), held, pairs[:, 1:], device)[:, 0]
+        halves = held.sparse, held.vectors
+        return summed_scores(queries.take(asked), *halves, pairs[:, 1:], device)[:, 0]
     if queries.tokens is not None and documents.tokens is not None:
         candidates = pairs[:, 1:]
         return maxsim_scores(queries.tokens.take(asked), documents.tokens, candidates, device)[:, 0]

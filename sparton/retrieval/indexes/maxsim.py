@@ -22,15 +22,18 @@ from sparton.retrieval.progress import progress_bar
 from sparton.types import Kind
 
 _PAIRS_AT_ONCE = 65_536
+_SHARE = 0.5  # of the memory that a device has free, for documents
+_CHUNKS = 8  # whose boundaries are kept on a device
 
 
 class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
     """Exact search by MaxSim; see
     :class:`~sparton.retrieval.indexes.late_interaction.LateInteractionIndex`.
 
-    The documents stay where they are, in the host's memory or in files; chunks of them pass through
-    the device once in a search, so that its working memory is bounded (about 0.5 GB on a CPU and 4
-    GB on a GPU) whatever the number of documents and queries. Queries are stored in the dtype of
+    Documents are kept in the memory of a GPU that has room for them, see :func:`resident`. Others
+    stay where they are, in the host's memory or in files; chunks of them pass through the device
+    once in a search, so that its working memory is bounded (about 0.5 GB on a CPU and 4 GB on a
+    GPU) whatever the number of documents and queries. Queries are stored in the dtype of
     the documents, or in float16 where these are in FP8: what is compared is what FP8 has left of
     documents, on a GPU rounded once more, to float16.
 
@@ -55,18 +58,29 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
         self.kinds = frozenset({kind})
         documents = TokenParts.of(documents)
         on_gpu = torch.device(device).type == "cuda"
-        tokens = chunk_tokens or (2**22 if on_gpu else 2**18)
+        self.documents = resident(documents, torch.device(device))
+        self._resident = self.documents.device.type == "cuda"
+        self._pair_tokens = chunk_tokens or (2**22 if on_gpu else 2**18)
+        # What stays on a GPU is not copied, and every chunk asks for launches.
+        tokens = 2**62 if self._resident and chunk_tokens is None else self._pair_tokens
         super().__init__(documents.cu_seqlens, device, tokens, 512 if on_gpu else 128)
-        self.documents = documents
+        self._chunks: dict[tuple[int, int], TokenVectors] = {}
         self.nbytes = documents.nbytes + self._rows.nbytes + self._ends.nbytes
 
     def _check(self, queries: TokenVectors) -> None:
         _check_sides(queries, self.documents)
 
     def _chunk(self, first: int, last: int) -> TokenVectors:
+        if (first, last) in self._chunks:
+            return self._chunks[first, last]
         held = self.documents.slice(int(self._rows[first]), int(self._rows[last - 1]) + 1)
         bounds = self._ends[first : last + 1] - self._ends[first]
-        return on_device(self.device, held._replace(cu_seqlens=bounds))
+        chunk = on_device(self.device, held._replace(cu_seqlens=bounds))
+        if self._resident and held.scales is None:  # no copy but that of the boundaries
+            if len(self._chunks) == _CHUNKS:
+                self._chunks.clear()
+            self._chunks[first, last] = chunk
+        return chunk
 
     def _scores(self, queries: TokenVectors, documents: TokenVectors) -> Tensor:
         bounds = queries.cu_seqlens, documents.cu_seqlens
@@ -77,8 +91,17 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
     ) -> NDArray[np.float32]:
         return maxsim_scores(
             queries, self.documents, candidates, self.device,
-            chunk_tokens=self._chunk_tokens, progress=progress,
+            chunk_tokens=self._pair_tokens, progress=progress,
         )  # fmt: skip
+
+
+def resident(documents: TokenParts, device: torch.device) -> TokenParts:
+    """Documents on a GPU, if they take no more than half of the memory that it has free; as they
+    are, where they do or where it is a CPU. A query by itself would wait for the copy of all."""
+    if device.type != "cuda" or documents.device.type == "cuda":
+        return documents
+    free, _ = torch.cuda.mem_get_info(device)
+    return documents.held_on(device) if documents.nbytes <= _SHARE * free else documents
 
 
 @torch.inference_mode()
@@ -94,7 +117,8 @@ def maxsim_scores(
     """MaxSim of each query and each of its candidates; fp32 ``[Q, C]``.
 
     Args:
-        queries, documents: on the host, without masks, stored alike.
+        queries: on the host, without masks.
+        documents: stored alike, on the host or on the device.
         candidates: int64 ``[Q, C]``, document rows; -1, and a text without tokens, scores 0.
         device: where to score.
         chunk_tokens: most document tokens that are on the device, and most that are scored at once,

@@ -3,7 +3,7 @@
 N documents, Q queries, C candidates of a query, P pairs of both, K results of a query.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from sparton.kernels.boundaries import sequence_ids
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations
-from sparton.retrieval.indexes.documents import Documents
+from sparton.retrieval.indexes.documents import Documents, TokenParts
 from sparton.retrieval.indexes.inverted import inverted_index
 from sparton.retrieval.indexes.late_interaction import ordered
-from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
+from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores, resident
 from sparton.retrieval.indexes.protocols import (
     Found,
     Index,
@@ -24,6 +24,7 @@ from sparton.retrieval.indexes.protocols import (
     check_kinds,
     check_request,
 )
+from sparton.types import Kind
 
 
 class SumIndex:
@@ -42,14 +43,19 @@ class SumIndex:
     exact = True
 
     def __init__(self, documents: Documents, device: torch.device | str, depth: int) -> None:
-        self._documents, self._device, self._depth = documents, device, depth
+        self._sparse, self._device, self._depth = documents.sparse, torch.device(device), depth
+        self._vectors = {
+            kind: resident(vectors, self._device) for kind, vectors in documents.vectors.items()
+        }
         self.kinds = documents.kinds
-        self._finders: list[Index] = [MultiVectorIndex(documents.dense, device, kind="dense")]
+        self._finders: list[Index] = [
+            MultiVectorIndex(self._vectors["dense"], device, kind="dense")
+        ]
         if "sparse" in self.kinds:
             self._finders.append(inverted_index(documents, device))
         self.nbytes = sum(finder.nbytes for finder in self._finders)
         self.nbytes += documents.tokens.nbytes if "tokens" in self.kinds else 0
-        for part in documents.sparse:
+        for part in self._sparse:
             self.nbytes += part.values.nbytes + part.terms.nbytes + part.cu_seqlens.nbytes
 
     def search(
@@ -67,14 +73,15 @@ class SumIndex:
             [each.search(queries, self._depth, exclude=exclude).rows for each in self._finders]
         )
         scores = summed_scores(
-            queries, self._documents, candidates, self._device, progress=progress
+            queries, self._sparse, self._vectors, candidates, self._device, progress=progress
         )
         return ordered(scores, candidates, candidates >= 0, k)
 
 
 def summed_scores(
     queries: Representations,
-    documents: Documents,
+    sparse: Sequence[SparseVectors],
+    vectors: Mapping[Kind, TokenParts],
     candidates: NDArray[np.int64],
     device: torch.device | str = "cpu",
     *,
@@ -85,20 +92,22 @@ def summed_scores(
 
     Args:
         queries: on the host, with these halves and the weights of their scores.
-        documents: on the host.
+        sparse: of the documents, in parts on the host; none without this half.
+        vectors: the other halves of the documents, on the host or on the device.
         candidates: int64 ``[Q, C]``, document rows; -1 scores 0.
         device: where MaxSim is computed.
         progress: label of a progress bar on standard error; None for no bar.
     """
+    found: dict[Kind, NDArray[np.float32]] = {
+        kind: maxsim_scores(getattr(queries, kind), held, candidates, device, progress=progress)
+        for kind, held in vectors.items()
+    }
+    if sparse:
+        asked = asked_terms(queries, sparse[0].width)
+        found["sparse"] = _dot_scores(asked, sparse, candidates)
     total = np.zeros(candidates.shape, np.float32)
-    for kind in sorted(documents.kinds):
-        if kind == "sparse":
-            width = documents.sparse[0].width
-            scores = _dot_scores(asked_terms(queries, width), documents.sparse, candidates)
-        else:
-            asked, answers = getattr(queries, kind), getattr(documents, kind)
-            scores = maxsim_scores(asked, answers, candidates, device, progress=progress)
-        total += np.float32(queries.score_weights.get(kind, 1.0)) * scores
+    for kind in sorted(found):
+        total += np.float32(queries.score_weights.get(kind, 1.0)) * found[kind]
     return total
 
 

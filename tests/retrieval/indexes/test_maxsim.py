@@ -9,7 +9,8 @@ import torch
 from sparton.kernels.maxsim import maxsim_reference
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes import maxsim
-from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores
+from sparton.retrieval.indexes.documents import TokenParts
+from sparton.retrieval.indexes.maxsim import MultiVectorIndex, maxsim_scores, resident
 from sparton.retrieval.metrics import evaluate_run
 from sparton.retrieval.run import Run
 from sparton.retrieval.storing import store_tokens
@@ -249,3 +250,49 @@ def test_progress_is_shown_only_when_asked_for(capsys):
     assert f"{filled}/{filled}" in err
     assert "toy: rerank" in err
     assert "40/40" in err
+
+
+def in_parts(documents: TokenVectors, *ends: int) -> TokenParts:
+    bounds = [0, *ends, documents.num_texts]
+    return TokenParts([documents.slice(*each) for each in itertools.pairwise(bounds)])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float8_e4m3fn"])
+def test_parts_are_held_in_one(dtype):
+    documents = store_tokens(random_vectors(40, seed=4, whole=False), dtype)
+    parts = in_parts(documents, 11, 12, 30)
+    held = parts.held_on(torch.device("cpu"))
+    for start, stop in ((0, 40), (10, 31), (12, 13)):
+        one, other = held.slice(start, stop), parts.slice(start, stop)
+        assert torch.equal(one.restored().values, other.restored().values)
+        assert torch.equal(one.cu_seqlens, other.cu_seqlens)
+    assert held.nbytes == parts.nbytes
+    assert held.slice(0, 40).values.data_ptr() == held.slice(0, 1).values.data_ptr()
+
+
+def test_a_gpu_holds_documents_that_it_has_room_for(monkeypatch):
+    documents = in_parts(store_tokens(random_vectors(40, seed=4)), 20)
+    gpu, held = torch.device("cuda"), object()
+    monkeypatch.setattr(TokenParts, "held_on", lambda self, device: held)
+    for free, kept in ((2 * documents.nbytes, True), (2 * documents.nbytes - 1, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 0))
+        assert resident(documents, gpu) is (held if kept else documents)
+    assert resident(documents, torch.device("cpu")) is documents
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", ["float16", "float8_e4m3fn"])
+def test_documents_on_a_gpu_are_found_as_those_on_the_host(dtype, monkeypatch):
+    documents = store_tokens(random_vectors(400, seed=5), dtype)
+    queries = texts_of(random_vectors(9, seed=6))
+    there = MultiVectorIndex(in_parts(documents, 100, 250), "cuda")
+    monkeypatch.setattr(maxsim, "_SHARE", 0.0)
+    host = MultiVectorIndex(in_parts(documents, 100, 250), "cuda")
+    assert (there.documents.device.type, host.documents.device.type) == ("cuda", "cpu")
+    for index in (there, host, there):  # once more: boundaries are kept
+        for found, expected in zip(index.search(queries, 20), host.search(queries, 20)):
+            np.testing.assert_array_equal(found, expected)
+    candidates = host.search(queries, 20).rows
+    for found, expected in zip(there.rerank(queries, candidates), host.rerank(queries, candidates)):
+        np.testing.assert_array_equal(found, expected)
