@@ -6,11 +6,17 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from transformers import PreTrainedTokenizerFast
 
+from sparton import products
+from sparton.datasets.tokenization import PackedTokenizer
 from sparton.losses.distillation import MarginMSE
 from sparton.losses.objective import Objective
 from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops, l1
+from sparton.models.assembly import build_encoder
+from sparton.models.backbones import tiny
+from sparton.models.heads import EagerHead
 from sparton.representations import Extent, Representations, TokenVectors
 from sparton.training.distributed import World, join_world
 from sparton.training.precision import Precision
@@ -246,3 +252,26 @@ def test_ranks_draw_different_dropout():
         micro_batch = next(step._split(global_batch(0), step=0))
         losses.append(step._encode(micro_batch)[0].sparse.sum().item())
     assert losses[0] != losses[1]
+
+
+def test_micro_batches_share_what_products_read_of_the_weights(monkeypatch):
+    words = [f"w{number}" for number in range(40)]
+    encoder = build_encoder(tiny(words, hidden_size=16, layers=2), EagerHead())
+    stacked: list[int] = []
+    original = products._stacked
+    monkeypatch.setattr(products, "_stacked", lambda x: stacked.append(len(x)) or original(x))
+    for micro_batch in (None, 2):
+        stacked.clear()
+        step = ExactStep(
+            encoder, objective(), World(0, 1, CPU), Precision("bf16", CPU), micro_batch
+        )
+        for number in range(2):
+            step(batch_of_words(encoder.tokenizer), step=number)
+        # Queries, keys and values: weights and biases of either layer, in each step.
+        assert stacked == 2 * 2 * [3, 3]
+
+
+def batch_of_words(tokenizer: PreTrainedTokenizerFast) -> TrainBatch:
+    packed = PackedTokenizer(tokenizer, 8, 12)
+    texts = [f"w{number} w{number + 1}" for number in range(8)]
+    return TrainBatch(packed.queries(texts), packed.documents(texts), None)
