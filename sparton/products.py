@@ -50,13 +50,16 @@ def linear(x: Tensor, *layers: nn.Module, bias: bool = True) -> Tensor:
     Returns:
         ``[..., V1 + V2 + ...]``.
     """
-    learning = {layer.weight.requires_grad for layer in layers if type(layer) is nn.Linear}
-    if len(learning) != 1 or any(type(layer) is not nn.Linear for layer in layers):
+    plain = all(type(layer) is nn.Linear for layer in layers)
+    if len(layers) > 1:
+        plain = plain and len({layer.weight.requires_grad for layer in layers}) == 1
+    if not plain:
         results = [layer(x) for layer in layers]
         return results[0] if len(results) == 1 else torch.cat(results, dim=-1)
-    biased = bias and layers[0].bias is not None
     weight = _form(x, [layer.weight for layer in layers])
-    return F.linear(x, weight, _form(x, [layer.bias for layer in layers]) if biased else None)
+    if not bias or layers[0].bias is None:
+        return F.linear(x, weight)
+    return F.linear(x, weight, _form(x, [layer.bias for layer in layers]))
 
 
 def _form(x: Tensor, parameters: Sequence[Any]) -> Tensor:

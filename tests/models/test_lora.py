@@ -128,8 +128,8 @@ def test_fused_layers_pass_over_no_adapter(
     monkeypatch.setattr(
         layers, "_has_kernels", lambda x, dense: ignoring or type(dense) is nn.Linear
     )
-    if ignoring and targets == ["query", "value"]:
-        monkeypatch.setattr(layers.SelfAttention, "_projected", _projected_without_adapters)
+    if ignoring:
+        monkeypatch.setattr(layers, "linear", _linear_without_adapters)
     backbone = Backbone(build_mlm("bert"), tokenizer, lora=FP32 | {"targets": targets})
     learn(backbone)
     kinds = {type(part) for part in backbone.modules()}
@@ -138,9 +138,9 @@ def test_fused_layers_pass_over_no_adapter(
     assert close(backbone.decoder(backbone(tokens)), alone(other, tokens)) != ignoring
 
 
-def _projected_without_adapters(attention: Any, x: Tensor) -> Tensor:
-    parts = (attention.query, attention.key, attention.value)
-    return torch.cat([nn.functional.linear(x, each.weight, each.bias) for each in parts], dim=-1)
+def _linear_without_adapters(x: Tensor, *parts: Any, bias: bool = True) -> Tensor:
+    each = ((part.weight, part.bias if bias else None) for part in parts)
+    return torch.cat([nn.functional.linear(x, *of_part) for of_part in each], dim=-1)
 
 
 @pytest.mark.parametrize("tied", [True, False])
