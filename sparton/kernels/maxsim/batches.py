@@ -24,7 +24,7 @@ def listed_pairs(pairs: Tensor) -> Tensor:
             "pairs must be int32 or int64 [P, 2], the numbers of a query and of a document in each "
             f"row, got {pairs.dtype} {tuple(pairs.shape)}"
         )
-    # In one step where it is neither.
+    # One copy makes it both, where it is neither.
     return pairs.to(torch.int32, memory_format=torch.contiguous_format).contiguous()
 
 
