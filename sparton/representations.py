@@ -91,6 +91,8 @@ class TokenVectors(NamedTuple):
 
     def slice(self, start: int, stop: int) -> "TokenVectors":
         """Texts ``start : stop``; their vectors are not copied."""
+        if (start, stop) == (0, self.num_texts):
+            return self
         first, last = self.cu_seqlens[[start, stop]].tolist()
         mask, scales = (None if x is None else x[first:last] for x in (self.mask, self.scales))
         cu_seqlens = self.cu_seqlens[start : stop + 1] - first

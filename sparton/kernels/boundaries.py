@@ -92,11 +92,9 @@ def rows_of(sequences: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         the row of each token, int64, the given sequences end to end; and their own boundaries,
         int64 ``[M + 1]``.
     """
-    starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
-    if lengths.numel():
-        starts, lengths = starts[sequences], lengths[sequences].masked_fill(sequences < 0, 0)
-    else:
-        starts = lengths = torch.zeros_like(sequences)
+    starts = cu_seqlens[sequences].long()
+    # For -1, that is the first boundary less the last one.
+    lengths = (cu_seqlens[sequences + 1] - starts).clamp_min_(0)
     own = cu_seqlens_of(lengths)
     rows = torch.repeat_interleave(starts - own[:-1], lengths)
     return rows + torch.arange(rows.numel(), device=rows.device), own
@@ -109,10 +107,12 @@ def ranges_within(
     exceeds the limit of tokens is alone. The boundaries are read on the host."""
     bounds = torch.as_tensor(cu_seqlens, dtype=torch.int64, device="cpu")
     first, number = 0, bounds.numel() - 1
-    while first < number:
+    while first + 1 < number:
         fitting = int(torch.searchsorted(bounds, bounds[first] + most_tokens, right=True)) - 1
         last = min(max(fitting, first + 1), number)
         if most_sequences is not None:
             last = min(last, first + most_sequences)
         yield first, last
         first = last
+    if first < number:  # the last one, alone
+        yield first, number

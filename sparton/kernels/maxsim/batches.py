@@ -24,7 +24,8 @@ def listed_pairs(pairs: Tensor) -> Tensor:
             "pairs must be int32 or int64 [P, 2], the numbers of a query and of a document in each "
             f"row, got {pairs.dtype} {tuple(pairs.shape)}"
         )
-    return pairs.to(torch.int32).contiguous()
+    # One copy makes it both, where it is neither.
+    return pairs.to(torch.int32, memory_format=torch.contiguous_format).contiguous()
 
 
 def _equally_long(name: str, tokens: Tensor, cu_seqlens: Tensor, longest: int | None) -> bool:

@@ -1,6 +1,6 @@
 """Which documents have a token near a centroid.
 
-N documents, C centroids, T tokens, L entries of all lists.
+N documents, Q queries, W query tokens, C centroids, T tokens, L entries of all lists.
 """
 
 from typing import NamedTuple
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.boundaries import cu_seqlens_of, ranges_within, rows_of, sequence_ids
+from sparton.kernels.maxsim.batches import listed_pairs
 
 TOKENS_AT_ONCE = 2**24
 
@@ -60,20 +61,24 @@ class CentroidLists(NamedTuple):
             filled += own
         return cls(documents, bounds)
 
-    def hits(
-        self, centroids: Tensor, owners: Tensor, num_queries: int, num_documents: int
-    ) -> Tensor:
-        """The pairs of a query and a document that are in the list of one of its centroids.
+    def hits(self, centroids: Tensor, cu_seqlens: Tensor, num_documents: int) -> Tensor:
+        """The pairs of a query and a document that is in the list of one of its centroids.
 
         Args:
-            centroids: int64 ``[M]``.
-            owners: int64 ``[M]``, the query that each is of.
+            centroids: int64 ``[W, M]``, those of each query token.
+            cu_seqlens: int ``[Q + 1]``, boundaries of the queries.
 
         Returns:
-            int64 ``[P, 2]``, each pair once, ascending.
+            int32 ``[P, 2]``, each pair once, ascending.
         """
-        rows, bounds = rows_of(centroids, self.cu_seqlens)
-        owners = torch.repeat_interleave(owners, bounds.diff(), output_size=len(rows))
-        found = self.documents.new_zeros(num_queries, num_documents, dtype=torch.bool)
-        found[owners, self.documents[rows].long()] = True
-        return found.nonzero()
+        num_queries = len(cu_seqlens) - 1
+        found = self.documents.new_zeros(num_queries, num_documents, dtype=torch.uint8)
+        if found.is_cuda:
+            from sparton.kernels.maxsim.lists import mark_listed
+
+            mark_listed(found, centroids, cu_seqlens, *self)
+        else:
+            rows, bounds = rows_of(centroids.flatten(), self.cu_seqlens)
+            owners = sequence_ids(bounds[cu_seqlens * centroids.shape[1]], len(rows))
+            found[owners, self.documents[rows]] = 1
+        return listed_pairs(found.nonzero())

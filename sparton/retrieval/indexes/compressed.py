@@ -14,27 +14,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparton.arguments import refuse_below
-from sparton.kernels.boundaries import cu_seqlens_of, ranges_within, rows_of, sequence_ids
+from sparton.kernels.boundaries import cu_seqlens_of, ranges_within, rows_of
 from sparton.kernels.maxsim import (
     CompressedTokens,
     ResidualCodec,
     maxsim_centroids,
     maxsim_residual_varlen,
 )
-from sparton.kernels.sort_keys import from_keys, sort_keys
 from sparton.packing import pad
 from sparton.representations import TokenVectors
 from sparton.retrieval.indexes.centroid_lists import CentroidLists
-from sparton.retrieval.indexes.late_interaction import (
-    LateInteractionIndex,
-    on_device,
-)
+from sparton.retrieval.indexes.late_interaction import LateInteractionIndex, on_device
 from sparton.retrieval.progress import progress_bar
 
 EXHAUSTIVE_TOKENS = 200_000_000
 PROBES = 4
 CANDIDATES = 4096
-NONE = torch.iinfo(torch.int64).min  # less than all keys
 _PRODUCTS_AT_ONCE = 2**26
 _HITS_AT_ONCE = 2**28
 _PAIRS_AT_ONCE = 2**20
@@ -122,6 +117,8 @@ class CompressedIndex(LateInteractionIndex[Stored]):
             )
 
     def _chunk(self, first: int, last: int) -> Stored:
+        if self._whole is not None and (first, last) == (0, len(self._rows)):
+            return self._whole
         start, stop = self._ends[[first, last]].tolist()
         tokens = _each(self._documents, lambda x: x[start:stop].to(self.device))
         bounds = self._ends if self._whole is None else self._whole.cu_seqlens
@@ -137,40 +134,35 @@ class CompressedIndex(LateInteractionIndex[Stored]):
     ) -> tuple[Tensor, Tensor]:
         if self._lists is None:
             return super()._best(queries, depth, progress)
-        best = []
+        scores = torch.full((queries.num_texts, depth), -torch.inf)
+        numbers = torch.full((queries.num_texts, depth), -1)
         with progress_bar(progress, queries.num_texts) as advance:
-            for first, last in self._query_blocks(queries):
-                block = on_device(self.device, queries.slice(first, last))
-                best.append(self._staged(block, self._lists, depth))
-                advance(last - first)
-        scores, places = zip(*best, strict=True)
-        return torch.cat(scores), torch.cat(places)
+            for own, block in self._blocks(queries, max(self._candidates, depth)):
+                best, found = self._staged(block, self._lists, depth)
+                scores[own, : best.shape[1]], numbers[own, : best.shape[1]] = best, found
+                advance(block.num_texts)
+        return scores, numbers
 
     def _staged(
         self, queries: TokenVectors, lists: CentroidLists, depth: int
     ) -> tuple[Tensor, Tensor]:
-        """Scores and numbers of the best documents of queries on the device, ``[Q, depth]``; -1 and
-        minus infinity for none."""
-        Q, cu_seqlens = queries.num_texts, queries.cu_seqlens
-        owners = sequence_ids(cu_seqlens, len(queries.values))
-        similarities = queries.values.float() @ self.codec.centroids.T
-        nearest = similarities.topk(min(self._probes, similarities.shape[1])).indices
-        probed = owners.repeat_interleave(nearest.shape[1])
-        pairs = lists.hits(nearest.flatten(), probed, Q, len(self._rows))
-        stored, numbers = self._gathered(pairs[:, 1], residuals=False)
-        approximate = maxsim_centroids(
-            queries.values, stored.tokens.codes, self.codec.centroids, cu_seqlens,
-            stored.cu_seqlens, pairing=torch.stack((pairs[:, 0], numbers), 1).int(),
-        )  # fmt: skip
-        keys = _by_query(sort_keys(approximate), pairs[:, 0], Q)
-        keys = keys.topk(min(max(self._candidates, depth), keys.shape[1])).values
-        places = from_keys(keys)[1].where(keys > NONE, len(pairs))
-        documents = F.pad(pairs[:, 1], (0, 1), value=-1)[places].sort(dim=1).values
-        refined = sort_keys(self._refined(queries, documents))
-        scores, slots = from_keys(refined.topk(min(depth, refined.shape[1])).values)
-        places = documents.gather(1, slots)
-        beyond = (0, depth - places.shape[1])
-        return F.pad(scores, beyond, value=-torch.inf), F.pad(places, beyond, value=-1)
+        """The best documents of queries on the device, the best first: scores fp32 and numbers,
+        int32, ``[Q, <= depth]`` on the host; minus infinity and -1 for none."""
+        Q, wide = queries.num_texts, queries._replace(values=queries.values.float())
+        similarities = wide.values @ self.codec.centroids.T
+        probes = min(self._probes, similarities.shape[1])
+        nearest = similarities.topk(probes, sorted=False).indices
+        hits = lists.hits(nearest, queries.cu_seqlens, len(self._rows))
+        approximate = self._pair_scores(wide, hits, residuals=False)
+        _, places = _best_of(approximate, hits[:, 0], Q, max(self._candidates, depth))
+        places = places[places >= 0] if Q > 1 else places[0]
+        # They ascend, so that the document of the smaller number comes first among equal scores.
+        candidates = hits[places.sort().values]
+        scores, places = _best_of(
+            self._pair_scores(queries, candidates), candidates[:, 0], Q, depth
+        )
+        numbers = F.pad(candidates.cpu()[:, 1], (0, 1), value=-1)
+        return scores.cpu(), numbers[places.cpu()]
 
     def _candidate_scores(
         self, queries: TokenVectors, candidates: NDArray[np.int64], progress: str | None
@@ -178,63 +170,79 @@ class CompressedIndex(LateInteractionIndex[Stored]):
         scores = np.zeros(candidates.shape, np.float32)
         if not len(self._rows):
             return scores
-        numbers = torch.full((len(self._lengths) + 1,), -1)  # the last one is that of row -1
-        numbers[self._rows] = torch.arange(len(self._rows))
+        numbers = torch.zeros(len(self._lengths) + 1, dtype=torch.int32)
+        numbers[self._rows] = torch.arange(len(self._rows), dtype=torch.int32)
         with progress_bar(progress, queries.num_texts) as advance:
-            for first, last in self._query_blocks(queries):
-                block = on_device(self.device, queries.slice(first, last))
-                documents = numbers[torch.from_numpy(candidates[first:last])].to(self.device)
-                scores[first:last] = self._refined(block, documents).cpu().numpy()
-                advance(last - first)
+            for own, block in self._blocks(queries, candidates.shape[1]):
+                documents = numbers[torch.from_numpy(candidates[own])]
+                asked = torch.arange(block.num_texts, dtype=torch.int32)[:, None]
+                pairs = torch.stack((asked.expand_as(documents), documents), 2).flatten(0, 1)
+                found = self._pair_scores(block, pairs.to(self.device))
+                scores[own] = found.view_as(documents).cpu().numpy()
+                advance(block.num_texts)
         return scores
 
-    def _refined(self, queries: TokenVectors, documents: Tensor) -> Tensor:
-        """MaxSim of queries and documents with tokens, both on the device.
+    def _pair_scores(
+        self, queries: TokenVectors, pairs: Tensor, *, residuals: bool = True
+    ) -> Tensor:
+        """MaxSim of listed queries and documents, or of the centroids of these alone.
 
         Args:
-            documents: int64 ``[Q, C]``, -1 for none.
+            pairs: int32 ``[P, 2]`` on the device, the query and the number of the document among
+                those with tokens.
 
         Returns:
-            fp32 ``[Q, C]``, minus infinity for none.
+            fp32 ``[P]``.
         """
-        asked = torch.arange(len(documents), device=self.device)[:, None].expand_as(documents)
-        listed = torch.stack((asked, documents.clamp_min(0)), 2).flatten(0, 1)
-        scores = []
-        for pairs in listed.split(_PAIRS_AT_ONCE):
-            stored, numbers = self._gathered(pairs[:, 1])
-            found = maxsim_residual_varlen(
-                queries.values, stored.tokens, self.codec, queries.cu_seqlens, stored.cu_seqlens,
-                pairing=torch.stack((pairs[:, 0], numbers), 1).int(),
-            )  # fmt: skip
-            scores.append(found)
-        return torch.cat(scores).view_as(documents).masked_fill_(documents < 0, -torch.inf)
+        (tokens, bounds), pairs = self._gathered(pairs, residuals)
+        sides = queries.cu_seqlens, bounds
+        if residuals:
+            return maxsim_residual_varlen(queries.values, tokens, self.codec, *sides, pairing=pairs)
+        centroids = self.codec.centroids
+        return maxsim_centroids(queries.values, tokens.codes, centroids, *sides, pairing=pairs)
 
-    def _gathered(self, numbers: Tensor, *, residuals: bool = True) -> tuple[Stored, Tensor]:
-        """Documents with tokens on the device, of these numbers at least, and their numbers among
+    def _gathered(self, pairs: Tensor, residuals: bool) -> tuple[Stored, Tensor]:
+        """Documents on the device, of these pairs at least, and the pairs with their numbers among
         them: all, or where they lie on the host a copy of those alone."""
         if self._whole is not None:
-            return self._whole, numbers
-        wanted, own = numbers.unique(return_inverse=True)
+            return self._whole, pairs
+        wanted, own = pairs[:, 1].unique(return_inverse=True)
         rows, cu_seqlens = rows_of(wanted.cpu(), self._ends)
         codes = self._documents.codes[rows].to(self.device)
         tokens = CompressedTokens(codes, codes.new_empty(0))
         if residuals:
             tokens = _each(self._documents, lambda x: x[rows].to(self.device))
-        return Stored(tokens, cu_seqlens.to(self.device)), own
+        return Stored(tokens, cu_seqlens.to(self.device)), torch.stack((pairs[:, 0], own), 1)
 
-    def _query_blocks(self, queries: TokenVectors) -> Iterator[tuple[int, int]]:
-        """Queries whose products with all centroids, and whose hits among all documents, fit."""
+    def _blocks(
+        self, queries: TokenVectors, candidates: int
+    ) -> Iterator[tuple[slice, TokenVectors]]:
+        """Some queries after the other on the device, and which they are. Their products with all
+        centroids, hits among all documents, and pairs with candidates fit."""
         tokens = _PRODUCTS_AT_ONCE // len(self.codec.centroids)
-        most = max(_HITS_AT_ONCE // max(len(self._rows), 1), 1)
-        return ranges_within(queries.cu_seqlens, tokens, most)
+        most = min(_HITS_AT_ONCE // max(len(self._rows), 1), _PAIRS_AT_ONCE // max(candidates, 1))
+        for first, last in ranges_within(queries.cu_seqlens, tokens, max(most, 1)):
+            yield slice(first, last), on_device(self.device, queries.slice(first, last))
 
 
-def _by_query(keys: Tensor, owners: Tensor, Q: int) -> Tensor:
-    """Keys ``[P]`` of pairs that ascend by query as rows ``[Q, S]``, filled up with NONE."""
-    if Q == 1:
-        return keys[None]
-    asked = cu_seqlens_of(owners.bincount(minlength=Q))
-    return pad(keys, asked, max(int(asked.diff().max()), 1), NONE)
+def _best_of(scores: Tensor, owners: Tensor, Q: int, k: int) -> tuple[Tensor, Tensor]:
+    """The K best pairs of each query, the best first and equal ones in their order.
+
+    Args:
+        scores: fp32 ``[P]``. NaN counts as the largest.
+        owners: int ``[P]``, the queries, which ascend.
+
+    Returns:
+        scores ``[Q, <= K]`` and places among the pairs, int64; minus infinity and -1 for none.
+    """
+    if Q == 1:  # It has all pairs: nothing is filled up, nor is the device waited for.
+        best, places = scores[None].sort(descending=True, stable=True)
+        return best[:, :k], places[:, :k]
+    bounds = cu_seqlens_of(owners.bincount(minlength=Q))
+    rows = pad(scores, bounds, int(bounds.diff().max()), -torch.inf)
+    best, order = (x[:, :k] for x in rows.sort(descending=True, stable=True))
+    places = bounds[:-1, None] + order
+    return best, places.where(places < bounds[1:, None], -1)
 
 
 def _each(tokens: CompressedTokens, change: Callable[[Tensor], Tensor]) -> CompressedTokens:

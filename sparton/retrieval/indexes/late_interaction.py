@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sparton.kernels.boundaries import ranges_within
+from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.topk import keep_best
 from sparton.kernels.sort_keys import from_keys
 from sparton.representations import Representations, TokenVectors
@@ -89,29 +90,28 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
         asked = self._asked(queries)
         check_request(k, exclude, asked.num_texts)
         depth = min(k + (exclude is not None), max(len(self._rows), 1))
-        scores = np.zeros((asked.num_texts, depth), np.float32)
-        rows = np.full((asked.num_texts, depth), -1, np.int64)
+        scores = torch.empty(asked.num_texts, 0)
+        places = torch.empty(asked.num_texts, 0, dtype=torch.int64)
         if len(self._rows) and asked.num_texts:
-            best, places = (x.cpu() for x in self._best(asked, depth, progress))
-            scores[:, : best.shape[1]] = best.numpy()
-            rows[:, : best.shape[1]] = self._rows[places].where(places >= 0, -1).numpy()
+            scores, places = self._best(asked, depth, progress)
+        rows = self._rows[places].where(places >= 0, -1).numpy()
         dropped = (asked.lengths == 0).numpy()[:, None] | (rows < 0)
         if exclude is not None:
             dropped |= rows == exclude[:, None]
-        return ordered(scores, rows, ~dropped, k)
+        return ordered(scores.numpy(), rows, ~dropped, k)
 
     def _best(
         self, queries: TokenVectors, depth: int, progress: str | None
     ) -> tuple[Tensor, Tensor]:
-        """The best documents of Q > 0 queries, the best first: scores fp32 ``[Q, <= depth]``, and
-        numbers among the documents with tokens, -1 for none, int64."""
+        """The best documents of Q > 0 queries on the host, the best first: scores fp32
+        ``[Q, <= depth]``, and numbers among the documents with tokens, -1 for none, int64."""
         blocks = [
             on_device(
                 self.device, queries.slice(start, min(start + self._query_block, queries.num_texts))
             )
             for start in range(0, queries.num_texts, self._query_block)
         ]
-        best = [block.cu_seqlens.new_empty(block.num_texts, 0).long() for block in blocks]
+        best = [x.cu_seqlens.new_empty(x.num_texts, 0, dtype=torch.int64) for x in blocks]
         # Fewer queries leave room for the scores of more documents.
         documents_at_once = DOCUMENTS_AT_ONCE * self._query_block // blocks[0].num_texts
         chunks = ranges_within(self._ends, self._chunk_tokens, documents_at_once)
@@ -122,7 +122,7 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
                     scores = self._scores(block, documents)
                     best[number] = keep_best(best[number], scores, first, depth)
                 advance(last - first)
-        return from_keys(torch.cat(best))
+        return from_keys(torch.cat([keys.cpu() for keys in best]))
 
     def rerank(
         self,
@@ -155,7 +155,10 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
 def on_device(device: torch.device, vectors: TokenVectors) -> TokenVectors:
     """Texts on a device, with int32 boundaries; on a CPU in fp32, as it computes in no other, on a
     GPU those in FP8 in fp16."""
-    moved = vectors._replace(cu_seqlens=vectors.cu_seqlens.int()).to(device)
+    values, bounds = vectors.values.to(device), vectors.cu_seqlens.int()
+    if vectors.num_texts == 1:  # the same for most queries: not to be copied each time
+        bounds = equal_cu_seqlens(1, len(values), values.device)
+    moved = vectors._replace(values=values, cu_seqlens=bounds).to(device)
     if device.type == "cpu":
         moved = moved.restored()
         return moved._replace(values=moved.values.float())
@@ -185,8 +188,8 @@ def ordered(
 ) -> Found:
     """What was found, best first and equal scores in the order they come in, in K slots."""
     order = np.argsort(np.where(found, -scores, np.inf), axis=1, kind="stable")[:, :k]
-    found = np.take_along_axis(found, order, axis=1)
-    slots = ((0, 0), (0, k - order.shape[1]))
-    scores = np.where(found, np.take_along_axis(scores, order, axis=1), np.float32(0))
-    rows = np.where(found, np.take_along_axis(rows, order, axis=1), -1)
-    return Found(np.pad(scores, slots), np.pad(rows, slots, constant_values=-1))
+    own = np.arange(len(order))[:, None], order
+    best = Found(np.zeros((len(order), k), np.float32), np.full((len(order), k), -1, np.int64))
+    np.copyto(best.scores[:, : order.shape[1]], scores[own], where=found[own])
+    np.copyto(best.rows[:, : order.shape[1]], rows[own], where=found[own])
+    return best

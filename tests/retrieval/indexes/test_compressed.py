@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.kernels.maxsim import decompress
@@ -164,14 +167,90 @@ def test_documents_on_the_host_are_found_as_those_on_a_gpu(staged, monkeypatch):
         np.testing.assert_array_equal(found, expected)
 
 
+class Operations(TorchDispatchMode):
+    """Counts the operations that make a tensor or write to one, not those that only look at it."""
+
+    number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        given, made = (
+            {x.untyped_storage().data_ptr() for x in tree_leaves(values) if isinstance(x, Tensor)}
+            for values in (args, result)
+        )
+        self.number += function._schema.is_mutable or not made or not made <= given
+        return result
+
+
+@pytest.mark.parametrize(("staged", "few"), [(True, 50), (False, 40)])
+def test_a_query_asks_for_few_operations(staged, few):
+    """A host takes as long to ask a GPU for each as the GPU takes for many of them. There are as
+    many whatever the number of documents, and twice as many at most for several queries."""
+    queries, counts = texts_of(topical(20, 9)), []
+    for texts in (200, 400):
+        index = build(texts_of(topical(texts, 8)), staged=staged)
+        for number in (1, 20):
+            asked = queries.slice(0, number)
+            with Operations() as operations:
+                index.search(asked, 9)
+            counts.append(operations.number)
+    one, several = counts[:2]
+    assert counts[2:] == [one, several]
+    assert one <= few and several <= 2 * few
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("Q", [1, 5])
+@pytest.mark.parametrize(("P", "k"), [(40, 1), (40, 7), (40, 50), (9000, 4097)])
+def test_the_best_of_listed_pairs(P, k, Q, device):
+    """Ties, NaN, minus infinity, and a query without pairs; or no pairs at all."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    generator = torch.Generator().manual_seed(0)
+    owners = torch.randint(max(Q - 1, 1), (P,), generator=generator).sort().values.int()
+    scores = torch.randint(-3, 4, (P,), generator=generator).float()
+    scores[[3, 20]], scores[[5, 21, 38]] = torch.nan, -torch.inf
+    order = scores.nan_to_num(torch.inf).neg().tolist()
+    expected = [
+        sorted((owners == q).nonzero().flatten().tolist(), key=order.__getitem__)[:k]
+        for q in range(Q)
+    ]
+    best, places = (
+        x.cpu() for x in compressed._best_of(scores.to(device), owners.to(device), Q, k)
+    )
+    real = places >= 0
+    assert [own[own >= 0].tolist() for own in places] == expected
+    assert torch.equal(best[real].nan_to_num(9), scores[places[real]].nan_to_num(9))
+    assert (best[~real] == -torch.inf).all() and real.all() == (Q == 1)
+    none = compressed._best_of(scores[:0].to(device), owners[:0].to(device), Q, k)
+    assert none[0].shape == none[1].shape == (Q, 0)
+
+
+@pytest.mark.parametrize("number", [1, 6])
+def test_equal_scores_are_in_the_order_of_the_documents(number, monkeypatch):
+    """Whatever the order of their centroids' scores, and where candidates alone have scores."""
+    score = compressed.maxsim_residual_varlen
+    monkeypatch.setattr(
+        compressed, "maxsim_residual_varlen", lambda *x, **y: score(*x, **y).round()
+    )
+    queries = texts_of(topical(20, 18)).slice(2, 2 + number)
+    for candidates, k in ((4096, 240), (30, 30)):
+        index = build(texts_of(topical(240, 17)), staged=True, probes=16, candidates=candidates)
+        scores, rows = index.search(queries, k)
+        same = (np.diff(scores) == 0) & (rows[:, 1:] >= 0)
+        assert same.any() and (np.diff(rows)[same] > 0).all()
+
+
 def test_documents_apart_from_where_they_are_scored():
     """As a GPU has those on the host: candidates are copied and renumbered."""
     documents, queries = texts_of(topical(200, 8)), texts_of(topical(40, 9))
-    index = build(documents, staged=True)
-    expected = index.search(queries, 9)
+    index, asked = build(documents, staged=True), (queries, queries.slice(1, 2))
+    expected = [index.search(each, 9) for each in asked]
     index._whole = None
-    for found, same in zip(index.search(queries, 9), expected, strict=True):
-        np.testing.assert_array_equal(found, same)
+    for each, same in zip(asked, expected, strict=True):
+        found = index.search(each, 9)
+        np.testing.assert_array_equal(found.scores, same.scores)
+        np.testing.assert_array_equal(found.rows, same.rows)
 
 
 @pytest.mark.parametrize("at_once", [2**24, 50, 1])
@@ -188,7 +267,11 @@ def test_centroid_lists_have_every_document_once(at_once, monkeypatch):
     found = [x.tolist() for x in lists.documents.split(lists.cu_seqlens.diff().tolist())]
     assert found == expected and expected[6] == []
     assert lists.nbytes == 4 * sum(map(len, expected)) + 8 * 8
-    hits = lists.hits(torch.tensor([2, 6, 3, 2]), torch.tensor([0, 0, 2, 2]), 3, 40)
+    queries = torch.tensor([0, 2, 2, 4], dtype=torch.int32)
+    hits = lists.hits(torch.tensor([[2], [6], [3], [2]]), queries, 40)
+    assert hits.dtype == torch.int32 and torch.equal(
+        lists.hits(torch.tensor([[2, 6], [3, 2]]), torch.tensor([0, 1, 1, 2]), 40), hits
+    )
     pairs = [(0, n) for n in expected[2]] + [(2, n) for n in sorted({*expected[2], *expected[3]})]
     assert hits.tolist() == [list(pair) for pair in pairs]
 

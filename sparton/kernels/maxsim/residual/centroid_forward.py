@@ -28,9 +28,10 @@ def unit_columns(queries: Tensor, normalize: bool) -> Tensor:
 def centroid_products(columns: Tensor, centroids: Tensor, block_w: int) -> Tensor:
     """Products of ``[C, E]`` and ``[W, E]``, fp32 ``[C, columns]``; the number of columns is the
     next multiple of ``block_w``."""
-    beyond = -len(columns) % block_w
+    if beyond := -len(columns) % block_w:
+        columns = F.pad(columns, (0, 0, 0, beyond))
     with without_autocast(columns.device):
-        return centroids.float() @ F.pad(columns, (0, 0, 0, beyond)).T
+        return centroids.float() @ columns.T
 
 
 def centroid_forward(operands: ResidualOperands, normalize: bool) -> Tensor:
