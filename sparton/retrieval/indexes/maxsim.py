@@ -22,7 +22,7 @@ from sparton.retrieval.progress import progress_bar
 from sparton.types import Kind
 
 _PAIRS_AT_ONCE = 65_536
-_SHARE = 0.5  # of the memory that a device has free, for documents
+RESIDENT = 0.5  # share of a GPU's free memory that documents may take
 _CHUNKS = 8  # whose boundaries are kept on a device
 
 
@@ -101,7 +101,7 @@ def resident(documents: TokenParts, device: torch.device) -> TokenParts:
     if device.type != "cuda" or documents.device.type == "cuda":
         return documents
     free, _ = torch.cuda.mem_get_info(device)
-    return documents.held_on(device) if documents.nbytes <= _SHARE * free else documents
+    return documents.held_on(device) if documents.nbytes <= RESIDENT * free else documents
 
 
 @torch.inference_mode()

@@ -287,7 +287,7 @@ def test_documents_on_a_gpu_are_found_as_those_on_the_host(dtype, monkeypatch):
     documents = store_tokens(random_vectors(400, seed=5), dtype)
     queries = texts_of(random_vectors(9, seed=6))
     there = MultiVectorIndex(in_parts(documents, 100, 250), "cuda")
-    monkeypatch.setattr(maxsim, "_SHARE", 0.0)
+    monkeypatch.setattr(maxsim, "RESIDENT", 0.0)
     host = MultiVectorIndex(in_parts(documents, 100, 250), "cuda")
     assert (there.documents.device.type, host.documents.device.type) == ("cuda", "cpu")
     for index in (there, host, there):  # once more: boundaries are kept
