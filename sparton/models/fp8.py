@@ -3,8 +3,9 @@
 from torch import nn
 
 from sparton.kernels.encoder_layer import FP8_MULTIPLE, Fp8Weights
+from sparton.models.bert_families import BERT_FAMILIES
+from sparton.models.bert_layers import FusedPart
 from sparton.models.body import EncoderBody
-from sparton.models.layers import BERT_FAMILIES, FusedPart
 
 
 def multiply_in_fp8(encoder: nn.Module) -> None:

@@ -20,9 +20,10 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from sparton.models import layers
+from sparton.models import bert_layers
+from sparton.models.bert_layers import Intermediate, LayerStates, PostNorm, SelfAttention
 from sparton.models.body import EncoderBody
-from sparton.models.layers import Intermediate, LayerStates, PostNorm, SelfAttention
+from sparton.models.layers import fuse_layers
 from sparton.types import TokenBatch
 
 on_gpu = torch.cuda.is_available()
@@ -101,7 +102,7 @@ def distances(found: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, f
 @pytest.fixture
 def kernels(monkeypatch) -> None:
     if not on_gpu:
-        monkeypatch.setattr(layers, "_has_kernels", lambda x, dense: type(dense) is nn.Linear)
+        monkeypatch.setattr(bert_layers, "_has_kernels", lambda x, dense: type(dense) is nn.Linear)
 
 
 @pytest.fixture
@@ -198,16 +199,24 @@ def test_other_activations(activation, tokenizer, kernels):
     assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
 
 
-def test_other_parts_than_transformers_own_stay():
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer.output, "dense", Adapted(40, 32)),
+        lambda layer: layer.add_module("crossattention", nn.Identity()),
+        lambda layer: setattr(layer, "__class__", type("Layer", (type(layer),), {})),
+    ],
+)
+def test_other_parts_than_transformers_own_stay(change):
     model = build()
-    model.encoder.layer[1].output.dense = Adapted(40, 32)
-    layers.fuse_layers(model)
+    change(model.encoder.layer[1])
+    fuse_layers(model)
     assert not {type(part) for part in model.modules()} & OURS
     assert type(model.encoder).__name__ == "BertEncoder"
     del model.encoder.layer[1]
-    layers.fuse_layers(model)
+    fuse_layers(model)
     assert {type(part) for part in model.modules()} >= OURS
-    layers.fuse_layers(build(num_hidden_layers=0))
+    fuse_layers(build(num_hidden_layers=0))
 
 
 def test_frozen_parts_have_no_gradients(tokenizer, kernels):
