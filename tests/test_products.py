@@ -1,5 +1,7 @@
 """Weights that products share between passes."""
 
+import subprocess
+import sys
 from threading import Thread
 
 import pytest
@@ -74,6 +76,26 @@ def test_gradients_add_up_after_passes_without_one():
         assert part.weight.grad.abs().sum() > 0
         torch.testing.assert_close(part.weight.grad, other.weight.grad, rtol=1e-2, atol=1e-2)
         torch.testing.assert_close(part.bias.grad, other.bias.grad, rtol=1e-2, atol=1e-2)
+
+
+def test_sharded_weights_are_not_kept(monkeypatch):
+    import torch.distributed.tensor
+
+    parts, x = layers(), torch.randn(4, 6).bfloat16()
+
+    def passes():
+        with keeping_weights(parts), half(), torch.no_grad():
+            for _ in range(3):
+                linear(x, *parts)
+
+    assert count_rounded(passes) == 2
+    monkeypatch.setattr(torch.distributed.tensor, "DTensor", nn.Parameter)
+    assert count_rounded(passes) == 6
+
+
+def test_encoding_imports_nothing_that_sharding_needs():
+    code = "import sparton.retrieval.encoding, sys; sys.exit('torch.distributed.tensor' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_weights_that_change_are_read_again():
