@@ -94,7 +94,8 @@ def test_sharded_weights_are_not_kept(monkeypatch):
 
 
 def test_encoding_imports_nothing_that_sharding_needs():
-    code = "import sparton.retrieval.encoding, sys; sys.exit('torch.distributed.tensor' in sys.modules)"
+    module = "torch.distributed.tensor"
+    code = f"import sparton.retrieval.encoding, sys; sys.exit({module!r} in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
