@@ -1,7 +1,6 @@
 """Products with the weights of linear layers, which many passes may share in the form that matrix
 products read."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -10,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from sparton.sharded import is_sharded
 
 
 class _Form(NamedTuple):
@@ -29,19 +30,11 @@ def keeping_weights(module: nn.Module) -> Iterator[None]:
     """Within, :func:`linear` stacks the weights of a module, and rounds them to the dtype of
     autocast, once for all passes, with gradients and without; until the end they take that much
     memory. Weights of which each rank has a part are not kept."""
-    token = _forms.set(None if _is_sharded(module) else {})
+    token = _forms.set(None if any(map(is_sharded, module.parameters())) else {})
     try:
         yield
     finally:
         _forms.reset(token)
-
-
-def _is_sharded(module: nn.Module) -> bool:
-    # Who shards has imported it; others need not wait half a second.
-    distributed = sys.modules.get("torch.distributed.tensor")
-    return distributed is not None and any(
-        isinstance(parameter, distributed.DTensor) for parameter in module.parameters()
-    )
 
 
 def linear(x: Tensor, *layers: nn.Module, bias: bool = True) -> Tensor:

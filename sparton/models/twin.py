@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from sparton.models.attention import DROPLESS_ATTENTION
 from sparton.models.backbone import Backbone
 from sparton.models.body import EncoderBody, without_attention_dropout
+from sparton.sharded import is_sharded
 
 
 class Twin:
@@ -120,5 +120,5 @@ def _check(model: nn.Module, modules: list[nn.Module]) -> None:
             f"parts of {kind} have a forward of their own, as device_map and other libraries put "
             "it there: load the model without"
         )
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    if any(map(is_sharded, model.parameters())):
         raise ValueError(f"the parameters of {kind} are sharded, which packed tokens do not allow")

@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.kernels.sparse_vectors import OwnVectors, SparseVectors
 from sparton.representations import Extent, Representations, TokenVectors
+from sparton.sharded import is_sharded
 
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: who started it ends
 # all.
@@ -171,16 +171,6 @@ class World:
         if errors := [error for _, error in found if error is not None]:
             raise OSError(errors[0])
         return [value for value, _ in found]
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this rank has a part of a tensor that is spread over the ranks."""
-    return isinstance(tensor, DTensor)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, on every rank; all ranks call it together where it is sharded."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 class _Gather(torch.autograd.Function):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparton.errors import NonFiniteLossError
-from sparton.training.distributed import whole
+from sparton.sharded import whole
 
 # Steps after which the numbers of one are waited for: the host is never that far ahead for long.
 _LATEST = 8

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from sparton.training.distributed import World, is_sharded
+from sparton.sharded import is_sharded
+from sparton.training.distributed import World
 
 # Gradients with fewer elements are added up together.
 SMALL = 2**16

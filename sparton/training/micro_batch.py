@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.boundaries import cu_seqlens_of
-from sparton.training.distributed import is_sharded
+from sparton.sharded import is_sharded
 from sparton.training.optimization import Optimizer
 from sparton.training.status import is_out_of_memory
 from sparton.training.step import ExactStep

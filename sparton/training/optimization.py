@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from sparton.training.distributed import whole
+from sparton.sharded import whole
 
 Optimizer = torch.optim.Optimizer
 

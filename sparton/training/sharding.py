@@ -26,7 +26,8 @@ from torch.distributed.fsdp import (
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
 from sparton.models.layouts import UniformLayout, layers_of
-from sparton.training.distributed import World, is_sharded, whole
+from sparton.sharded import is_sharded, whole
+from sparton.training.distributed import World
 from sparton.training.optimization import Optimizer
 from sparton.training.precision import Precision
 from sparton.training.sharded_state import Keys, load_sharded, save_sharded

@@ -19,8 +19,9 @@ from torch.distributed.checkpoint import FileSystemWriter
 from sparton.errors import CheckpointError, OtherRunError
 from sparton.models.encoder import Encoder
 from sparton.models.folders import save_encoder
+from sparton.sharded import whole
 from sparton.training.averaging import AveragedWeights, ExponentialAverage
-from sparton.training.distributed import World, whole
+from sparton.training.distributed import World
 from sparton.training.loop import LoopSettings, Trainer
 from sparton.training.optimization import build_optimizer
 from sparton.training.precision import Precision

@@ -23,7 +23,8 @@ from sparton.models.csr import AutoencoderHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.layouts import layers_of
-from sparton.training.distributed import World, is_sharded, whole
+from sparton.sharded import is_sharded, whole
+from sparton.training.distributed import World
 from sparton.training.micro_batch import MicroBatchSearch
 from sparton.training.precision import Precision
 from sparton.training.sharding import ShardedWeights, place_weights
