@@ -117,10 +117,13 @@ class Retriever:
             progress: whether to show a bar on standard error; None for one from 1,000 texts on.
 
         Raises:
-            ValueError: a single text in the place of a list, no texts, ``max_terms`` of a model
-                without sparse vectors, ``pool_factor`` of one without token vectors, or
-                representations that are not finite.
+            ValueError: a single text in the place of a list, no texts, something that is none,
+                ``max_terms`` of a model without sparse vectors, ``pool_factor`` of one without
+                token vectors, or representations that are not finite.
         """
+        for row, text in enumerate(() if isinstance(texts, str) else texts):
+            if not isinstance(text, str):
+                raise ValueError(f"{side} {row} is {text!r}: each must be a text")
         shown = len(texts) >= _SHOWN_FROM if progress is None else progress
         return encode_texts(
             self.encoder,
@@ -290,9 +293,13 @@ class TextIndex:
             progress: whether to show a bar on standard error.
 
         Raises:
-            ValueError: a single text in the place of a list, or ``k`` below 1.
+            ValueError: a single text in the place of a list, a query without text, or ``k`` below
+                1.
         """
         if not isinstance(queries, Representations):
+            for row, text in enumerate(() if isinstance(queries, str) else queries):
+                if isinstance(text, str) and not text.strip():
+                    raise ValueError(f"query {row} has no text: leave it out")
             queries = self.retriever.encode(
                 queries, "query", vector_dtype=self._vector_dtype, progress=progress
             )

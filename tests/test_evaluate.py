@@ -3,6 +3,7 @@
 import json
 import logging
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
     """What the script, run in this process on ``toy``, writes."""
     task = ["evaluation=beir_folder", "evaluation.path=toy"]
     task = [] if any(each.startswith("evaluation=") for each in arguments) else task
+    shutil.rmtree("out", ignore_errors=True)
     command = ["evaluate.py", "device=cpu", *task, "output=out", *arguments]
     monkeypatch.setattr(sys, "argv", command)
     runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
@@ -110,6 +112,20 @@ def test_settings_are_refused_before_any_task_is_read(
     assert said.startswith("evaluate.py: ")
     assert message in said and "\n" not in said
     assert not list(Path().iterdir())
+
+
+def test_results_of_other_settings_are_not_lost(models, monkeypatch):
+    write_beir(Path("toy"))
+    found = evaluated(monkeypatch, "model=bm25", "bm25.k1=1")
+    kept = Path("out/results.json").read_bytes()
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    said = refusal(
+        monkeypatch, models["bm25"], "evaluation=beir_folder", "evaluation.path=toy", "output=out"
+    )
+    assert "output=out holds the results of other settings (bm25.k1=1): name another fold" in said
+    assert Path("out/results.json").read_bytes() == kept
+    again = evaluated(monkeypatch, "model=bm25", "bm25.k1=1")
+    assert again["metrics"] == found["metrics"]
 
 
 def test_the_first_stage_of_rerank_takes_the_settings_of_bm25(models, monkeypatch):

@@ -130,6 +130,14 @@ def test_what_cannot_be_used_is_refused(load, tmp_path):
     model = load("splade")
     with pytest.raises(ValueError, match="texts is the single text 'red'"):
         model.index(TEXTS).search("red")
+    for queries, message in (
+        (["red", " "], "query 1 has no text: leave it out"),
+        (["red", None], "query 1 is None: each must be a text"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.index(TEXTS).search(queries)
+    with pytest.raises(ValueError, match="document 0 is 3: each must be a text"):
+        model.encode_documents([3])
     with pytest.raises(ValueError, match="6 documents, but 1 ids"):
         model.index(TEXTS, ["a"])
     with pytest.raises(ValueError, match="the id 'a' stands for several documents"):

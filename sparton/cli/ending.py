@@ -37,6 +37,9 @@ def say_the_end(folder: Path, kinds: Collection[Kind]) -> None:
     model = folder / "model"
     if not model.exists():
         return
+    compared = []
+    if (folder / "results.json").exists():
+        compared = [(f"sparton compare {folder} OTHER_RUN", "is the difference significant?")]
     say("\nWhat to do next:")
     for command, purpose in (
         (f"sparton evaluate model={model} evaluation=small_beir", "or folders, trec, ir_datasets"),
@@ -44,7 +47,7 @@ def say_the_end(folder: Path, kinds: Collection[Kind]) -> None:
             f"sparton encode model={model} data=FOLDER output=encoded",
             "for sparton search encoded",
         ),
-        (f"sparton compare {folder} OTHER_RUN", "is the difference significant?"),
+        *compared,
         (f"sparton push {model} USER/NAME", "to the Hugging Face hub"),
     ):
         say(f"  {command}", f"  # {purpose}")

@@ -1,11 +1,13 @@
 """An evaluation, from its configuration."""
 
+import json
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -18,6 +20,7 @@ from sparton.cli.devices import check_gpus
 from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
+from sparton.cli.schema import flat_settings
 from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import task_builders
 from sparton.encoded import EncodedTexts, open_encoded
@@ -31,6 +34,9 @@ from sparton.training.processes import run_ranks
 from sparton.types import RetrievalTask
 
 System = Callable[..., evaluation.TaskResult]  # of a RetrievalTask
+
+_INCIDENTAL = {"output", "gpus", "device"}  # settings that change no result
+_SHOWN = 3  # of the settings that differ
 
 
 def evaluate_here(cfg: DictConfig, again: Sequence[str]) -> Exception | None:
@@ -82,6 +88,10 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
     if not world.is_main:  # the main process says the same
         logging.getLogger("sparton").setLevel(logging.ERROR)
     refuse_unknown_settings(cfg, ("evaluation", "encoder", "bm25"))
+    name = folder_name(typed, left_out=_INCIDENTAL)
+    output = Path(cfg.output or Path("runs", "evaluate", name))
+    resolved: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    _refuse_other_results(output, resolved)
     builders = task_builders(cfg, cfg.split)
     given = [name for name in ("query_length", "document_length") if cfg[name] is not None]
     builders = {name: partial(_at_given_lengths, build, given) for name, build in builders.items()}
@@ -100,16 +110,35 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
         for build in builders.values():
             build()  # Every task is downloaded and checked before the first is encoded.
     world.barrier()
-    name = folder_name(typed, left_out={"output", "gpus", "device"})
-    output = Path(cfg.output or Path("runs", "evaluate", name))
     output.mkdir(parents=True, exist_ok=True)
-    resolved = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     description = {"config": resolved, "environment": describe_environment()}
     evaluation.run_tests(
         evaluate, builders, output, description, title=cfg.model, quiet=not world.is_main
     )
     if world.is_main:
         Console().print(f"written to {output}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _refuse_other_results(output: Path, settings: Mapping[str, Any]) -> None:
+    """Results of the same settings are made anew; no others are lost."""
+    file = output / "results.json"
+    if not file.is_file():
+        return
+    try:
+        before = json.loads(file.read_text(encoding="utf-8")).get("config", {})
+    except ValueError:
+        return  # what is damaged is no loss
+    own, other = (
+        flat_settings({key: value for key, value in each.items() if key not in _INCIDENTAL})
+        for each in (settings, before)
+    )
+    if changed := [key for key in other | own if own.get(key) != other.get(key)]:
+        said = ", ".join(f"{key}={other.get(key, 'absent')}" for key in changed[:_SHOWN])
+        more = ", ..." if changed[_SHOWN:] else ""
+        raise FileExistsError(
+            f"output={output} holds the results of other settings ({said}{more}): name another "
+            "folder, or remove it"
+        )
 
 
 def _documents(cfg: DictConfig, tasks: Collection[str]) -> dict[str, EncodedTexts]:

@@ -4,7 +4,7 @@ The groups (backbone, head, ...) are plain YAML with ``_target_``; the scalars h
 that ``batch=lots`` and ``bacth=512`` stop before any work.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
@@ -160,19 +160,23 @@ def body_options() -> list[str]:
 
 def identity(cfg: DictConfig) -> dict[str, str]:
     """What makes a run the run it is: dotted key to value. A checkpoint belongs to one identity."""
-    flat: dict[str, str] = {}
-
-    def flatten(key: str, value: Any) -> None:
-        if isinstance(value, dict) and value:
-            for name, below in value.items():
-                flatten(f"{key}.{name}", below)
-        else:
-            flat[key] = str(value)
-
+    own = {}
     for each in fields(TrainConfig):
         if each.name not in _INCIDENTAL:
             value = cfg[each.name]
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
-            flatten(each.name, value)
+            own[each.name] = value
+    flat = flat_settings(own)
     return {key: value for key, value in flat.items() if not key.startswith("evaluation.test")}
+
+
+def flat_settings(settings: Mapping[Any, Any]) -> dict[str, str]:
+    """Dotted keys of plain settings to their values, as text."""
+    flat: dict[str, str] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            flat |= {f"{key}.{name}": below for name, below in flat_settings(value).items()}
+        else:
+            flat[str(key)] = str(value)
+    return flat

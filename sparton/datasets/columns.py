@@ -49,6 +49,8 @@ class Schema(NamedTuple):
         kept: names that a record knows and that stand for no role of the table.
         instead: names of which one makes ``second`` needless.
         ids: whether the cells are ids, which may be numbers.
+        keyed: whether ``first`` is an id, for which no other column is taken where ``second`` has a
+            name.
     """
 
     first: Role
@@ -58,6 +60,7 @@ class Schema(NamedTuple):
     kept: tuple[str, ...] = ()
     instead: tuple[str, ...] = ()
     ids: bool = False
+    keyed: bool = False
 
 
 class Assignment(NamedTuple):
@@ -104,6 +107,7 @@ COLLECTION = Schema(
         ("text",), ("contents", "content", "body", "passage", "document", "query", "question")
     ),
     others=(Role(("title",), ("headline",)),),
+    keyed=True,
 )
 
 
@@ -112,8 +116,8 @@ def assign(names: Sequence[str], texts: Collection[str], schema: Schema) -> Assi
 
     Names that records use themselves go before aliases, and both before order. Where neither of the
     two required parts is named, the columns are taken in order: the first, the second, and
-    negatives. Else a part that no name tells is the first column left that holds texts, and columns
-    of other names are not used.
+    negatives. Else a part that no name tells, but for an id, is the first column left that holds
+    texts, and columns of other names are not used.
 
     Args:
         names: of the file's columns, in order.
@@ -135,6 +139,7 @@ def assign(names: Sequence[str], texts: Collection[str], schema: Schema) -> Assi
     needed = [schema.first, schema.second]
     for place, role in enumerate(needed):
         whole = place == 1 and any(name in names for name in schema.instead)
+        whole |= place == 0 and schema.keyed and named[1]
         if not named[place] and free and not whole:
             found[free.pop(0)] = role.names[0]
     if schema.negatives and not any(named) and not negatives:
@@ -180,6 +185,35 @@ def _is_negative(name: str, schema: Schema) -> bool:
     return name in schema.negatives or (
         bool(schema.negatives) and _NEGATIVE.fullmatch(_plain(name)) is not None
     )
+
+
+def check_renames(
+    place: str, given: Mapping[str, str], names: Collection[str], schema: Schema
+) -> None:
+    """Refuse to rename columns that there are not, or to what no record knows.
+
+    Args:
+        place: where the names are, for the message.
+        given: names in the file to those that records use.
+        names: of the file's columns.
+        schema: what records may have.
+
+    Raises:
+        ValueError: names the column or the part.
+    """
+    there = ", ".join(map(repr, names))
+    for name, part in given.items():
+        if name not in names:
+            raise ValueError(
+                f"{place}: columns renames {name!r}, which is none of the columns {there}"
+            )
+        if not _is_known(part, schema):
+            roles = (schema.first, schema.second, *schema.others)
+            parts = [name for role in roles for name in role.names] + [*schema.negatives]
+            raise ValueError(
+                f"{place}: columns takes {name!r} as {part!r}, which no record has: parts are "
+                f"{', '.join(parts)}"
+            )
 
 
 def is_header(

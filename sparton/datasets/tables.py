@@ -12,7 +12,7 @@ from itertools import chain, islice
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from sparton.datasets.columns import Schema, assign, holds_text, is_header
+from sparton.datasets.columns import Schema, assign, check_renames, holds_text, is_header
 from sparton.datasets.files import (
     Advance,
     DataFile,
@@ -90,17 +90,21 @@ def _open(
         return _delimited(file, form, columns, schema, advance)
     given = dict(columns) if isinstance(columns, Mapping) else {}
     if form == "parquet":
-        return _objects(read_parquet(file, advance), _as_it_is, given, schema)
+        return _objects(file, read_parquet(file, advance), _as_it_is, given, schema)
     lines = read_lines(file, advance)
     sample = list(islice(lines, 2))
     lines = chain(sample, lines)
     if sample and file.name.removesuffix(".gz").endswith(".json") and _begins_array(sample):
-        return _objects(_array(file, advance), decode_json, given, schema)
-    return _objects(lines, decode_json, given, schema)
+        return _objects(file, _array(file, advance), decode_json, given, schema)
+    return _objects(file, lines, decode_json, given, schema)
 
 
 def _objects(
-    records: Numbered, decode: Callable[[Any], Any], given: Mapping[str, str], schema: Schema
+    file: DataFile,
+    records: Numbered,
+    decode: Callable[[Any], Any],
+    given: Mapping[str, str],
+    schema: Schema,
 ) -> Table:
     """Records that name their parts themselves: some of the first tell how."""
     sample = list(islice(records, _SAMPLE))
@@ -111,7 +115,10 @@ def _objects(
         except RecordError:
             continue  # which is reported in its turn
         if isinstance(record, dict):
-            seen.append({given.get(key, key): value for key, value in record.items()})
+            seen.append(record)
+    if seen:
+        check_renames(file.name, given, {key: 0 for record in seen for key in record}, schema)
+    seen = [{given.get(key, key): value for key, value in record.items()} for record in seen]
     names = list(dict.fromkeys(key for record in seen for key in record))
     texts = [
         name for name in names if schema.ids or holds_text(record.get(name) for record in seen)
@@ -167,6 +174,8 @@ def _delimited(
         notice = f"no header, its first record is: {shown}"
     if names is None:
         return Table(records, fields_of, _in_order(schema, rows), notice)
+    if given:
+        check_renames(file.name, given, names, schema)
     names = [given.get(name, name) for name in names]
     if len(set(names)) < len(names):
         raise ValueError(f"{file.name}: a column of {names} occurs twice: give each a name")

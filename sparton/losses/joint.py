@@ -51,7 +51,13 @@ class Joint:
             "temperatures": {*self.halves, SUM},
         }
         for setting, names in known.items():
-            for name, value in getattr(self, setting).items():
+            given = getattr(self, setting)
+            if not isinstance(given, Mapping):
+                raise ValueError(
+                    f"{setting}={given}: must be a mapping from some of {', '.join(sorted(names))} "
+                    "to numbers; the temperature of a half's own loss is a setting of that loss"
+                )
+            for name, value in given.items():
                 if name not in names:
                     raise ValueError(
                         f"{setting}.{name}: this loss has {', '.join(sorted(names))} alone"

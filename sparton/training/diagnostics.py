@@ -81,6 +81,8 @@ def collapse_warning(
     reps: Representations,
     figures: dict[str, float],
     before: dict[str, float] | None,
+    *,
+    rising: bool = False,
 ) -> str | None:
     """A sentence for the user when the representations of a side look collapsed, else None.
 
@@ -90,6 +92,8 @@ def collapse_warning(
         figures: what :func:`describe_representations` says of them.
         before: those of the previous logging step, or None at the first. Dense representations
             that are getting sparser are no cause for alarm.
+        rising: whether the weights of the regularizers still are; they have not shown then what
+            they can do.
     """
     if figures.get("token_cosine", 0.0) > _ALIKE:
         pooled = figures["vectors"] == 1
@@ -109,7 +113,7 @@ def collapse_warning(
     return (
         _latents_warning(side, figures)
         if reps.losses
-        else _terms_warning(side, figures, before, reps.width)
+        else _terms_warning(side, figures, before, reps.width, rising)
     )
 
 
@@ -124,7 +128,11 @@ def _latents_warning(side: str, figures: dict[str, float]) -> str | None:
 
 
 def _terms_warning(
-    side: str, figures: dict[str, float], before: dict[str, float] | None, vocabulary_size: int
+    side: str,
+    figures: dict[str, float],
+    before: dict[str, float] | None,
+    vocabulary_size: int,
+    rising: bool,
 ) -> str | None:
     if figures["dead_rows"] > 0.5:
         return (
@@ -136,7 +144,7 @@ def _terms_warning(
             f"{_alike(side, figures)}: lower the learning rate, or scale down the MLM head at the "
             "start (logit_scale)"
         )
-    falling = before is None or figures["active_terms"] < 0.98 * before["active_terms"]
+    falling = rising or before is None or figures["active_terms"] < 0.98 * before["active_terms"]
     if figures["active_terms"] > 0.5 * vocabulary_size and not falling:
         return (
             f"a {side} has {figures['active_terms']:,.0f} active terms of {vocabulary_size:,} and "

@@ -108,6 +108,7 @@ class Trainer(Generic[OwnStep]):
         self._weights = self.weights or WholeWeights(self.encoder, self.world)
         self.scaler = self.step.precision.grad_scaler()
         self._figures: dict[str, dict[str, float]] = {}
+        self._loss_weights: Mapping[str, float] = {}
         self._by_source = SourceLosses(self.sources, self.world.device)
         self._finite = FiniteWatch(
             self.encoder, self.folder / "checkpoints", self.scaler.is_enabled()
@@ -192,10 +193,12 @@ class Trainer(Generic[OwnStep]):
         record |= {f"loss_{name}": part.item() for name, part in output.parts.items()}
         record |= self._by_source.read()
         record |= output.weights
+        rising = output.weights != self._loss_weights
+        self._loss_weights = output.weights
         for side, reps in output.sides.items():
             figures = describe_representations(reps)
             record |= {f"{side}_{name}": value for name, value in figures.items()}
-            warning = collapse_warning(side, reps, figures, self._figures.get(side))
+            warning = collapse_warning(side, reps, figures, self._figures.get(side), rising=rising)
             self._figures[side] = figures
             if warning and self.world.is_main:
                 log.warning("step %d: %s", completed, warning)

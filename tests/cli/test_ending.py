@@ -35,7 +35,8 @@ def test_it_names_the_files_and_what_to_do_with_them(tmp_path, capsys, monkeypat
 def test_a_run_without_results_or_model_says_less(tmp_path, capsys):
     make_run(tmp_path)
     (tmp_path / "results.json").unlink()
-    assert "results.json" not in end(tmp_path, capsys)
+    said = end(tmp_path, capsys)
+    assert "results.json" not in said and "sparton compare" not in said
     (tmp_path / "model").rmdir()
     said = end(tmp_path, capsys)
     assert "next" not in said and said.startswith("picture ")

@@ -75,6 +75,9 @@ def test_ids_and_collections():
     found = assign(names, names, COLLECTION)
     assert found.renames == {"docno": "_id", "headline": "title", "contents": "text"}
     assert assign(["a", "b", "c"], ["a", "b", "c"], COLLECTION).renames == {"a": "_id", "b": "text"}
+    # Where the text has a name, no other column is an id.
+    names = ["query", "positive"]
+    assert assign(names, names, COLLECTION).renames == {"query": "text"}
 
 
 LONG = [["how is rice cooked", "In water."], ["why is the sky blue", "Light scatters."]]

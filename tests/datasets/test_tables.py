@@ -73,6 +73,34 @@ def test_what_columns_are_taken_as_is_said_every_time(
     assert all_examples(renamed, 1) == [Example("how is it", "so it is", ("not so it is",))]
 
 
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"frgae": "query", "antwort": "positive"},
+            "columns renames 'frgae', which is none of",
+        ),
+        (
+            {"frage": "query", "antwort": "pasitive"},
+            "columns takes 'antwort' as 'pasitive'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", ["csv", "jsonl"])
+def test_columns_that_there_are_not_are_refused(tmp_path, form, columns, message):
+    path = tmp_path / f"mine.{form}"
+    if form == "csv":
+        path.write_text("note,frage,antwort\nshort,how is it,so it is\n")
+    else:
+        path.write_text('{"note": "short", "frage": "how is it", "antwort": "so it is"}\n')
+    with pytest.raises(ValueError, match=message):
+        text_records(str(path), columns=columns)
+    (example,) = all_examples(
+        text_records(str(path), columns={"frage": "query", "antwort": "positive"}), 1
+    )
+    assert example == Example("how is it", "so it is")
+
+
 def test_empty_cells_of_negatives_are_none(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("anchor,positive,negative_1,negative_2\nq,p,n,\nr,s,,\n")

@@ -165,6 +165,10 @@ def test_the_weighted_sum_of_both_halves():
     [
         ({"weights": {"sum": 1.0}}, "weights.sum: this loss has sparse, tokens alone"),
         ({"weights": {"sparse": -1.0, "tokens": 1.0}}, "weights.sparse must be .* not negative"),
+        (
+            {"temperatures": 3},
+            "temperatures=3: must be a mapping from some of sparse, sum",
+        ),
         ({"lessons": {"dense": 1.0}}, "lessons.dense: this loss has sparse, tokens alone"),
         (
             {"temperatures": {"sparse": 1.0, "tokens": 0.0}},

@@ -71,6 +71,8 @@ def test_healthy_and_improving_representations_give_no_warning():
     denser_before = dense | {"active_terms": dense["active_terms"] * 1.1}
     assert collapse_warning("query", reps, dense, denser_before) is None
     assert collapse_warning("query", reps, dense, None) is None
+    assert "do not get fewer" in collapse_warning("query", reps, dense, dense)
+    assert collapse_warning("query", reps, dense, dense, rising=True) is None
 
 
 def test_dense_vectors_beside_others_that_are_all_alike_are_named():

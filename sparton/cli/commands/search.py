@@ -40,6 +40,8 @@ def main(arguments: Sequence[str]) -> None:
 
     with flags_named():
         refuse_below(1, k=parsed.k)
+        if parsed.query is not None and not parsed.query.strip():
+            raise ArgumentError("{query} has no text", query=parsed.query)
         if parsed.queries is None:
             ignored = {"output": parsed.output, "columns": parsed.columns}
             refuse_ignored("a search without queries of files", **ignored)
@@ -115,10 +117,11 @@ def _write_run(
     scores = {name: {str(hit.id): hit.score for hit in own} for name, own in zip(ids, hits)}
     with replacing(output) as fresh:
         write_run(Run.from_scores(scores), fresh)
+    number = len(index.ids or ())
     columns = " | ".join(table.table.facts["columns"])
     Console(soft_wrap=True, highlight=False).print(
-        f"the best {k} documents of {len(ids):,} queries{columns and f' ({columns})'}, written to "
-        f"{output}",
+        f"the best {min(k, number):,} of {number:,} documents for {len(ids):,} queries"
+        f"{columns and f' ({columns})'}, written to {output}",
         markup=False,
     )
 
