@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from sparton.arguments import ArgumentError
 from sparton.models.folders.card import RESULTS, RESULTS_END
 from sparton.models.origin import CARD, Origin, read_origin
 
@@ -113,9 +114,11 @@ def check_license(license: str | None, *, base_model: str | None, place: Path) -
         OSError: the hub has no such base.
     """
     if license is None:
-        raise ValueError(
-            f"{place} names no licence, and none is known of the weights that training began with: "
-            "pass license=..., such as apache-2.0"
+        raise ArgumentError(
+            "{} names no licence, and none is known of the weights that training began with: give "
+            "{license:name}, such as apache-2.0",
+            place,
+            license=None,
         )
     if base_model is None or Origin(license=license).is_non_commercial:
         return

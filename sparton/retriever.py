@@ -72,6 +72,10 @@ class Retriever:
         self.tokenizer = tokenizer
         self.precision = precision
 
+    def __repr__(self) -> str:
+        kind, precision = type(self.encoder).__name__, self.precision or "the usual precision"
+        return f"Retriever({kind} on {self.device}, {precision})"
+
     @property
     def device(self) -> torch.device:
         return self.encoder.device

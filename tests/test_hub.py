@@ -171,7 +171,7 @@ def test_a_retriever_pushes_itself(tmp_path, hub):
 
 def test_nothing_is_pushed_under_terms_that_do_not_hold(tmp_path, hub, monkeypatch):
     model = save(tmp_path / "model", "splade")
-    with pytest.raises(ValueError, match=r"README.md names no licence, .* pass license="):
+    with pytest.raises(ValueError, match=r"README.md names no licence, .* give license"):
         push(model, "me/splade")
     bound = save(tmp_path / "bound", "splade", Origin("naver/splade", "cc-by-nc-sa-4.0"))
     terms = lambda name: Origin(license="cc-by-nc-sa-4.0")  # noqa: E731

@@ -128,6 +128,7 @@ def test_options_reach_the_encoding(load):
 
 def test_what_cannot_be_used_is_refused(load, tmp_path):
     model = load("splade")
+    assert repr(model) == "Retriever(SpladeEncoder on cpu, the usual precision)"
     with pytest.raises(ValueError, match="texts is the single text 'red'"):
         model.index(TEXTS).search("red")
     for queries, message in (

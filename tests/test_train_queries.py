@@ -78,7 +78,7 @@ def test_separate_queries_travel_to_sentence_transformers(tmp_path):
     [
         (
             ["query_encoder=static", "query_encoder.weights=nowhere.json"],
-            "compute_idf writes one",
+            "`sparton idf` writes one",
         ),
         (["query_encoder=static", "head=colbert"], "ColbertEncoder gives documents no weights"),
         ([*SMALL, "query_encoder.backbone.vocabulary_size=99"], "has 99 vocabulary rows, the doc"),

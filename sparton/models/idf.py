@@ -24,7 +24,7 @@ def read_idf(path: str | Path, tokenizer: PreTrainedTokenizerFast) -> dict[str, 
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file; sparton.pipelines.compute_idf writes one")
+        raise FileNotFoundError(f"{path}: no such file; `sparton idf` writes one")
     idf = read_json(path)
     if not isinstance(idf, dict) or not idf:
         raise ValueError(f'{path} must hold a JSON object of weights by token, {{"token": 1.5}}')

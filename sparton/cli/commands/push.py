@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from sparton.cli.commands.flags import flags_named
+
 
 def main(arguments: Sequence[str]) -> None:
     """Upload a saved model with its card to the Hugging Face hub."""
@@ -16,4 +18,6 @@ def main(arguments: Sequence[str]) -> None:
 
     from sparton.hub import push
 
-    print(push(options.model, options.repository, license=options.license, private=options.private))
+    terms = {"license": options.license, "private": options.private}
+    with flags_named():
+        print(push(options.model, options.repository, **terms))

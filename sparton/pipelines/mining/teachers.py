@@ -95,7 +95,7 @@ class CrossEncoder:
         if stored and built.endswith(CLASSIFIER) and not trained:
             raise ValueError(
                 f"{name} is a {stored[0]}, whose classifier would start at random: give a "
-                "cross-encoder, or take it as a TrainedModel"
+                "cross-encoder, or take it for a retriever (a TrainedModel)"
             )
         return model
 
