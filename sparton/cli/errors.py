@@ -138,6 +138,10 @@ def explain(error: Exception) -> str:
             return f"{error.full_key} has no value: set {error.full_key}=..., see {place}"
         case OSError(errno=errno.EROFS | errno.ENOSPC | errno.EDQUOT):
             return f"{error}: make room there, make it writable, or write elsewhere"
+        case OSError(errno=errno.EACCES | errno.EPERM, filename=str(path)):
+            return f"{path}: permission denied; change who may use it, or name another place"
+        case OSError(errno=errno.EEXIST | errno.ENOTDIR, filename=str(path)):
+            return f"{path}: a file lies where a folder is needed; name another place"
         case HydraException() | OmegaConfBaseException():
             return str(error).splitlines()[0]  # the rest is about types
     remedy = next((words for kind, words in _REMEDIES.items() if isinstance(error, kind)), "")

@@ -1,0 +1,32 @@
+"""What is said of errors of the system."""
+
+import os
+
+import pytest
+
+from sparton.cli.errors import explain
+
+
+def raised(make):
+    with pytest.raises(OSError) as caught:
+        make()
+    return caught.value
+
+
+def test_a_place_that_cannot_be_used_is_named(tmp_path):
+    denied = PermissionError(13, os.strerror(13), str(tmp_path / "out"))
+    said = explain(denied)
+    assert (
+        said == f"{tmp_path}/out: permission denied; change who may use it, or name another place"
+    )
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below"):
+        said = explain(raised((tmp_path / place).mkdir))
+        assert said.startswith(f"{tmp_path}/{place}: a file lies where a folder is needed")
+
+
+def test_sentences_of_our_own_stay_as_they_are():
+    assert explain(FileExistsError("output=x exists: name another")).startswith("output=x exists")
