@@ -27,6 +27,7 @@ from sparton.kernels.launch import Launch
 from sparton.kernels.maxsim import hidden, paths
 from sparton.kernels.maxsim.batches import packed_operands, padded_operands
 from sparton.kernels.maxsim.hidden_operands import HiddenOperands
+from sparton.kernels.maxsim.lists import mark_listed
 from sparton.kernels.maxsim.projection import MOST_UNITS, project_tokens_backward
 from sparton.kernels.maxsim.residual import forward as residual
 from sparton.kernels.maxsim.residual import pair_forward
@@ -285,13 +286,16 @@ def compressed_pairs(dtype: torch.dtype, nbits: int, E: int = 128) -> None:
 
 
 def entries() -> None:
-    """Copies of active entries, and the keys of the best documents."""
+    """Copies of active entries, the keys of the best documents, and what is in lists."""
     vectors = SparseVectors.from_dense(torch.eye(3, 100))
     for to_matrix in (True, False):
         copy_entries(
             vectors.values, vectors, Span(0, 100, 0, 100), torch.zeros(3, 100), to_matrix=to_matrix
         )
     keys_beside(torch.zeros(2, 70), torch.zeros(2, 5, dtype=torch.int64), 0)
+    found, chosen = torch.zeros(2, 9, dtype=torch.uint8), torch.zeros(5, 3, dtype=torch.int64)
+    lists = torch.zeros(7, dtype=torch.int32), torch.tensor([0, 3, 7])
+    mark_listed(found, chosen, torch.tensor([0, 2, 5], dtype=torch.int32), *lists)
 
 
 def searched(block: int) -> None:
