@@ -99,7 +99,9 @@ def test_a_folder_in_the_layout_of_beir_is_encoded_and_searched(models, monkeypa
     words = ["docs", "--queries", "own.jsonl", "--columns", "docno=_id"]
     run(monkeypatch, "search.py", *words, "--k", 2, "--output", "own.trec")
     said = capsys.readouterr().out.splitlines()[-1]
-    assert "of 3 queries (_id, text; not used: 'number'), written to own.trec" in said
+    assert (
+        "of 6 documents for 3 queries (_id, text; not used: 'number'), written to own.trec" in said
+    )
     assert dict(read_run("own.trec").rankings()) == rankings
 
 

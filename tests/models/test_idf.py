@@ -44,6 +44,6 @@ def test_files_that_are_wrong_say_where(tokenizer, tmp_path, content, message):
 
 def test_a_file_that_is_not_there(tokenizer, tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"nowhere\.json: no such file; sparton\.pipelines\."
+        FileNotFoundError, match=r"nowhere\.json: no such file; `sparton idf` writes"
     ):
         read_idf(tmp_path / "nowhere.json", tokenizer)
