@@ -133,32 +133,37 @@ def dropless_attention(*operands: Any, dropout: float = 0.0, **options: Any) -> 
 
 def packed_self_attention(
     states: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    keys: TokenRows | None,
     scale: float,
     sliding_window: int | None = None,
+    *,
+    cu_seq_lens_q: Tensor,
+    max_length_q: int,
+    cu_seq_lens_k: Tensor,
+    max_length_k: int,
+    key_rows: Tensor | None = None,
+    **_: object,
 ) -> Tensor:
     """The same for queries, keys and values that lie side by side.
 
     Args:
         states: ``[T, 3, H, d]``, any float dtype.
-        cu_seqlens: int32 ``[N + 1]`` boundaries.
-        max_seqlen: upper bound of the sequence lengths.
-        keys: the tokens that are attended to; None for all of them.
         scale: factor of the scores.
         sliding_window: a token sees those at a distance below this number; None sees the whole
             sequence.
+        cu_seq_lens_q, max_length_q, cu_seq_lens_k, max_length_k, key_rows: as of
+            :func:`packed_attention`.
 
     Returns:
         The mixed values ``[T, H, d]`` in the dtype of ``states``.
     """
     window = None if sliding_window is None else sliding_window - 1
-    if keys is None and max_seqlen <= SHORT and _has_short_kernel(states):
-        return varlen_self_attention(states, cu_seqlens, max_seqlen, scale=scale, window=window)
+    if key_rows is None and max_length_q <= SHORT and _has_short_kernel(states):
+        own = cu_seq_lens_q, max_length_q
+        return varlen_self_attention(states, *own, scale=scale, window=window)
     query, key, value = states.unbind(1)
-    places = _Places(cu_seqlens, max_seqlen, keys, scale, -1 if window is None else window)
-    return _attend(query, key, value, places)
+    keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
+    window = -1 if window is None else window
+    return _attend(query, key, value, _Places(cu_seq_lens_q, max_length_q, keys, scale, window))
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions as Output
 
+from sparton.kernels.dispatch import autocast_dtype
 from sparton.kernels.encoder_layer import (
     Fp8Operand,
     Fp8Weights,
@@ -29,9 +30,8 @@ from sparton.kernels.encoder_layer import (
     post_norm_and_copy,
 )
 from sparton.models.attention import packed_self_attention
-from sparton.models.elementwise import HalfLayerNorm, autocast_dtype, has_kernels, is_gelu
+from sparton.models.elementwise import HalfLayerNorm, has_kernels, is_gelu
 from sparton.products import linear
-from sparton.types import TokenRows
 
 Operand = Tensor | Fp8Operand
 
@@ -92,23 +92,12 @@ class SelfAttention(FusedPart):
         self.query, self.key, self.value = stock.query, stock.key, stock.value
         self.heads, self.scale = stock.num_attention_heads, stock.scaling
 
-    def forward(
-        self,
-        hidden_states: States,
-        *,
-        cu_seq_lens_q: Tensor,
-        max_length_q: int,
-        cu_seq_lens_k: Tensor,
-        max_length_k: int,
-        key_rows: Tensor | None = None,
-        **_: object,
-    ) -> tuple[Tensor, None]:
+    def forward(self, hidden_states: States, **options: Any) -> tuple[Tensor, None]:
         """``[1, T, D]``, and None for the weights; see
-        :func:`~sparton.models.attention.packed_attention`."""
-        keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
+        :func:`~sparton.models.attention.packed_self_attention`."""
         states = self._projected(hidden_states).squeeze(0)
         states = states.unflatten(-1, (3, self.heads, -1))
-        mixed = packed_self_attention(states, cu_seq_lens_q, max_length_q, keys, self.scale)
+        mixed = packed_self_attention(states, self.scale, **options)
         return mixed.flatten(1)[None], None
 
     def _projected(self, states: States) -> Tensor:

@@ -21,7 +21,6 @@ from sparton.models.attention import packed_self_attention
 from sparton.models.elementwise import has_kernels, is_gelu
 from sparton.models.residuals import States, Unsummed, normed
 from sparton.products import linear
-from sparton.types import TokenRows
 
 
 class FusedLayer(ModernBertEncoderLayer):
@@ -56,24 +55,15 @@ class FusedAttention(ModernBertAttention):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        *,
-        cu_seq_lens_q: Tensor,
-        max_length_q: int,
-        cu_seq_lens_k: Tensor,
-        max_length_k: int,
-        key_rows: Tensor | None = None,
-        **_: object,
+        **options: Any,
     ) -> tuple[Tensor, None]:
         """``[1, T, D]``, and None for the weights; see
-        :func:`~sparton.models.attention.packed_attention`."""
-        keys = None if key_rows is None else TokenRows(key_rows, cu_seq_lens_k, max_length_k)
+        :func:`~sparton.models.attention.packed_self_attention`."""
         states = linear(hidden_states.squeeze(0), self.Wqkv).unflatten(-1, (-1, self.head_dim))
         cos, sin = (angles.squeeze(0) for angles in position_embeddings)
         turn = rotary if has_kernels(states) else rotary_reference
         states = turn(states, cos, sin, copied=states.shape[1] // 3).unflatten(1, (3, -1))
-        mixed = packed_self_attention(
-            states, cu_seq_lens_q, max_length_q, keys, self.head_dim**-0.5, self.sliding_window
-        )
+        mixed = packed_self_attention(states, self.head_dim**-0.5, self.sliding_window, **options)
         return self.out_drop(linear(mixed.flatten(1), self.Wo))[None], None
 
 
