@@ -53,20 +53,40 @@ def needs_operators() -> bool:
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The dtype that autocast gives to matrix products with ``x``; None where it is off."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """Switches torch.autocast off, where it is on."""
-    if torch.is_autocast_enabled(device.type):
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    if torch.compiler.is_compiling():  # which knows no other way
         return torch.autocast(device.type, enabled=False)
-    return nullcontext()
+    return _AutocastOff(device.type)
+
+
+class _AutocastOff:
+    """Autocast's own context takes the host as long as a launch."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        torch.set_autocast_enabled(self._device, False)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_autocast_enabled(self._device, True)
 
 
 def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """All in the dtype of torch.autocast, where that is on."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) for x in tensors)
+    dtype = autocast_dtype(tensors[0])
+    return tensors if dtype is None else tuple(x.to(dtype) for x in tensors)
 
 
 @functools.cache

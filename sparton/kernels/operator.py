@@ -20,7 +20,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import Late, is_elsewhere, needs_operators
+from sparton.kernels.dispatch import Late, is_elsewhere, needs_operators, without_autocast
 
 
 def gradient_follows(*tensors: Tensor | None) -> bool:
@@ -316,20 +316,10 @@ class _Function:
         if self._cuda is not None and tensor.is_cuda:
             function = self._cuda()
         if is_elsewhere(tensor):
-            with torch.cuda.device_of(tensor):
-                return _run_without_autocast(function, arguments, tensor.device.type)
-        return _run_without_autocast(function, arguments, tensor.device.type)
-
-
-def _run_without_autocast(function: Callable, arguments: Sequence[Any], device: str) -> Any:
-    """What the function returns. A context of autocast would take the host as long as a launch."""
-    if not torch.is_autocast_enabled(device):
-        return function(*arguments)
-    torch.set_autocast_enabled(device, False)
-    try:
-        return function(*arguments)
-    finally:
-        torch.set_autocast_enabled(device, True)
+            with without_autocast(tensor.device), torch.cuda.device_of(tensor):
+                return function(*arguments)
+        with without_autocast(tensor.device):
+            return function(*arguments)
 
 
 def _tensors_of(hint: Any) -> Any:

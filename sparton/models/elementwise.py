@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import GELUActivation, SiLUActivation
 
+from sparton.kernels.dispatch import autocast_dtype
 from sparton.kernels.encoder_layer import FLOATS, hashed_dropout
 
 
@@ -34,12 +35,6 @@ class HalfLayerNorm(nn.LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         result = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
         return result.to(torch.bfloat16) if autocast_dtype(x) == torch.bfloat16 else result
-
-
-def autocast_dtype(x: Tensor) -> torch.dtype | None:
-    """The dtype that autocast gives to matrix products with ``x``; None where it is off."""
-    device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
 
 
 def has_kernels(x: Tensor) -> bool:

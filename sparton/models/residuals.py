@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from sparton.kernels.dispatch import autocast_dtype
 from sparton.kernels.encoder_layer import pre_norm
-from sparton.models.elementwise import autocast_dtype, has_kernels
+from sparton.models.elementwise import has_kernels
 
 
 class Unsummed(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from sparton.kernels.dispatch import autocast_dtype
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.pooling import pool_tokens
@@ -169,13 +170,10 @@ def _arrived(
         try:
             found = transfer.finish()
         except NotFiniteError:
-            device = batch.input_ids.device.type
-            if not torch.is_autocast_enabled(device):
-                raise
-            if torch.get_autocast_dtype(device) != torch.float16:
+            if autocast_dtype(batch.input_ids) != torch.float16:
                 raise
             log.info("a batch overflows fp16 and is encoded in bf16")
-            with torch.autocast(device, dtype=torch.bfloat16):
+            with torch.autocast(batch.input_ids.device.type, dtype=torch.bfloat16):
                 found = launch(batch).finish()
         yield found
 

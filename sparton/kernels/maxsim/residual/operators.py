@@ -6,7 +6,7 @@ P pairs, Q queries, N documents, T packed document tokens, W packed query tokens
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import late
+from sparton.kernels.dispatch import autocast_dtype, late
 from sparton.kernels.maxsim.normalization_cpu import normalize_tokens_backward_cpu
 from sparton.kernels.maxsim.residual.cpu import (
     centroid_forward_cpu,
@@ -80,9 +80,7 @@ def residual_scores(
     operands: ResidualOperands, pairing: str | Tensor, *, normalize: bool
 ) -> Tensor:
     """Scores of checked and packed operands with residuals."""
-    device, dtype = operands.queries.device.type, operands.queries.dtype
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
+    dtype = autocast_dtype(operands.queries) or operands.queries.dtype
     operands = operands.contiguous()
     if not normalize:
         operands = operands._replace(inverse_norms=None)
