@@ -1,7 +1,7 @@
 """Products with the weights of linear layers, which many passes may share in the form that matrix
 products read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -10,13 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparton.kernels.dispatch import autocast_dtype
 from sparton.sharded import is_sharded
 
 
 class _Form(NamedTuple):
-    """What products read of some parameters, and the state of these that it was made of."""
+    """What products read of some parameters, and the state of these that it was made of. They are
+    held, so that no others come to lie where they do."""
 
-    parameters: Sequence[Tensor]
+    parameters: list[Tensor]
     versions: list[int]
     whole: Tensor
 
@@ -29,8 +31,10 @@ _forms: ContextVar[dict[Any, _Form] | None] = ContextVar("forms", default=None)
 def keeping_weights(module: nn.Module) -> Iterator[None]:
     """Within, :func:`linear` stacks the weights of a module, and rounds them to the dtype of
     autocast, once for all passes, with gradients and without; until the end they take that much
-    memory. Weights of which each rank has a part are not kept."""
-    token = _forms.set(None if any(map(is_sharded, module.parameters())) else {})
+    memory. Those of a module whose weights are spread over the ranks, all of them then, are not
+    kept."""
+    first = next(module.parameters(), None)
+    token = _forms.set(None if first is not None and is_sharded(first) else {})
     try:
         yield
     finally:
@@ -62,15 +66,15 @@ def linear(x: Tensor, *layers: nn.Module, bias: bool = True) -> Tensor:
     return F.linear(x, weight, _form(x, [layer.bias for layer in layers]))
 
 
-def _form(x: Tensor, parameters: Sequence[Any]) -> Tensor:
+def _form(x: Tensor, parameters: list[Any]) -> Tensor:
     """Parameters one above the other, in the dtype of products with ``x`` where that is kept;
     otherwise autocast rounds them."""
     # A compiled graph has its own way with weights.
     kept = None if torch.compiler.is_compiling() else _forms.get()
     if kept is None:
         return _stacked(parameters)
-    first, device = parameters[0], x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else first.dtype
+    first = parameters[0]
+    dtype = autocast_dtype(x) or first.dtype
     key = id(first), dtype
     versions = [parameter._version for parameter in parameters]
     form = kept.get(key)
@@ -82,5 +86,5 @@ def _form(x: Tensor, parameters: Sequence[Any]) -> Tensor:
     return form.whole
 
 
-def _stacked(parameters: Sequence[Tensor]) -> Tensor:
-    return parameters[0] if len(parameters) == 1 else torch.cat(list(parameters))
+def _stacked(parameters: list[Tensor]) -> Tensor:
+    return parameters[0] if len(parameters) == 1 else torch.cat(parameters)

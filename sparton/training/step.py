@@ -23,8 +23,7 @@ many small kernels of the objective, longer than it takes to send zeros between 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -42,9 +41,6 @@ from sparton.types import SIDES, Side, TokenBatch, TrainBatch
 # Of a side of the global batch, up to which ranks of one machine keep all: 256 MiB in fp32.
 DENSE_ENTRIES = 2**26
 _SEED_STRIDE = 1_000_003
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 Sides = tuple[Representations, Representations]  # of queries and of documents
 Seen = tuple[Tensor, Tensor] | None  # what Encoder.finish must know of either; None: nothing
@@ -103,19 +99,6 @@ def unscaled(loss: Tensor) -> Tensor:
     return loss
 
 
-def _keeping_weights(
-    method: Callable[Concatenate["ExactStep", P], T],
-) -> Callable[Concatenate["ExactStep", P], T]:
-    """A method whose passes through the encoder share what products read of its weights."""
-
-    @wraps(method)
-    def keeping(self: "ExactStep", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with keeping_weights(self.encoder):
-            return method(self, *args, **kwargs)
-
-    return keeping
-
-
 @dataclass
 class ExactStep:
     """Accumulates into ``.grad`` the gradient of the objective on the global batch.
@@ -138,7 +121,6 @@ class ExactStep:
         learning = (p for p in self.encoder.parameters() if p.requires_grad)
         self._gradient_sum = GradientSum(self.world, learning)
 
-    @_keeping_weights
     def __call__(self, batch: TrainBatch, step: int, scale: Scale = unscaled) -> StepOutput:
         """
         Args:
@@ -146,24 +128,24 @@ class ExactStep:
             step: decides the regularizers' weights and the dropout.
             scale: multiplies the loss before it is differentiated, for fp16.
         """
-        *others, last = self._split(batch, step)
-        memory = HeadMemory()
-        parts = self._encode_without_graph(others, memory)
-        kept, seen = self._encode_last(last, parts)
-        held, extents = self._held(parts, kept, seen, batch.most_documents)
-        del parts
-        output, gradients = self._differentiate(held, batch, step, scale)
-        del held
-        slices = (side.split(sizes) for side, sizes in zip(gradients, extents, strict=True))
-        *of_others, of_last = zip(*slices, strict=True)
-        self._backward(kept, of_last, is_last=not others)
-        memory.rewind()
-        for number, (micro_batch, own) in enumerate(zip(others, of_others, strict=True), 1):
-            encoded = self._finish(self._encode(micro_batch, memory), seen)
-            self._backward(encoded, own, is_last=number == len(others))
-        return output
+        with keeping_weights(self.encoder):
+            *others, last = self._split(batch, step)
+            memory = HeadMemory()
+            parts = self._encode_without_graph(others, memory)
+            kept, seen = self._encode_last(last, parts)
+            held, extents = self._held(parts, kept, seen, batch.most_documents)
+            del parts
+            output, gradients = self._differentiate(held, batch, step, scale)
+            del held
+            slices = (side.split(sizes) for side, sizes in zip(gradients, extents, strict=True))
+            *of_others, of_last = zip(*slices, strict=True)
+            self._backward(kept, of_last, is_last=not others)
+            memory.rewind()
+            for number, (micro_batch, own) in enumerate(zip(others, of_others, strict=True), 1):
+                encoded = self._finish(self._encode(micro_batch, memory), seen)
+                self._backward(encoded, own, is_last=number == len(others))
+            return output
 
-    @_keeping_weights
     def rehearse(self, batch: TrainBatch, parts: int) -> None:
         """Take the memory that a step takes, without the time: of ``parts`` micro-batches on each
         rank only the last two are encoded, and the objective sees copies of one in the place of the
@@ -174,35 +156,38 @@ class ExactStep:
                 source.
             parts: micro-batches of a rank's step.
         """
-        alone = replace(self, world=World(0, 1, self.world.device), micro_batch=None)
-        memory = HeadMemory()
-        (micro_batch,) = alone._split(batch, 0)
-        if parts > 1:
-            alone._encode_without_graph([micro_batch], memory)
-            memory.repeat(parts - 1)
-        kept, seen = alone._encode_last(micro_batch, [])
-        keep_all = parts == 1 and self._keep_all(kept, batch.most_documents)
-        held = [(side if keep_all else self._hold(side)).detach() for side in kept]
-        extents = [side.extent for side in held]
-        copies = parts * self.world.size
-        scores = batch.teacher_scores
-        whole = batch._replace(teacher_scores=None if scores is None else scores.repeat(copies, 1))
-        of_all = [Representations.concatenate([side] * copies) for side in held]
-        del held
-        _output, gradients = alone._differentiate(of_all, whole, 0, unscaled)
-        del of_all
-        own = [
-            side.split([extent] * copies)[0]
-            for side, extent in zip(gradients, extents, strict=True)
-        ]
-        if parts > 1:
-            del kept
-            for parameter in self.encoder.parameters():  # have gradients of parts before
-                if parameter.requires_grad:
-                    parameter.grad = torch.zeros_like(parameter)
-            memory.rewind()
-            kept = alone._finish(alone._encode(micro_batch, memory), seen)
-        alone._backward(kept, own, is_last=False)
+        with keeping_weights(self.encoder):
+            alone = replace(self, world=World(0, 1, self.world.device), micro_batch=None)
+            memory = HeadMemory()
+            (micro_batch,) = alone._split(batch, 0)
+            if parts > 1:
+                alone._encode_without_graph([micro_batch], memory)
+                memory.repeat(parts - 1)
+            kept, seen = alone._encode_last(micro_batch, [])
+            keep_all = parts == 1 and self._keep_all(kept, batch.most_documents)
+            held = [(side if keep_all else self._hold(side)).detach() for side in kept]
+            extents = [side.extent for side in held]
+            copies = parts * self.world.size
+            scores = batch.teacher_scores
+            whole = batch._replace(
+                teacher_scores=None if scores is None else scores.repeat(copies, 1)
+            )
+            of_all = [Representations.concatenate([side] * copies) for side in held]
+            del held
+            _output, gradients = alone._differentiate(of_all, whole, 0, unscaled)
+            del of_all
+            own = [
+                side.split([extent] * copies)[0]
+                for side, extent in zip(gradients, extents, strict=True)
+            ]
+            if parts > 1:
+                del kept
+                for parameter in self.encoder.parameters():  # have gradients of parts before
+                    if parameter.requires_grad:
+                        parameter.grad = torch.zeros_like(parameter)
+                memory.rewind()
+                kept = alone._finish(alone._encode(micro_batch, memory), seen)
+            alone._backward(kept, own, is_last=False)
 
     def _split(self, batch: TrainBatch, step: int) -> Iterator[_MicroBatch]:
         """Micro-batches on the device, each with the seed of its dropout."""
