@@ -20,7 +20,7 @@ from sparton.retrieval.indexes.compressed import (
     PROBES,
     CompressedIndex,
 )
-from sparton.retrieval.indexes.documents import Documents, Empty, TokenParts
+from sparton.retrieval.indexes.documents import Documents, Empty, TokenParts, has_room
 from sparton.retrieval.indexes.exact import TwoStageIndex
 from sparton.retrieval.indexes.inverted import inverted_index
 from sparton.retrieval.indexes.protocols import Index, refuse_dense
@@ -173,6 +173,4 @@ def _compress(
 
 def _place(nbytes: int, device: torch.device) -> torch.device:
     """Where documents of this size stay: on the device if they fit there, else on the host."""
-    if device.type == "cuda" and nbytes > RESIDENT * torch.cuda.mem_get_info(device)[0]:
-        return torch.device("cpu")
-    return device
+    return device if has_room(nbytes, device, RESIDENT) else torch.device("cpu")

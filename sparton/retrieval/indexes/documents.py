@@ -121,6 +121,11 @@ def _only(documents: Documents, kinds: frozenset[Kind]) -> list[Representations]
     ]
 
 
+def has_room(nbytes: int, device: torch.device, share: float) -> bool:
+    """Whether a device is a GPU of whose free memory so many bytes take no more than a share."""
+    return device.type == "cuda" and nbytes <= share * torch.cuda.mem_get_info(device)[0]
+
+
 class TokenParts:
     """Token vectors of N texts in several parts, which are numbered through and not copied.
 

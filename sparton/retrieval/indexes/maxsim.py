@@ -11,7 +11,7 @@ from torch import Tensor
 from sparton.kernels.boundaries import cu_seqlens_of, ranges_within
 from sparton.kernels.maxsim import maxsim_varlen
 from sparton.representations import TokenVectors
-from sparton.retrieval.indexes.documents import TokenParts
+from sparton.retrieval.indexes.documents import TokenParts, has_room
 from sparton.retrieval.indexes.late_interaction import (
     DOCUMENTS_AT_ONCE,
     LateInteractionIndex,
@@ -98,10 +98,9 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
 def resident(documents: TokenParts, device: torch.device) -> TokenParts:
     """Documents on a GPU, if they take no more than half of the memory that it has free; as they
     are, where they do or where it is a CPU. A query by itself would wait for the copy of all."""
-    if device.type != "cuda" or documents.device.type == "cuda":
+    if documents.device.type == "cuda" or not has_room(documents.nbytes, device, RESIDENT):
         return documents
-    free, _ = torch.cuda.mem_get_info(device)
-    return documents.held_on(device) if documents.nbytes <= RESIDENT * free else documents
+    return documents.held_on(device)
 
 
 @torch.inference_mode()
