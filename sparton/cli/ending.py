@@ -30,15 +30,14 @@ def say_the_end(folder: Path, kinds: Collection[Kind]) -> None:
     def say(line: str, hint: str = "") -> None:
         console.print(f"{escape(line)}[dim]{hint}[/]", highlight=False, soft_wrap=True)
 
-    files = {"model": folder / "model", "results": folder / "results.json", "picture": draw(folder)}
-    for name, path in files.items():
+    model, results = folder / "model", folder / "results.json"
+    for name, path in (("model", model), ("results", results), ("picture", draw(folder))):
         if path is not None and path.exists():
             say(f"{name:<8} {path}")
-    model = folder / "model"
     if not model.exists():
         return
     compared = []
-    if (folder / "results.json").exists():
+    if results.exists():
         compared = [(f"sparton compare {folder} OTHER_RUN", "is the difference significant?")]
     say("\nWhat to do next:")
     for command, purpose in (

@@ -1,6 +1,5 @@
 """An evaluation, from its configuration."""
 
-import json
 import logging
 import os
 import time
@@ -25,6 +24,7 @@ from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import task_builders
 from sparton.encoded import EncodedTexts, open_encoded
 from sparton.errors import RunError
+from sparton.reading import read_json
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import check_precision
 from sparton.training.distributed import World, join_world, leave_world
@@ -125,7 +125,7 @@ def _refuse_other_results(output: Path, settings: Mapping[str, Any]) -> None:
     if not file.is_file():
         return
     try:
-        before = json.loads(file.read_text(encoding="utf-8")).get("config", {})
+        before = read_json(file).get("config", {})
     except ValueError:
         return  # what is damaged is no loss
     own, other = (

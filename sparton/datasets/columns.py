@@ -209,7 +209,7 @@ def check_renames(
             )
         if not _is_known(part, schema):
             roles = (schema.first, schema.second, *schema.others)
-            parts = [name for role in roles for name in role.names] + [*schema.negatives]
+            parts = [*(each for role in roles for each in role.names), *schema.negatives]
             raise ValueError(
                 f"{place}: columns takes {name!r} as {part!r}, which no record has: parts are "
                 f"{', '.join(parts)}"

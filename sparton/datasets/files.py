@@ -79,9 +79,9 @@ def _find(folder: Path, name: str) -> list[DataFile]:
     for candidate in (path, path.with_name(f"{path.name}.gz")):
         if candidate.is_file():
             return [DataFile(str(candidate), candidate)]
-    found = sorted(p for p in path.parent.glob(path.name) if p.is_file())
     if path.is_dir():
         raise MissingDataError(f"{path} is a folder: name its files, as {path / '*.jsonl'} does")
+    found = sorted(p for p in path.parent.glob(path.name) if p.is_file())
     if not found:
         raise MissingDataError(f"{path}: no such file. {_listing(path.parent)}")
     return [DataFile(str(each), each) for each in found]

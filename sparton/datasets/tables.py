@@ -117,11 +117,12 @@ def _objects(
         if isinstance(record, dict):
             seen.append(record)
     if seen:
-        check_renames(file.name, given, {key: 0 for record in seen for key in record}, schema)
-    seen = [{given.get(key, key): value for key, value in record.items()} for record in seen]
-    names = list(dict.fromkeys(key for record in seen for key in record))
+        keys = list(dict.fromkeys(key for record in seen for key in record))
+        check_renames(file.name, given, keys, schema)
+    known = [{given.get(key, key): value for key, value in record.items()} for record in seen]
+    names = list(dict.fromkeys(key for record in known for key in record))
     texts = [
-        name for name in names if schema.ids or holds_text(record.get(name) for record in seen)
+        name for name in names if schema.ids or holds_text(record.get(name) for record in known)
     ]
     assigned = assign(names, texts, schema)
     renames = assigned.renames | {
@@ -174,8 +175,7 @@ def _delimited(
         notice = f"no header, its first record is: {shown}"
     if names is None:
         return Table(records, fields_of, _in_order(schema, rows), notice)
-    if given:
-        check_renames(file.name, given, names, schema)
+    check_renames(file.name, given, names, schema)
     names = [given.get(name, name) for name in names]
     if len(set(names)) < len(names):
         raise ValueError(f"{file.name}: a column of {names} occurs twice: give each a name")
