@@ -188,7 +188,7 @@ SUITES: dict[str, list[Cell]] = {
         _splade("compiled", 384),
         _splade("compiled", 384, compiled=True),
         _splade("sparton_hybrid", 384),
-        _splade("sparton", 384, micro_batch=64),
+        *(_splade("sparton", 384, micro_batch=size) for size in (192, 128, 64)),
         _splade("sparton", 384, compiled=True, activity=ALL_TERMS),
     ],
     # The same of ModernBERT-base.
