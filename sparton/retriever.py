@@ -61,7 +61,8 @@ class Retriever:
     Args:
         encoder: a SPLADE, late-interaction, joint, CSR or dense encoder.
         tokenizer: of the encoder, with the lengths at which texts are cut.
-        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
+        precision: "fp32", "bf16", "fp16" or "fp8", see
+            :func:`~sparton.retrieval.encoding.encode_texts`; None for
             :func:`~sparton.retrieval.encoding.usual_precision`.
     """
 
@@ -334,7 +335,8 @@ def load(
         model: a folder of this project, of sentence-transformers or of PyLate, a masked-LM
             checkpoint, or a name on the Hugging Face hub.
         device: where to put it; None for a GPU if there is one.
-        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
+        precision: "fp32", "bf16", "fp16" or "fp8", see
+            :func:`~sparton.retrieval.encoding.encode_texts`; None for
             :func:`~sparton.retrieval.encoding.usual_precision`.
         query_length, document_length: tokens at which texts are cut; None takes what the model's
             folder says, or 64 and 256 if it is silent.

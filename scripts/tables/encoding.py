@@ -11,11 +11,13 @@ def encoding(records: list[Record]) -> str:
         own = {"kind": kind, "size": size}
         others = [r for r in records if r["library"] == "sentence-transformers"]
         best = max((_rate(r) for r in others if r["kind"] == kind and r["size"] == size), default=0)
-        ours, alone = (_rate(find(records, library=x, **own)) for x in ("sparton", "forward alone"))
-        figures = [f"{rate:,.0f}" if rate else "" for rate in (alone, ours, best)]
+        libraries = ("forward alone", "sparton", "sparton fp8")
+        alone, ours, narrow = (_rate(find(records, library=x, **own)) for x in libraries)
+        figures = [f"{rate:,.0f}" if rate else "" for rate in (alone, ours, narrow, best)]
         shares = [f"{ours / rate:.2f}" if rate else "" for rate in (alone, best)]
         rows.append([kind, size, *figures, *shares])
-    header = ["kind", "model", "the model alone", bold("sparton"), "sentence-transformers"]
+    header = ["kind", "model", "the model alone", bold("sparton"), "layers in FP8"]
+    header.append("sentence-transformers")
     return markdown([*header, "of the model alone", "times sentence-transformers"], rows)
 
 

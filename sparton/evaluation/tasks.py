@@ -112,7 +112,7 @@ def evaluate_encoder(
     check_texts(task)
     check_search(search, rerank_depth)
     check_vector_dtype(vector_dtype)
-    check_precision(precision)
+    check_precision(precision, encoder)
     refuse_below(0, timed_queries=timed_queries)
     bounds = {"max_query_terms": max_query_terms, "max_document_terms": max_document_terms}
     check_term_bounds(**bounds)

@@ -2,8 +2,8 @@
 
 Names and parameters are those of transformers' layers. One product gives queries, keys and values,
 and our kernels do the rest on a GPU, compiled or not. Under autocast the layers hand on
-:class:`LayerStates`. In FP8, where :func:`~sparton.models.fp8.multiply_in_fp8` says so, they
-multiply while they train under autocast.
+:class:`LayerStates`. In FP8 they multiply under autocast where
+:func:`~sparton.models.fp8.multiply_in_fp8` or :func:`~sparton.models.fp8.encoding_in_fp8` says so.
 
 T packed tokens, D hidden width, H heads, d the width of a head.
 """
@@ -56,28 +56,30 @@ class FusedPart(nn.Module):
     """A part of a layer with a matrix product.
 
     Attributes:
-        fp8: its weights in FP8; None where it does not multiply in FP8.
+        fp8: its weights in FP8, where it multiplies in FP8 while it trains.
+        encoding_fp8: the same in evaluation mode.
     """
 
     fp8: Fp8Weights | None = None
+    encoding_fp8: Fp8Weights | None = None
 
     def _in_fp8(
         self, states: States | Fp8Operand, *linears: nn.Linear
     ) -> tuple[Fp8Operand, Layer] | None:
         """The operand of a product in FP8 and the weights of these layers, one above the other;
         None where the product is another one."""
+        rounded = self.fp8 if self.training else self.encoding_fp8
+        if rounded is None:
+            return None
         operand = states.operand if isinstance(states, LayerStates) else states
-        x = _wide(operand)
-        dtype = autocast_dtype(x)
-        if self.fp8 is None or not self.training or dtype is None:
-            return None
-        if not all(_has_kernels(x, linear) for linear in linears):
-            return None
         if not isinstance(operand, Fp8Operand):
-            operand = fp8_operand(x.to(dtype))
+            dtype = autocast_dtype(operand)
+            if dtype is None or not all(_has_kernels(operand, linear) for linear in linears):
+                return None
+            operand = fp8_operand(operand.to(dtype))
         weights, biases = ([getattr(x, name) for x in linears] for name in ("weight", "bias"))
         bias = biases[0] if len(biases) == 1 else torch.cat(biases)
-        return operand, Layer(weights, bias, self.fp8(weights))
+        return operand, Layer(weights, bias, rounded(weights))
 
 
 class SelfAttention(FusedPart):
@@ -131,15 +133,14 @@ class PostNorm(FusedPart):
     def forward(self, hidden_states: Operand, input_tensor: States) -> States:
         x, residual = _wide(hidden_states), _residual(input_tensor)
         p, norm = self.dropout.p if self.dropout.training else 0.0, self.LayerNorm
-        if p == 1 or not _has_kernels(x, self.dense):
+        given = None if p == 1 else self._in_fp8(hidden_states, self.dense)
+        if given is None and (p == 1 or not _has_kernels(x, self.dense)):
             return norm(self.dropout(self.dense(x)) + residual)
-        product_dtype = dtype = autocast_dtype(x)
-        if dtype is not None:  # what a normalisation gives under autocast
-            half = dtype == torch.bfloat16 and isinstance(norm, HalfLayerNorm)
-            dtype = dtype if half else torch.float32
+        product_dtype = autocast_dtype(residual)
+        dtype = None if product_dtype is None else self._sum_dtype(product_dtype)
         copy = None if product_dtype == dtype or not self.both else product_dtype
         vectors = (residual, norm.weight, norm.bias)
-        if (given := self._in_fp8(hidden_states, self.dense)) is not None:
+        if given is not None:
             assert dtype is not None
             options = NormOptions(norm.eps, p, dtype, copy, rounds=self.both)
             out, operand = fp8_linear_post_norm(*given, *vectors, options)
@@ -150,6 +151,17 @@ class PostNorm(FusedPart):
         return LayerStates(
             *post_norm_and_copy(*operands, eps=norm.eps, p=p, dtype=dtype, copy=copy)
         )
+
+    def _sum_dtype(self, product_dtype: torch.dtype) -> torch.dtype:
+        """In which sums are handed on, given that of products: fp32, as normalisations give it
+        under autocast, or that of the products, with half the traffic. Encoding takes the latter
+        where these have fp16's digits, or FP8's, which are fewer than either has."""
+        if self.training:
+            half = product_dtype == torch.bfloat16 and isinstance(self.LayerNorm, HalfLayerNorm)
+        else:
+            half = product_dtype == torch.float16 or self.encoding_fp8 is not None
+            half = half or isinstance(self.LayerNorm, HalfLayerNorm)
+        return product_dtype if half else torch.float32
 
 
 class Intermediate(FusedPart):
@@ -164,11 +176,11 @@ class Intermediate(FusedPart):
         self.dense, self.intermediate_act_fn = dense, intermediate_act_fn
 
     def forward(self, hidden_states: States) -> Operand:
-        x = _operand(hidden_states)
         if (given := self._in_fp8(hidden_states, self.dense)) is not None:
             if is_gelu(self.intermediate_act_fn):
                 return fp8_linear_gelu(*given)
             return self.intermediate_act_fn(fp8_linear(*given))
+        x = _operand(hidden_states)
         if not is_gelu(self.intermediate_act_fn) or not _has_kernels(x, self.dense):
             return self.intermediate_act_fn(self.dense(x))
         return bias_gelu(linear(x, self.dense, bias=False), self.dense.bias)

@@ -1,6 +1,7 @@
 """What training and evaluation ask of an encoder, whatever its representations are."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 import torch
@@ -113,6 +114,19 @@ class Encoder(nn.Module):
             type(self).__name__,
             width=width,
         )
+
+    def multiplying_in_fp8(self) -> AbstractContextManager[None]:
+        """Within, its layers multiply in FP8 in evaluation mode, see
+        :func:`~sparton.models.fp8.encoding_in_fp8`.
+
+        Raises:
+            ValueError: a device or layers that FP8 does not serve.
+        """
+        # It knows layers, which know encoders.
+        from sparton.models.fp8 import check_fp8, encoding_in_fp8
+
+        check_fp8(self.device)
+        return encoding_in_fp8(self)
 
     def learning_rates(self) -> dict[str, float]:
         """Learning rates of parameters that have their own, by the prefix of their names."""

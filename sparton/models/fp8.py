@@ -1,11 +1,30 @@
-"""Training in FP8: which linear layers of an encoder multiply in it."""
+"""Products in FP8: which linear layers of an encoder multiply in it, training or encoding."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 from torch import nn
 
+from sparton.kernels.dispatch import has_fp8
 from sparton.kernels.encoder_layer import FP8_MULTIPLE, Fp8Weights
 from sparton.models.bert_families import BERT_FAMILIES
 from sparton.models.bert_layers import FusedPart
 from sparton.models.body import EncoderBody
+
+
+def check_fp8(device: torch.device) -> None:
+    """Refuse a device that has no products in FP8.
+
+    Raises:
+        ValueError: names it.
+    """
+    if not has_fp8(device):
+        on_gpu = device.type == "cuda"
+        raise ValueError(
+            "precision=fp8 needs a CUDA GPU of compute capability 8.9 or later (Ada, Hopper), "
+            f"got {torch.cuda.get_device_name(device) if on_gpu else 'a CPU'}; use bf16"
+        )
 
 
 def multiply_in_fp8(encoder: nn.Module) -> None:
@@ -20,21 +39,51 @@ def multiply_in_fp8(encoder: nn.Module) -> None:
     Raises:
         ValueError: there is no body, or one that FP8 does not serve.
     """
+    for part in _parts(encoder):
+        part.fp8 = Fp8Weights()
+
+
+@contextmanager
+def encoding_in_fp8(encoder: nn.Module) -> Iterator[None]:
+    """Within, the same layers multiply in FP8 in evaluation mode under autocast to bfloat16, which
+    is what scaled products give.
+
+    Args:
+        encoder: see :func:`multiply_in_fp8`.
+
+    Raises:
+        ValueError: there is no body, or one that FP8 does not serve.
+    """
+    parts = _parts(encoder)
+    for part in parts:
+        part.encoding_fp8 = Fp8Weights()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.encoding_fp8 = None
+
+
+def _parts(encoder: nn.Module) -> list[FusedPart]:
+    """All parts of an encoder with products.
+
+    Raises:
+        ValueError: there is no body, or one that FP8 does not serve.
+    """
     bodies = [part for part in encoder.modules() if isinstance(part, EncoderBody)]
     if not bodies:
         raise ValueError(
             "precision=fp8 multiplies in the layers of a transformer, and "
             f"{type(encoder).__name__} has none: take bf16"
         )
-    for part in [part for body in bodies for part in _served(body)]:
-        part.fp8 = Fp8Weights()
+    return [part for body in bodies for part in _served(body)]
 
 
 def _served(body: EncoderBody) -> list[FusedPart]:
     """The parts of a body with products.
 
     Raises:
-        ValueError: see :func:`multiply_in_fp8`.
+        ValueError: it is one that FP8 does not serve.
     """
     parts = [part for part in body.modules() if isinstance(part, FusedPart)]
     kind = type(body.model).__name__

@@ -20,7 +20,9 @@ from sparton.retrieval.storing import VectorDtype, in_order
 from sparton.retrieval.tokenising import tokenized, usual_processes
 from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
-AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+AUTOCAST = {
+    "fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16,
+}  # fmt: skip
 # Texts of a group, which is tokenised at once. Several processes have groups in turn, and whatever
 # their number is, batches are the same.
 _LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 2048, 256, 16
@@ -64,7 +66,8 @@ def encode_texts(
             may exceed; None for 131,072 on a GPU, and 4,096 on a CPU, whose caches hold no more.
             The dense ``[N, V]`` of a batch has a bound in any case, 256 MiB on a GPU and 32 MiB on
             a CPU.
-        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind; None for
+        precision: "fp32", or "bf16" or "fp16" to encode under autocast of that kind, or "fp8" for
+            bf16 with the products of BERT's and RoBERTa's layers in FP8; None for
             :func:`usual_precision`. Batches that overflow fp16 are encoded in bf16.
         kinds: what to keep; None for all that the encoder gives.
         max_terms: keep this many of a text's largest weights; None for all.
@@ -157,14 +160,18 @@ def usual_precision(encoder: nn.Module) -> str:
     return "bf16" if half else "fp16"
 
 
-def check_precision(precision: object) -> None:
-    """Refuse a precision that does not exist; None is the usual one.
+def check_precision(precision: object, encoder: Any = None) -> None:
+    """Refuse a precision that does not exist, or that an encoder does not have; None is the usual
+    one.
 
     Raises:
         ValueError: names it.
     """
     if precision is not None:
         autocast_dtype(precision)
+    if encoder is not None and precision == "fp8":
+        with encoder.multiplying_in_fp8():
+            pass
 
 
 def autocast_dtype(precision: object) -> torch.dtype | None:
@@ -179,11 +186,12 @@ def autocast_dtype(precision: object) -> torch.dtype | None:
 
 
 @contextmanager
-def evaluating(encoder: nn.Module, precision: str | None = None) -> Iterator[torch.device]:
+def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.device]:
     """The encoder's device; inside, the encoder is in evaluation mode and nothing has a gradient.
     Afterwards its mode is what it was."""
     device = device_of(encoder)
     dtype = autocast_dtype(usual_precision(encoder) if precision is None else precision)
+    in_fp8 = encoder.multiplying_in_fp8() if precision == "fp8" else nullcontext()
     was_training = encoder.training
     encoder.eval()
     try:
@@ -192,6 +200,7 @@ def evaluating(encoder: nn.Module, precision: str | None = None) -> Iterator[tor
             torch.no_grad(),
             torch.autocast(device.type, dtype=dtype, enabled=dtype is not None),
             keeping_weights(encoder),
+            in_fp8,
         ):
             yield device
     finally:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from sparton.kernels.dispatch import has_fp8
 from sparton.models.encoder import Encoder
-from sparton.models.fp8 import multiply_in_fp8
+from sparton.models.fp8 import check_fp8, multiply_in_fp8
 from sparton.training.settings import PRECISIONS
 
 
@@ -29,12 +28,8 @@ class Precision:
             raise ValueError(f"precision={self.name!r} is unknown; choose from {PRECISIONS}")
         if self.name == "fp16" and self.device.type != "cuda":
             raise ValueError("precision=fp16 needs a CUDA GPU; use bf16 or fp32 on a CPU")
-        if self.name == "fp8" and not has_fp8(self.device):
-            on_gpu = self.device.type == "cuda"
-            raise ValueError(
-                "precision=fp8 needs a CUDA GPU of compute capability 8.9 or later (Ada, Hopper), "
-                f"got {torch.cuda.get_device_name(self.device) if on_gpu else 'a CPU'}; use bf16"
-            )
+        if self.name == "fp8":
+            check_fp8(self.device)
 
     @property
     def parameter_dtype(self) -> torch.dtype | None:

@@ -15,7 +15,7 @@ from sparton.models import bert_layers
 from sparton.models.bert_layers import FusedPart, Intermediate, PostNorm, SelfAttention
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
-from sparton.models.fp8 import multiply_in_fp8
+from sparton.models.fp8 import encoding_in_fp8, multiply_in_fp8
 from sparton.types import TokenBatch
 from tests import interpreter
 
@@ -57,7 +57,8 @@ def products(monkeypatch) -> list[tuple[int, ...]]:
 
 
 def build(tokenizer, model=BertModel, config=BertConfig, *, fp8: bool = True, **options):
-    settings = {name: options.pop(name) for name in [*options] if name in SMALL or "hidden" in name}
+    given = [name for name in options if name in SMALL or name.startswith(("hidden", "initial"))]
+    settings = {name: options.pop(name) for name in given}
     torch.manual_seed(0)
     body = EncoderBody(model(config(**SMALL | settings)), tokenizer, **options).train().to(DEVICE)
     if fp8:
@@ -144,6 +145,36 @@ def test_evaluation_is_that_of_16_bits(tokenizer):
     assert not torch.equal(states(body), states(plain))
     assert torch.equal(states(body.eval()), states(plain.eval()))
     assert list(body.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden_act", ["gelu", "relu"])
+def test_encoding_in_fp8_is_near_that_of_16_bits(tokenizer, products, hidden_act):
+    plain = build(tokenizer, fp8=False, hidden_act=hidden_act, initializer_range=0.2).eval()
+    with torch.no_grad():
+        truth = states(plain)
+        assert not products
+        with encoding_in_fp8(plain):
+            found = states(plain)
+            assert on_gpu or len(products) == 2 * 4
+            for part in plain.modules():
+                if isinstance(part, PostNorm):
+                    rows = part.encoding_fp8([part.dense.weight]).outputs
+                    rows.scales.mul_(torch.linspace(0.5, 2, len(rows.scales)).to(DEVICE))
+            spoiled = states(plain)
+        products.clear()
+        assert torch.equal(states(plain), truth) and not products
+    assert 0.001 < float((found - truth).norm() / truth.norm()) < 0.1
+    assert float((spoiled - truth).norm() / truth.norm()) > 0.4, "negative control"
+
+
+@pytest.mark.slow
+def test_encoding_in_fp8_has_gradients_where_they_are_asked_for(tokenizer):
+    body, plain = (build(tokenizer, fp8=False).eval() for _ in range(2))
+    truth = results(plain)
+    with encoding_in_fp8(body):
+        found = distances(results(body), truth)
+    assert 0.01 < max(found) < 0.25
 
 
 @pytest.mark.slow

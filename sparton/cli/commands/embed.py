@@ -28,7 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--document-length", type=int, default=256)
     parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
     parser.add_argument("--batch-tokens", type=int, help="of a batch; default: by device")
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"))
+    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp8"))
     parser.add_argument("--device", help="default: a GPU if there is one")
     settings = vars(parser.parse_args(arguments))
 

@@ -90,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--length", type=int, help="tokens of a text; default: as trained")
     group = parser.add_argument_group("encoding")
-    group.add_argument("--precision", choices=("fp32", "bf16", "fp16"))
+    group.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp8"))
     group.add_argument("--device", help="default: a GPU if there is one")
     group = parser.add_argument_group("output")
     group.add_argument(

@@ -164,6 +164,6 @@ def _parser() -> argparse.ArgumentParser:
         "--nbits", type=int, help="compress token vectors to 1, 2, 4 or 8 bits for every dimension"
     )
     parser.add_argument("--model", help="folder or hub name; default: where it was when it encoded")
-    parser.add_argument("--precision", help="fp32, bf16 or fp16; default: by device")
+    parser.add_argument("--precision", help="fp32, bf16, fp16 or fp8; default: by device")
     parser.add_argument("--device", help="default: a GPU if there is one")
     return parser

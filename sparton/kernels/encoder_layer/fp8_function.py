@@ -71,8 +71,10 @@ def fp8_linear(x: Fp8Operand, layer: Layer) -> Tensor:
 @on_its_device
 def fp8_linear_gelu(x: Fp8Operand, layer: Layer) -> Fp8Operand:
     """GELU of :func:`fp8_linear`, as :func:`~sparton.kernels.encoder_layer.bias_gelu` has it, to be
-    read by another product."""
-    given = (x.rows, layer.rounded, layer.bias, *layer.weights)
+    read by another product: in FP8 alone where no gradient follows, the rest being on the meta
+    device."""
+    save = gradient_follows(x.wide, layer.bias, *layer.weights)
+    given = (x.rows, layer.rounded, layer.bias, save, *layer.weights)
     out, *rows = _LinearGelu.apply(x.wide.flatten(0, -2), *given)
     return Fp8Operand(out.view(*x.wide.shape[:-1], -1), Fp8Rows(*rows))
 
@@ -132,12 +134,14 @@ class _Linear(Function):
 class _LinearGelu(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, rows: Fp8Rows, rounded: Fp8Weight, bias: Tensor, *weights: Tensor
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, x: Tensor, rows: Fp8Rows, rounded: Fp8Weight, bias: Tensor, save: bool,
+        *weights: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         product = scaled_product(rows, rounded.outputs, None, x.dtype, fast=FAST_FORWARD)
-        _keep(ctx, x, rounded, bias, weights, product, bias)
+        if save:
+            _keep(ctx, x, rounded, bias, weights, product, bias)
         found = empty_rows(product)
-        out = _gelu()(product, bias, found)
+        out = _gelu()(product, bias, found, save=save)
         ctx.mark_non_differentiable(*found)
         return out, *found
 
@@ -145,12 +149,12 @@ class _LinearGelu(Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         if grad is None:
-            return (None,) * (4 + len(ctx.sizes))
+            return (None,) * (5 + len(ctx.sizes))
         kept, (product, bias) = _kept(ctx)
         rows = empty_rows(product)
         dproduct, dbias = _gelu_backward()(grad.contiguous(), product, bias, rows)
         dx, *dweights = _gradients(ctx, kept, Fp8Operand(dproduct, rows))
-        return dx, None, None, dbias.to(ctx.bias_dtype), *dweights
+        return dx, None, None, dbias.to(ctx.bias_dtype), None, *dweights
 
 
 class _LinearPostNorm(Function):

@@ -41,8 +41,9 @@ def _gelu_rows_kernel(
         bias = tl.load(bias_ptr + d, d < D, 0.0).to(tl.float32)
         u = load_rows(x_ptr, t, d, inside, D) + bias[None, :]
         # FP8 is made of what the gradient of the next weight reads.
-        out = gelu(u, APPROXIMATE).to(out_ptr.dtype.element_ty).to(tl.float32)
-        store_rows(out_ptr, t, d, inside, out, D)
+        out = gelu(u, APPROXIMATE).to(x_ptr.dtype.element_ty).to(tl.float32)
+        if out_ptr is not None:
+            store_rows(out_ptr, t, d, inside, out, D)
         found = largest_of_rows(out, inside)
         largest = tl.maximum(largest, found, propagate_nan=tl.PropagateNan.ALL)
         tiles += (out,)  # type: ignore[assignment]
@@ -79,15 +80,16 @@ def _gelu_rows_backward_kernel(
     store_column_sums(sum_ptr, totals, program, D, COLUMNS, TILES)
 
 
-def gelu_rows_forward(x: Tensor, bias: Tensor, rows: Fp8Rows) -> Tensor:
-    """As ``gelu_forward``; ``rows [T, D]`` are filled with the result in FP8."""
+def gelu_rows_forward(x: Tensor, bias: Tensor, rows: Fp8Rows, *, save: bool = True) -> Tensor:
+    """As ``gelu_forward``; ``rows [T, D]`` are filled with the result in FP8, and nothing else
+    unless ``save``: what is returned is then on the meta device."""
     T, D = x.shape
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, device=None if save else "meta")
     if x.numel():
         Launch(
             _gelu_rows_kernel, (cdiv(T, ROWS),), T,
             APPROXIMATE=approximates(x), num_warps=WARPS, **whole_rows(D),
-        )(x, bias, out, *rows)  # fmt: skip
+        )(x, bias, out if save else None, *rows)  # fmt: skip
     return out
 
 
