@@ -187,13 +187,16 @@ def autocast_dtype(precision: object) -> torch.dtype | None:
 
 @contextmanager
 def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.device]:
-    """The encoder's device; inside, the encoder is in evaluation mode and nothing has a gradient.
-    Afterwards its mode is what it was."""
+    """The encoder's device; inside, the encoder is in evaluation mode, nothing has a gradient, and
+    next to a GPU torch has one thread on the host: copies of a batch wait longer for many threads
+    than they take, where other processes have the cores. Afterwards all is as it was."""
     device = device_of(encoder)
     dtype = autocast_dtype(usual_precision(encoder) if precision is None else precision)
     in_fp8 = encoder.multiplying_in_fp8() if precision == "fp8" else nullcontext()
-    was_training = encoder.training
+    was_training, threads = encoder.training, torch.get_num_threads()
     encoder.eval()
+    if device.type == "cuda":
+        torch.set_num_threads(1)
     try:
         # Not inference mode: a model may cache tensors here that training later differentiates.
         with (
@@ -204,6 +207,7 @@ def evaluating(encoder: Any, precision: str | None = None) -> Iterator[torch.dev
         ):
             yield device
     finally:
+        torch.set_num_threads(threads)
         encoder.train(was_training)
 
 
