@@ -20,6 +20,7 @@ STUDIES = {
     "data": "benchmarks.data.study",
     "encoding": "benchmarks.encoding.study",
     "collections": "benchmarks.encoding.collections",
+    "passages": "benchmarks.encoding.passages",
     "training": "benchmarks.training.study",
 }
 

@@ -4,6 +4,7 @@ A piece of the vocabulary is a token. Words of one piece and of two, and punctua
 frequent as BERT's tokenizer finds them in English: 1.3 times as many tokens as words.
 """
 
+from collections.abc import Callable
 from itertools import accumulate, chain, count, islice, pairwise, product
 from typing import TYPE_CHECKING
 
@@ -17,21 +18,31 @@ if TYPE_CHECKING:
 VOCABULARY = 30_522
 QUERY_LENGTH, DOCUMENT_LENGTH = 64, 256
 _QUERY_TOKENS, _DOCUMENT_TOKENS = (6, 64), (72, 256)
-_QUERY_OPENING, _DOCUMENT_OPENING = 3, 30
+_QUERY_OPENING, _DOCUMENT_OPENING, _PASSAGE_OPENING = 3, 30, 10
+# MS MARCO's passages: 77 tokens on average, one in twenty has 140 or more.
+_PASSAGE_MEDIAN, _PASSAGE_SPREAD, _PASSAGE_TOKENS = 70, 0.42, (16, 256)
 _FIRST, _LAST = 85, 10_000  # pieces that occur, of two syllables and three; all may end a word
 _SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
 _JOINED, _PUNCTUATION = 0.15, 0.1  # of the tokens
 
 
+Lengths = Callable[[np.random.Generator, int], np.ndarray]  # of so many texts, in tokens
+
+
 class Texts:
     """Millions of different texts out of a few thousand: one that opens, one that goes on."""
 
-    def __init__(self, lengths: tuple[int, int], opening: int, seed: int, pool: int = 6000) -> None:
+    def __init__(self, draw: Lengths, opening: int, seed: int, pool: int = 6000) -> None:
+        """
+        Args:
+            draw: how many tokens texts have.
+            opening: how many of these a text shares with others.
+            pool: openings and endings.
+        """
         random = np.random.default_rng(seed)
         self._pool = pool
         self._openings = _write(random, np.full(pool, opening))
-        low, high = (length - AROUND - opening for length in lengths)
-        self._endings = _write(random, random.integers(low, high + 1, pool))
+        self._endings = _write(random, draw(random, pool) - AROUND - opening)
 
     def __getitem__(self, number: int) -> str:
         turn, place = divmod(number, self._pool)
@@ -39,11 +50,26 @@ class Texts:
 
 
 def queries(seed: int = 1) -> Texts:
-    return Texts(_QUERY_TOKENS, _QUERY_OPENING, seed)
+    return Texts(_uniform(_QUERY_TOKENS), _QUERY_OPENING, seed)
 
 
 def documents(seed: int = 2) -> Texts:
-    return Texts(_DOCUMENT_TOKENS, _DOCUMENT_OPENING, seed)
+    return Texts(_uniform(_DOCUMENT_TOKENS), _DOCUMENT_OPENING, seed)
+
+
+def passages(seed: int = 3) -> Texts:
+    """As long as MS MARCO's."""
+    return Texts(_like_passages, _PASSAGE_OPENING, seed)
+
+
+def _uniform(bounds: tuple[int, int]) -> Lengths:
+    low, high = bounds
+    return lambda random, number: random.integers(low, high + 1, number)
+
+
+def _like_passages(random: np.random.Generator, number: int) -> np.ndarray:
+    drawn = random.lognormal(np.log(_PASSAGE_MEDIAN), _PASSAGE_SPREAD, number)
+    return drawn.round().astype(np.int64).clip(*_PASSAGE_TOKENS)
 
 
 def build_tokenizer() -> "PreTrainedTokenizerFast":

@@ -119,6 +119,15 @@ INGREDIENTS = {
     ),
     "full-width": Ingredient(settings=("head.width=384",), kinds=("colbert",)),
     "no-expansion": Ingredient(settings=("head.query_expansion=false",), kinds=("colbert",)),
+    # No token that all-MiniLM-L6-v2 was not trained with.
+    "plain": Ingredient(
+        settings=(
+            "head.query_expansion=false",
+            "head.query_marker=''",
+            "head.document_marker=''",
+        ),
+        kinds=("colbert",),
+    ),
 }
 
 TEXTS = ("crops", "debian")
@@ -187,7 +196,12 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "best-slower": ABLATION["best-slower"],
         "best-wide": (*_BEST, "full-width"),
         "best-wide-long": (*ABLATION["best-home-long"], "full-width"),
-        "best-plain": (*_BEST, "no-expansion"),
+        "best-no-expansion": (*_BEST, "no-expansion"),
+        "best-plain": (*_BEST, "plain"),
+        "best-long": ABLATION["best-long"],
+        "best-plain-long": (*ABLATION["best-long"], "plain"),
+        "best-plain-wide-long": (*ABLATION["best-long"], "plain", "full-width"),
+        "plain": ("plain",),
         "best-target": ABLATION["best-target"],
     },
     "inference-free": {name: ABLATION[name] for name in ("base", "texts", "distilled")}

@@ -23,7 +23,7 @@ from sparton.encoded.folders import Texts, begin_folder
 from sparton.encoded.identity import encoder_digest
 from sparton.encoded.shards import inspect_shard, shard_path, write_shard
 from sparton.representations import KINDS, Representations
-from sparton.retrieval.batches import encode_batches, gather_texts
+from sparton.retrieval.batches import ahead, encode_batches, gather_texts
 from sparton.retrieval.encoding import (
     encode_texts,
     evaluating,
@@ -34,8 +34,7 @@ from sparton.retrieval.encoding import (
 )
 from sparton.retrieval.progress import progress_bar
 from sparton.retrieval.storing import VectorDtype, in_order
-from sparton.retrieval.tokenising import tokenized, usual_processes
-from sparton.types import Kind, Side
+from sparton.types import Kind, Side, TokenBatch
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
@@ -143,7 +142,7 @@ def encode_shards(
 
     Raises:
         ValueError: representations that are not finite, or a damaged shard.
-        OSError: the disk is full or not writable, or a process that tokenises has died.
+        OSError: the disk is full or not writable.
     """
     settings = facts.settings
     part = [each.source for each in facts.parts].index(texts.digest)
@@ -190,14 +189,13 @@ def _encode_free(
 ) -> bool:
     """Encode those of the shards that nobody else is at, and say whether there were any.
 
-    While one is encoded, a thread reads the texts that come next, of the next shard, too, which it
-    or processes tokenise, and another thread writes the last one: the device waits for neither.
+    While one is encoded, a thread reads and tokenises the texts that come next, of the next shard,
+    too, and another one writes the last one: the device waits for neither.
     """
     begun: deque[_Begun] = deque()
     tokenize = tokenizer.queries if settings.side == "query" else tokenizer.documents
-    num_texts = sum(len(shard.rows) for shard in shards)
 
-    def groups() -> Iterator[list[str]]:
+    def groups() -> Iterator[TokenBatch]:
         for shard in shards:
             claim = claims.enter_context(ExitStack())
             mine = claim.enter_context(claimed(output / _CLAIMS / str(shard.number)))
@@ -208,14 +206,14 @@ def _encode_free(
             order = longest_first(own)
             begun.append(_Begun(shard, order, claim))
             for rows in groups_of(order):
-                yield [own[row] for row in rows]
+                yield tokenize([own[row] for row in rows])
 
     writing: Future[None] | None = None
     with (
         ExitStack() as claims,
         ThreadPoolExecutor(1) as writer,
         evaluating(encoder, settings.precision) as device,
-        tokenized(tokenize, groups(), usual_processes(device, num_texts)) as coming,
+        ahead(groups()) as coming,
     ):
         pool_factor = settings.pool_factor if "tokens" in settings.kinds else None
         batches = encode_batches(

@@ -185,11 +185,20 @@ def _check_widths(widths: Sequence[int], width: int, normalize: bool) -> None:
         )
 
 
+def new_projection(hidden_size: int, head: ColbertHead) -> nn.Linear:
+    """Of hidden states to token vectors, see :class:`ColbertEncoder`."""
+    projection = nn.Linear(hidden_size, head.width, head.bias)
+    nn.init.orthogonal_(projection.weight)
+    return projection
+
+
 class ColbertEncoder(Encoder):
     """Texts, as packed tokens, to one vector per token.
 
-    The projection starts as PyTorch's linear layers do, from the global generator, as do the
-    embeddings of markers that the tokenizer did not know.
+    The projection starts with orthonormal rows, or columns where it is wider than the body, which
+    keep what the backbone knows: all dot products of its states where both are of one width, and
+    more of them than random numbers where it is narrower. They are drawn from the global generator,
+    as are the embeddings of markers that the tokenizer did not know.
 
     Args:
         backbone: packed tokens to hidden states ``[T, D]``. Only its body is kept; the tokenizer
@@ -216,7 +225,7 @@ class ColbertEncoder(Encoder):
         backbone.add_tokens(head.markers)
         self.backbone = backbone.bare()
         self.head = head
-        self.projection = nn.Linear(backbone.hidden_size, head.width, head.bias)
+        self.projection = new_projection(backbone.hidden_size, head)
         self.markup, self.token_pooling = head.markup(self.tokenizer), head.token_pooling
         counted = head.counted(self.tokenizer, backbone.num_embeddings)
         self.register_buffer("counted", counted, persistent=False)

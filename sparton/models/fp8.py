@@ -11,6 +11,7 @@ from sparton.kernels.encoder_layer import FP8_MULTIPLE, Fp8Weights
 from sparton.models.bert_families import BERT_FAMILIES
 from sparton.models.bert_layers import FusedPart
 from sparton.models.body import EncoderBody
+from sparton.models.heads import SpartonHead
 
 
 def check_fp8(device: torch.device) -> None:
@@ -46,7 +47,7 @@ def multiply_in_fp8(encoder: nn.Module) -> None:
 @contextmanager
 def encoding_in_fp8(encoder: nn.Module) -> Iterator[None]:
     """Within, the same layers multiply in FP8 in evaluation mode under autocast to bfloat16, which
-    is what scaled products give.
+    is what scaled products give, and fused heads that can look for their maxima in FP8 do.
 
     Args:
         encoder: see :func:`multiply_in_fp8`.
@@ -55,13 +56,19 @@ def encoding_in_fp8(encoder: nn.Module) -> Iterator[None]:
         ValueError: there is no body, or one that FP8 does not serve.
     """
     parts = _parts(encoder)
+    heads = [each for each in encoder.modules() if isinstance(each, SpartonHead)]
+    heads = [head for head in heads if not head.fp8 and head.serves_fp8]
     for part in parts:
         part.encoding_fp8 = Fp8Weights()
+    for head in heads:
+        head.fp8 = True
     try:
         yield
     finally:
         for part in parts:
             part.encoding_fp8 = None
+        for head in heads:
+            head.fp8 = False
 
 
 def _parts(encoder: nn.Module) -> list[FusedPart]:

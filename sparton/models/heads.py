@@ -290,6 +290,11 @@ class SpartonHead(SpladeHead):
         check_variant(pooling, activation, fp8, self.token_topk)
         self.fp8 = fp8
 
+    @property
+    def serves_fp8(self) -> bool:
+        """Whether its variant has a search in FP8."""
+        return self.pooling == "max" and self.token_topk is None
+
     def forward(
         self,
         hidden: Tensor,

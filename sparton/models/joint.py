@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sparton.arguments import ArgumentError
 from sparton.kernels.splade_head import HeadMemory, TopK
 from sparton.models.backbone import Backbone
-from sparton.models.colbert import ColbertHead
+from sparton.models.colbert import ColbertHead, new_projection
 from sparton.models.dense import check_pools
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpladeHead
@@ -130,7 +130,7 @@ class JointEncoder(Encoder):
         head.sparse.settle(backbone)
         self.backbone = backbone
         self.head = head
-        self.projection = nn.Linear(backbone.hidden_size, head.tokens.width, head.tokens.bias)
+        self.projection = new_projection(backbone.hidden_size, head.tokens)
         markup = head.tokens.markup(self.tokenizer)
         self.markup = markup._replace(include_prompt=head.sparse.markup.include_prompt)
         self.token_pooling = head.tokens.token_pooling

@@ -13,19 +13,18 @@ from sparton.arguments import refuse_below
 from sparton.packing import ranges_of
 from sparton.products import keeping_weights
 from sparton.representations import KINDS, Representations
-from sparton.retrieval.batches import encode_batches, gather_texts
+from sparton.retrieval.batches import ahead, encode_batches, gather_texts
 from sparton.retrieval.crew import ALONE, Crew, Gathering
 from sparton.retrieval.progress import progress_bar
 from sparton.retrieval.storing import VectorDtype, in_order
-from sparton.retrieval.tokenising import tokenized, usual_processes
 from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
 AUTOCAST = {
     "fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16,
 }  # fmt: skip
-# Texts of a group, which is tokenised at once. Several processes have groups in turn, and whatever
-# their number is, batches are the same.
-_LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 2048, 256, 16
+# Texts of a group, which is tokenised at once: few, since a device waits for the first one. Several
+# processes have groups in turn, and whatever their number is, batches are the same.
+_LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 1024, 256, 16
 
 
 def encode_texts(
@@ -51,9 +50,8 @@ def encode_texts(
     the encoder's halves are added up.
 
     Long texts come first, so that a batch too large for the device shows at once, and texts of
-    like length share a batch. A thread tokenises ahead of the encoder, or on a GPU, where there are
-    many texts and cores, processes do that end with the call. A GPU has its next batch before the
-    host looks at the last one.
+    like length share a batch. A thread tokenises ahead of the encoder. A GPU has its next batch
+    before the host looks at the last one.
 
     Args:
         encoder: an :class:`~sparton.models.encoder.Encoder`. If it has ``topk`` and
@@ -87,7 +85,6 @@ def encode_texts(
             exist, an encoder that does not give one of the ``kinds``, ``max_terms`` below 1 or
             without sparse vectors, ``pool_factor`` below 1 or without token vectors, or
             representations that are not finite.
-        ChildProcessError: a process that tokenises has died.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
@@ -105,16 +102,13 @@ def encode_texts(
     def tokenize(few: Sequence[str]) -> TokenBatch:
         return (tokenizer.queries if side == "query" else tokenizer.documents)(few, form)
 
-    own_texts = ([texts[row] for row in rows] for rows in own)
-    processes = usual_processes(device_of(encoder), sum(map(len, own)))
+    tokenized = (tokenize([texts[row] for row in rows]) for rows in own)
     with (
         evaluating(encoder, precision) as device,
         progress_bar(progress, len(texts)) as advance,
         Gathering(crew, len(groups), advance) as gathering,
         # A thread of its own would take a lone query two milliseconds.
-        tokenized(tokenize, own_texts, processes)
-        if len(own) > 1
-        else nullcontext(map(tokenize, own_texts)) as coming,
+        ahead(tokenized) if len(own) > 1 else nullcontext(tokenized) as coming,
     ):
         batches = encode_batches(
             encoder,

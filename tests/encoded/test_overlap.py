@@ -9,7 +9,6 @@ import pytest
 
 from sparton.encoded import encode_collection, encoding
 from sparton.evaluation import load_retriever
-from sparton.retrieval import tokenising
 from tests.encoded.problems import files, make_texts, save_model
 
 NUMBER, ROWS = 50, 16  # texts, and texts of a shard
@@ -72,15 +71,6 @@ def test_the_next_shard_is_read_while_one_is_encoded(model, expected, monkeypatc
 
     monkeypatch.setattr(encoder, "encode", patient)
     assert encode(encoder, tokenizer, tmp_path / "docs") == expected
-
-
-def test_processes_that_tokenise_change_nothing(model, expected, monkeypatch, tmp_path):
-    """Of a shard there are 16 texts in several pieces."""
-    monkeypatch.setattr(tokenising, "_PIECE", 200)
-    monkeypatch.setattr(encoding, "usual_processes", lambda _, texts: asked.append(texts) or 3)
-    asked: list[int] = []
-    assert encode(*load_retriever(model), tmp_path / "docs") == expected
-    assert asked == [NUMBER]
 
 
 @pytest.mark.parametrize("where", ["read", "encode", "write"])

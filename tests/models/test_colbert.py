@@ -9,7 +9,7 @@ from sparton.kernels.maxsim import maxsim_reference, maxsim_varlen
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import tiny, word_tokenizer
 from sparton.models.body import EncoderBody
-from sparton.models.colbert import ColbertEncoder, ColbertHead
+from sparton.models.colbert import ColbertEncoder, ColbertHead, new_projection
 from sparton.representations import TokenVectors
 from sparton.types import TokenBatch
 
@@ -102,6 +102,16 @@ def test_under_autocast_vectors_are_rounded_once():
     assert 1e-4 < float((values - exact).detach().abs().max()) < 0.05
     values.float().sum().backward()
     assert model.projection.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("width", [8, 32])
+def test_the_projection_starts_with_orthonormal_rows(width):
+    projection = new_projection(32, ColbertHead(width))
+    products = projection.weight @ projection.weight.t()
+    torch.testing.assert_close(products, torch.eye(width))
+    states = torch.randn(5, 32)
+    kept = projection(states).norm(dim=1) / states.norm(dim=1)
+    assert torch.allclose(kept, torch.ones(5)) == (width == 32)
 
 
 def test_markers_expansion_and_skiplist():

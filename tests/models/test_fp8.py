@@ -16,6 +16,7 @@ from sparton.models.bert_layers import FusedPart, Intermediate, PostNorm, SelfAt
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
 from sparton.models.fp8 import encoding_in_fp8, multiply_in_fp8
+from sparton.models.heads import SpartonHead
 from sparton.types import TokenBatch
 from tests import interpreter
 
@@ -166,6 +167,14 @@ def test_encoding_in_fp8_is_near_that_of_16_bits(tokenizer, products, hidden_act
         assert torch.equal(states(plain), truth) and not products
     assert 0.001 < float((found - truth).norm() / truth.norm()) < 0.1
     assert float((spoiled - truth).norm() / truth.norm()) > 0.4, "negative control"
+
+
+def test_heads_look_for_their_maxima_in_fp8_while_encoding(tokenizer):
+    plain, without = SpartonHead(), SpartonHead(token_topk=4)
+    model = nn.ModuleList([build(tokenizer, fp8=False), plain, without, SpartonHead(fp8=True)])
+    with encoding_in_fp8(model):
+        assert [head.fp8 for head in model[1:]] == [True, False, True]
+    assert [head.fp8 for head in model[1:]] == [False, False, True]
 
 
 @pytest.mark.slow

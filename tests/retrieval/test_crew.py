@@ -84,6 +84,6 @@ def test_a_fault_ends_the_process_that_has_it(monkeypatch):
 
 
 def test_groups_do_not_depend_on_the_crew():
-    sizes = [encoding._group_size(number) for number in (1, 4096, 16_384, 10**6)]
-    assert sizes == [256, 256, 1024, 2048]
+    sizes = [encoding._group_size(number) for number in (1, 4096, 8192, 10**6)]
+    assert sizes == [256, 256, 512, 1024]
     assert torch.tensor(sizes).diff().min() >= 0

@@ -14,7 +14,7 @@ from benchmarks.encoding.models import PRECISION, write_model
 from benchmarks.processes import SCRIPTS
 from benchmarks.screen import Columns, Record, figure, in_words
 from benchmarks.study import Measured, Settings, Study
-from benchmarks.texts import documents
+from benchmarks.texts import Texts, documents
 from sparton.cli.collections import text_files
 from sparton.datasets.preparation import Reading
 from sparton.datasets.texts import text_table
@@ -96,7 +96,7 @@ class CollectionsStudy(Study[Cell]):
         root, kind = Path(settings.folder), cells[0].kind
         number = MINIATURE if settings.miniature else settings.options["texts"]
         for name, share in SHARES.items():
-            write_collection(root / name, round(number * share))
+            write_collection(root / name, documents(), round(number * share), FOR_A_QUERY)
         model = write_model(root, kind, "tiny" if settings.miniature else "base")
         text_table("documents", text_files([str(root / ALL)], "document"), Reading())
         shutil.rmtree(run(cells[0]._replace(gpus=1), root, model, settings, FEW).output)
@@ -114,12 +114,11 @@ class CollectionsStudy(Study[Cell]):
         return in_words(self.columns, record)
 
 
-def write_collection(folder: Path, number: int) -> None:
-    """A folder in the layout of BEIR, whose queries are words of every fortieth document."""
+def write_collection(folder: Path, texts: Texts, number: int, for_a_query: int) -> None:
+    """A folder in the layout of BEIR, with words of one document of so many as queries."""
     if folder.exists():
         return
-    texts = documents()
-    asked = range(0, number, FOR_A_QUERY)
+    asked = range(0, number, for_a_query)
     with replacing_folder(folder) as fresh:
         (fresh / "qrels").mkdir()
         with (fresh / "corpus.jsonl").open("w") as file:
@@ -180,9 +179,12 @@ def words_of(cell: Cell, root: Path, model: Path, settings: Settings, name: str)
     else:
         words = ["evaluation=beir_folder", f"evaluation.path={root / name}"]
         words.append(f"encoder.precision={precision}")
-    # With several GPUs the commands take no device but the CPU, and alone they take the GPU.
-    device = ["device=cpu"] if settings.device == "cpu" else []
-    return [f"model={model}", *words, f"gpus={cell.gpus}", *device]
+    return [f"model={model}", *words, *on_devices(cell.gpus, settings)]
+
+
+def on_devices(gpus: int, settings: Settings) -> list[str]:
+    """With several GPUs the commands take no device but the CPU, and alone they take the GPU."""
+    return [f"gpus={gpus}", *(["device=cpu"] if settings.device == "cpu" else [])]
 
 
 def run(cell: Cell, root: Path, model: Path, settings: Settings, name: str) -> Run:
@@ -192,12 +194,20 @@ def run(cell: Cell, root: Path, model: Path, settings: Settings, name: str) -> R
         RuntimeError: it failed; with the end of what it printed.
     """
     output = root / f"{cell.verb}-{cell.kind}-{cell.gpus}-{name}"
+    return run_command(cell.verb, words_of(cell, root, model, settings, name), output)
+
+
+def run_command(verb: str, words: Sequence[str], output: Path) -> Run:
+    """Run a command of this repository to its end.
+
+    Raises:
+        RuntimeError: it failed; with the end of what it printed.
+    """
     shutil.rmtree(output, ignore_errors=True)
-    script = f"{cell.verb}.py"
-    words = words_of(cell, root, model, settings, name)
+    script = f"{verb}.py"
     command = [sys.executable, str(ROOT / script), *words, f"output={output}"]
     begin = time.perf_counter()
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=output.parent, capture_output=True, text=True)
     seconds = time.perf_counter() - begin
     if done.returncode:
         raise RuntimeError(f"{script}: {(done.stderr or done.stdout)[-1000:]}")

@@ -19,7 +19,7 @@ from sparton.models.folders import save_encoder
 from sparton.models.heads import SpartonHead
 from sparton.models.pooling import Pooling
 from sparton.representations import Representations
-from sparton.retrieval.encoding import encode_texts, evaluating
+from sparton.retrieval.encoding import encode_texts, evaluating, groups_of, longest_first
 from sparton.types import TokenBatch
 
 SIZES = {"base": (768, 12, 12), "minilm": (384, 6, 12), "tiny": (64, 2, 2)}
@@ -35,7 +35,7 @@ CLASSES = {
 }
 PRECISION = {"cuda": "fp16", "cpu": "fp32"}  # the usual one
 # Bias of the decoder: most terms of a text are not active, as of trained models.
-_FEW_TERMS = {"base": -2.5, "minilm": -2.5, "tiny": -0.3}
+_FEW_TERMS = {"base": -2.5, "minilm": -2.5, "tiny": -0.6}
 
 Encode = Callable[[Sequence[str]], Any]
 
@@ -86,6 +86,21 @@ def forward_alone(
         with evaluating(encoder, precision):
             for batch in batches:
                 encoder.encode(batch, "document")
+        return len(texts)
+
+    return run
+
+
+def tokens_alone(
+    path: Path, texts: Sequence[str], device: str, precision: str
+) -> Callable[[], int]:
+    """The making of tokens on the host, as encoding does it. Gives how many texts it has read."""
+    _, tokenizer = load_retriever(path, device="cpu")
+    order = longest_first(texts)
+
+    def run() -> int:
+        for rows in groups_of(order):
+            tokenizer.documents([texts[row] for row in rows])
         return len(texts)
 
     return run
