@@ -198,6 +198,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "best-wide-long": (*ABLATION["best-home-long"], "full-width"),
         "best-no-expansion": (*_BEST, "no-expansion"),
         "best-plain": (*_BEST, "plain"),
+        "best-plain-wide": (*_BEST, "plain", "full-width"),
         "best-long": ABLATION["best-long"],
         "best-plain-long": (*ABLATION["best-long"], "plain"),
         "best-plain-wide-long": (*ABLATION["best-long"], "plain", "full-width"),
@@ -221,7 +222,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
 # Trained with every seed, and then averaged.
 CHOSEN = {
     "splade": ("base", "best-home-long"),
-    "colbert": ("base", "best-home-long"),
+    "colbert": ("base", "best-plain", "best-plain-wide"),
     "inference-free": ("base", "best"),
     "joint": ("base", "best"),
 }

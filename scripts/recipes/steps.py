@@ -68,7 +68,8 @@ def places(jobs: int, gpus: Sequence[str]) -> list[Place]:
 
 
 def chosen(steps: Sequence[Step], patterns: Collection[str]) -> list[Step]:
-    """The steps of these names or patterns, and what they build on, in their order.
+    """The steps of these names or patterns, and what those of them that are not done build on, in
+    their order.
 
     Raises:
         ValueError: a pattern that fits no step.
@@ -82,7 +83,7 @@ def chosen(steps: Sequence[Step], patterns: Collection[str]) -> list[Step]:
         while found:
             if (name := found.pop()) not in wanted:
                 wanted.add(name)
-                found += by_name[name].needs
+                found += () if by_name[name].is_done else by_name[name].needs
     return [step for step in steps if step.name in wanted]
 
 

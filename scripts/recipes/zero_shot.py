@@ -19,7 +19,7 @@ from recipes.steps import SPARTON, Step
 from sparton.models.backbones import minilm_folder
 
 STUDY, TASKS = "zero_shot", 6
-PRECISION_STUDY, PRECISIONS = "precision", ("fp32", "fp16", "bf16")
+PRECISION_STUDY, PRECISIONS = "precision", ("fp32", "fp16", "bf16", "fp8")
 LATE = "colbert-base"  # the late-interaction teacher
 BM25 = {"bm25": (0.9, 0.4), "bm25-lucene": (1.2, 0.75)}
 TARGETS = ("cranfield", "medline")
