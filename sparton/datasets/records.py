@@ -86,7 +86,8 @@ def parse_text_or_fields(record: Any) -> tuple[str, str]:
         return parse_text(record)
     if len(record) != 2:
         raise RecordError(
-            f"{len(record)} fields where an id and a text are expected: name them through columns"
+            f"an id and a text are expected, not {len(record)} of such fields: name them through "
+            "columns"
         )
     return parse_text({"_id": record[0], "text": record[1]})
 

@@ -211,7 +211,7 @@ def _named(
         fields = fields_of(raw)
         if len(fields) != len(names):
             unit = "tab-separated fields" if isinstance(raw, bytes) else "fields"
-            raise RecordError(f"{len(fields)} {unit}, {len(names)} expected: {list(names)}")
+            raise RecordError(f"{len(names)} {unit} expected, not {len(fields)}: {list(names)}")
         return {
             part: None if may_lack and not field else field
             for part, field, may_lack in zip(parts, fields, optional)

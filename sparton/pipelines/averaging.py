@@ -26,15 +26,17 @@ def average_models(models: Sequence[str | Path], output: str | Path) -> None:
 
     Args:
         models: two at least, folders or hub names; one is in memory beside the mean.
-        output: folder of the model, which is replaced where it exists.
+        output: folder of the model, which must not exist.
 
     Raises:
-        ArgumentError: fewer than two models.
+        ArgumentError: fewer than two models, or the output exists.
         ValueError: a model differs from the first in more than its weights; names in what.
         OSError: there is no such model, or the disk is full or not writable.
     """
     if len(models) < 2:
         raise ArgumentError("{models} has fewer than two models: name some more", models=[*models])
+    if Path(output).exists():
+        raise ArgumentError("{output} exists: remove it, or name another folder", output=output)
     mean, lengths = load_encoder(models[0]), encoder_lengths(models[0])
     expected = _architecture(mean, lengths)
     average = get_swa_multi_avg_fn()

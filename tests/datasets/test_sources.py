@@ -74,7 +74,7 @@ def test_tsv_without_and_with_a_header(write_lines: Write) -> None:
     names = ["id", "neg", "query", "pos"]
     numbered = text_records(write_lines(["7\tn\tq\tp"], "x.tsv"), columns=names)
     assert all_examples(numbered, 1) == [Example("q", "p", ("n",))]
-    with pytest.raises(ValueError, match=r"y\.tsv, line 2: 1 tab-separated fields, 2 expected"):
+    with pytest.raises(ValueError, match=r"y\.tsv, line 2: 2 tab-separated fields expected, not 1"):
         text_records(write_lines(["q\tp", "q"], "y.tsv"), columns=["query", "positive"])
 
 

@@ -115,7 +115,7 @@ def test_empty_cells_of_negatives_are_none(tmp_path: Path) -> None:
     ("line", "fault"),
     [
         ('"a"b,c', r"not CSV: .* \(a quote within quotes is written twice\)"),
-        ("a,b,c", "3 fields, 2 expected: "),
+        ("a,b,c", "2 fields expected, not 3: "),
         (",b", "'query' holds an empty text"),
     ],
 )

@@ -102,7 +102,11 @@ def test_trec_files_whose_columns_are_renamed(write_lines: Write) -> None:
 @pytest.mark.parametrize(
     ("documents", "qrels", "message"),
     [
-        (["d1\tone", "d2"], ["q1 0 d1 1"], r"documents\.tsv, line 2: 1 fields where an id and a"),
+        (
+            ["d1\tone", "d2"],
+            ["q1 0 d1 1"],
+            r"documents\.tsv, line 2: an id and a text are expec",
+        ),
         (["d1\tone", "d1\ttwo"], ["q1 0 d1 1"], r"documents\.tsv, line 2: the id 'd1' occurs a s"),
         (["d1\tone"], ["q1 0 d9 1"], r"qrels\.txt, line 1: document 'd9' is judged but not among"),
         (["d1\tone"], ["q1 0 d1"], r"qrels\.txt, line 1: the grade 'd1' is not an integer"),

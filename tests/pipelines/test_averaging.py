@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparton.arguments import ArgumentError
 from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.encoder import Encoder
@@ -62,6 +63,14 @@ def test_token_vectors_have_a_mean_too(tmp_path):
     average_models([tmp_path / "0", tmp_path / "1"], tmp_path / "mean")
     mean = load_encoder(tmp_path / "mean").projection.weight
     torch.testing.assert_close(mean, (weights[0] + weights[1]) / 2)
+
+
+def test_nothing_that_exists_is_replaced(tmp_path):
+    with pytest.raises(ArgumentError, match=r"output=.*there exists: remove it"):
+        there = tmp_path / "there"
+        there.mkdir()
+        average_models([tmp_path / "a", tmp_path / "b"], there)
+    assert not list(there.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -125,7 +134,7 @@ def test_other_foldings_are_refused(tmp_path):
         folders.append(saved(tmp_path / name, splade(len(folders), head=head)))
     average_models([folders[0], folders[0]], tmp_path / "mean")
     with pytest.raises(ValueError, match=r"hen has head\.fold\.columns"):
-        average_models(folders, tmp_path / "mean")
+        average_models(folders, tmp_path / "other")
 
 
 def replace_prompt(encoder: Encoder):
