@@ -151,6 +151,18 @@ def any_batch(records: list[Record]) -> str:
     return markdown(["", "terms", "batch", *SHOWN], rows)
 
 
+@table("training_parts", "training", "parts", "training --suite parts")
+def parts(records: list[Record]) -> str:
+    """A step in micro-batches, beside the same at once."""
+    rows = []
+    for record in in_order("parts", records):
+        whole = find(records, **{key: record[key] for key in WORK} | {"micro_batch": 0})
+        own, base = rate(record), rate(whole)
+        times = f"{base / own:.2f}" if own and base else ""
+        rows.append([_batch(record), *figures(record), times])
+    return markdown(["batch", *SHOWN, "times the step at once"], rows)
+
+
 @table("training_fp8", "training", "fp8", "training --suite fp8")
 def in_fp8(records: list[Record]) -> str:
     """Layers that multiply in FP8, each below the same in 16 bits."""
