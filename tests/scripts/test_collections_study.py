@@ -1,7 +1,9 @@
 """The benchmark of encode.py and evaluate.py: rates are of the texts, and other results show."""
 
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -15,7 +17,7 @@ from sparton.cli.command_line import read_request
 from sparton.cli.composing import composer
 from sparton.cli.devices import check_gpus
 
-SECONDS = {"few": 12.0, "all": 21.0, "judged": 17.0}
+SECONDS = 21.0
 
 
 @pytest.fixture
@@ -34,9 +36,10 @@ def prepared(tmp_path, monkeypatch):
         (output / "results.json").write_text(json.dumps(tasks))
         (output / "part").write_text(left["text"])
         ran.append((cell.gpus, name))
-        return Run(output, SECONDS[name] / cell.gpus)
+        return Run(output, SECONDS)
 
     monkeypatch.setattr(collections, "run", run)
+    monkeypatch.setattr(collections, "steady_rate", lambda _, processes: 100.0 * processes)
     ran: list[tuple[int, str]] = []
     settings = Settings("cpu", 0.0, str(tmp_path), True, {})
     return left, ran, lambda verb: STUDY.prepare([Cell(verb, "splade", 1)], settings)
@@ -47,10 +50,23 @@ def test_start_up_is_no_part_of_the_rate(prepared):
     measure = prepare(ENCODE)
     one, two = (measure(Cell(ENCODE, "splade", gpus)) for gpus in (1, 2))
     assert one["status"] == two["status"] == "ok"
-    assert (one["texts_per_s"], two["texts_per_s"]) == (990 / 9, 2 * 990 / 9)
-    assert one["start_s"] == pytest.approx(12 - 10 * 9 / 990, abs=0.01)
+    assert (one["texts_per_s"], two["texts_per_s"]) == (100, 200)
+    assert (one["start_s"], two["start_s"]) == (SECONDS - 10, SECONDS - 5)
     record = prepare(EVALUATE)(Cell(EVALUATE, "splade", 1))
-    assert (record["texts_per_s"], record["start_s"], record["seconds"]) == (100.0, 11.0, 6.0)
+    assert (record["texts_per_s"], record["start_s"]) == (100.0, SECONDS - 6)
+
+
+@pytest.mark.parametrize(("processes", "rate"), [(1, 60 / 8), (2, 50 / 6)])
+def test_the_rate_begins_when_every_process_has_written(processes, rate, tmp_path, monkeypatch):
+    """Shards of ten texts, of which each process has written its first after two seconds more."""
+    shards = [SimpleNamespace(rows=range(10), name=f"{number}") for number in range(7)]
+    facts = SimpleNamespace(shards=lambda: shards)
+    monkeypatch.setattr(collections, "read_facts", lambda folder: facts)
+    monkeypatch.setattr(collections, "shard_path", lambda folder, shard: folder / shard.name)
+    for shard, second in zip(shards, (2, 0, 4, 5, 6, 7, 8), strict=True):
+        (tmp_path / shard.name).touch()
+        os.utime(tmp_path / shard.name, (second, second))
+    assert collections.steady_rate(tmp_path, processes) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize("verb", [ENCODE, EVALUATE])

@@ -18,12 +18,13 @@ from benchmarks.texts import Texts, documents
 from sparton.cli.collections import text_files
 from sparton.datasets.preparation import Reading
 from sparton.datasets.texts import text_table
+from sparton.encoded.facts import read_facts
+from sparton.encoded.shards import shard_path
 from sparton.writing import replacing_folder
 
 ROOT = SCRIPTS.parent
 ENCODE, EVALUATE = "encode", "evaluate"
-# Documents of the runs: to encode, to know what the command takes beside, and to evaluate with one
-# query for so many.
+# Documents of the runs: to encode, to run before, and to evaluate with one query for so many.
 ALL, FEW, JUDGED, FOR_A_QUERY = "all", "few", "judged", 40
 SHARES = {ALL: 1.0, FEW: 0.01, JUDGED: 0.5}
 MINIATURE = 200
@@ -56,10 +57,10 @@ class CollectionsStudy(Study[Cell]):
         python scripts/benchmark.py collections --device cpu --miniature --output FILE
 
     Generated documents of 159 tokens, and a model of BERT-base's size with random weights. The rate
-    of ``encode.py`` is what many documents take longer than few: start-up is told by itself. Each
-    command has run before on few documents, which compiles kernels, and the documents of encode.py
-    are prepared: both are done once on a machine, and would count for the first row alone. What
-    several processes write, and the metrics they find, must be those of one.
+    of ``encode.py`` is that after each process has written its first shard: start-up is told by
+    itself. Each command has run before on few documents, which compiles kernels, and the documents
+    of encode.py are prepared: both are done once on a machine, and would count for the first row
+    alone. What several processes write, and the metrics they find, must be those of one.
     """
 
     name = "collections"
@@ -67,7 +68,7 @@ class CollectionsStudy(Study[Cell]):
     limit = 900.0
     needs_gpu = False
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "texts": {"type": int, "default": 400_000},
+        "texts": {"type": int, "default": 24 * 16_384},  # as many shards for each of 2 and 4 GPUs
         "kinds": {"nargs": "+", "default": ["splade", "colbert"]},
         "gpus": {"type": int, "nargs": "+", "default": [1, 2]},
     }
@@ -137,22 +138,30 @@ def _line(key: str, text: str) -> str:
 
 def encode(cell: Cell, root: Path, model: Path, settings: Settings) -> tuple[Record, str]:
     """The figures, and a digest of all that was written."""
-    few, many = (run(cell, root, model, settings, name) for name in (FEW, ALL))
-    counts = [sum(1 for _ in (root / name / "corpus.jsonl").open()) for name in (FEW, ALL)]
-    rate = (counts[1] - counts[0]) / max(many.seconds - few.seconds, 1e-9)
-    files = sorted(file for file in many.output.rglob("*") if file.is_file())
+    done = run(cell, root, model, settings, ALL)
+    number = sum(1 for _ in (root / ALL / "corpus.jsonl").open())
+    rate = steady_rate(done.output, cell.gpus)
+    files = sorted(file for file in done.output.rglob("*") if file.is_file())
     record = {
         "texts_per_s": round(rate, 1),
-        "start_s": round(few.seconds - counts[0] / rate, 2),
-        "seconds": round(many.seconds, 2),
+        "start_s": round(done.seconds - number / rate, 2),
+        "seconds": round(done.seconds, 2),
         "bytes": sum(file.stat().st_size for file in files),
     }
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.relative_to(many.output)}".encode() + file.read_bytes())
-    for each in (few, many):
-        shutil.rmtree(each.output)
+        digest.update(f"{file.relative_to(done.output)}".encode() + file.read_bytes())
+    shutil.rmtree(done.output)
     return record, digest.hexdigest()
+
+
+def steady_rate(folder: Path, processes: int) -> float:
+    """Texts per second from when as many shards were written as there are processes, to the last
+    one."""
+    shards = read_facts(folder).shards()
+    written = sorted((shard_path(folder, each).stat().st_mtime, len(each.rows)) for each in shards)
+    begin, end = written[processes - 1][0], written[-1][0]
+    return sum(number for _, number in written[processes:]) / max(end - begin, 1e-9)
 
 
 def evaluate(cell: Cell, root: Path, model: Path, settings: Settings) -> tuple[Record, str]:
@@ -176,6 +185,7 @@ def words_of(cell: Cell, root: Path, model: Path, settings: Settings, name: str)
     precision = PRECISION[settings.device]
     if cell.verb == ENCODE:
         words = [f"data={root / name}", f"precision={precision}"]
+        words += [f"rows_per_shard={MINIATURE // 8}"] if settings.miniature else []
     else:
         words = ["evaluation=beir_folder", f"evaluation.path={root / name}"]
         words.append(f"encoder.precision={precision}")
