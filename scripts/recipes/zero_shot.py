@@ -16,10 +16,12 @@ from recipes.ingredients import (
 )
 from recipes.pool import DEBIAN, JUDGED, TO_MINE
 from recipes.steps import SPARTON, Step
+from recipes.untrained import HEADS
 from sparton.models.backbones import minilm_folder
 
 STUDY, TASKS = "zero_shot", 6
 PRECISION_STUDY, PRECISIONS = "precision", ("fp32", "fp16", "bf16", "fp8")
+UNTRAINED = "colbert-untrained-"
 LATE = "colbert-base"  # the late-interaction teacher
 BM25 = {"bm25": (0.9, 0.4), "bm25-lucene": (1.2, 0.75)}
 TARGETS = ("cranfield", "medline")
@@ -78,6 +80,11 @@ def preparation(arguments: argparse.Namespace) -> Iterator[Step]:
     for name, (k1, b) in BM25.items():
         yield evaluation(name, "bm25", arguments, (f"bm25.k1={k1}", f"bm25.b={b}"))
     yield evaluation("parent", parent, arguments)
+    models = output / "untrained"
+    yield Step("untrained", ("scripts/recipes/untrained.py", "--output", str(models)), models)
+    for name in HEADS:
+        made = str(models / name)
+        yield evaluation(f"{UNTRAINED}{name}", made, arguments, needs=("untrained",))
     for pool in ("pool", "target"):
         for miner in ("bm25", "parent"):
             yield from mining(arguments, pool, miner)

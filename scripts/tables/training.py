@@ -156,11 +156,12 @@ def parts(records: list[Record]) -> str:
     """A step in micro-batches, beside the same at once."""
     rows = []
     for record in in_order("parts", records):
-        whole = find(records, **{key: record[key] for key in WORK} | {"micro_batch": 0})
+        alike = {key: record[key] for key in (*WORK, "compiled")}
+        whole = find(records, **alike | {"micro_batch": 0})
         own, base = rate(record), rate(whole)
         times = f"{base / own:.2f}" if own and base else ""
-        rows.append([_batch(record), *figures(record), times])
-    return markdown(["batch", *SHOWN, "times the step at once"], rows)
+        rows.append([name(record), _batch(record), *figures(record), times])
+    return markdown(["", "batch", *SHOWN, "times the step at once"], rows)
 
 
 @table("training_fp8", "training", "fp8", "training --suite fp8")

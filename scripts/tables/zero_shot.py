@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Sequence
 
 from recipes.ingredients import MIXED, RECIPES
-from recipes.zero_shot import PRECISION_STUDY, PRECISIONS, STUDY, TARGETS
+from recipes.untrained import HEADS
+from recipes.zero_shot import PRECISION_STUDY, PRECISIONS, STUDY, TARGETS, UNTRAINED
 from tables.in_domain import by_label
 from tables.records import TABLES, Record, markdown, run_caption
 
@@ -29,6 +30,7 @@ def zero_shot() -> str:
     groups = by_label(STUDY)
     labels = [*OTHERS]
     for kind, recipes in RECIPES.items():
+        labels += [f"{UNTRAINED}{name}" for name in HEADS if UNTRAINED.startswith(kind)]
         for name in recipes:
             labels += [f"{kind}-{name}", f"{kind}-{name}-average"]
         labels += [f"{kind}-{name}" for name in MIXED.get(kind, ())]
@@ -56,12 +58,11 @@ def precision() -> str:
 
 
 def _exactly(record: Record, task: str) -> str:
-    found = record["tasks"].get(task)
-    return f"{100 * found['metrics']['ndcg@10']:.2f}" if found else ""
+    return f"{values([record], task)[0]:.2f}" if has([record], task) else ""
 
 
 def row(label: str, groups: dict[str, list[Record]]) -> list[str]:
-    own = {task: values(groups[label], task) for task in TASKS}
+    own = {task: values(groups[label], task) for task in TASKS if has(groups[label], task)}
     cells = {task: spread(numbers) for task, numbers in own.items()}
     means = {task: statistics.mean(numbers) for task, numbers in own.items()}
     mean = mean_of(means, TARGETS)
@@ -78,9 +79,9 @@ def row(label: str, groups: dict[str, list[Record]]) -> list[str]:
     sizes = [size(groups[label][0], *each) for each in (("terms", ""), ("vectors", " vectors"))]
     return [
         OTHERS.get(label) or row_name(label),
-        *(cells[task] for task in TASKS),
+        *(cells.get(task, "") for task in TASKS),
         shown,
-        f"{(mean + mean_of(means, DEV)) / 2:.1f}",
+        f"{(mean + mean_of(means, DEV)) / 2:.1f}" if {*DEV} <= {*means} else "",
         ", ".join(filter(None, sizes)),
         median(groups[label], "seconds", 1, ".0f"),
         median(groups[label], "peak_memory_mib", 1 / 1024, ".1f"),
@@ -101,6 +102,11 @@ def marked(cell: str, met: bool) -> str:
     return f"**{cell}**" if met else cell
 
 
+def has(records: Sequence[Record], task: str) -> bool:
+    """Whether all were tested with it."""
+    return all(task in record["tasks"] for record in records)
+
+
 def values(records: Sequence[Record], task: str) -> list[float]:
     """NDCG@10 in percent of each seed."""
     return [100 * record["tasks"][task]["metrics"]["ndcg@10"] for record in records]
@@ -113,7 +119,7 @@ def spread(numbers: Sequence[float]) -> str:
 
 def size(record: Record, kind: str, unit: str) -> str:
     """Mean number of terms or vectors of a query and of a document; nothing without any."""
-    tasks = [record["tasks"][task] for task in TASKS]
+    tasks = [record["tasks"][task] for task in TASKS if task in record["tasks"]]
     sides = [f"{side}_{kind}" for side in ("query", "document")]
     if any(side not in task for side in sides for task in tasks):
         return ""

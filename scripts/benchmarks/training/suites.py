@@ -230,7 +230,11 @@ SUITES: dict[str, list[Cell]] = {
         for system in (OURS, IN_FP8)
     ],
     # The same step in micro-batches, whose gradient is that of all at once.
-    "parts": [_splade("sparton", 384, micro_batch=size) for size in (0, 192, 128, 64)],
+    "parts": [
+        _splade("sparton", 384, micro_batch=size, compiled=compiled)
+        for compiled in (False, True)
+        for size in (0, 192, 128, 64)
+    ],
     # The same work on each of several GPUs.
     "gpus": [
         _splade("sparton", local_batch * gpus, compiled=True, gpus=gpus, micro_batch=micro_batch)
