@@ -186,7 +186,7 @@ def _check_widths(widths: Sequence[int], width: int, normalize: bool) -> None:
 
 
 def new_projection(hidden_size: int, head: ColbertHead) -> nn.Linear:
-    """Of hidden states to token vectors, see :class:`ColbertEncoder`."""
+    """What makes token vectors of hidden states, as it starts: see :class:`ColbertEncoder`."""
     projection = nn.Linear(hidden_size, head.width, head.bias)
     nn.init.orthogonal_(projection.weight)
     return projection

@@ -22,6 +22,7 @@ TOKENS_AT_ONCE = 2**14
 HELD_OUT = 0.05
 HELD_OUT_TOKENS = 50_000
 QUANTILE_ELEMENTS = 2**24
+FOR_A_BUCKET = 16  # numbers
 
 
 class ResidualCodec(NamedTuple):
@@ -118,7 +119,8 @@ def train_codec(
 
     As in ColBERTv2, a twentieth of the sample (at most HELD_OUT_TOKENS) is kept from the
     clustering; the residuals of those tokens, all dimensions together, give the buckets: cut-offs
-    at their quantiles i / 2**nbits, weights at the quantiles half-way between.
+    at their quantiles i / 2**nbits, weights at the quantiles half-way between. Where a twentieth
+    has fewer numbers than FOR_A_BUCKET for each bucket, up to half of the sample is kept.
 
     Args:
         embeddings: ``[T, E]``, any float dtype, unit rows: a sample of the collection's tokens.
@@ -137,7 +139,9 @@ def train_codec(
     T, E = embeddings.shape
     check_width(E, nbits)
     order = torch.randperm(T, generator=torch.Generator().manual_seed(seed)).to(embeddings.device)
-    held_out = max(min(int(T * HELD_OUT), HELD_OUT_TOKENS, QUANTILE_ELEMENTS // E), 1)
+    usual = min(int(T * HELD_OUT), HELD_OUT_TOKENS, QUANTILE_ELEMENTS // E)
+    fewest = min(-(-FOR_A_BUCKET * 2**nbits // E), T // 2, T - num_centroids)
+    held_out = max(usual, fewest, 1)
     if T - held_out < max(num_centroids, 1):
         raise ValueError(
             f"{num_centroids} centroids need at least as many tokens beside the {held_out} held "
