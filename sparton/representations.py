@@ -167,6 +167,14 @@ class Representations(NamedTuple):
     used: Tensor | None = None
     score_weights: Mapping[str, float] = {}
 
+    def __repr__(self) -> str:
+        """What there is, and of which size: not the numbers, which would fill pages."""
+        vectors = {"token vectors": self.tokens, "dense vectors": self.dense}
+        shown = [f"{what} {(*x.values.shape,)}" for what, x in vectors.items() if x is not None]
+        if self.sparse is not None:
+            shown.insert(0, f"sparse vectors {(self.num_texts, self.width)}")
+        return f"Representations({', '.join(shown)})"
+
     @property
     def num_texts(self) -> int:
         if isinstance(self.sparse, SparseVectors):

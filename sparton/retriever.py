@@ -4,7 +4,7 @@ Q queries, N documents.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
@@ -13,22 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_below
 from sparton.encoded import EncodedTexts, open_encoded
 from sparton.evaluation.explanation import TermMatch, TokenMatch, explain, explain_match
 from sparton.evaluation.models import choose_device, load_retriever
-from sparton.representations import Representations
-from sparton.retrieval.encoding import encode_texts
+from sparton.models.repository import ReadingOptions
+from sparton.representations import KINDS, Representations
+from sparton.retrieval.encoding import check_precision, encode_texts
 from sparton.retrieval.indexes.documents import Documents
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, IndexBuilder, exact_index
 from sparton.retrieval.indexes.protocols import Index
 from sparton.retrieval.storing import VectorDtype, query_dtype
-from sparton.types import PLURAL, Side
+from sparton.types import PLURAL, Kind, Side
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
-    from sparton.models.repository import ReadingOptions
 
 _SHOWN_FROM = 1000  # texts from which on a bar of progress is shown unless it is said
 
@@ -126,6 +126,8 @@ class Retriever:
                 ``max_terms`` of a model without sparse vectors, ``pool_factor`` of one without
                 token vectors, or representations that are not finite.
         """
+        if not hasattr(texts, "__len__") or isinstance(texts, Mapping):
+            raise ValueError(f"texts is a {type(texts).__name__}: put them into a list")
         for row, text in enumerate(() if isinstance(texts, str) else texts):
             if not isinstance(text, str):
                 raise ValueError(f"{side} {row} is {text!r}: each must be a text")
@@ -198,10 +200,21 @@ class Retriever:
             indexed = documents.documents()
         else:
             encoded = self._encoded(documents, "document")
+            if not encoded.kinds & {*self.encoder.kinds}:
+                raise ValueError(
+                    f"documents have {_halves(encoded.kinds)}, and queries of this model "
+                    f"{_halves(self.encoder.kinds)}: encode them with this model"
+                )
             if ids is not None:
                 _check_ids(ids, encoded.num_texts)
             indexed, stored = Documents.of(encoded), _stored_dtype(encoded)
         try:
+            if not callable(build):
+                raise ArgumentError(
+                    "{index} builds no index: give what does, such as exact_index or "
+                    "CompressedIndexBuilder(nbits=2)",
+                    index=build,
+                )
             index = build(indexed, self.device, rerank_depth=rerank_depth)
         except ArgumentError as error:  # which names what evaluations call the builder
             raise error.renamed(index="build") from error
@@ -223,21 +236,40 @@ class Retriever:
             of the query, by sparse vectors the terms of both, the heaviest product first.
 
         Raises:
-            ValueError: a text alone, of a model without sparse vectors.
+            ValueError: a text alone, of a model without sparse vectors, something that is no text,
+                or ``k`` below 1.
         """
+        for each in (text, document):
+            if not isinstance(each, str | None):
+                raise ValueError(f"one text is explained at a time, not {each!r}")
+        refuse_below(1, k=k)
         if document is None:
             return explain(self.encoder, self.tokenizer, text, k=k)
         return explain_match(self.encoder, self.tokenizer, text, document, k=k)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write the folder that :func:`load`, sentence-transformers and PyLate read, all of it or
         nothing.
 
+        Args:
+            path: of the folder, which is made.
+            overwrite: write it in the place of all that is in a folder there.
+
         Raises:
-            OSError: the disk is full or not writable.
+            ArgumentError: a folder that is there has something in it.
+            OSError: there is a file, or the disk is full or not writable.
         """
         from sparton.models.folders import save_encoder
+        from sparton.models.places import content_of
 
+        if not overwrite and (lies_there := content_of(path)):
+            raise ArgumentError(
+                "{path} is a folder with something in it, {} for one: name another, or replace all "
+                "of it by {overwrite}",
+                lies_there,
+                path=str(path),
+                overwrite=True,
+            )
         save_encoder(
             self.encoder,
             path,
@@ -301,8 +333,11 @@ class TextIndex:
             ValueError: a single text in the place of a list, a query without text, or ``k`` below
                 1.
         """
+        if not hasattr(k, "__index__"):
+            raise ValueError(f"k={k!r} must be a whole number")
         if not isinstance(queries, Representations):
-            for row, text in enumerate(() if isinstance(queries, str) else queries):
+            listed = hasattr(queries, "__len__") and not isinstance(queries, str | Mapping)
+            for row, text in enumerate(queries if listed else ()):
                 if isinstance(text, str) and not text.strip():
                     raise ValueError(f"query {row} has no text: leave it out")
             queries = self.retriever.encode(
@@ -327,7 +362,7 @@ def load(
     query_length: int | None = None,
     document_length: int | None = None,
     width: int | None = None,
-    **reading: "Unpack[ReadingOptions]",
+    **reading: Unpack[ReadingOptions],
 ) -> Retriever:
     """A trained model, ready to use.
 
@@ -347,9 +382,14 @@ def load(
 
     Raises:
         ValueError: the folder is damaged or of a kind that is not known, a device or precision that
-            does not exist, or a length or width that the model cannot have.
+            does not exist or that the model does not have there, or a length or width that the
+            model cannot have.
+        TypeError: an argument that there is not.
         OSError: there is no such model, or files are missing.
     """
+    if unknown := [name for name in reading if name not in ReadingOptions.__annotations__]:
+        raise TypeError(f"load() has no argument {unknown[0]}")
+    check_precision(precision)
     encoder, tokenizer = load_retriever(
         model,
         query_length,
@@ -358,7 +398,12 @@ def load(
         width=width,
         **reading,
     )
+    check_precision(precision, encoder)
     return Retriever(encoder, tokenizer, precision=precision)
+
+
+def _halves(kinds: Iterable[Kind]) -> str:
+    return " and ".join(KINDS[kind] for kind in KINDS if kind in kinds)
 
 
 def _stored_dtype(documents: Representations) -> VectorDtype:

@@ -57,9 +57,12 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     in ``.old``.
 
     Raises:
-        OSError: the disk is full or not writable; names the folder and the room left. What was at
-            ``path`` before is untouched.
+        OSError: there is a file at ``path``, or the disk is full or not writable; names the folder
+            and the room left. What was at ``path`` before is untouched.
     """
+    path = path.absolute()  # "." has a name, too
+    if path.exists() and not path.is_dir():
+        raise NotADirectoryError(f"{path} is a file: name a folder")
     fresh = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     with failures_told(f"the folder {path}", path):
         try:

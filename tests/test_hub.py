@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,18 @@ def test_the_command_takes_the_results_of_the_training(tmp_path, capsys):
     (tmp_path / "run" / "results.json").write_text(json.dumps({"tasks": tasks(0.125)}))
     card_command.main([str(model)])
     assert "0.1250" in (model / "README.md").read_text()
+    results = tmp_path / "measured.json"
+    copy, other = tmp_path / "copy", save(tmp_path / "other", "colbert")
+    shutil.copytree(model, copy)
+    for measured in (model, copy, "user/model", tmp_path / "gone"):
+        results.write_text(json.dumps({"model": str(measured), "tasks": tasks(0.25)}))
+        card_command.main([str(model), "--results", str(results)])
+        assert "results of 1 task\n" in capsys.readouterr().out
+    for measured in (other, "bm25"):
+        results.write_text(json.dumps({"model": str(measured), "tasks": tasks(0.75)}))
+        with pytest.raises(ValueError, match=f"results of another model, {measured}: sparton"):
+            card_command.main([str(model), "--results", str(results)])
+    assert "0.7500" not in (model / "README.md").read_text()
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(ValueError, match=r"other\.json must hold a JSON object, not"):
         card_command.main([str(model), "--results", str(tmp_path / "other.json")])

@@ -89,6 +89,64 @@ def test_a_saved_model_is_the_same(kind, load, tmp_path):
     assert torch.equal(again.similarity(["red cat"], TEXTS), model.similarity(["red cat"], TEXTS))
 
 
+def test_a_folder_with_something_in_it_is_not_replaced(load, tmp_path):
+    model, place = load("splade"), tmp_path / "place"
+    place.mkdir()
+    model.save(place)  # an empty one
+    (place / "notes").mkdir()
+    with pytest.raises(ValueError, match=r"path=.*place' is a folder with something in it, 1_"):
+        model.save(place)
+    assert (place / "notes").is_dir()
+    model.save(place, overwrite=True)
+    assert not (place / "notes").exists()
+    file = tmp_path / "pairs.csv"
+    file.write_text("a,b")
+    with pytest.raises(NotADirectoryError, match=r"pairs\.csv is a file: name a folder"):
+        model.save(file)
+    assert file.read_text() == "a,b" and not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda model: model.encode_documents(each for each in TEXTS), "texts is a generator: put"),
+        (lambda model: model.index(TEXTS).search({"a": "cat"}), "texts is a dict: put them into"),
+        (lambda model: model.index(TEXTS).search(["cat"], k="3"), "k='3' must be a whole number"),
+        (lambda model: model.index(TEXTS).search(["cat"], k=2.5), "k=2.5 must be a whole number"),
+        (
+            lambda model: model.index(TEXTS, build="compressed"),
+            "build='compressed' builds no index",
+        ),
+        (lambda model: model.explain(TEXTS), "one text is explained at a time, not"),
+        (lambda model: model.explain("cat", k=0), "k=0 must be at least 1"),
+    ],
+)
+def test_wrong_types_are_named(call, message, load):
+    with pytest.raises(ValueError, match=message):
+        call(load("splade"))
+
+
+def test_vectors_of_another_kind_are_not_indexed(load):
+    vectors = load("colbert").encode_documents(TEXTS)
+    with pytest.raises(ValueError, match=r"have token vectors, and queries .* sparse vectors"):
+        load("splade").index(vectors)
+
+
+def test_what_cannot_be_loaded_is_said_at_once(load):
+    with pytest.raises(ValueError, match="precision=int8: must be fp32"):
+        load("splade", precision="int8")
+    with pytest.raises(ValueError, match="precision=fp8 needs a CUDA GPU"):
+        load("splade", precision="fp8")
+    with pytest.raises(TypeError, match=r"load\(\) has no argument foo"):
+        load("splade", foo=1)
+
+
+def test_representations_are_shown_by_their_sizes(load):
+    shown = repr(load("joint").encode_documents(TEXTS))
+    assert shown.startswith(f"Representations(sparse vectors ({len(TEXTS)}, ")
+    assert ", token vectors (" in shown and "tensor" not in shown
+
+
 def test_explanations_add_up_to_the_similarity(load):
     for kind in ("splade", "colbert"):
         model = load(kind)

@@ -111,7 +111,12 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
             build()  # Every task is downloaded and checked before the first is encoded.
     world.barrier()
     output.mkdir(parents=True, exist_ok=True)
-    description = {"config": resolved, "environment": describe_environment()}
+    place = Path(cfg.model)
+    description = {
+        "config": resolved,
+        "model": str(place.resolve()) if place.is_dir() else cfg.model,
+        "environment": describe_environment(),
+    }
     evaluation.run_tests(
         evaluate, builders, output, description, title=cfg.model, quiet=not world.is_main
     )

@@ -217,6 +217,17 @@ def read_queries(folder: Path | str) -> dict[str, dict[str, dict[str, float]]]:
     return {task["name"]: _read_task_queries(Path(folder), task) for task in read_tasks(path)}
 
 
+def measured_model(path: Path) -> str:
+    """The folder or the name of what a ``results.json`` has measured; empty where it does not say,
+    as that of a training does not.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is damaged.
+    """
+    return Fields.of(read_json(path), str(path)).get("model", str) or ""
+
+
 def read_tasks(path: Path) -> list[dict[str, Any]]:
     """What a ``results.json`` says of each task, which has its ``name``, its ``metrics``, and
     perhaps its ``speed`` and ``exact_recall``; see :func:`task_figures`.

@@ -11,6 +11,17 @@ MODEL_FILES = (
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
 
 
+def content_of(folder: str | Path) -> str:
+    """The name of something that lies in a folder; empty where there is nothing, or no folder."""
+    place = Path(folder)
+    return min((each.name for each in place.iterdir()), default="") if place.is_dir() else ""
+
+
+def holds_model(folder: str | Path) -> bool:
+    """Whether the folder of a model is there."""
+    return any((Path(folder) / file).exists() for file in MODEL_FILES)
+
+
 def check_place(name: str | Path) -> None:
     """Refuse what is neither a folder nor a name on the hub; nothing is read or asked of the hub.
 
@@ -18,7 +29,7 @@ def check_place(name: str | Path) -> None:
         FileNotFoundError: names what would be right.
     """
     place = Path(name)
-    if not any((place / file).exists() for file in MODEL_FILES):
+    if not holds_model(place):
         if (place / "model").is_dir():
             raise FileNotFoundError(
                 f"{name} is the folder of a run: its model is {place / 'model'}"

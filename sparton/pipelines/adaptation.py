@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import nn
 from transformers import PreTrainedTokenizerFast
 
+from sparton.arguments import ArgumentError
 from sparton.datasets.permutation import derive_key, permute
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.digests import texts_digest
@@ -28,6 +29,7 @@ from sparton.models.folders import save_encoder
 from sparton.models.heads import SpartonHead
 from sparton.models.logits import start_logits
 from sparton.models.lora import merged
+from sparton.models.places import content_of, holds_model
 from sparton.models.splade import SpladeEncoder
 from sparton.packing import ranges_of
 from sparton.pipelines.identity import model_identity
@@ -112,7 +114,7 @@ def adapt_lm(
 
     Args:
         texts: those of nothing but white space are left out.
-        output: folder of the model, which is replaced where it exists.
+        output: folder of the model, which is replaced where there is one.
         backbone: a language model, or its folder or hub name, masked for the objective "mlm" and
             causal for the others; None for all-MiniLM-L6-v2 with a head that starts as the
             identity. A loaded one must be bidirectional for "mntp" and causal for "clm".
@@ -127,6 +129,7 @@ def adapt_lm(
             ``dtype``, which the precision follows.
 
     Raises:
+        ArgumentError: the folder of the model has something else in it.
         ValueError: there are no texts, or the model is no complete language model, or not of the
             kind and attention that the objective asks for, or a masked one without a bias of its
             decoder. Or adapters are asked of MiniLM, whose head is new; or in a precision that does
@@ -138,6 +141,12 @@ def adapt_lm(
             model.
         NonFiniteLossError: the loss, a gradient or a weight is no longer finite.
     """
+    if not holds_model(output) and (lies_there := content_of(output)):
+        raise ArgumentError(
+            "{output} is a folder with something in it, {} for one, and no model: name another",
+            lies_there,
+            output=str(output),
+        )
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise ValueError("there are no texts to learn from")

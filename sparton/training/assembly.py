@@ -43,11 +43,13 @@ def build_objective(
     kept = dict(regularizers)
     for side in kept:
         if kept[side] and side not in encoder.regularized:
-            log.info(
-                "no %s regularizer: training cannot make this encoder's %s representations sparser",
-                side,
-                side,
-            )
+            if "sparse" in encoder.kinds:
+                log.info(
+                    "no %s regularizer: training cannot make this encoder's %s representations "
+                    "sparser",
+                    side,
+                    side,
+                )
             kept[side] = {}
         for name, regularizer in kept[side].items():
             share = regularizer.ramp(steps - 1)

@@ -1,6 +1,7 @@
 """``sparton card``: what an evaluation found, into a model's card."""
 
 import argparse
+import filecmp
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,9 +25,29 @@ def main(arguments: Sequence[str]) -> None:
             "--results"
         )
 
-    from sparton.evaluation.results import read_tasks
+    from sparton.evaluation.results import measured_model, read_tasks
     from sparton.hub import add_results
 
     tasks = read_tasks(file)
+    measured = measured_model(file)
+    if measured and not _is(measured, options.model):
+        raise ValueError(
+            f"{file} has the results of another model, {measured}: sparton evaluate "
+            f"model={options.model} writes those of this one"
+        )
     add_results(options.model, tasks)
-    print(f"{options.model / 'README.md'}: results of {len(tasks)} tasks")
+    number = f"{len(tasks)} task{'s' if len(tasks) > 1 else ''}"
+    print(f"{options.model / 'README.md'}: results of {number}")
+
+
+def _is(measured: str, model: Path) -> bool:
+    """Whether a model may be the one that was measured: the same folder, one with the same weights,
+    or one that was moved since or came from the hub."""
+    before = Path(measured)
+    if measured == "bm25" or before.resolve() == model.resolve() or not before.is_dir():
+        return measured != "bm25"
+    weights = sorted(file.relative_to(before) for file in before.rglob("*.safetensors"))
+    own = sorted(file.relative_to(model) for file in model.rglob("*.safetensors"))
+    return own == weights and all(
+        filecmp.cmp(before / name, model / name, shallow=False) for name in own
+    )

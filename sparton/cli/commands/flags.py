@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sparton.arguments import ArgumentError
+from sparton.errors import MissingDataError
 
 if TYPE_CHECKING:
     from sparton.datasets.tables import Columns
@@ -55,6 +56,7 @@ def flags_named(**others: str) -> Iterator[None]:
 
     Raises:
         ValueError: in the place of an ArgumentError.
+        FileNotFoundError: in the place of a MissingDataError.
     """
 
     def name(argument: str) -> str:
@@ -67,3 +69,5 @@ def flags_named(**others: str) -> Iterator[None]:
         yield
     except ArgumentError as error:
         raise ValueError(error.told(name, setting)) from error
+    except MissingDataError as error:  # which settings of a training would say more of
+        raise FileNotFoundError(str(error)) from error

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> None:
     with flags_named():
         refuse_below(1, k=parsed.k)
         if parsed.query is not None and not parsed.query.strip():
-            raise ArgumentError("{query} has no text", query=parsed.query)
+            raise ArgumentError("{query:name} has no text", query=parsed.query)
         if parsed.queries is None:
             ignored = {"output": parsed.output, "columns": parsed.columns}
             refuse_ignored("a search without queries of files", **ignored)
@@ -113,6 +113,9 @@ def _write_run(
 
     table = text_table("queries", files, reading)
     ids, texts = table.take(range(len(table)))
+    for name, text in zip(ids, texts, strict=True):
+        if not text.strip():
+            raise ValueError(f"the query {name} has no text: leave it out of the file")
     hits = index.search(texts, k, progress=True)
     scores = {name: {str(hit.id): hit.score for hit in own} for name, own in zip(ids, hits)}
     with replacing(output) as fresh:
