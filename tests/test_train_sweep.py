@@ -44,6 +44,8 @@ def test_cells_that_end_badly_are_rows_and_the_sweep_goes_on(ended):
     found = cells(folder)
     assert [found[end]["status"] for end in ENDS] == ["ok", "oom", "killed"]
     assert found[ENDS[0]]["examples_per_second"] > 0
+    for end in ENDS:
+        assert found[end]["cell"].startswith(f"optimizer._target_-{end}/gpus-1/")
     assert "SIGKILL" in found[ENDS[2]]["message"]
     assert "report: " in process.stdout and "Traceback" not in process.stderr
     for name in ("sweep.md", "sweep.svg"):

@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 
 _LONGEST_NAME = 120
@@ -28,6 +29,29 @@ def folder_name(overrides: Sequence[str], left_out: Collection[str] = ()) -> str
     return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
+def fixed_settings(overrides: Sequence[str]) -> list[str]:
+    """The settings that all cells of a sweep with these overrides share, as overrides call them."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    return [each.key_or_group for each in parsed if not each.is_sweep_override()]
+
+
+def cell_name(overrides: Sequence[str], fixed: Collection[str], left_out: Collection[str]) -> str:
+    """The name of a cell's folder: what sets it apart in its sweep, or all where nothing does.
+
+    Args:
+        overrides: of the cell.
+        fixed: what :func:`fixed_settings` says of its sweep.
+        left_out: see :func:`folder_name`.
+    """
+    own = [each for each in overrides if setting_of(each) not in fixed]
+    return folder_name(own or overrides, left_out)
+
+
+def setting_of(override: str) -> str:
+    """The setting or group that an override changes."""
+    return override.lstrip("+~").partition("=")[0]
+
+
 def top_level(override: str) -> str:
     """The setting or group of the top level that an override changes, or changes something in."""
     return re.split("[=.@/]", override.lstrip("+~"), maxsplit=1)[0]
@@ -38,7 +62,7 @@ def overrides_in(
 ) -> list[str]:
     """The overrides of settings and groups of the top level, but for those of some dotted keys."""
     own = (each for each in overrides if top_level(each) in groups)
-    return [each for each in own if each.lstrip("+~").partition("=")[0] not in but]
+    return [each for each in own if setting_of(each) not in but]
 
 
 def written(value: object) -> str:

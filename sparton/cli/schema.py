@@ -12,7 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from sparton.cli.overrides import folder_name
+from sparton.cli.overrides import cell_name, fixed_settings, folder_name
 
 # What may differ between the parts of one run: it changes neither the model nor its selection.
 _INCIDENTAL = {
@@ -119,15 +119,17 @@ def register() -> None:
     resolvers.
 
     A run is found again with other incidental settings; cells of a sweep may differ in them alone.
-    ``sweep_name`` stays in all cells what it is in their sweep, as Hydra's ``now`` does.
+    ``sweep_name`` and ``fixed`` stay in all cells what they are in their sweep, as Hydra's ``now``
+    does.
     """
     for command, schema in SCHEMAS.items():
         ConfigStore.instance().store(name=f"{command}_schema", node=schema)
     run_name = partial(_named, left_out=_INCIDENTAL | _FOLDERS_OF_THEIR_OWN)
     sweep_name = partial(_named, left_out=_FOLDERS_OF_THEIR_OWN)
-    cell_name = partial(folder_name, left_out=_FOLDERS_OF_THEIR_OWN)
+    of_cell = partial(cell_name, left_out=_FOLDERS_OF_THEIR_OWN)
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
-    OmegaConf.register_new_resolver("cell_name", cell_name, replace=True)
+    OmegaConf.register_new_resolver("cell_name", of_cell, replace=True)
+    OmegaConf.register_new_resolver("fixed", fixed_settings, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("sweep_name", sweep_name, replace=True, use_cache=True)
 
 

@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.overrides import written
 from sparton.cli.shipped import shipped
@@ -44,6 +44,10 @@ class SweepReport(Callback):
     def __init__(self, examples: int | None = None, published: str | None = None):
         self._examples = examples
         self._published = published
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        # What is resolved now is known to all cells: which settings they share.
+        OmegaConf.select(config, "hydra.sweep.subdir")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         from sparton.sweeps.report import write_records

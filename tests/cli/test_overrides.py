@@ -3,7 +3,7 @@
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from sparton.cli.overrides import folder_name, written
+from sparton.cli.overrides import cell_name, fixed_settings, folder_name, written
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,17 @@ def test_folder_names_need_no_quotes_and_stay_one_folder(overrides, name):
 def test_any_text_is_read_as_it_was_written(text):
     parser = OverridesParser.create()
     assert parser.parse_override(f"hydra.run.dir={written(text)}").value() == text
+
+
+def test_a_cell_is_named_by_what_its_sweep_varies():
+    sweep = ["batch=64,128", "data.files='a b.csv'", "+x=1", "steps=2", "lr=range(1,3)", "seed=0,1"]
+    fixed = fixed_settings(sweep)
+    assert fixed == ["data.files", "x", "steps"]
+    cell = ["batch=64", "data.files='a b.csv'", "+x=1", "steps=2", "lr=1", "seed=0"]
+    assert cell_name(cell, fixed, {"seed"}) == "batch-64+lr-1"
+    # What a sweeper adds is in no cell's command, and a job of no sweep has all.
+    assert cell_name(["batch=64", "lr=3"], ["batch"], ()) == "lr-3"
+    assert cell_name(["batch=64"], ["batch"], ()) == "batch-64"
 
 
 def test_long_folder_names_are_cut_and_stay_apart():
