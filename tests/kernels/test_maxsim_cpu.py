@@ -80,6 +80,20 @@ def test_tiles_do_not_change_the_result(per_query, budget, monkeypatch):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("at_once", [1, 200, 2**18])
+def test_few_query_tokens_share_products_of_many_documents(at_once, masked, normalize, monkeypatch):
+    problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, masked=masked)
+    found = []
+    for few in (0, len(problem.queries)):
+        monkeypatch.setattr(cpu, "FEW_TOKENS", few)
+        monkeypatch.setattr(cpu, "OF_FEW_TOKENS", at_once)
+        found.append(maxsim_forward_cpu(problem, normalize=normalize, argmax=False)[0])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    assert not torch.allclose(found[0], found[1].roll(1, 1), rtol=1e-5, atol=1e-5)
+
+
 def test_float64_gradients():
     """Scores are fp32, but float64 operands get gradients from float64 sums."""
     problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, dtype=torch.float64)

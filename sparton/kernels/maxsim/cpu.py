@@ -1,4 +1,5 @@
-"""MaxSim for CPU tensors, in PyTorch: the similarities of a few rows and one document at a time.
+"""MaxSim for CPU tensors, in PyTorch: the similarities of a few rows and one document at a time, or
+of few query tokens and many documents.
 
 Q queries, N documents, K documents per query, C = N or K columns, P pairs, L tokens of the longest
 query, T packed tokens, E embedding.
@@ -9,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from sparton.kernels.boundaries import read_boundaries
+from sparton.kernels.boundaries import ranges_within, read_boundaries
 from sparton.kernels.maxsim.normalization_cpu import (
     normalize_tokens_backward_cpu,
     normalize_tokens_cpu,
@@ -18,6 +19,9 @@ from sparton.kernels.maxsim.operands import MaxSimOperands
 from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 SIMILARITIES_AT_ONCE = 2**22
+# Up to so many query tokens, many documents share a product: one by one they would take longer to
+# start than to compute. So many similarities and their documents are in a core's cache.
+FEW_TOKENS, OF_FEW_TOKENS = 64, 2**18
 ENTRIES_AT_ONCE = 2**20
 
 
@@ -52,8 +56,10 @@ def maxsim_forward_cpu(
     if operands.pairs is not None:
         return _pair_scores(operands, normalize, argmax)
     documents, mask, per_query = operands.documents, operands.document_mask, operands.per_query
-    if per_query is not None and not argmax:
-        return _own_scores(operands, normalize), torch.empty(0, dtype=torch.int32)
+    few = per_query is None and len(operands.queries) <= FEW_TOKENS
+    if not argmax and (few or per_query is not None):
+        scores = (_scores_of_few if few else _own_scores)(operands, normalize)
+        return scores, torch.empty(0, dtype=torch.int32)
     queries = _rows(operands.queries, normalize)
     query_bounds, bounds = _read_boundaries(operands)
     owners = sequence_of_tokens(operands.query_cu_seqlens, queries.shape[0])
@@ -150,15 +156,50 @@ def read_pairs(pairs: Tensor, Q: int, N: int) -> list[list[int]]:
     return listed
 
 
+def _counts(operands: MaxSimOperands) -> Tensor:
+    """Tokens of each document that take part, int64 ``[N]``."""
+    mask, boundaries = operands.document_mask, operands.document_cu_seqlens.long()
+    if mask is None:
+        return boundaries.diff()
+    return torch.cat([boundaries.new_zeros(1), mask.cumsum(0)])[boundaries].diff()
+
+
+def _largest(
+    queries: Tensor, operands: MaxSimOperands, tokens: slice, counts: Tensor, normalize: bool
+) -> Tensor:
+    """The largest similarity of each query token and each of n consecutive documents, ``[n, Tq]``;
+    0 of documents without tokens."""
+    documents = operands.documents[tokens]
+    if operands.document_mask is not None:
+        documents = documents[operands.document_mask[tokens]]
+    similarities = _rows(documents, normalize) @ queries.T
+    best = torch.segment_reduce(similarities, "max", lengths=counts, axis=0)
+    return best.where(counts[:, None] > 0, 0)
+
+
+def _scores_of_few(operands: MaxSimOperands, normalize: bool) -> Tensor:
+    """Scores fp32 ``[Q, N]`` of queries with few tokens in all, many documents in one product."""
+    _, bounds = _read_boundaries(operands)
+    queries, counts = _rows(operands.queries, normalize), _counts(operands)
+    owners = sequence_of_tokens(operands.query_cu_seqlens, len(queries))
+    if operands.query_mask is not None:
+        queries, owners = queries[operands.query_mask], owners[operands.query_mask]
+    scores = queries.new_zeros(operands.scores_shape)
+    if len(queries):
+        tokens_at_once = max(OF_FEW_TOKENS // len(queries), 1)
+        for first, last in ranges_within(torch.tensor(bounds), tokens_at_once, len(counts)):
+            tokens = slice(bounds[first], bounds[last])
+            best = _largest(queries, operands, tokens, counts[first:last], normalize)
+            scores.T[first:last].index_add_(1, owners, best)
+    return scores.float()
+
+
 def _own_scores(operands: MaxSimOperands, normalize: bool) -> Tensor:
     """Scores fp32 ``[Q, K]`` of each query's own documents, many of them in one product."""
     query_bounds, bounds = _read_boundaries(operands)
     queries, K = _rows(operands.queries, normalize), operands.scores_shape[1]
-    mask, boundaries = operands.document_mask, operands.document_cu_seqlens.long()
-    counts = boundaries.diff()
-    longest = int(counts.max()) if counts.numel() else 0
-    if mask is not None:
-        counts = torch.cat([boundaries.new_zeros(1), mask.cumsum(0)])[boundaries].diff()
+    counts = _counts(operands)
+    longest = max((stop - start for start, stop in pairwise(bounds)), default=0)
     scores = queries.new_zeros(operands.scores_shape)
     for q, own in enumerate(scores):
         rows = slice(query_bounds[q], query_bounds[q + 1])
@@ -168,13 +209,9 @@ def _own_scores(operands: MaxSimOperands, normalize: bool) -> Tensor:
         step = max(SIMILARITIES_AT_ONCE // max(len(query) * longest, 1), 1)
         for first in range(q * K, (q + 1) * K, step):
             last = min(first + step, (q + 1) * K)
-            tokens, lengths = slice(bounds[first], bounds[last]), counts[first:last]
-            documents = operands.documents[tokens]
-            if mask is not None:
-                documents = documents[mask[tokens]]
-            similarities = _rows(documents, normalize) @ query.T
-            best = torch.segment_reduce(similarities, "max", lengths=lengths, axis=0)
-            own[first - q * K : last - q * K] = best.sum(dim=1).where(lengths > 0, 0)
+            tokens = slice(bounds[first], bounds[last])
+            best = _largest(query, operands, tokens, counts[first:last], normalize)
+            own[first - q * K : last - q * K] = best.sum(dim=1)
     return scores.float()
 
 

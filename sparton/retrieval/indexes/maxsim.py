@@ -75,6 +75,8 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
             return self._chunks[first, last]
         held = self.documents.slice(int(self._rows[first]), int(self._rows[last - 1]) + 1)
         bounds = self._ends[first : last + 1] - self._ends[first]
+        if self.device.type == "cpu" and held.scales is None:  # fp32 is made of few at a time
+            return held._replace(cu_seqlens=bounds.int())
         chunk = on_device(self.device, held._replace(cu_seqlens=bounds))
         if self._resident and held.scales is None:  # no copy but that of the boundaries
             if len(self._chunks) == _CHUNKS:
@@ -84,7 +86,8 @@ class MultiVectorIndex(LateInteractionIndex[TokenVectors]):
 
     def _scores(self, queries: TokenVectors, documents: TokenVectors) -> Tensor:
         bounds = queries.cu_seqlens, documents.cu_seqlens
-        return maxsim_varlen(queries.values, documents.values, *bounds)
+        asked = queries.values.to(documents.values.dtype)  # in which they were stored
+        return maxsim_varlen(asked, documents.values, *bounds)
 
     def _candidate_scores(
         self, queries: TokenVectors, candidates: NDArray[np.int64], progress: str | None
