@@ -39,7 +39,9 @@ def test_equals_a_stable_sort_of_all_scores(k, tokens_at_once):
     assert (scores > 0).any()
     expected, order = sorted_scores(scores, k)
     found = maxsim_topk(*problem, k, tokens_at_once=tokens_at_once)
-    assert torch.equal(found.scores, expected)
+    # On a CPU the last bits depend on which documents share a product.
+    torch.testing.assert_close(found.scores, expected, rtol=1e-6, atol=1e-6)
+    assert not torch.allclose(found.scores, expected * (1 + 1e-5), rtol=1e-6, atol=1e-6)
     assert torch.equal(found.documents, order)
     assert (found.documents[1] == torch.arange(k)).all(), "an empty query: all tie at 0"
 
