@@ -12,6 +12,7 @@ from benchmarks.encoding.collections import (
     EVALUATE,
     on_devices,
     run_command,
+    steady_rate,
     write_collection,
 )
 from benchmarks.encoding.models import PRECISION, write_model
@@ -58,6 +59,7 @@ class PassagesStudy(Study[Cell]):
     }
     columns: ClassVar[Columns] = {
         "texts/s": figure("texts_per_s", ",.0f"),
+        "start s": figure("start_s", ".1f"),
         "encode s": figure("encode_s", ".1f"),
         "bytes a passage": figure("bytes_each", ".0f"),
         "index s": figure("index_s", ".1f"),
@@ -80,7 +82,9 @@ class PassagesStudy(Study[Cell]):
         precision = PRECISION[settings.device]
         words = [f"model={model}", f"data={folder}", f"precision={precision}"]
         words += on_devices(cell.gpus, settings)
+        words += [f"rows_per_shard={MINIATURE // 8}"] if settings.miniature else []
         encoded = run_command(ENCODE, words, folder.parent / "encoded")
+        rate = steady_rate(encoded.output, cell.gpus)
         size = sum(file.stat().st_size for file in encoded.output.rglob("*") if file.is_file())
         words = [f"model={model}", "evaluation=beir_folder", f"evaluation.path={folder}"]
         words += [f"documents={encoded.output}", f"encoder.precision={precision}"]
@@ -91,7 +95,8 @@ class PassagesStudy(Study[Cell]):
             shutil.rmtree(each.output)
         found = task["metrics"]["mrr@10"]
         record = {
-            "texts_per_s": round(cell.passages / encoded.seconds, 1),
+            "texts_per_s": round(rate, 1),
+            "start_s": round(encoded.seconds - cell.passages / rate, 2),
             "encode_s": round(encoded.seconds, 2),
             "bytes": size,
             "bytes_each": round(size / cell.passages, 1),
