@@ -214,7 +214,8 @@ def test_each_of_several_tasks_has_documents_of_its_own(models, monkeypatch, cap
         (["side=documents"], "side=documents: must be query or document"),
         (["kinds=[words]"], "kinds=['words']: there are sparse, tokens, dense"),
         (["gpus=0"], "gpus=0 must be at least 1"),
-        (["precision=fp8"], "precision=fp8: must be fp32, bf16, fp16"),
+        (["precision=fp4"], "precision=fp4: must be fp32, bf16, fp16, fp8"),
+        (["precision=fp8"], "precision=fp8 needs a CUDA GPU of compute capability 8.9 or later"),
         (
             ["vector_dtype=int8"],
             "vector_dtype=int8: must be float16, bfloat16, float32, ",
@@ -312,7 +313,7 @@ def test_what_cannot_be_searched_is_refused(models, monkeypatch, capsys):
         (["nowhere", "--query", "x"], "nowhere holds no encoded texts (encoding.json is missing)"),
         (["docs", "--query", "x", "--model", "no/such/one"], "--model no/such/one: no such folder"),
         (["docs", "--query", "x", "--model", models["joint"]], "docs was encoded by another model"),
-        (["docs", "--query", "x", "--precision", "fp8"], "precision=fp8: must be fp32"),
+        (["docs", "--query", "x", "--precision", "fp4"], "precision=fp4: must be fp32"),
         (["queries", "--query", "x"], "queries holds queries, and documents are searched"),
         (["docs", "--queries", "toy", "--output", "toy"], "--output toy exists: name another"),
     ):

@@ -137,7 +137,7 @@ class PostNorm(FusedPart):
         if given is None and (p == 1 or not _has_kernels(x, self.dense)):
             return norm(self.dropout(self.dense(x)) + residual)
         product_dtype = autocast_dtype(residual)
-        dtype = None if product_dtype is None else self._sum_dtype(product_dtype)
+        dtype = None if product_dtype is None else self.sum_dtype(product_dtype)
         copy = None if product_dtype == dtype or not self.both else product_dtype
         vectors = (residual, norm.weight, norm.bias)
         if given is not None:
@@ -152,7 +152,7 @@ class PostNorm(FusedPart):
             *post_norm_and_copy(*operands, eps=norm.eps, p=p, dtype=dtype, copy=copy)
         )
 
-    def _sum_dtype(self, product_dtype: torch.dtype) -> torch.dtype:
+    def sum_dtype(self, product_dtype: torch.dtype) -> torch.dtype:
         """In which sums are handed on, given that of products: fp32, as normalisations give it
         under autocast, or that of the products, with half the traffic. Encoding takes the latter
         where these have fp16's digits, or FP8's, which are fewer than either has."""
@@ -228,14 +228,16 @@ class FusedEncoder(nn.Module):
         return Output(last_hidden_state=_residual(states))
 
     def _entered(self, states: Tensor) -> States:
-        """fp32 embeddings in both forms, so that all layers share a graph."""
+        """fp32 embeddings in the form in which layers hand their states on, so that all layers
+        share a graph."""
         dtype = autocast_dtype(states)
         first: Any = self.layer[0]
         if not self.both or dtype in (None, states.dtype):
             return states
         if not _has_kernels(states, first.output.dense):
             return states
-        return LayerStates(states, states.to(dtype))
+        operand = states.to(dtype)
+        return operand if first.output.sum_dtype(dtype) == dtype else LayerStates(states, operand)
 
 
 def _wide(operand: Operand) -> Tensor:
