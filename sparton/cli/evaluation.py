@@ -196,6 +196,7 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -
     index = instantiate(asked.index)  # refuses what cannot be, too
     model = (cfg.model, cfg.query_length, cfg.document_length)
     encoder, tokenizer = evaluation.load_retriever(*model, device=device, width=cfg.width)
+    check_precision(asked.precision, encoder)
     settings = {name: asked[name] for name in ("metrics", "k", "search", "rerank_depth")}
     search = evaluation.plan_search(encoder, **settings)
     bounds = {f"encoder.{name}": asked[name] for name in TERM_BOUNDS}
