@@ -126,11 +126,7 @@ class Retriever:
                 ``max_terms`` of a model without sparse vectors, ``pool_factor`` of one without
                 token vectors, or representations that are not finite.
         """
-        if not hasattr(texts, "__len__") or isinstance(texts, Mapping):
-            raise ValueError(f"texts is a {type(texts).__name__}: put them into a list")
-        for row, text in enumerate(() if isinstance(texts, str) else texts):
-            if not isinstance(text, str):
-                raise ValueError(f"{side} {row} is {text!r}: each must be a text")
+        _check_texts(texts, side)
         shown = len(texts) >= _SHOWN_FROM if progress is None else progress
         return encode_texts(
             self.encoder,
@@ -336,9 +332,9 @@ class TextIndex:
         if not hasattr(k, "__index__"):
             raise ValueError(f"k={k!r} must be a whole number")
         if not isinstance(queries, Representations):
-            listed = hasattr(queries, "__len__") and not isinstance(queries, str | Mapping)
-            for row, text in enumerate(queries if listed else ()):
-                if isinstance(text, str) and not text.strip():
+            _check_texts(queries, "query")
+            for row, text in enumerate(queries):
+                if not text.strip() and not isinstance(queries, str):
                     raise ValueError(f"query {row} has no text: leave it out")
             queries = self.retriever.encode(
                 queries, "query", vector_dtype=self._vector_dtype, progress=progress
@@ -400,6 +396,15 @@ def load(
     )
     check_precision(precision, encoder)
     return Retriever(encoder, tokenizer, precision=precision)
+
+
+def _check_texts(texts: Sequence[str], side: Side) -> None:
+    """Refuse what is no list of texts; a text alone has an error of its own where it is encoded."""
+    if not hasattr(texts, "__len__") or isinstance(texts, Mapping):
+        raise ValueError(f"texts is a {type(texts).__name__}: put them into a list")
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ValueError(f"{side} {row} is {text!r}: each must be a text")
 
 
 def _halves(kinds: Iterable[Kind]) -> str:

@@ -99,7 +99,7 @@ class CollectionsStudy(Study[Cell]):
         for name, share in SHARES.items():
             write_collection(root / name, documents(), round(number * share), FOR_A_QUERY)
         model = write_model(root, kind, "tiny" if settings.miniature else "base")
-        text_table("documents", text_files([str(root / ALL)], "document"), Reading())
+        prepare_documents(root / ALL)
         shutil.rmtree(run(cells[0]._replace(gpus=1), root, model, settings, FEW).output)
         measure = encode if cells[0].verb == ENCODE else evaluate
         found: list[str] = []  # what came of each cell
@@ -132,6 +132,11 @@ def write_collection(folder: Path, texts: Texts, number: int, for_a_query: int) 
             file.writelines(f"q{row}\td{row}\t1\n" for row in asked)
 
 
+def prepare_documents(folder: Path) -> None:
+    """Read them once, as the first ``encode.py`` of a machine does."""
+    text_table("documents", text_files([str(folder)], "document"), Reading())
+
+
 def _line(key: str, text: str) -> str:
     return json.dumps({"_id": key, "text": text}) + "\n"
 
@@ -141,18 +146,22 @@ def encode(cell: Cell, root: Path, model: Path, settings: Settings) -> tuple[Rec
     done = run(cell, root, model, settings, ALL)
     number = sum(1 for _ in (root / ALL / "corpus.jsonl").open())
     rate = steady_rate(done.output, cell.gpus)
-    files = sorted(file for file in done.output.rglob("*") if file.is_file())
     record = {
         "texts_per_s": round(rate, 1),
         "start_s": round(done.seconds - number / rate, 2),
         "seconds": round(done.seconds, 2),
-        "bytes": sum(file.stat().st_size for file in files),
+        "bytes": sum(file.stat().st_size for file in files_of(done)),
     }
     digest = hashlib.sha256()
-    for file in files:
+    for file in files_of(done):
         digest.update(f"{file.relative_to(done.output)}".encode() + file.read_bytes())
     shutil.rmtree(done.output)
     return record, digest.hexdigest()
+
+
+def files_of(done: Run) -> list[Path]:
+    """All files that a command left, in order."""
+    return sorted(file for file in done.output.rglob("*") if file.is_file())
 
 
 def steady_rate(folder: Path, processes: int) -> float:
@@ -182,14 +191,18 @@ def evaluate(cell: Cell, root: Path, model: Path, settings: Settings) -> tuple[R
 
 def words_of(cell: Cell, root: Path, model: Path, settings: Settings, name: str) -> list[str]:
     """The arguments of a cell's command on the documents of that name, but for its output."""
-    precision = PRECISION[settings.device]
     if cell.verb == ENCODE:
-        words = [f"data={root / name}", f"precision={precision}"]
-        words += [f"rows_per_shard={MINIATURE // 8}"] if settings.miniature else []
+        words = words_to_encode(root / name, settings, MINIATURE)
     else:
         words = ["evaluation=beir_folder", f"evaluation.path={root / name}"]
-        words.append(f"encoder.precision={precision}")
+        words.append(f"encoder.precision={PRECISION[settings.device]}")
     return [f"model={model}", *words, *on_devices(cell.gpus, settings)]
+
+
+def words_to_encode(folder: Path, settings: Settings, miniature: int) -> list[str]:
+    """What ``encode.py`` is told of the documents of a folder, of which a miniature has so many."""
+    words = [f"data={folder}", f"precision={PRECISION[settings.device]}"]
+    return [*words, *([f"rows_per_shard={miniature // 8}"] if settings.miniature else [])]
 
 
 def on_devices(gpus: int, settings: Settings) -> list[str]:

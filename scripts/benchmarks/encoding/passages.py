@@ -10,18 +10,18 @@ from typing import Any, ClassVar, NamedTuple
 from benchmarks.encoding.collections import (
     ENCODE,
     EVALUATE,
+    files_of,
     on_devices,
+    prepare_documents,
     run_command,
     steady_rate,
+    words_to_encode,
     write_collection,
 )
 from benchmarks.encoding.models import PRECISION, write_model
 from benchmarks.screen import Columns, Record, figure, in_words
 from benchmarks.study import Measured, Settings, Study
 from benchmarks.texts import passages
-from sparton.cli.collections import text_files
-from sparton.datasets.preparation import Reading
-from sparton.datasets.texts import text_table
 
 QUERIES = 6980  # of MS MARCO's dev set
 MINIATURE = 400
@@ -75,19 +75,18 @@ class PassagesStudy(Study[Cell]):
         folder = root / f"passages-{number}"
         write_collection(folder, passages(), number, max(number // QUERIES, 1))
         model = write_model(root, "splade", "tiny" if settings.miniature else "base")
-        text_table("documents", text_files([str(folder)], "document"), Reading())
+        prepare_documents(folder)
         return partial(self.measure, folder, model, settings)
 
     def measure(self, folder: Path, model: Path, settings: Settings, cell: Cell) -> Record:
-        precision = PRECISION[settings.device]
-        words = [f"model={model}", f"data={folder}", f"precision={precision}"]
-        words += on_devices(cell.gpus, settings)
-        words += [f"rows_per_shard={MINIATURE // 8}"] if settings.miniature else []
+        words = words_to_encode(folder, settings, MINIATURE)
+        words = [f"model={model}", *words, *on_devices(cell.gpus, settings)]
         encoded = run_command(ENCODE, words, folder.parent / "encoded")
         rate = steady_rate(encoded.output, cell.gpus)
-        size = sum(file.stat().st_size for file in encoded.output.rglob("*") if file.is_file())
+        size = sum(file.stat().st_size for file in files_of(encoded))
         words = [f"model={model}", "evaluation=beir_folder", f"evaluation.path={folder}"]
-        words += [f"documents={encoded.output}", f"encoder.precision={precision}"]
+        words.append(f"documents={encoded.output}")
+        words.append(f"encoder.precision={PRECISION[settings.device]}")
         words += ["metrics=[mrr@10]", *on_devices(1, settings)]
         searched = run_command(EVALUATE, words, folder.parent / "searched")
         (task,) = json.loads((searched.output / "results.json").read_text())["tasks"]

@@ -43,9 +43,11 @@ def main(arguments: Sequence[str]) -> None:
 def _is(measured: str, model: Path) -> bool:
     """Whether a model may be the one that was measured: the same folder, one with the same weights,
     or one that was moved since or came from the hub."""
+    if measured == "bm25":
+        return False
     before = Path(measured)
-    if measured == "bm25" or before.resolve() == model.resolve() or not before.is_dir():
-        return measured != "bm25"
+    if not before.is_dir() or before.resolve() == model.resolve():
+        return True
     weights = sorted(file.relative_to(before) for file in before.rglob("*.safetensors"))
     own = sorted(file.relative_to(model) for file in model.rglob("*.safetensors"))
     return own == weights and all(

@@ -187,7 +187,7 @@ def _scores_of_few(operands: MaxSimOperands, normalize: bool) -> Tensor:
     scores = queries.new_zeros(operands.scores_shape)
     if len(queries):
         tokens_at_once = max(OF_FEW_TOKENS // len(queries), 1)
-        for first, last in ranges_within(torch.tensor(bounds), tokens_at_once, len(counts)):
+        for first, last in ranges_within(bounds, tokens_at_once):
             tokens = slice(bounds[first], bounds[last])
             best = _largest(queries, operands, tokens, counts[first:last], normalize)
             scores.T[first:last].index_add_(1, owners, best)
