@@ -199,6 +199,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "best-no-expansion": (*_BEST, "no-expansion"),
         "best-plain": (*_BEST, "plain"),
         "best-plain-wide": (*_BEST, "plain", "full-width"),
+        "best-plain-wide-slower": (*ABLATION["best-slower"], "plain", "full-width"),
         "best-long": ABLATION["best-long"],
         "best-plain-long": (*ABLATION["best-long"], "plain"),
         "best-plain-wide-long": (*ABLATION["best-long"], "plain", "full-width"),
@@ -221,7 +222,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # Trained with every seed, and then averaged.
 CHOSEN = {
-    "splade": ("base", "best-home-long"),
+    "splade": ("base", "best-long"),
     "colbert": ("base", "best-plain", "best-plain-wide"),
     "inference-free": ("base", "best"),
     "joint": ("base", "best"),

@@ -188,17 +188,20 @@ def _check_widths(widths: Sequence[int], width: int, normalize: bool) -> None:
 def new_projection(hidden_size: int, head: ColbertHead) -> nn.Linear:
     """What makes token vectors of hidden states, as it starts: see :class:`ColbertEncoder`."""
     projection = nn.Linear(hidden_size, head.width, head.bias)
-    nn.init.orthogonal_(projection.weight)
+    # Among all rotations the identity is the one that trainings with other seeds share, so that the
+    # mean of their weights makes sense.
+    square = head.width == hidden_size
+    (nn.init.eye_ if square else nn.init.orthogonal_)(projection.weight)
     return projection
 
 
 class ColbertEncoder(Encoder):
     """Texts, as packed tokens, to one vector per token.
 
-    The projection starts with orthonormal rows, or columns where it is wider than the body, which
-    keep what the backbone knows: all dot products of its states where both are of one width, and
-    more of them than random numbers where it is narrower. They are drawn from the global generator,
-    as are the embeddings of markers that the tokenizer did not know.
+    The projection starts as the identity where it is as wide as the body, and otherwise with
+    orthonormal rows, or columns where it is wider, which keep more of what the backbone knows than
+    random numbers do. These are drawn from the global generator, as are the embeddings of markers
+    that the tokenizer did not know.
 
     Args:
         backbone: packed tokens to hidden states ``[T, D]``. Only its body is kept; the tokenizer
