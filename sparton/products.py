@@ -15,12 +15,13 @@ from sparton.sharded import is_sharded
 
 
 class _Form(NamedTuple):
-    """What products read of some parameters, and the state of these that it was made of. They are
-    held, so that no others come to lie where they do."""
+    """What products read of some parameters, with its graph and without, and the state of these
+    that it was made of. They are held, so that no others come to lie where they do."""
 
     parameters: list[Tensor]
     versions: list[int]
     whole: Tensor
+    detached: Tensor
 
 
 # Of this thread: another may train the same weights meanwhile.
@@ -66,24 +67,39 @@ def linear(x: Tensor, *layers: nn.Module, bias: bool = True) -> Tensor:
     return F.linear(x, weight, _form(x, [layer.bias for layer in layers]))
 
 
+def keeps_weights() -> bool:
+    """Whether they are kept here, see :func:`keeping_weights`. A compiled graph has its own way
+    with weights."""
+    return _forms.get() is not None and not torch.compiler.is_compiling()
+
+
+def kept(dtype: torch.dtype, *parameters: Tensor) -> Tensor:
+    """Parameters ``[Vi, ...]`` one above the other, in the dtype of products and without a graph,
+    as the kept weights of :func:`linear` are; for functions of autograd that know the way from
+    their products to the parameters themselves. Asked where :func:`keeps_weights` is true."""
+    return _kept(dtype, list(parameters)).detached
+
+
 def _form(x: Tensor, parameters: list[Any]) -> Tensor:
     """Parameters one above the other, in the dtype of products with ``x`` where that is kept;
     otherwise autocast rounds them."""
-    # A compiled graph has its own way with weights.
-    kept = None if torch.compiler.is_compiling() else _forms.get()
-    if kept is None:
+    if not keeps_weights():
         return _stacked(parameters)
-    first = parameters[0]
-    dtype = autocast_dtype(x) or first.dtype
-    key = id(first), dtype
+    return _kept(autocast_dtype(x) or parameters[0].dtype, parameters).whole
+
+
+def _kept(dtype: torch.dtype, parameters: list[Any]) -> _Form:
+    forms = _forms.get()
+    assert forms is not None
+    key = id(parameters[0]), dtype
     versions = [parameter._version for parameter in parameters]
-    form = kept.get(key)
+    form = forms.get(key)
     if form is None or form.versions != versions:
         # Passes without a graph may come first: the others need one.
         with torch.enable_grad():
             whole = _stacked(parameters).to(dtype)
-        form = kept[key] = _Form(parameters, versions, whole)
-    return form.whole
+        form = forms[key] = _Form(parameters, versions, whole, whole.detach())
+    return form
 
 
 def _stacked(parameters: list[Tensor]) -> Tensor:

@@ -157,7 +157,11 @@ def packed_self_attention(
         The mixed values ``[T, H, d]`` in the dtype of ``states``.
     """
     window = None if sliding_window is None else sliding_window - 1
-    if key_rows is None and max_length_q <= SHORT and _has_short_kernel(states):
+    if (
+        key_rows is None
+        and max_length_q <= SHORT
+        and has_short_kernel(states, states.dtype, states.shape[-1])
+    ):
         own = cu_seq_lens_q, max_length_q
         return varlen_self_attention(states, *own, scale=scale, window=window)
     query, key, value = states.unbind(1)
@@ -182,11 +186,13 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, places: _Places) -> Tenso
 def _are_short(places: _Places, query: Tensor) -> bool:
     """Whether they go to our own kernels."""
     plain = places.window < 0 and not places.causal and places.softcap is None
-    return plain and _has_short_kernel(query) and places.max_seqlen <= SHORT
+    short = places.max_seqlen <= SHORT
+    return plain and short and has_short_kernel(query, query.dtype, query.shape[-1])
 
 
-def _has_short_kernel(query: Tensor) -> bool:
-    return query.is_cuda and query.dtype in DTYPES and query.shape[-1] in WIDTHS
+def has_short_kernel(x: Tensor, dtype: torch.dtype, width: int) -> bool:
+    """Whether our own kernels serve heads of this width in this dtype where ``x`` is."""
+    return x.is_cuda and dtype in DTYPES and width in WIDTHS
 
 
 def _has_varlen_kernel(places: _Places, query: Tensor) -> bool:

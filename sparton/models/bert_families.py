@@ -7,13 +7,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from sparton.models.bert_layers import (
-    FusedEncoder,
-    FusedLayer,
-    Intermediate,
-    PostNorm,
-    SelfAttention,
-)
+from sparton.models.bert_layers import FusedEncoder, FusedLayer
+from sparton.models.bert_parts import Intermediate, PostNorm, SelfAttention
 
 # Parts of a layer by their place in it, and what they are called in transformers.
 _PARTS = {

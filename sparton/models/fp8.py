@@ -9,7 +9,7 @@ from torch import nn
 from sparton.kernels.dispatch import has_fp8
 from sparton.kernels.encoder_layer import FP8_MULTIPLE, Fp8Weights
 from sparton.models.bert_families import BERT_FAMILIES
-from sparton.models.bert_layers import FusedPart
+from sparton.models.bert_parts import FusedPart
 from sparton.models.body import EncoderBody
 from sparton.models.heads import SpartonHead
 

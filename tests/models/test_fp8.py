@@ -11,8 +11,8 @@ from transformers import BertConfig, BertModel, RobertaConfig, RobertaModel
 
 from sparton.kernels.dispatch import has_fp8
 from sparton.kernels.encoder_layer import fp8_products
-from sparton.models import bert_layers
-from sparton.models.bert_layers import FusedPart, Intermediate, PostNorm, SelfAttention
+from sparton.models import bert_parts
+from sparton.models.bert_parts import FusedPart, Intermediate, PostNorm, SelfAttention
 from sparton.models.body import EncoderBody
 from sparton.models.encoder import Encoder
 from sparton.models.fp8 import encoding_in_fp8, multiply_in_fp8
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch) -> Iterator[None]:
     if not on_gpu:
-        monkeypatch.setattr(bert_layers, "_has_kernels", lambda x, dense: type(dense) is nn.Linear)
+        monkeypatch.setattr(bert_parts, "may_follow", lambda x, dense: type(dense) is nn.Linear)
     with nullcontext() if on_gpu else interpreter.rounding():
         yield
 

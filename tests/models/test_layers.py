@@ -2,6 +2,7 @@
 modules take for one: Triton's interpreter runs the kernels."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -20,11 +21,12 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from sparton.models import bert_layers
-from sparton.models.bert_layers import Intermediate, LayerStates, PostNorm, SelfAttention
+from sparton.models import bert_layers, bert_parts
+from sparton.models.bert_parts import Intermediate, LayerStates, PostNorm, SelfAttention
 from sparton.models.body import EncoderBody
 from sparton.models.layers import fuse_layers
-from sparton.types import TokenBatch
+from sparton.products import keeping_weights
+from sparton.types import TokenBatch, TokenRows
 
 on_gpu = torch.cuda.is_available()
 DEVICE = "cuda" if on_gpu else "cpu"
@@ -102,7 +104,24 @@ def distances(found: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, f
 @pytest.fixture
 def kernels(monkeypatch) -> None:
     if not on_gpu:
-        monkeypatch.setattr(bert_layers, "_has_kernels", lambda x, dense: type(dense) is nn.Linear)
+        monkeypatch.setattr(bert_parts, "may_follow", lambda x, dense: type(dense) is nn.Linear)
+
+
+@pytest.fixture
+def whole(kernels, monkeypatch) -> list[int]:
+    """The tokens of the calls of the function of a whole layer, which a CPU has, too."""
+    calls: list[int] = []
+    layer = bert_layers.post_norm_layer
+
+    def counted(operand: Tensor, *others: object) -> tuple:
+        calls.append(len(operand))
+        return layer(operand, *others)
+
+    monkeypatch.setattr(bert_layers, "post_norm_layer", counted)
+    if not on_gpu:
+        monkeypatch.setattr(bert_layers, "may_follow", bert_parts.may_follow)
+        monkeypatch.setattr(bert_layers, "has_short_kernel", lambda x, dtype, width: True)
+    return calls
 
 
 @pytest.fixture
@@ -162,6 +181,52 @@ def test_half_residuals_are_handed_on_once(tokenizer, kernels, handed_on):
     with torch.autocast(DEVICE, torch.bfloat16):
         assert packed_states(body).dtype == torch.bfloat16
     assert handed_on == [Tensor] * 4
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"half_residual": True}, {"gradient_checkpointing": True}]
+)
+def test_one_function_does_what_the_parts_of_a_layer_do(settings, tokenizer, whole):
+    def found(weights: AbstractContextManager) -> dict[str, Tensor]:
+        body = EncoderBody(build(hidden_dropout_prob=0.1), tokenizer, **settings).train()
+        torch.manual_seed(1)
+        with torch.autocast(DEVICE, HALF), weights:
+            return results(body, packed_states(body))
+
+    parts, calls = found(nullcontext()), list(whole)
+    one = found(keeping_weights(nn.Linear(1, 1)))
+    assert calls == [] and set(whole) == {sum(LENGTHS)}
+    assert len(whole) == (4 if "gradient_checkpointing" in settings else 2)
+    # On a CPU the parts attend by another function.
+    assert max(distances(one, parts).values()) < (4e-3 if on_gpu else 8e-3)
+
+
+def test_a_whole_layer_encodes_as_its_parts_do(tokenizer, whole):
+    body = EncoderBody(build(hidden_dropout_prob=0.1), tokenizer).eval()
+    with torch.no_grad(), torch.autocast(DEVICE, HALF):
+        parts = packed_states(body)
+        with keeping_weights(body):
+            one = packed_states(body)
+    assert len(whole) == 2
+    assert torch.equal(one, parts) if on_gpu else torch.allclose(one, parts, atol=4e-3)
+
+
+@pytest.mark.parametrize("other", ["activation", "adapter", "length", "keys", "fp32", "weights"])
+def test_a_layer_with_another_part_runs_part_by_part(other, tokenizer, whole, monkeypatch):
+    body = EncoderBody(
+        build(hidden_act="relu" if other == "activation" else "gelu"), tokenizer
+    ).eval()
+    if other == "adapter":
+        adapt(body.model)
+    if other == "length":
+        monkeypatch.setattr(bert_layers, "SHORT", max(LENGTHS) - 1)
+    tokens = TokenBatch.from_lists([ids.tolist() for ids in sequences()]).to(DEVICE)
+    if other == "keys":
+        tokens = tokens._replace(keys=TokenRows(tokens.input_ids.argsort(), tokens.cu_seqlens, 9))
+    cast = torch.autocast(DEVICE, HALF, enabled=other != "fp32")
+    with cast, nullcontext() if other == "weights" else keeping_weights(body):
+        body.hidden_states(tokens)
+    assert not whole
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 from transformers import PreTrainedModel
 
-from sparton.models import bert_layers
+from sparton.models import bert_parts
 from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
 from sparton.models.backbones import pretrained, random_bert, tiny
@@ -126,14 +126,14 @@ def test_fused_layers_pass_over_no_adapter(
     """Kernels that follow a product with a weight must not follow one with an adapted weight: were
     they to, the difference would be seen."""
     monkeypatch.setattr(
-        bert_layers, "_has_kernels", lambda x, dense: ignoring or type(dense) is nn.Linear
+        bert_parts, "may_follow", lambda x, dense: ignoring or type(dense) is nn.Linear
     )
     if ignoring:
-        monkeypatch.setattr(bert_layers, "linear", _linear_without_adapters)
+        monkeypatch.setattr(bert_parts, "linear", _linear_without_adapters)
     backbone = Backbone(build_mlm("bert"), tokenizer, lora=FP32 | {"targets": targets})
     learn(backbone)
     kinds = {type(part) for part in backbone.modules()}
-    assert {bert_layers.PostNorm, bert_layers.Intermediate, bert_layers.SelfAttention} <= kinds
+    assert {bert_parts.PostNorm, bert_parts.Intermediate, bert_parts.SelfAttention} <= kinds
     tokens, other = batch(LENGTHS), by_peft(build_mlm("bert"), targets)
     assert close(backbone.decoder(backbone(tokens)), alone(other, tokens)) != ignoring
 

@@ -4,7 +4,6 @@ products in FP8 with what follows them."""
 from sparton.kernels.encoder_layer.dropout import hashed_dropout
 from sparton.kernels.encoder_layer.fp8_function import (
     Layer,
-    NormOptions,
     fp8_linear,
     fp8_linear_gelu,
     fp8_linear_post_norm,
@@ -14,7 +13,7 @@ from sparton.kernels.encoder_layer.fp8_products import Fp8Weights, fp8_operand
 from sparton.kernels.encoder_layer.gated_function import gated_gelu, gated_silu
 from sparton.kernels.encoder_layer.gelu_function import bias_gelu
 from sparton.kernels.encoder_layer.norm_function import post_norm, post_norm_and_copy
-from sparton.kernels.encoder_layer.operands import FLOATS
+from sparton.kernels.encoder_layer.operands import FLOATS, NormOptions
 from sparton.kernels.encoder_layer.pre_norm_function import pre_norm
 from sparton.kernels.encoder_layer.reference import (
     bias_gelu_reference,

@@ -10,7 +10,6 @@ T rows, K inputs, N outputs.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
@@ -19,6 +18,7 @@ from sparton.kernels.dispatch import late, on_its_device, without_autocast
 from sparton.kernels.encoder_layer.dropout import draw_seed
 from sparton.kernels.encoder_layer.fp8_operands import Fp8Operand, Fp8Rows, empty_rows
 from sparton.kernels.encoder_layer.fp8_products import Fp8Weight, scaled_product
+from sparton.kernels.encoder_layer.operands import NormOptions
 from sparton.kernels.operator import gradient_follows
 
 _gelu = late("sparton.kernels.encoder_layer.gelu_rows.gelu_rows_forward")
@@ -43,17 +43,6 @@ class Layer(NamedTuple):
     weights: Sequence[Tensor]
     bias: Tensor
     rounded: Fp8Weight
-
-
-class NormOptions(NamedTuple):
-    """What :func:`~sparton.kernels.encoder_layer.post_norm_and_copy` takes by name; ``rounds``
-    says whether the result is wanted in FP8 too."""
-
-    eps: float
-    p: float
-    dtype: torch.dtype
-    copy: torch.dtype | None
-    rounds: bool
 
 
 @on_its_device

@@ -26,6 +26,17 @@ class Normalised(NamedTuple):
     moments: Tensor | None
 
 
+class NormOptions(NamedTuple):
+    """What :func:`~sparton.kernels.encoder_layer.post_norm_and_copy` takes by name; ``rounds``
+    says whether the result is wanted in FP8 too."""
+
+    eps: float
+    p: float
+    dtype: torch.dtype
+    copy: torch.dtype | None
+    rounds: bool = False
+
+
 def rows_of(x: Tensor) -> Tensor:
     """``[..., D]`` as contiguous ``[T, D]``."""
     return x.reshape(-1, x.shape[-1]).contiguous()

@@ -1,0 +1,323 @@
+"""A whole layer of BERT's kind as one function of autograd.
+
+Its parts are those of :mod:`~sparton.kernels.encoder_layer` and
+:mod:`~sparton.kernels.varlen_attention` with matrix products between them. As functions and modules
+of their own they take the host several times as long as their launches do, for which the device
+waits where a batch is small, as in a step of many parts or in a small model.
+
+T packed tokens, D hidden width, F width of the feed-forward part, H heads, d the width of a head.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from sparton.kernels.dispatch import late, on_its_device, without_autocast
+from sparton.kernels.encoder_layer.dropout import draw_seed
+from sparton.kernels.encoder_layer.operands import Normalised, NormOptions
+from sparton.kernels.operator import gradient_follows
+from sparton.kernels.varlen_attention.operands import AttentionOperands
+
+_attend = late("sparton.kernels.varlen_attention.forward.varlen_attention_forward")
+_attend_backward = late("sparton.kernels.varlen_attention.backward.varlen_attention_backward")
+_gelu = late("sparton.kernels.encoder_layer.gelu.gelu_forward")
+_gelu_backward = late("sparton.kernels.encoder_layer.gelu.gelu_backward")
+_norm = late("sparton.kernels.encoder_layer.normalization.norm_forward")
+_norm_backward = late("sparton.kernels.encoder_layer.normalization.norm_backward")
+
+Saved = tuple[Tensor | None, ...]
+
+
+class LayerParameters(NamedTuple):
+    """What a layer learns, named as in transformers; any float dtype."""
+
+    query_weight: Tensor
+    key_weight: Tensor
+    value_weight: Tensor
+    query_bias: Tensor
+    key_bias: Tensor
+    value_bias: Tensor
+    attention_weight: Tensor
+    attention_bias: Tensor
+    attention_gain: Tensor
+    attention_shift: Tensor
+    intermediate_weight: Tensor
+    intermediate_bias: Tensor
+    output_weight: Tensor
+    output_bias: Tensor
+    output_gain: Tensor
+    output_shift: Tensor
+
+
+class ProductWeights(NamedTuple):
+    """What the products read of them, in their dtype.
+
+    Attributes:
+        projection: ``[3 D, D]``, weights of queries, keys and values one above the other.
+        projection_bias: ``[3 D]``.
+        attention: ``[D, D]``.
+        intermediate: ``[F, D]``.
+        output: ``[D, F]``.
+    """
+
+    projection: Tensor
+    projection_bias: Tensor
+    attention: Tensor
+    intermediate: Tensor
+    output: Tensor
+
+
+class LayerOptions(NamedTuple):
+    """
+    Attributes:
+        cu_seqlens: int32 ``[N + 1]``, boundaries of the sequences.
+        max_seqlen: upper bound of their tokens.
+        heads: H.
+        scale: factor of the scores.
+        attention, output: of the two normalisations.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    heads: int
+    scale: float
+    attention: NormOptions
+    output: NormOptions
+
+    def operands(self, states: Tensor) -> AttentionOperands:
+        """Of attention, whose queries, keys and values are ``states [T, 3 D]``."""
+        query, key, value = states.view(len(states), 3, self.heads, -1).unbind(1)
+        bounds, longest = (self.cu_seqlens,) * 2, (self.max_seqlen,) * 2
+        return AttentionOperands(query, key, value, *bounds, *longest, self.scale)
+
+
+class _Attended(NamedTuple):
+    """What the backward of the attention half reads; ``operand`` is that of the layer."""
+
+    operand: Tensor
+    states: Tensor
+    mixed: Tensor
+    lse: Tensor | None
+    sums: Tensor | None
+    moments: Tensor | None
+    seed: Tensor | None
+
+
+class _Fed(NamedTuple):
+    """What the backward of the feed-forward half reads: ``product`` comes before GELU and
+    ``activated`` behind it."""
+
+    operand: Tensor
+    product: Tensor
+    activated: Tensor
+    sums: Tensor | None
+    moments: Tensor | None
+    seed: Tensor | None
+
+
+@on_its_device
+def post_norm_layer(
+    operand: Tensor,
+    residual: Tensor,
+    parameters: LayerParameters,
+    weights: ProductWeights,
+    options: LayerOptions,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention and the feed-forward part with GELU, each added to what it read, after dropout, and
+    normalised.
+
+    Args:
+        operand: ``[T, D]`` float16 or bfloat16, contiguous, on a GPU; T is not 0, and d is one that
+            :func:`~sparton.kernels.varlen_attention.varlen_self_attention` serves.
+        residual: ``[T, D]``, contiguous, the same in the dtype of sums.
+        parameters: those that gradients are for.
+        weights: the same in the dtype of the operand. No gradient flows through them: it goes to
+            the parameters themselves, and in fp32 to those in fp32.
+
+    Returns:
+        What the layer hands on, ``[T, D]``, and its copy or None, see
+        :func:`~sparton.kernels.encoder_layer.post_norm_and_copy`. Differentiable once.
+    """
+    given = (operand, residual, *parameters)
+    if gradient_follows(*given):
+        return _Layer.apply(weights, options, *given)
+    out, _ = _forward(operand, residual, parameters, weights, options, save=False)
+    return out.out, out.second
+
+
+class _Layer(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, weights: ProductWeights, options: LayerOptions, operand: Tensor,
+        residual: Tensor, *parameters: Tensor,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        learned = LayerParameters(*parameters)
+        out, saved = _forward(operand, residual, learned, weights, options, save=True)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*saved, *weights, *parameters)
+        ctx.options, ctx.residual_dtype = options, residual.dtype
+        return out.out, out.second
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        given = [grad.contiguous() for grad in grads if grad is not None]
+        if not given:
+            return (None,) * len(ctx.needs_input_grad)
+        saved = iter(ctx.saved_tensors)
+        attended, fed = _take(_Attended, saved), _take(_Fed, saved)
+        weights, parameters = _take(ProductWeights, saved), _take(LayerParameters, saved)
+        needs = LayerParameters(*ctx.needs_input_grad[-len(parameters) :])
+        layer = _Backward(parameters, weights, ctx.options, needs)
+        with without_autocast(given[0].device):
+            middle, narrow, of_output = layer.feed_forward(given, fed)
+            operand, residual, of_attention = layer.attention(
+                [middle, narrow], attended, ctx.residual_dtype
+            )
+        return None, None, operand, residual, *of_attention, *of_output
+
+
+def _take(kind: Any, tensors: Iterator[Tensor]) -> Any:
+    return kind(*islice(tensors, len(kind._fields)))
+
+
+def _forward(
+    operand: Tensor, residual: Tensor, parameters: LayerParameters, weights: ProductWeights,
+    options: LayerOptions, *, save: bool,
+) -> tuple[Normalised, Saved]:  # fmt: skip
+    """The result, and what the backward reads if ``save``: :class:`_Attended` and :class:`_Fed`."""
+    with without_autocast(operand.device):
+        middle, attended = _attention_half(
+            operand, residual, parameters, weights, options, save=save
+        )
+        out, fed = _feed_forward_half(middle, parameters, weights, options.output, save=save)
+    return out, (*attended, *fed)
+
+
+def _attention_half(
+    operand: Tensor, residual: Tensor, parameters: LayerParameters, weights: ProductWeights,
+    options: LayerOptions, *, save: bool,
+) -> tuple[Normalised, Saved]:  # fmt: skip
+    states = torch.addmm(weights.projection_bias, operand, weights.projection.t())
+    mixed, lse = _attend()(options.operands(states), lse=save)
+    mixed = mixed.view(operand.shape)
+    product = torch.mm(mixed, weights.attention.t())
+    bias, gain, shift = parameters[7:10]
+    seed = _seed(operand, options.attention)
+    out = _normalised(product, bias, residual, gain, shift, seed, options.attention, save=save)
+    # What is not returned is free for the other half.
+    kept = _Attended(operand, states, mixed, lse, out.sums, out.moments, seed)
+    return out, kept if save else ()
+
+
+def _feed_forward_half(
+    middle: Normalised, parameters: LayerParameters, weights: ProductWeights,
+    options: NormOptions, *, save: bool,
+) -> tuple[Normalised, Saved]:  # fmt: skip
+    operand = middle.out if middle.second is None else middle.second
+    product = torch.mm(operand, weights.intermediate.t())
+    activated = _gelu()(product, parameters.intermediate_bias)
+    bias, gain, shift = parameters[13:]
+    seed = _seed(operand, options)
+    out = _normalised(
+        torch.mm(activated, weights.output.t()), bias, middle.out, gain, shift, seed, options,
+        save=save,
+    )  # fmt: skip
+    kept = _Fed(operand, product, activated, out.sums, out.moments, seed)
+    return out, kept if save else ()
+
+
+def _seed(operand: Tensor, options: NormOptions) -> Tensor | None:
+    return draw_seed(operand.device) if options.p else None
+
+
+def _normalised(
+    product: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor,
+    seed: Tensor | None, options: NormOptions, *, save: bool,
+) -> Normalised:  # fmt: skip
+    return _norm()(
+        product, bias, residual, gain, shift, seed, p=options.p, eps=options.eps,
+        dtype=options.dtype, copy=options.copy, save=save,
+    )  # fmt: skip
+
+
+class _Backward(NamedTuple):
+    """The way back through both halves; ``needs`` says which parameters have gradients."""
+
+    parameters: LayerParameters
+    weights: ProductWeights
+    options: LayerOptions
+    needs: LayerParameters
+
+    def feed_forward(
+        self, grads: list[Tensor], fed: _Fed
+    ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        """Gradients of the half's residual, of its operand, and of its parameters in their order,
+        given those of its result and of the copy."""
+        dproduct, dmiddle, (dgain, dbias, dshift) = self._norm(
+            grads,
+            fed,
+            self.parameters.output_gain,
+            self.options.output,
+            self.options.attention.dtype,
+        )
+        doutput = self._of_weights(dproduct, fed.activated, "output_weight")
+        dactivated = torch.mm(dproduct, self.weights.output)
+        dinner, dinner_bias = _gelu_backward()(
+            dactivated, fed.product, self.parameters.intermediate_bias
+        )
+        dintermediate = self._of_weights(dinner, fed.operand, "intermediate_weight")
+        doperand = torch.mm(dinner, self.weights.intermediate)
+        return dmiddle, doperand, [dintermediate, dinner_bias, doutput, dbias, dgain, dshift]
+
+    def attention(
+        self, grads: list[Tensor], attended: _Attended, residual_dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor, list[Tensor | None]]:
+        """The same of the half before."""
+        dproduct, dresidual, (dgain, dbias, dshift) = self._norm(
+            grads, attended, self.parameters.attention_gain, self.options.attention, residual_dtype
+        )
+        dattention = self._of_weights(dproduct, attended.mixed, "attention_weight")
+        operands = self.options.operands(attended.states)
+        shape = operands.query.shape
+        dmixed = torch.mm(dproduct, self.weights.attention).view(shape)
+        dstates = torch.empty_like(attended.states)
+        _attend_backward()(
+            dmixed, operands, attended.mixed.view(shape), attended.lse,
+            gradients=self.options.operands(dstates)[:3],
+        )  # fmt: skip
+        doperand = torch.mm(dstates, self.weights.projection)
+        dprojection = self._of_weights(dstates, attended.operand, *LayerParameters._fields[:3])
+        dweights = [None] * 3 if dprojection is None else dprojection.chunk(3)
+        dbiases = dstates.sum(0, dtype=torch.float32).chunk(3)
+        return doperand, dresidual, [*dweights, *dbiases, dattention, dbias, dgain, dshift]
+
+    def _norm(
+        self,
+        grads: list[Tensor],
+        saved: _Attended | _Fed,
+        gain: Tensor,
+        options: NormOptions,
+        residual_dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+        """Gradients of the product, of the residual, and of gain, bias and shift."""
+        dproduct, dresidual, columns = _norm_backward()(
+            grads[0], grads[1] if grads[1:] else None, None, saved.sums, saved.moments, gain,
+            saved.seed, vectors=3, p=options.p, dtypes=(saved.operand.dtype, residual_dtype),
+        )  # fmt: skip
+        return dproduct, dresidual, columns.unbind(0)
+
+    def _of_weights(self, grad: Tensor, x: Tensor, *names: str) -> Tensor | None:
+        """``grad^T x``, of one weight or of several, one above the other; None where none of them
+        needs it. To parameters in fp32 it goes as it was summed."""
+        if not any(getattr(self.needs, name) for name in names):
+            return None
+        dtype = getattr(self.parameters, names[0]).dtype
+        if grad.is_cuda and dtype == torch.float32:
+            return torch.mm(grad.t(), x, out_dtype=dtype)
+        return torch.mm(grad.t(), x)

@@ -1,0 +1,187 @@
+"""A whole layer as one function against its parts one after the other, on the GPU or in Triton's
+interpreter.
+
+T tokens, D columns.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparton.kernels.encoder_layer import (
+    NormOptions,
+    bias_gelu,
+    post_norm,
+    post_norm_and_copy,
+)
+from sparton.kernels.post_norm_layer import (
+    LayerOptions,
+    LayerParameters,
+    ProductWeights,
+    post_norm_layer,
+)
+from sparton.kernels.varlen_attention import varlen_self_attention
+
+on_gpu = torch.cuda.is_available()
+DEVICE = "cuda" if on_gpu else "cpu"
+# The interpreter cuts what it stores in bfloat16 off, instead of rounding it.
+HALVES = [torch.float16, torch.bfloat16] if on_gpu else [torch.float16]
+LENGTHS, D, WIDE, HEADS = (5, 0, 17, 9), 32, 48, 2
+EPS = 1e-6
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> LayerParameters:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        x = torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
+        return x.to(DEVICE, dtype).requires_grad_()
+
+    shapes = [(D, D)] * 3 + [(D,)] * 3 + [(D, D)] + [(D,)] * 3
+    return LayerParameters(
+        *(drawn(*shape) for shape in (*shapes, (WIDE, D), (WIDE,), (D, WIDE), *[(D,)] * 3))
+    )
+
+
+def states(dtype: torch.dtype, sums: torch.dtype) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    residual = torch.randn(sum(LENGTHS), D, generator=generator).to(DEVICE, sums)
+    return residual.to(dtype).requires_grad_(), residual.requires_grad_()
+
+
+def weights_of(p: LayerParameters, dtype: torch.dtype) -> ProductWeights:
+    projection = torch.cat(p[:3]), torch.cat(p[3:6])
+    others = p.attention_weight, p.intermediate_weight, p.output_weight
+    return ProductWeights(*(x.detach().to(dtype) for x in (*projection, *others)))
+
+
+def options_of(p: float, sums: torch.dtype, copy: torch.dtype | None) -> LayerOptions:
+    bounds = torch.tensor((0, *LENGTHS), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    norm = NormOptions(EPS, p, sums, copy)
+    return LayerOptions(bounds.to(DEVICE), max(LENGTHS), HEADS, (D // HEADS) ** -0.5, norm, norm)
+
+
+def by_parts(
+    operand: Tensor, residual: Tensor, p: LayerParameters, options: LayerOptions
+) -> tuple[Tensor, Tensor | None]:
+    """The same of the functions of its parts."""
+    dtype = operand.dtype
+
+    def ended(product: Tensor, residual: Tensor, vectors: tuple, norm: NormOptions):
+        given = (product, vectors[0], residual, *vectors[1:])
+        settings = {"eps": norm.eps, "p": norm.p, "dtype": norm.dtype}
+        if norm.copy is None:
+            return post_norm(*given, **settings), None
+        return post_norm_and_copy(*given, copy=norm.copy, **settings)
+
+    projection = F.linear(operand, torch.cat(p[:3]).to(dtype), torch.cat(p[3:6]).to(dtype))
+    heads = projection.view(len(operand), 3, HEADS, -1)
+    mixed = varlen_self_attention(heads, options.cu_seqlens, options.max_seqlen)
+    product = F.linear(mixed.flatten(1), p.attention_weight.to(dtype))
+    middle, copy = ended(product, residual, p[7:10], options.attention)
+    product = F.linear(middle if copy is None else copy, p.intermediate_weight.to(dtype))
+    activated = bias_gelu(product, p.intermediate_bias)
+    product = F.linear(activated, p.output_weight.to(dtype))
+    return ended(product, middle, p[13:], options.output)
+
+
+def gradients(results: tuple, wanted: list[Tensor]) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    total = torch.zeros((), device=DEVICE)
+    for x in results:
+        if x is not None:
+            grad = torch.randn(x.shape, generator=generator).to(DEVICE)
+            total = total + (x.float() * grad).sum()
+    return list(torch.autograd.grad(total, wanted, materialize_grads=True))
+
+
+def error(found: Tensor, truth: Tensor) -> float:
+    found, truth = found.detach().double(), truth.detach().double()
+    return float((found - truth).norm() / truth.norm().clamp_min(1e-30))
+
+
+FORMS = [  # of products, of sums, of copies
+    *((half, torch.float32, half) for half in HALVES),
+    *((half, half, None) for half in HALVES),
+    (HALVES[-1], torch.float32, None),
+]
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1])
+@pytest.mark.parametrize(("dtype", "sums", "copy"), FORMS)
+def test_results_are_those_of_the_parts(dtype, sums, copy, p):
+    if copy is None and sums != dtype:
+        # Within a layer there are always both.
+        last = NormOptions(EPS, p, sums, None)
+        options = options_of(p, sums, dtype)._replace(output=last)
+    else:
+        options = options_of(p, sums, copy)
+    operand, residual = states(dtype, sums)
+    learned = parameters()
+    wanted = [operand, residual, *learned]
+    torch.manual_seed(3)
+    own = post_norm_layer(operand, residual, learned, weights_of(learned, dtype), options)
+    torch.manual_seed(3)
+    parts = by_parts(operand, residual, learned, options)
+    with torch.no_grad():
+        torch.manual_seed(3)
+        without = post_norm_layer(operand, residual, learned, weights_of(learned, dtype), options)
+    assert (own[1] is None) == (copy is None)
+    for x, y, z in zip(own, parts, without, strict=True):
+        assert x is y is z is None or (torch.equal(x, y) and torch.equal(x, z))
+    found, expected = gradients(own, wanted), gradients(parts, wanted)
+    # Products of gradients go to parameters in fp32 here, and rounded to 16 bits there.
+    bound = 2 * torch.finfo(dtype).eps
+    names = ["operand", "residual", *LayerParameters._fields]
+    for name, x, y in zip(names, found, expected, strict=True):
+        assert (x.dtype == y.dtype and error(x, y) < bound) or name == "key_bias", name
+    # No score depends on the bias of keys.
+    assert float(found[6].norm()) < 1e-2 * float(found[5].norm())
+    if options.attention.copy is not None:  # else autograd adds gradients in 16 bits
+        assert all(torch.equal(x, y) for x, y in zip(found[:2], expected[:2], strict=True))
+
+
+@pytest.mark.parametrize("fault", ["scale", "gain", "output_weight"])
+def test_the_comparison_sees_faults(fault):
+    dtype = HALVES[-1]
+    operand, residual = states(dtype, torch.float32)
+    learned, options = parameters(), options_of(0.0, torch.float32, dtype)
+    expected = by_parts(operand, residual, learned, options)[0]
+    weights = weights_of(learned, dtype)
+    if fault == "scale":
+        options = options._replace(scale=options.scale * 1.1)
+    elif fault == "gain":
+        learned = learned._replace(attention_gain=learned.attention_gain * 1.01)
+    else:
+        weights = weights._replace(output=weights.output * 1.01)
+    found = post_norm_layer(operand, residual, learned, weights, options)[0]
+    assert error(found, expected) > 2 * torch.finfo(dtype).eps
+
+
+def test_frozen_parameters_get_no_gradient():
+    dtype = HALVES[-1]
+    operand, residual = states(dtype, torch.float32)
+    learned = parameters()
+    for x in learned:
+        x.requires_grad_(x is learned.output_weight or x is learned.key_weight)
+    options = options_of(0.0, torch.float32, dtype)
+    out, _ = post_norm_layer(operand, residual, learned, weights_of(learned, dtype), options)
+    expected, _ = by_parts(operand, residual, learned, options)
+    wanted = [learned.output_weight, learned.key_weight, operand]
+    for x, y in zip(gradients((out,), wanted), gradients((expected,), wanted), strict=True):
+        assert error(x, y) < 2 * torch.finfo(dtype).eps
+    out, _ = post_norm_layer(operand, residual, learned, weights_of(learned, dtype), options)
+    out.float().sum().backward()
+    assert [x.grad is None for x in learned].count(False) == 2
+
+
+def test_one_gradient_alone_is_enough():
+    dtype = HALVES[-1]
+    operand, residual = states(dtype, torch.float32)
+    learned, options = parameters(), options_of(0.0, torch.float32, dtype)
+    given = (operand, residual, learned, weights_of(learned, dtype), options)
+    for number in range(2):
+        own = [post_norm_layer(*given)[number]]
+        parts = [by_parts(operand, residual, learned, options)[number]]
+        assert torch.equal(gradients(own, [residual])[0], gradients(parts, [residual])[0])
