@@ -70,7 +70,7 @@ def linear(x: Tensor, *layers: nn.Module, bias: bool = True) -> Tensor:
 def keeps_weights() -> bool:
     """Whether they are kept here, see :func:`keeping_weights`. A compiled graph has its own way
     with weights."""
-    return _forms.get() is not None and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and _forms.get() is not None
 
 
 def kept(dtype: torch.dtype, *parameters: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ class FusedLayer(GradientCheckpointingLayer):
         """What one function makes of the states; None where a part is none that it knows."""
         operand, residual = operand_of(states), residual_of(states)
         dtype = autocast_dtype(operand)
-        if dtype is None or not keeps_weights() or needs_operators():
+        if dtype is None or needs_operators() or not keeps_weights():
             return None
         attention: SelfAttention = self.attention.self
         inner: Intermediate = self.intermediate

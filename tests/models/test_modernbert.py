@@ -169,7 +169,7 @@ def test_local_layers_tell_our_attention_their_window(short, tokenizer, kernels,
     monkeypatch.setattr(attention, "varlen_self_attention", spy)
     monkeypatch.setattr(attention, "SHORT", short)
     if not on_gpu:
-        monkeypatch.setattr(attention, "_has_short_kernel", lambda x: x.dtype == HALF)
+        monkeypatch.setattr(attention, "has_short_kernel", lambda x, dtype, width: dtype == HALF)
     truth = results(stock := build(), stock_states(stock))
     with torch.autocast(DEVICE, HALF):
         allowed = distances(results(stock := build(), stock_states(stock)), truth)
