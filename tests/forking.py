@@ -26,6 +26,12 @@ for line in sys.stdin:
 """
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Of a process of this clone: its sources come before what else is on the path."""
+    paths = str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | more
+
+
 class Forked:
     """Runs commands of ``sparton`` one after the other."""
 
@@ -35,7 +41,7 @@ class Forked:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=environment(),
         )
 
     def __call__(

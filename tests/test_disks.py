@@ -2,7 +2,6 @@
 holds, and nothing half-written stays."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,8 +17,9 @@ from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.pooling import Pooling
 from sparton.training.status import read_status
+from tests.forking import environment
 from tests.pipelines.mining_problems import generate, write
-from tests.test_train import MINIATURE, ROOT
+from tests.test_train import MINIATURE
 
 MARK = "ended: "
 # Each command in a process of its own, on a disk of its own that nobody else sees.
@@ -113,12 +113,11 @@ def cases(place: Path) -> list[tuple[str, list[str], str]]:
 def test_a_disk_that_takes_nothing_is_what_is_read_and_nothing_half_written_stays(place):
     asked = cases(place)
     words = [json.dumps([option, *words]) for option, words, _ in asked]
-    environment = os.environ | {"HF_DATASETS_CACHE": f"{place}/cache", "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         [*NAMESPACE, sys.executable, "-c", PROGRAM, str(place / "disk"), *words],
         capture_output=True,
         text=True,
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        env=environment(HF_DATASETS_CACHE=f"{place}/cache", OMP_NUM_THREADS="1"),
         cwd=place,
     )
     assert ended.returncode == 0, ended.stderr

@@ -1,9 +1,7 @@
 """A trained model to use, of every kind: from a folder to hits."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from sparton.models.joint import JointHead
 from sparton.retrieval.indexes.compression import CompressedIndexBuilder
 from sparton.retriever import Hit, Retriever
 from tests.evaluation.problems import DOCUMENTS, QUERIES, make_task
+from tests.forking import environment
 
 HEADS = {
     "splade": EagerHead,
@@ -256,9 +255,6 @@ def test_importing_the_package_is_cheap():
     program = (
         "import sys, sparton; print(sorted({'torch', 'transformers', 'hydra'} & {*sys.modules}))"
     )
-    root = Path(__file__).resolve().parents[1]
     command = [sys.executable, "-c", program]
-    ran = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True
-    )
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True)
     assert ran.stdout.strip() == "[]", ran.stderr

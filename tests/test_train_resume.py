@@ -1,6 +1,5 @@
 """Runs of every kind that are killed: the same command ends bit-identical to a run in one piece."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from sparton.training.status import Status, read_status
-from tests.forking import ROOT, Forked
+from tests.forking import Forked, environment
 from tests.test_train import read_records
 from tests.test_train_kinds import CSR, JOINT
 from tests.test_train_queries import LEARNED, SMALL
@@ -128,9 +127,8 @@ def test_a_full_disk_is_what_the_user_reads_and_nothing_half_written_stays(tmp_p
     code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size},) * 2)\n"
     code += "from sparton.cli.main import main; main()"
     words = [*QUICK, "evaluation.every=2" if lacking == "model" else "evaluation=none"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", code, "train", *words, f"hydra.run.dir={tmp_path}"]
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr and "Logging error" not in ended.stderr
     last = ended.stderr.splitlines()[-1]

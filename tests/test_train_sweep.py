@@ -1,7 +1,6 @@
 """Sweeps of train.py as their users run them: each cell on its own, a report of all."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import environment
 from tests.test_train import MINIATURE, ROOT, read_records
 
 ENDS = ("torch.optim.AdamW", "tests.sweeps.broken.out_of_memory", "tests.sweeps.broken.killed")
@@ -138,9 +138,8 @@ def test_the_tasks_of_a_job_are_the_ranks_of_a_cell(tmp_path):
         "gpus=2",
         "head=sparton,eager",
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.run(
-        command, capture_output=True, text=True, timeout=900, cwd=tmp_path, env=environment
+        command, capture_output=True, text=True, timeout=900, cwd=tmp_path, env=environment()
     )
     assert process.returncode == 0, process.stderr
     [report] = tmp_path.rglob("sweep.jsonl")

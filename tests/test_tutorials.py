@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forking import environment
+
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # In the order of reading, as later pages use what earlier ones made; with what is made shorter.
@@ -43,16 +45,17 @@ def run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
         command.parent.mkdir()
         command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m sparton "$@"\n')
         command.chmod(0o755)
-    environment = os.environ | {
+    variables = {
         "PATH": f"{command.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(folder / "cache"),
         "CUDA_VISIBLE_DEVICES": "",
     }
     words = [sys.executable, "-c", code]
-    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run(
+        words, cwd=folder, env=environment(**variables), capture_output=True, text=True
+    )
 
 
 @pytest.mark.slow

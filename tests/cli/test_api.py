@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from omegaconf import OmegaConf
 import sparton
 from sparton.cli.overrides import written
 from sparton.training.status import Status, read_status
+from tests.forking import environment
 
 MINIATURE = ("experiment=quickstart", "debug=tiny", "backbone.hidden_size=32")
 
@@ -137,9 +137,7 @@ def test_a_script_outside_of_the_clone_trains_with_several_processes(tmp_path):
         f"    run = sparton.train(*{MINIATURE!r}, steps=2, gpus=2, evaluation='none')\n"
         "    print(run.folder.name, run.results)\n"
     )
-    root = Path(sparton.__file__).resolve().parents[1]
-    environment = os.environ | {"PYTHONPATH": str(root)}
     command = [sys.executable, "train.py"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "seed-0 None"

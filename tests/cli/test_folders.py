@@ -1,7 +1,6 @@
 """Folders of runs: what they are called, what leads to the latest, and that refusals leave none."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 import sparton
 from sparton.cli.folders import existing, kept_if_begun, mark_latest
 from sparton.training.status import read_status
+from tests.forking import environment
 
 MINIATURE = ("experiment=quickstart", "debug=tiny", "backbone.hidden_size=32", "evaluation=none")
 
@@ -109,10 +109,9 @@ def test_no_link_where_a_folder_has_its_name(tmp_path, caplog):
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
-    root = str(Path(sparton.__file__).resolve().parents[1])
     return subprocess.run(
         [sys.executable, "-m", "sparton", "train", *MINIATURE, *words],
-        capture_output=True, text=True, env=os.environ | {"PYTHONPATH": root},
+        capture_output=True, text=True, env=environment(),
     )  # fmt: skip
 
 

@@ -1,12 +1,12 @@
 """Assertions that fail on a GPU. Each ends the work of its process there: a process for each."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+
+from tests.forking import ROOT, environment
 
 pytestmark = [
     pytest.mark.gpu,
@@ -137,11 +137,9 @@ print("launched", flush=True)
 torch.cuda.synchronize()
 print("unnoticed", flush=True)
 """
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    root = Path(__file__).parents[2]
+    compiled = {k: v for k, v in environment().items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        (sys.executable, "-c", BEGIN + end), cwd=root,
-        env={**environment, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=False,
+        (sys.executable, "-c", BEGIN + end), cwd=ROOT, env=compiled, capture_output=True, text=True, check=False,
     )  # fmt: skip
     # A compiled call may meet the failed assertion before it returns.
     assert run.stdout.split()[:1] == ["right"], run.stderr[-2000:]

@@ -1,7 +1,6 @@
 """Negatives mined by the model in training: by which weights, from when on, after a kill."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from sparton.pipelines.mining import Rule, TrainedModel, mine_hard_negatives
 from sparton.pipelines.mining.refresh import Refresh
 from sparton.training.distributed import World
 from tests.composing import composed
+from tests.forking import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = {"query_length": 24, "document_length": 64}
@@ -132,8 +132,7 @@ def test_two_processes_train_on_what_one_mines(examples, tmp_path):
     for folder, gpus in (("one", 1), ("two", 2)):
         command = [sys.executable, "-m", "sparton", "train", *settings, f"gpus={gpus}"]
         command.append(f"hydra.run.dir={tmp_path / folder}")
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        subprocess.run(command, check=True, env=environment, capture_output=True)
+        subprocess.run(command, check=True, env=environment(), capture_output=True)
     alone, together = (losses(tmp_path / folder) for folder in ("one", "two"))
     assert together == pytest.approx(alone, rel=1e-4)
     assert len(mined(tmp_path / "two")) == 1
