@@ -139,7 +139,8 @@ print("unnoticed", flush=True)
 """
     compiled = {k: v for k, v in environment().items() if k != "TRITON_INTERPRET"}
     run = subprocess.run(
-        (sys.executable, "-c", BEGIN + end), cwd=ROOT, env=compiled, capture_output=True, text=True, check=False,
+        (sys.executable, "-c", BEGIN + end), cwd=ROOT, env=compiled,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     # A compiled call may meet the failed assertion before it returns.
     assert run.stdout.split()[:1] == ["right"], run.stderr[-2000:]
