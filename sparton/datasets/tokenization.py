@@ -90,6 +90,18 @@ class PackedTokenizer:
         tokens = self._documents.tokenize(texts, forms)
         return _pooling(_batch(tokens), tokens, np.arange(len(tokens.ids)))
 
+    def fill_length(
+        self, texts: Sequence[str], side: Side, forms: Forms = None
+    ) -> npt.NDArray[np.bool_]:
+        """Which of N texts have as many tokens as are kept of them, or more: those that are cut,
+        and a few that just fit.
+
+        Args:
+            forms: see :meth:`queries`.
+        """
+        tokens = (self._queries if side == "query" else self._documents).tokenize(texts, forms)
+        return tokens.lengths >= tokens.limits
+
 
 class _Tokens(NamedTuple):
     """Ids ``[T]`` of N sequences and, ``[N]`` each, their lengths, the lengths at which they were

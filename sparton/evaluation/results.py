@@ -16,6 +16,7 @@ from sparton.evaluation.speed import Speed
 from sparton.reading import Fields, read_json
 from sparton.retrieval.run import Run
 from sparton.retrieval.trec import write_run
+from sparton.types import Side
 from sparton.writing import replacing
 
 Figures = tuple[float | None, ...]
@@ -42,6 +43,8 @@ class TaskResult(NamedTuple):
         flops: mean number of multiplications to score one pair of sparse vectors; see
             :func:`~sparton.kernels.sparse_vectors.mean_flops`.
         query_vectors, document_vectors: mean number of token vectors.
+        cut: by side, the share of texts of which not all is read; see
+            :func:`~sparton.evaluation.lengths.shares_cut`.
         speed: what it costs to encode and to ask; None where that was not measured.
         exact_recall: what an approximate index finds of what exact search does; None where search
             was exact.
@@ -58,6 +61,7 @@ class TaskResult(NamedTuple):
     flops: float | None = None
     query_vectors: float | None = None
     document_vectors: float | None = None
+    cut: Mapping[Side, float] | None = None
     speed: Speed | None = None
     exact_recall: ExactRecall | None = None
 
@@ -84,8 +88,9 @@ def results_table(results: Sequence[TaskResult], title: str | None = None) -> Gr
     """What was found and what it costs, each with a row per task, and below them the mean row.
 
     "terms q/d" are the mean active terms, "vectors q/d" the mean token vectors of queries and
-    documents; "of exact@10" is the :class:`~sparton.evaluation.recall.ExactRecall` of an index that
-    is not exact; "docs/s", "queries/s", "ms/query p50/p95/p99" and "index MB" are the
+    documents, and "cut q/d" the shares of them of which not all is read; "of exact@10" is the
+    :class:`~sparton.evaluation.recall.ExactRecall` of an index that is not exact; "docs/s",
+    "queries/s", "ms/query p50/p95/p99" and "index MB" are the
     :class:`~sparton.evaluation.speed.Speed`. A column that no result fills is left out.
     """
     found = _table(results, quality_columns(results), title)
@@ -114,6 +119,7 @@ def quality_columns(results: Sequence[TaskResult]) -> Columns:
         "terms q/d": (".1f", [(each.query_terms, each.document_terms) for each in results]),
         "FLOPS": (".2f", [(each.flops,) for each in results]),
         "vectors q/d": (".1f", [(each.query_vectors, each.document_vectors) for each in results]),
+        "cut q/d": (".0%", [tuple(each.cut.values()) if each.cut else (None,) for each in results]),
     }
     return _filled(columns)
 

@@ -6,7 +6,7 @@ N documents, Q queries, K results per query.
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -159,7 +159,7 @@ def _with_words(
     return queries if words is None else queries._replace(sparse=words.queries(texts))
 
 
-def _sizes(queries: Representations, documents: Documents) -> dict[str, float]:
+def _sizes(queries: Representations, documents: Documents) -> dict[str, Any]:
     """The fields of a result that tell how large the representations are."""
     sizes: dict[str, float] = {}
     asked, total = queries.sparse, max(documents.num_texts, 1)

@@ -13,6 +13,7 @@ import torch
 from sparton.arguments import refuse_below
 from sparton.encoded import EncodedTexts
 from sparton.evaluation.documents import check_documents
+from sparton.evaluation.lengths import shares_cut
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
@@ -164,7 +165,7 @@ def evaluate_encoder(
         device=device_of(encoder),
         progress=f"{task.name}: search" if progress else None,
     )
-    return crew.share(found)
+    return crew.share(found._replace(cut=shares_cut(tokenizer, task, form)))
 
 
 def evaluate_bm25(
