@@ -38,7 +38,7 @@ def main() -> None:
             encoder = ColbertEncoder(minilm(), ColbertHead(**PLAIN | settings))
             if name == "plain-random":
                 encoder.projection.reset_parameters()
-            save_encoder(encoder, fresh / name, query_length=32, document_length=256)
+            save_encoder(encoder, fresh / name, query_length=64, document_length=256)
 
 
 if __name__ == "__main__":

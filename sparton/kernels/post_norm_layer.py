@@ -90,7 +90,7 @@ class LayerOptions(NamedTuple):
     output: NormOptions
 
     def operands(self, states: Tensor) -> AttentionOperands:
-        """Of attention, whose queries, keys and values are ``states [T, 3 D]``."""
+        """What attention reads of queries, keys and values ``states [T, 3 D]``."""
         query, key, value = states.view(len(states), 3, self.heads, -1).unbind(1)
         bounds, longest = (self.cu_seqlens,) * 2, (self.max_seqlen,) * 2
         return AttentionOperands(query, key, value, *bounds, *longest, self.scale)

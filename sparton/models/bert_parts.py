@@ -115,7 +115,7 @@ class SelfAttention(FusedPart):
 
     @property
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
-        """Of queries, keys and values."""
+        """The layers that give queries, keys and values."""
         return self.query, self.key, self.value
 
 
@@ -167,7 +167,7 @@ class PostNorm(FusedPart):
 
     @property
     def p(self) -> float:
-        """Of the dropout, in the mode in which it is."""
+        """Which share its dropout drops, in the mode in which it is."""
         return self.dropout.p if self.dropout.training else 0.0
 
     def options(self, product_dtype: torch.dtype) -> NormOptions:
