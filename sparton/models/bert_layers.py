@@ -50,49 +50,42 @@ class FusedLayer(GradientCheckpointingLayer):
         self, hidden_states: States, attention_mask: Tensor | None = None, **options: Any
     ) -> States:
         """``[1, T, D]``; ``options`` are those of packed attention."""
-        whole = self._whole(hidden_states, **options)
-        if whole is not None:
-            return whole
+        if self._can_be_one(hidden_states, **options):
+            return self._as_one(hidden_states, **options)
         attended, _ = self.attention(hidden_states, attention_mask, **options)
         return self.output(self.intermediate(attended), attended)
 
-    def _whole(
-        self,
-        states: States,
-        *,
-        cu_seq_lens_q: Tensor,
-        max_length_q: int,
-        key_rows: Tensor | None = None,
-        **_: Any,
-    ) -> States | None:
-        """What one function makes of the states; None where a part is none that it knows."""
-        operand, residual = operand_of(states), residual_of(states)
-        dtype = autocast_dtype(operand)
+    def _can_be_one(
+        self, states: States, *, max_length_q: int, key_rows: Tensor | None = None, **_: Any
+    ) -> bool:
+        """Whether the function does what all parts would do."""
+        x, (attention, first, inner, last) = operand_of(states), self._parts
+        dtype = autocast_dtype(x)
         if dtype is None or needs_operators() or not keeps_weights():
-            return None
-        attention: SelfAttention = self.attention.self
-        inner: Intermediate = self.intermediate
-        ends: tuple[PostNorm, PostNorm] = self.attention.output, self.output
-        if not (
+            return False
+        linears = (*attention.projections, first.dense, inner.dense, last.dense)
+        return (
             key_rows is None
             and max_length_q <= SHORT
-            and has_short_kernel(operand, dtype, attention.head_width)
+            and has_short_kernel(x, dtype, attention.head_width)
             and is_gelu(inner.intermediate_act_fn)
-            and all(part.rounded is None for part in (attention, inner, *ends))
-            and all(end.p < 1 for end in ends)
-            and all(
-                may_follow(operand, linear)
-                for linear in (*attention.projections, ends[0].dense, inner.dense, ends[1].dense)
-            )
-        ):
-            return None
+            and first.p < 1 > last.p
+            and all(part.rounded is None for part in self._parts)
+            and all(may_follow(x, linear) for linear in linears)
+        )
+
+    def _as_one(
+        self, states: States, *, cu_seq_lens_q: Tensor, max_length_q: int, **_: Any
+    ) -> States:
+        operand, residual = operand_of(states).squeeze(0), residual_of(states).squeeze(0)
+        dtype = autocast_dtype(operand)
+        assert dtype is not None
+        attention, first, inner, last = self._parts
         query, key, value = attention.projections
         weights = query.weight, key.weight, value.weight
         biases = query.bias, key.bias, value.bias
         of_inner = inner.dense.weight, inner.dense.bias
-        parameters = LayerParameters(
-            *weights, *biases, *ends[0].learned, *of_inner, *ends[1].learned
-        )
+        parameters = LayerParameters(*weights, *biases, *first.learned, *of_inner, *last.learned)
         products = ProductWeights(
             kept(dtype, *weights),
             kept(dtype, *biases),
@@ -100,14 +93,14 @@ class FusedLayer(GradientCheckpointingLayer):
             kept(dtype, parameters.intermediate_weight),
             kept(dtype, parameters.output_weight),
         )
-        norms = (end.options(dtype) for end in ends)
-        options = LayerOptions(
-            cu_seq_lens_q, max_length_q, attention.heads, attention.scale, *norms
-        )
-        out, copy = post_norm_layer(
-            operand.squeeze(0).to(dtype), residual.squeeze(0), parameters, products, options
-        )
+        sequences, heads = (cu_seq_lens_q, max_length_q), (attention.heads, attention.scale)
+        options = LayerOptions(*sequences, *heads, first.options(dtype), last.options(dtype))
+        out, copy = post_norm_layer(operand.to(dtype), residual, parameters, products, options)
         return out[None] if copy is None else LayerStates(out[None], copy[None])
+
+    @property
+    def _parts(self) -> tuple[SelfAttention, PostNorm, Intermediate, PostNorm]:
+        return self.attention.self, self.attention.output, self.intermediate, self.output
 
 
 class FusedEncoder(nn.Module):
