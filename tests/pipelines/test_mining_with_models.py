@@ -246,10 +246,49 @@ def test_a_teacher_encodes_each_document_of_a_collection_once(pairs, model, tmp_
         assert record["neg_scores"] != pytest.approx(other["neg_scores"][::-1], rel=1e-5)
 
 
+@pytest.mark.parametrize("failing", [None, 2, 4])
+def test_a_miner_that_is_a_teacher_too_encodes_everything_once(
+    pairs, model, tmp_path, monkeypatch, failing
+):
+    """Interrupted in the third slab, or in the second part, or not at all; what is written is what
+    a miner and a teacher write that encode apart."""
+    encoded: Counter[tuple[str, str]] = Counter()
+    calls: list[int] = []
+    encode = miners.encode_texts
+
+    def counted(encoder, tokenizer, texts, side, **options):
+        calls.append(len(texts))
+        if len(calls) - 1 == failing:
+            raise KeyboardInterrupt
+        encoded.update((side, text) for text in texts)
+        return encode(encoder, tokenizer, texts, side, **options)
+
+    monkeypatch.setattr(miners, "encode_texts", counted)
+    monkeypatch.setattr(miners, "SLAB", 16)
+    monkeypatch.setattr(parts, "PART", 20)
+    both = TrainedModel(model)
+    settings = {"teachers": [both], "rule": Rule(3, depth=30, sample=True, share=0.9)}
+    if failing is not None:
+        with pytest.raises(KeyboardInterrupt):
+            mine(pairs, tmp_path / "one.jsonl", miner=both, **settings)
+        assert len(calls) == failing + 1
+    mine(pairs, tmp_path / "one.jsonl", miner=both, **settings)
+    assert len(encoded) == 80 and set(encoded.values()) == {1}
+    alike = TrainedModel(model, query_length=16)  # as it was trained
+    failing = None
+    mine(pairs, tmp_path / "two.jsonl", miner=alike, **settings)
+    assert set(encoded.values()) == {3}
+    one, two = ((tmp_path / f"{name}.jsonl").read_bytes() for name in ("one", "two"))
+    assert one == two
+    mine(pairs, tmp_path / "other.jsonl", miner=TrainedModel(model, query_length=3), **settings)
+    assert (tmp_path / "other.jsonl").read_bytes() != one
+
+
 def test_a_part_encodes_a_query_once_and_bm25_is_fitted_once(pairs, model, tmp_path, monkeypatch):
     encoded: Counter[str] = Counter()
+    counted_terms: Counter[str] = Counter()
     fitted: list[BM25] = []
-    encode, fit = miners.encode_texts, BM25.fit
+    encode, fit, count = miners.encode_texts, BM25.fit, BM25.queries
 
     def counted(encoder, tokenizer, texts, side, **options):
         encoded.update(texts if side == "query" else ())
@@ -257,14 +296,18 @@ def test_a_part_encodes_a_query_once_and_bm25_is_fitted_once(pairs, model, tmp_p
 
     monkeypatch.setattr(miners, "encode_texts", counted)
     monkeypatch.setattr(BM25, "fit", lambda self, texts: fitted.append(self) or fit(self, texts))
+    monkeypatch.setattr(
+        BM25, "queries", lambda self, texts: counted_terms.update(texts) or count(self, texts)
+    )
     rule = Rule(3, depth=30, sample=True, share=0.9)  # of several rounds
     teachers = [TrainedModel(model), BM25Miner()]
     mine(pairs, tmp_path / "out.jsonl", miner=BM25Miner(), teachers=teachers, rule=rule)
     counts = json.loads((tmp_path / "out.mined.json").read_text())["counts"]
     assert counts["refused"] > 0, "candidates are scored in more than one round"
     assert set(encoded.values()) == {1} and len(fitted) == 1
+    assert set(counted_terms.values()) == {1}
     mine(pairs, tmp_path / "two.jsonl", miner=BM25Miner(1.2), teachers=teachers, rule=rule)
-    assert len(fitted) == 3
+    assert len(fitted) == 3 and set(counted_terms.values()) == {3}
 
 
 def test_held_documents_are_scored_by_row_and_by_text_with_others_among_them():

@@ -3,7 +3,7 @@
 N documents, E positives outside of the collection, V terms, Q queries.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -34,10 +34,22 @@ from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, exact_index
-from sparton.types import SIDES
 from sparton.writing import replacing
 
 SLAB = 65_536  # documents that are encoded and kept together
+
+
+class Encoding(NamedTuple):
+    """What equal miners and teachers encode with, and what came of it.
+
+    Attributes:
+        queries, documents: encode texts.
+        slabs: all documents, encoded; none before somebody needs them.
+    """
+
+    queries: Encode
+    documents: Encode
+    slabs: list[Representations]
 
 
 class Setup(NamedTuple):
@@ -49,7 +61,7 @@ class Setup(NamedTuple):
         folder: where they may keep what they have encoded.
         device: where models run and vectors are compared.
         progress: show bars on standard error.
-        fitted: by whom BM25 was fitted to the documents, and what came of it.
+        encodings: those of the miners and teachers so far.
     """
 
     documents: Sequence[TextsByRow]
@@ -57,7 +69,7 @@ class Setup(NamedTuple):
     folder: Path
     device: torch.device
     progress: bool
-    fitted: "dict[BM25Miner, tuple[BM25, Representations]]"
+    encodings: "dict[BM25Miner | TrainedModel, Encoding]"
 
 
 class Ranker:
@@ -117,26 +129,25 @@ class BM25Miner:
 
     def build(self, setup: Setup) -> Ranker:
         """Count the terms of the collection, and of what is outside of it."""
-        bm25, documents = self._fit(setup)
-        size = len(setup.documents[0])
-        return Ranker(lambda q: Representations(bm25.queries(q)), documents, size, setup.device)
+        bm25 = self._fit(setup)
+        return Ranker(bm25.queries, bm25.slabs[0], len(setup.documents[0]), setup.device)
 
     def load(self, setup: Setup, name: str) -> Teach:
         """What scores pairs of a query and a document by the statistics of the documents."""
-        bm25, documents = self._fit(setup)
-        return Similarities(
-            lambda texts: Representations(bm25.queries(texts)),
-            lambda texts: Representations(bm25.documents(texts)),
-            setup.device,
-            HeldDocuments(setup.documents[0], [documents]),
-        )
+        bm25 = self._fit(setup)
+        held = HeldDocuments(setup.documents[0], bm25.slabs)
+        return Similarities(bm25.queries, bm25.documents, setup.device, held)
 
-    def _fit(self, setup: Setup) -> tuple[BM25, Representations]:
+    def _fit(self, setup: Setup) -> Encoding:
         """Once for miner and teachers."""
-        if self not in setup.fitted:
+        if self not in setup.encodings:
             bm25 = BM25(self.k1, self.b)
-            setup.fitted[self] = bm25, Representations(bm25.fit(texts_of(setup.documents)))
-        return setup.fitted[self]
+            setup.encodings[self] = Encoding(
+                _remembering(lambda texts: Representations(bm25.queries(texts))),
+                lambda texts: Representations(bm25.documents(texts)),
+                [Representations(bm25.fit(texts_of(setup.documents)))],
+            )
+        return setup.encodings[self]
 
 
 @dataclass(frozen=True)
@@ -176,53 +187,64 @@ class TrainedModel:
     def build(self, setup: Setup) -> Ranker:
         """Encode the collection, and what is outside of it. What has been encoded is kept in the
         folder slab by slab, so that an interrupted run does not encode it again."""
-        encode = self._encoding(setup.device)
-        slabs = self._slabs(encode, setup.documents, setup.folder, setup.progress)
-        documents, size = Representations.concatenate(slabs), len(setup.documents[0])
-        return Ranker(partial(encode, side="query"), documents, size, setup.device)
+        documents = Representations.concatenate(self._slabs(setup, setup.folder))
+        queries, size = self._encoding(setup).queries, len(setup.documents[0])
+        return Ranker(queries, documents, size, setup.device)
 
     def load(self, setup: Setup, name: str) -> Teach:
         """What scores pairs of a query and a document. Where these are more than the collection has
-        documents, it is encoded first, as :meth:`build` does it, in a folder of this name; else
-        each part of the examples has its documents encoded.
+        documents, it is encoded first, as :meth:`build` does it, in a folder of this name, for the
+        miner, too, if that is equal; else each part of the examples has its documents encoded.
 
         Raises:
             ArgumentError: documents of a teacher are encoded with all their terms.
         """
         refuse_ignored("a teacher", max_document_terms=self.max_document_terms)
-        encode, collection, held = self._encoding(setup.device), setup.documents[0], None
+        encoding, collection, held = self._encoding(setup), setup.documents[0], None
         if setup.pairs >= len(collection):
-            slabs = self._slabs(encode, [collection], setup.folder / name, setup.progress)
-            held = HeldDocuments(collection, slabs)
-        queries, documents = (partial(encode, side=side) for side in SIDES)
-        return Similarities(queries, documents, setup.device, held)
+            held = HeldDocuments(collection, self._slabs(setup, setup.folder / name))
+        return Similarities(encoding.queries, encoding.documents, setup.device, held)
 
-    def _slabs(
-        self, encode: Encode, parts: Sequence[TextsByRow], folder: Path, progress: bool
-    ) -> list[Representations]:
-        """The documents of all parts; those that were encoded before are read from the folder."""
+    def _slabs(self, setup: Setup, folder: Path) -> list[Representations]:
+        """All documents, once for miner and teachers; those that were encoded before are read from
+        the folder."""
+        encoding = self._encoding(setup)
+        if encoding.slabs:
+            return encoding.slabs
         folder.mkdir(exist_ok=True)
-        slabs = [(part, rows) for part in parts for rows in ranges_of(len(part), SLAB)]
-        encoded = []
+        slabs = [(part, rows) for part in setup.documents for rows in ranges_of(len(part), SLAB)]
         for number, (part, rows) in enumerate(slabs):
             file = folder / f"documents-{number:05d}.safetensors"
             if not file.exists():
-                label = f"documents, slab {number + 1} of {len(slabs)}" if progress else None
-                fresh = encode(
-                    part.take(rows).texts,
-                    side="document",
-                    max_terms=self.max_document_terms,
-                    progress=label,
-                )
-                _write_slab(file, fresh)
-            encoded.append(_read_slab(file))
-        return encoded
+                label = f"documents, slab {number + 1} of {len(slabs)}"
+                progress = label if setup.progress else None
+                _write_slab(file, encoding.documents(part.take(rows).texts, progress=progress))
+            encoding.slabs.append(_read_slab(file))
+        return encoding.slabs
 
-    def _encoding(self, device: torch.device) -> Callable[..., Representations]:
-        """``encode_texts`` of this model, still to be given texts and a side."""
-        lengths = self.query_length, self.document_length
-        retriever = load_retriever(self.model, *lengths, device=device)
-        return partial(encode_texts, *retriever, precision=self.precision)
+    def _encoding(self, setup: Setup) -> Encoding:
+        """Loads the model once for miner and teachers."""
+        if self not in setup.encodings:
+            lengths = self.query_length, self.document_length
+            retriever = load_retriever(self.model, *lengths, device=setup.device)
+            encode = partial(encode_texts, *retriever, precision=self.precision)
+            setup.encodings[self] = Encoding(
+                _remembering(partial(encode, side="query")),
+                partial(encode, side="document", max_terms=self.max_document_terms),
+                [],
+            )
+        return setup.encodings[self]
+
+
+def _remembering(encode: Encode) -> Encode:
+    """Encodes texts unless they are the last ones again, which a miner and its equals among the
+    teachers ask for one after the other.
+
+    Other texts among them, such as one of them twice, would change what shares a batch, and with it
+    the last bits.
+    """
+    last = lru_cache(1)(encode)
+    return lambda texts: last(tuple(texts))
 
 
 def _write_slab(file: Path, texts: Representations) -> None:

@@ -104,7 +104,7 @@ def mine_hard_negatives(
             examples, collection, positives, with_outside=rule.has_margin and not teachers
         )
         pairs = len(examples) * (1 + rule.negatives)  # the least there are
-        setup = Setup(documents, pairs, folder, on, progress, {})
+        setup = Setup(documents, pairs, folder, on, progress, encodings={})
         loaded = [teacher.load(setup, f"teacher-{n}") for n, teacher in enumerate(teachers, 1)]
         ranker = miner.build(setup)
         mining = Mining(examples, positives, documents, hashes, ranker, loaded, rule, written)
