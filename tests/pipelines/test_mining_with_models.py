@@ -19,6 +19,7 @@ from sparton.models.heads import EagerHead
 from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 from sparton.pipelines.mining import BM25Miner, CrossEncoder, Rule, TrainedModel, miners, parts
+from sparton.pipelines.mining.mining import Mining
 from sparton.pipelines.mining.pairs import HeldDocuments, Pairs, Similarities
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.bm25 import BM25
@@ -282,6 +283,18 @@ def test_a_miner_that_is_a_teacher_too_encodes_everything_once(
     assert one == two
     mine(pairs, tmp_path / "other.jsonl", miner=TrainedModel(model, query_length=3), **settings)
     assert (tmp_path / "other.jsonl").read_bytes() != one
+
+
+def test_what_one_teacher_encoded_is_not_taken_for_anothers(
+    pairs, model, dense, tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patched:
+        patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            mine(pairs, tmp_path / "out.jsonl", teachers=[TrainedModel(dense)])
+    with pytest.raises(ValueError, match="teacher_1_model"):
+        mine(pairs, tmp_path / "out.jsonl", teachers=[TrainedModel(model)])
+    assert mine(pairs, tmp_path / "out.jsonl", teachers=[TrainedModel(dense)])
 
 
 def test_a_part_encodes_a_query_once_and_bm25_is_fitted_once(pairs, model, tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def agree(output: Path, settings: Mapping[str, Any]) -> None:
     """
     file = working_folder(output) / SETTINGS
     fresh = json.loads(json.dumps(settings))
-    begun = any(each.suffix in (".jsonl", ".safetensors") for each in file.parent.iterdir())
+    begun = any(each.suffix in (".jsonl", ".safetensors") for each in file.parent.rglob("*"))
     if not begun or not file.exists():
         with replacing(file) as beside:
             beside.write_text(json.dumps(fresh, indent=2) + "\n", encoding="utf-8")
