@@ -12,7 +12,7 @@ NOT_TRAINED = "Not measured yet: `python train.py experiment={}`.\n"
 
 def reports(study: str, printed: str | None = None, experiment: str | None = None) -> str:
     """The report of every device, each under its caption; what is ``printed`` in the paper beside
-    it, with the hours of the paper's training."""
+    it, with the time of the paper's training."""
     published = read_published(RESULTS / "paper.json", printed) if printed else None
     texts = []
     for folder in device_folders(study):

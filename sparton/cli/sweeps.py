@@ -37,7 +37,7 @@ class SweepReport(Callback):
     """Writes down each cell of a sweep that has ended, and reports on all when the last one has.
 
     Args:
-        examples: of a whole training, for which the report gives each cell's hours.
+        examples: of a whole training, for which the report gives each cell's time.
         published: a table of ``results/paper.json`` to compare with.
     """
 

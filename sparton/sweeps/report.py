@@ -16,6 +16,7 @@ from sparton.sweeps.tables import (
     line_names,
     markdown,
     rich_table,
+    with_folders,
 )
 from sparton.training.figures import training_figures
 from sparton.training.status import FAILED, KILLED, OK, RUNNING
@@ -45,7 +46,7 @@ def write_report(
     """Read every cell below ``folder``, write the report there and show its table.
 
     Args:
-        examples: of a whole training, for which each cell's hours are given.
+        examples: of a whole training, for which each cell's time is given.
 
     Returns:
         How many cells have no result.
@@ -58,7 +59,7 @@ def write_report(
 
     figure = draw(records, folder / "sweep.svg")
     picture = f"![throughput, memory and NDCG@10 over batch]({figure.name})\n" if figure else ""
-    text = f"# Sweep\n\n`{folder}`\n\n{in_markdown(table, notes)}\n{picture}"
+    text = f"# Sweep\n\n`{folder}`\n\n{in_markdown(with_folders(table), notes)}\n{picture}"
     (folder / "sweep.md").write_text(text)
     console = Console()
     if not console.is_terminal:

@@ -1,6 +1,6 @@
 """The records of a sweep as a table: what sets its cells apart, and what they measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -9,16 +9,19 @@ from rich.table import Table
 from sparton.training.status import OK, OOM
 
 Record = Mapping[str, Any]
+_Form = Callable[[float], str]  # how a figure is written
 PUBLISHED = "published"  # the status of what others measured and no cell did
 PRINTED = "Memory is in GB there, as printed; examples/s follow from its steps and hours."
 _OWN_COLUMN = {"head", "batch", "gpus", "seed", "study", "data_dir"}
 
 
 class Grid(NamedTuple):
-    """``projected``: some hours were not measured but follow from a rate."""
+    """``folders``: those of each row's cells, in that of the sweep; ``projected``: some times were
+    not measured but follow from a rate."""
 
     header: list[str]
     rows: list[list[str]]
+    folders: list[list[str]]
     projected: bool
 
 
@@ -27,7 +30,7 @@ def grid(records: Sequence[Record], examples: int | None, published: Sequence[Re
     columns in which no row has a value are left out.
 
     Args:
-        examples: of a whole training; its hours are a column.
+        examples: of a whole training; its time is a column.
         published: figures to set in brackets behind those of the same head and batch; those that
             have no such cell are rows of their own, at the end.
     """
@@ -53,11 +56,13 @@ def grid(records: Sequence[Record], examples: int | None, published: Sequence[Re
             for row, other in zip(rows, theirs, strict=True)
         ]
     projected = [first.get("projected", False) for first in firsts]
-    hours = columns.get(_hours_name(examples), [])
+    times = columns.get(_time_name(examples), [])
     for number, estimate in enumerate(projected):
-        hours[number] = f"~{hours[number]}" if estimate else hours[number]
+        times[number] = f"~{times[number]}" if estimate else times[number]
     columns = {name: cells for name, cells in columns.items() if any(cells)}
-    return Grid(list(columns), [list(row) for row in zip(*columns.values())], any(projected))
+    cells = [list(row) for row in zip(*columns.values())]
+    folders = [[record["cell"] for record in row] for row in rows]
+    return Grid(list(columns), cells, folders, any(projected))
 
 
 def _rows(records: Sequence[Record]) -> list[list[Record]]:
@@ -104,7 +109,7 @@ def line_names(records: Sequence[Record]) -> list[str]:
 
 
 def largest_batches(records: Sequence[Record], examples: int | None) -> list[str]:
-    """The largest batch that fit into memory, in words for each line, with the hours of a training
+    """The largest batch that fit into memory, in words for each line, with the time of a training
     of so many examples; empty where memory never ran out."""
     if all(record["status"] != OOM for record in records):
         return []
@@ -116,13 +121,20 @@ def largest_batches(records: Sequence[Record], examples: int | None) -> list[str
     texts = []
     for name, best in largest.items():
         hours = ({} if best is None else _hours(best, examples)).get("hours")
-        time = "" if hours is None else f" ({hours:.3g} hours)"
+        time = "" if hours is None else f" ({_duration(hours)})"
         texts.append(f"{name} {'none' if best is None else format(best['batch'], ',')}{time}")
     return texts
 
 
+def with_folders(table: Grid) -> Grid:
+    """The table in Markdown's terms with the folders of each row's cells as its last column."""
+    folders = [", ".join(f"`{cell}`" for cell in row) for row in table.folders]
+    rows = [[*row, cell] for row, cell in zip(table.rows, folders, strict=True)]
+    return table._replace(header=[*table.header, "folder"], rows=rows)
+
+
 def markdown(table: Grid) -> str:
-    words = [column in ("head", "settings", "status") for column in table.header]
+    words = [column in ("head", "settings", "status", "folder") for column in table.header]
     rule = ["---" if word else "---:" for word in words]
     lines = ("| " + " | ".join(cells) + " |" for cells in (table.header, rule, *table.rows))
     return "\n".join(lines) + "\n"
@@ -138,20 +150,28 @@ def rich_table(table: Grid) -> Table:
     return shown
 
 
-def _measured(examples: int | None) -> dict[str, tuple[str, str, float]]:
+def _measured(examples: int | None) -> dict[str, tuple[str, _Form, float]]:
     """Columns of figures: their key in a record, format, and unit."""
     return {
-        "steps": ("steps", ",.0f", 1.0),
-        "examples/s": ("examples_per_second", ",.0f", 1.0),
-        "ms/step": ("step_ms", ",.0f", 1.0),
-        "peak GiB": ("peak_memory_mib", ".1f", 1 / 1024),
-        _hours_name(examples): ("hours", ".3g", 1.0),
-        "NDCG@10": ("ndcg@10", ".3f", 1.0),
+        "steps": ("steps", "{:,.0f}".format, 1.0),
+        "examples/s": ("examples_per_second", "{:,.0f}".format, 1.0),
+        "ms/step": ("step_ms", "{:,.0f}".format, 1.0),
+        "peak GiB": ("peak_memory_mib", "{:.1f}".format, 1 / 1024),
+        _time_name(examples): ("hours", _duration, 1.0),
+        "NDCG@10": ("ndcg@10", "{:.3f}".format, 1.0),
     }
 
 
-def _hours_name(examples: int | None) -> str:
-    return f"hours for {examples:,} examples" if examples else "hours"
+def _time_name(examples: int | None) -> str:
+    return f"time for {examples:,} examples" if examples else "time"
+
+
+def _duration(hours: float) -> str:
+    """In the largest unit of which there is one at least, or in seconds."""
+    for unit, number in (("h", hours), ("min", 60 * hours)):
+        if number >= 1:
+            return f"{number:.3g} {unit}"
+    return f"{3600 * hours:.3g} s"
 
 
 def _hours(record: Record, examples: int | None) -> dict[str, Any]:
@@ -177,14 +197,14 @@ def _printed(published: Record, key: str) -> float | None:
     return published.get(key)
 
 
-def _with_brackets(own: Sequence[float], other: float | None, form: str) -> str:
+def _with_brackets(own: Sequence[float], other: float | None, form: _Form) -> str:
     """The mean of a row's values and, where there are several, their standard deviation; behind it
     what was published."""
     texts = []
     if own:
-        spread = f"{stdev(own):{form}}" if len(own) > 1 else ""
-        varies = spread not in ("", f"{0:{form}}")
-        texts.append(f"{fmean(own):{form}}{f' ± {spread}' if varies else ''}")
+        spread = form(stdev(own)) if len(own) > 1 else ""
+        varies = spread not in ("", form(0))
+        texts.append(f"{form(fmean(own))}{f' ± {spread}' if varies else ''}")
     if other is not None:
-        texts.append(f"({other:{form}})")
+        texts.append(f"({form(other)})")
     return " ".join(texts)

@@ -83,28 +83,34 @@ def test_every_cell_is_a_row_and_those_without_a_result_are_counted_and_explaine
         ["sparton", "64", "ok"],
         ["tiled", "16", "killed"],
     ]
-    assert body[1][3:] == [""] * (len(header) - 3)
+    assert body[1][3:-1] == [""] * (len(header) - 4)
+    folders = [row[-1].strip("`") for row in body]
+    assert header[-1] == "folder" and folders[1] == "eager-32/seed-0"
+    for row, cell in zip(body, folders, strict=True):
+        settings = json.loads((sweep / cell / "cell.json").read_text())
+        assert [settings["head"], str(settings["batch"])] == row[:2]
     shown = capsys.readouterr().out
     assert "tiled, batch 16: killed: killed, why" in shown
+    assert "folder" not in shown, "which few terminals are wide enough for"
     assert "Largest batch that fit: eager 16, sparton 64, tiled none." in shown
     lines = (sweep / "sweep.jsonl").read_text().splitlines()
     assert [json.loads(line)["status"] for line in lines] == [row[2] for row in body]
 
 
-def test_hours_of_a_whole_training_and_published_figures_in_brackets(sweep):
+def test_the_time_of_a_whole_training_and_published_figures_in_brackets(sweep):
     write_report(sweep, examples=1_000_000, published=PUBLISHED)
     header, _, *body = rows(sweep)
     table = {(row[0], row[1]): dict(zip(header, row)) for row in body}
-    hours = "hours for 1,000,000 examples"
+    time = "time for 1,000,000 examples"
     assert table["eager", "16"]["examples/s"] == "1,001 (500)"
-    assert table["eager", "16"][hours] == f"~{1e6 / 1001 / 3600:.3g} (0.02)"
+    assert table["eager", "16"][time] == f"~{1e6 / 1001 / 60:.3g} min (1.2 min)"
     assert table["eager", "16"]["peak GiB"] == "4.0 (5.2)"
     assert table["eager", "16"]["NDCG@10"] == "0.500 (0.421)"
-    assert table["sparton", "32"][hours].endswith("(25)")
-    assert table["sparton", "64"][hours] == f"~{1e6 / 2001 / 3600:.3g}"
+    assert table["sparton", "32"][time].endswith("(25 h)")
+    assert table["sparton", "64"][time] == f"~{1e6 / 2001 / 60:.3g} min"
     text = (sweep / "sweep.md").read_text()
     assert "a paper, on a card. Memory is in GB there" in text
-    assert f"sparton 64 ({1e6 / 2001 / 3600:.3g} hours), tiled none." in text
+    assert f"sparton 64 ({1e6 / 2001 / 60:.3g} min), tiled none." in text
 
 
 def test_published_rows_that_no_cell_stands_beside_are_rows_too(sweep):
@@ -113,17 +119,26 @@ def test_published_rows_that_no_cell_stands_beside_are_rows_too(sweep):
     assert len(body) == 9
     fused, other = (dict(zip(header, row)) for row in body[-2:])
     assert (fused["head"], fused["batch"], fused["status"]) == ("Fused", "512", "published")
-    assert fused["hours for 1,000,000 examples"] == "(2)" and fused["NDCG@10"] == ""
+    assert fused["time for 1,000,000 examples"] == "(2 h)" and fused["NDCG@10"] == ""
     assert (other["head"], other["batch"], other["NDCG@10"]) == ("Another model", "", "(0.422)")
     assert "Another model" not in (sweep / "sweep.svg").read_text()
 
 
-def test_the_hours_of_a_whole_training_are_those_that_it_took(tmp_path):
+def test_the_time_of_a_whole_training_is_what_it_took(tmp_path):
     leave_cell(tmp_path, "sparton", 16)
     write_report(tmp_path, examples=150 * 16)
     header, _, [*row] = rows(tmp_path)
-    hours = dict(zip(header, row))["hours for 2,400 examples"]
-    assert hours == f"{50 * 16 * (1 / 10 + 1 / 1000 + 1 / 1002) / 3600:.3g}"
+    time = dict(zip(header, row))["time for 2,400 examples"]
+    assert time == f"{50 * 16 * (1 / 10 + 1 / 1000 + 1 / 1002) / 60:.3g} min"
+
+
+def test_the_time_of_short_and_long_cells_is_in_units_of_which_there_is_one_at_least(tmp_path):
+    """150 steps, of which 50 at ten examples a second."""
+    for batch in (1, 16, 2048):
+        leave_cell(tmp_path, "sparton", batch, rate=1e9)
+    write_report(tmp_path)
+    header, _, *body = rows(tmp_path)
+    assert [row[header.index("time")] for row in body] == ["5 s", "1.33 min", "2.84 h"]
 
 
 def test_settings_that_vary_set_rows_apart_and_those_of_a_row_file_do_not(tmp_path):
@@ -152,6 +167,8 @@ def test_cells_that_differ_in_their_seed_alone_are_one_row(tmp_path):
         ("sparton", "16", "0, 1, 2", "ok"),
         ("sparton", "32", "0", "ok"),
     ]
+    seeds = (f"`sparton-16/seed-{seed}`" for seed in range(3))
+    assert table[3]["folder"] == ", ".join(seeds)
     assert table[3]["NDCG@10"] == "0.500 ± 0.100" and table[3]["examples/s"] == "1,002 ± 1"
     assert (table[3]["steps"], table[3]["peak GiB"]) == ("150", "4.0")
     assert table[0]["NDCG@10"] == "0.500" and table[4]["NDCG@10"] == "0.500"
