@@ -23,6 +23,7 @@ from sparton.models.backbones import minilm_folder
 STUDY, TASKS = "zero_shot", 6
 PRECISION_STUDY, PRECISIONS = "precision", ("fp32", "fp16", "bf16", "fp8")
 UNTRAINED = "colbert-untrained-"
+WHOLE = "-whole-queries"
 CUT = ("colbert-best-plain-wide",)  # trained with queries of 32 tokens
 LATE = "colbert-base"  # the late-interaction teacher
 BM25 = {"bm25": (0.9, 0.4), "bm25-lucene": (1.2, 0.75)}
@@ -51,7 +52,7 @@ def zero_shot(arguments: argparse.Namespace) -> Iterator[Step]:
         yield training(arguments, kind, name, seed)
     for trained_on_less in CUT:
         model = str(arguments.output / trained_on_less / "model")
-        given = (f"{trained_on_less}-whole-queries", model, arguments, (WHOLE_QUERIES,))
+        given = (f"{trained_on_less}{WHOLE}", model, arguments, (WHOLE_QUERIES,))
         yield evaluation(*given, needs=(trained_on_less,))
     yield from precisions(arguments)
     for kind in MIXED:

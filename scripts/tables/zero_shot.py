@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from recipes.ingredients import MIXED, RECIPES
 from recipes.untrained import HEADS
-from recipes.zero_shot import PRECISION_STUDY, PRECISIONS, STUDY, TARGETS, UNTRAINED
+from recipes.zero_shot import PRECISION_STUDY, PRECISIONS, STUDY, TARGETS, UNTRAINED, WHOLE
 from tables.in_domain import by_label
 from tables.records import TABLES, Record, markdown, run_caption
 
@@ -32,7 +32,7 @@ def zero_shot() -> str:
     for kind, recipes in RECIPES.items():
         labels += [f"{UNTRAINED}{name}" for name in HEADS if UNTRAINED.startswith(kind)]
         for name in recipes:
-            labels += [f"{kind}-{name}", f"{kind}-{name}-average"]
+            labels += [f"{kind}-{name}{end}" for end in ("", WHOLE, "-average")]
         labels += [f"{kind}-{name}" for name in MIXED.get(kind, ())]
     rows = [row(label, groups) for label in labels if label in groups]
     if not rows:
