@@ -25,7 +25,7 @@ MORTAL = [
 QUICK = ["experiment=quickstart", "debug=tiny", "log_every=1"]
 RANDOM = ["backbone=random", "backbone.hidden_size=32", "backbone.layers=1", "backbone.heads=2"]
 KINDS = {
-    "compiled": [*QUICK, *RANDOM, "backbone.compile=true"],
+    "compiled": [*QUICK, *RANDOM, "backbone.compile=true"],  # bit-identical with one thread
     "half-residual": [*QUICK, *RANDOM, "precision=bf16", "backbone.half_residual=true"],
     "fp16": [*QUICK, "precision=fp16", "loss.temperature=0.05"],  # whose first gradients overflow
     "averaged": [*QUICK, *RANDOM, "averaging=ema", "averaging.decay=0.5"],

@@ -54,6 +54,7 @@ def test_a_sample_lies_evenly_among_many(monkeypatch):
 def test_many_queries_are_warned_of_and_documents_are_not(caplog):
     queries, documents = first_words(9, *[1] * 9), first_words(10, 10)
     tokenizer = tokenizer_of(6, 8)
+    caplog.clear()
     shares_cut(tokenizer, task_of(queries[1:], documents), TextForm())
     assert not caplog.records
     shares_cut(tokenizer, task_of(queries, documents), TextForm())

@@ -103,8 +103,8 @@ def distances(found: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, f
 
 @pytest.fixture
 def kernels(monkeypatch) -> None:
-    if not on_gpu:
-        monkeypatch.setattr(bert_parts, "may_follow", lambda x, dense: type(dense) is nn.Linear)
+    for module in () if on_gpu else (bert_parts, bert_layers):
+        monkeypatch.setattr(module, "may_follow", lambda x, dense: type(dense) is nn.Linear)
 
 
 @pytest.fixture
@@ -119,7 +119,6 @@ def whole(kernels, monkeypatch) -> list[int]:
 
     monkeypatch.setattr(bert_layers, "post_norm_layer", counted)
     if not on_gpu:
-        monkeypatch.setattr(bert_layers, "may_follow", bert_parts.may_follow)
         monkeypatch.setattr(bert_layers, "has_short_kernel", lambda x, dtype, width: True)
     return calls
 
