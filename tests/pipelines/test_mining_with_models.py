@@ -344,3 +344,11 @@ def test_held_documents_are_scored_by_row_and_by_text_with_others_among_them():
     assert score(by_row).tolist() == products[known].tolist()
     slabs[0] = encode(["-1", "-1"])
     assert score(by_row).tolist() == [90, -10, 30, 40, 90]
+
+
+def test_what_a_miner_is_refused_for_can_be_mended(pairs, model, tmp_path):
+    teacher, output = TrainedModel(model), tmp_path / "mined.jsonl"
+    settings = {"output": output, "rule": Rule(3), "teachers": [teacher]}
+    with pytest.raises(ValueError, match="is more than the 32 positions of the model"):
+        mine(pairs, miner=TrainedModel(model, query_length=64), **settings)
+    assert mine(pairs, miner=TrainedModel(model, query_length=24), **settings)

@@ -188,7 +188,7 @@ class TrainedModel:
         """Encode the collection, and what is outside of it. What has been encoded is kept in the
         folder slab by slab, so that an interrupted run does not encode it again."""
         documents = Representations.concatenate(self._slabs(setup, setup.folder))
-        queries, size = self._encoding(setup).queries, len(setup.documents[0])
+        queries, size = self.encoding(setup).queries, len(setup.documents[0])
         return Ranker(queries, documents, size, setup.device)
 
     def load(self, setup: Setup, name: str) -> Teach:
@@ -200,7 +200,7 @@ class TrainedModel:
             ArgumentError: documents of a teacher are encoded with all their terms.
         """
         refuse_ignored("a teacher", max_document_terms=self.max_document_terms)
-        encoding, collection, held = self._encoding(setup), setup.documents[0], None
+        encoding, collection, held = self.encoding(setup), setup.documents[0], None
         if setup.pairs >= len(collection):
             held = HeldDocuments(collection, self._slabs(setup, setup.folder / name))
         return Similarities(encoding.queries, encoding.documents, setup.device, held)
@@ -208,7 +208,7 @@ class TrainedModel:
     def _slabs(self, setup: Setup, folder: Path) -> list[Representations]:
         """All documents, once for miner and teachers; those that were encoded before are read from
         the folder."""
-        encoding = self._encoding(setup)
+        encoding = self.encoding(setup)
         if encoding.slabs:
             return encoding.slabs
         folder.mkdir(exist_ok=True)
@@ -222,8 +222,12 @@ class TrainedModel:
             encoding.slabs.append(_read_slab(file))
         return encoding.slabs
 
-    def _encoding(self, setup: Setup) -> Encoding:
-        """Loads the model once for miner and teachers."""
+    def encoding(self, setup: Setup) -> Encoding:
+        """Loads the model once for miner and teachers.
+
+        Raises:
+            OSError, ValueError: from :func:`~sparton.evaluation.load_retriever`.
+        """
         if self not in setup.encodings:
             lengths = self.query_length, self.document_length
             retriever = load_retriever(self.model, *lengths, device=setup.device)

@@ -105,6 +105,9 @@ def mine_hard_negatives(
         )
         pairs = len(examples) * (1 + rule.negatives)  # the least there are
         setup = Setup(documents, pairs, folder, on, progress, encodings={})
+        for model in (miner, *teachers):
+            if isinstance(model, TrainedModel):  # refused before another has encoded anything
+                model.encoding(setup)
         loaded = [teacher.load(setup, f"teacher-{n}") for n, teacher in enumerate(teachers, 1)]
         ranker = miner.build(setup)
         mining = Mining(examples, positives, documents, hashes, ranker, loaded, rule, written)
