@@ -49,6 +49,7 @@ class PackedTokenizer:
         self.tokenizer = tokenizer
         self.query_length = query_length
         self.document_length = document_length
+        self.max_length = max_length
         self.markup = markup
         # Copies of its own, so that the truncation set here is not saved with the model.
         documents = without_truncation(tokenizer)

@@ -15,6 +15,16 @@ _MANY = 0.05
 log = logging.getLogger(__name__)
 
 
+def lengths_read(tokenizer: Tokenizer, form: TextForm) -> Mapping[Side, int] | None:
+    """By side, how many tokens of a text are read; None where the tokenizer reads no texts."""
+    if not isinstance(tokenizer, PackedTokenizer):
+        return None
+    return {
+        "query": form.query_length or tokenizer.query_length,
+        "document": form.document_length or tokenizer.document_length,
+    }
+
+
 def shares_cut(
     tokenizer: Tokenizer, task: RetrievalTask, form: TextForm
 ) -> Mapping[Side, float] | None:
@@ -35,12 +45,16 @@ def shares_cut(
         full = tokenizer.fill_length([texts[row] for row in rows], side, form)
         shares[side] = float(full.mean())
     if shares["query"] > _MANY:
+        most = f", {tokenizer.max_length} at most" if tokenizer.max_length else ""
+        if tokenizer.markup.expansion is not None:
+            most += "; every query has as many vectors then"
         log.warning(
             "%s: %.0f %% of the %s have query_length=%d tokens or more, and what is cut off is not "
-            "searched for: set query_length to more, up to what the model reads",
+            "searched for: set query_length to more%s",
             task.name,
             100 * shares["query"],
             PLURAL["query"],
             form.query_length or tokenizer.query_length,
+            most,
         )
     return shares

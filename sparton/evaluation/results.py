@@ -43,6 +43,7 @@ class TaskResult(NamedTuple):
         flops: mean number of multiplications to score one pair of sparse vectors; see
             :func:`~sparton.kernels.sparse_vectors.mean_flops`.
         query_vectors, document_vectors: mean number of token vectors.
+        lengths: by side, how many tokens of a text were read.
         cut: by side, the share of texts of which not all is read; see
             :func:`~sparton.evaluation.lengths.shares_cut`.
         speed: what it costs to encode and to ask; None where that was not measured.
@@ -61,6 +62,7 @@ class TaskResult(NamedTuple):
     flops: float | None = None
     query_vectors: float | None = None
     document_vectors: float | None = None
+    lengths: Mapping[Side, int] | None = None
     cut: Mapping[Side, float] | None = None
     speed: Speed | None = None
     exact_recall: ExactRecall | None = None

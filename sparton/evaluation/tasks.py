@@ -13,7 +13,7 @@ import torch
 from sparton.arguments import refuse_below
 from sparton.encoded import EncodedTexts
 from sparton.evaluation.documents import check_documents
-from sparton.evaluation.lengths import shares_cut
+from sparton.evaluation.lengths import lengths_read, shares_cut
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
@@ -165,7 +165,8 @@ def evaluate_encoder(
         device=device_of(encoder),
         progress=f"{task.name}: search" if progress else None,
     )
-    return crew.share(found._replace(cut=shares_cut(tokenizer, task, form)))
+    lengths, cut = lengths_read(tokenizer, form), shares_cut(tokenizer, task, form)
+    return crew.share(found._replace(lengths=lengths, cut=cut))
 
 
 def evaluate_bm25(

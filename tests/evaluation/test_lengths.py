@@ -61,7 +61,10 @@ def test_many_queries_are_warned_of_and_documents_are_not(caplog):
     assert "counting: 10 % of the queries have query_length=6 tokens or more" in caplog.text
     caplog.clear()
     shares_cut(tokenizer, task_of(queries, documents), TextForm(query_length=5))
-    assert "query_length=5 tokens" in caplog.text
+    assert "query_length=5 tokens" in caplog.text and "at most" not in caplog.text
+    filled = PackedTokenizer(tokenizer.tokenizer, 6, 8, max_length=32, markup=Markup(expansion=4))
+    shares_cut(filled, task_of(queries, documents), TextForm())
+    assert "to more, 32 at most; every query has as many vectors then" in caplog.text
 
 
 def test_results_say_it(tmp_path):
@@ -76,5 +79,6 @@ def test_results_say_it(tmp_path):
     write_results([result], tmp_path, {})
     written = json.loads((tmp_path / "results.json").read_text())["tasks"][0]
     assert written["cut"] == result.cut
+    assert written["lengths"] == {"query": 4, "document": 32}
     found, _ = results_table([result]).renderables
     assert "cut q/d" in [column.header for column in found.columns]
