@@ -173,16 +173,6 @@ def build_model(cfg: DictConfig) -> Encoder:
     return encoder
 
 
-def check_lengths(cfg: DictConfig) -> None:
-    """Build the model, which has the last word on its positions.
-
-    Raises:
-        ArgumentError: a length that it cannot take.
-    """
-    refuse_unknown_settings(cfg, _PARTS)
-    packed_tokenizer(build_model(cfg), cfg.query_length, cfg.document_length)
-
-
 def loop_settings(cfg: DictConfig) -> LoopSettings:
     return LoopSettings(
         steps=total_steps(cfg),

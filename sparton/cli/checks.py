@@ -75,25 +75,6 @@ def find_models(cfgs: Iterable[DictConfig]) -> None:
                 find_model(Source(name, revision or None, cache_dir or None))
 
 
-def exceeds_positions(cfg: DictConfig) -> bool:
-    """Whether texts may be longer than a model to begin with takes, by what is read without it: its
-    ``config.json``, or the settings of a model that is made anew.
-
-    Where these do not say so, the model may still refuse the lengths once it is built; one of
-    RoBERTa's kind has two positions less than its file says."""
-    from sparton.models.repository import Source
-
-    positions = [
-        OmegaConf.select(cfg, f"{place}.max_length")
-        for place in ("backbone", "query_encoder.backbone")
-    ]
-    for _, name, revision, cache_dir in _models(cfg):
-        stored = Source(name, revision or None, cache_dir or None).fields("config.json")
-        positions.append(stored.get("max_position_embeddings", int))
-    longest = max(cfg.query_length, cfg.document_length)
-    return any(each is not None and each < longest for each in positions)
-
-
 def _models(cfg: DictConfig) -> Iterator[tuple[str, str, str, str]]:
     """Setting, name, revision and place of each model that a training begins with."""
     for place in ("init_from", "backbone.name", "query_encoder.backbone.name"):

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from sparton.cli.checks import exceeds_positions
 from sparton.cli.inputs import read_inputs
 from sparton.cli.schema import without_replaced
 
@@ -23,10 +22,6 @@ def run_training(cfg: DictConfig, world: "World", folder: Path) -> None:
     if not world.is_main:  # the main process says the same
         logging.getLogger("sparton").setLevel(logging.ERROR)
     cfg = without_replaced(cfg)
-    if exceeds_positions(cfg):
-        from sparton.cli.assembly import check_lengths
-
-        check_lengths(cfg)
     inputs = read_inputs(cfg, world)
     # What is missing is said by now: the libraries of the models take seconds to import.
     from sparton.cli.assembly import build_run
