@@ -108,7 +108,7 @@ def run_experiment(folder: Path, name: str, *overrides: str) -> list[list[str]]:
 def test_table_3_in_miniature_stands_beside_the_papers_figures(tmp_path):
     rows = "+experiment/table3=sparton_384,compiled_384"
     header, _, *body = run_experiment(tmp_path, "table3", rows, "head=sparton", "steps=1")
-    assert "hours for 25,930,752 examples" in header
+    assert "time for 25,930,752 examples" in header
     *own, splade_v3, compiled, larger = body
     assert [row[:3] for row in own] == [["sparton", "384", "ok"]] * 2
     assert all(row[header.index("examples/s")].endswith("(582)") for row in own)
