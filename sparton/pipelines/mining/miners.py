@@ -226,7 +226,7 @@ class TrainedModel:
         """Loads the model once for miner and teachers.
 
         Raises:
-            OSError, ValueError: from :func:`~sparton.evaluation.load_retriever`.
+            OSError, ValueError: from :func:`~sparton.evaluation.models.load_retriever`.
         """
         if self not in setup.encodings:
             lengths = self.query_length, self.document_length
