@@ -186,21 +186,12 @@ ABLATION = {
         "ema",
         "long",
     ),
-    "best-whole-long": (
-        *DISTILLED,
-        "little-infonce",
-        "frozen",
-        "slow",
-        "ema",
-        "long",
-        "whole-queries",
-    ),
     "best-target": (*DISTILLED, "little-infonce", "frozen", "slow", "ema", "target"),
 }
 _BEST = ABLATION["best"]
 # Of each kind, what is trained, in the order of importance.
 RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
-    "splade": ABLATION,
+    "splade": ABLATION | {"best-whole-long": (*ABLATION["best-long"], "whole-queries")},
     "colbert": {
         name: ABLATION[name]
         for name in ("base", "best", "best-home", "best-home-long", "slow", "texts", "distilled")
@@ -216,7 +207,7 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "best-whole": (*_BEST, "plain", "full-width", "whole-queries"),
         "best-plain-wide-slower": (*ABLATION["best-slower"], "plain", "full-width"),
         "best-long": ABLATION["best-long"],
-        "best-whole-long": (*ABLATION["best-whole-long"], "plain", "full-width"),
+        "best-whole-long": (*ABLATION["best-long"], "plain", "full-width", "whole-queries"),
         "plain": ("plain",),
         "best-target": ABLATION["best-target"],
     },

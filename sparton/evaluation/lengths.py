@@ -37,7 +37,8 @@ def shares_cut(
     Returns:
         None where the tokenizer reads no texts.
     """
-    if not isinstance(tokenizer, PackedTokenizer):
+    lengths = lengths_read(tokenizer, form)
+    if lengths is None or not isinstance(tokenizer, PackedTokenizer):
         return None
     shares: dict[Side, float] = {}
     for side, texts in zip(SIDES, (task.queries.texts, task.documents.texts), strict=True):
@@ -54,7 +55,7 @@ def shares_cut(
             task.name,
             100 * shares["query"],
             PLURAL["query"],
-            form.query_length or tokenizer.query_length,
+            lengths["query"],
             most,
         )
     return shares

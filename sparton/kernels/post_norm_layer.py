@@ -207,9 +207,8 @@ def _attention_half(
     mixed, lse = _attend()(options.operands(states), lse=save)
     mixed = mixed.view(operand.shape)
     product = torch.mm(mixed, weights.attention.t())
-    bias, gain, shift = parameters[7:10]
-    seed = _seed(operand, options.attention)
-    out = _normalised(product, bias, residual, gain, shift, seed, options.attention, save=save)
+    vectors = parameters.attention_bias, parameters.attention_gain, parameters.attention_shift
+    out, seed = _normalised(product, residual, vectors, options.attention, save=save)
     # What is not returned is free for the other half.
     kept = _Attended(operand, states, mixed, lse, out.sums, out.moments, seed)
     return out, kept if save else ()
@@ -222,28 +221,25 @@ def _feed_forward_half(
     operand = middle.out if middle.second is None else middle.second
     product = torch.mm(operand, weights.intermediate.t())
     activated = _gelu()(product, parameters.intermediate_bias)
-    bias, gain, shift = parameters[13:]
-    seed = _seed(operand, options)
-    out = _normalised(
-        torch.mm(activated, weights.output.t()), bias, middle.out, gain, shift, seed, options,
-        save=save,
-    )  # fmt: skip
+    vectors = parameters.output_bias, parameters.output_gain, parameters.output_shift
+    last = torch.mm(activated, weights.output.t())
+    out, seed = _normalised(last, middle.out, vectors, options, save=save)
     kept = _Fed(operand, product, activated, out.sums, out.moments, seed)
     return out, kept if save else ()
 
 
-def _seed(operand: Tensor, options: NormOptions) -> Tensor | None:
-    return draw_seed(operand.device) if options.p else None
-
-
 def _normalised(
-    product: Tensor, bias: Tensor, residual: Tensor, gain: Tensor, shift: Tensor,
-    seed: Tensor | None, options: NormOptions, *, save: bool,
-) -> Normalised:  # fmt: skip
-    return _norm()(
+    product: Tensor, residual: Tensor, vectors: tuple[Tensor, Tensor, Tensor],
+    options: NormOptions, *, save: bool,
+) -> tuple[Normalised, Tensor | None]:  # fmt: skip
+    """The end of a half, given bias, gain and shift; and the seed of its dropout."""
+    bias, gain, shift = vectors
+    seed = draw_seed(product.device) if options.p else None
+    out = _norm()(
         product, bias, residual, gain, shift, seed, p=options.p, eps=options.eps,
         dtype=options.dtype, copy=options.copy, save=save,
     )  # fmt: skip
+    return out, seed
 
 
 class _Backward(NamedTuple):

@@ -22,11 +22,8 @@ from sparton.kernels.post_norm_layer import (
     post_norm_layer,
 )
 from sparton.kernels.varlen_attention import varlen_self_attention
+from tests.kernels.test_encoder_layer import DEVICE, HALVES
 
-on_gpu = torch.cuda.is_available()
-DEVICE = "cuda" if on_gpu else "cpu"
-# The interpreter cuts what it stores in bfloat16 off, instead of rounding it.
-HALVES = [torch.float16, torch.bfloat16] if on_gpu else [torch.float16]
 LENGTHS, D, WIDE, HEADS = (5, 0, 17, 9), 32, 48, 2
 EPS = 1e-6
 
