@@ -21,6 +21,7 @@ PAGES: dict[str, dict[str, str]] = {
         "evaluation.every=20 log_every=10": "evaluation.every=2 log_every=1",
     },
     "colbert": {"batch=32": "batch=4", "steps=50": "steps=2", "every=25": "every=2"},
+    "from_dense": {"batch=8 steps=60 log_every=20": "batch=4 steps=2"},
     "decoder_lora": {"steps=40": "steps=2", "every=20": "every=2"},
     "sentence_transformers": {"max_steps=20": "max_steps=2", "batch_size=16": "batch_size=4"},
 }

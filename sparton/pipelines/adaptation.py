@@ -39,7 +39,6 @@ from sparton.pipelines.masked_language import (
     CHOSEN,
     MaskedLanguageStep,
     Masking,
-    Objective,
     Plan,
     masked_batches,
 )
@@ -159,6 +158,8 @@ def adapt_lm(
         backbone, plan.objective, precision, world.device, options
     )
     encoder = SpladeEncoder(loaded, SpartonHead())
+    if plan.frozen:
+        _freeze_body(loaded)
     identity |= frozen_identity(encoder)
     if loaded.lora is not None:
         identity["lora"] = str(loaded.lora)
@@ -221,6 +222,17 @@ class _Model:
         save_encoder(encoder, self.output, **lengths)
 
 
+def _freeze_body(backbone: Backbone) -> None:
+    if backbone.lora is not None:
+        raise ArgumentError(
+            "{frozen} leaves the body as it is, and {lora} are what learns in it: leave one of "
+            "them out",
+            frozen=True,
+            lora=backbone.lora._asdict(),
+        )
+    backbone.model.base_model.requires_grad_(False)
+
+
 def tokenize(texts: list[str], tokenizer: PreTrainedTokenizerFast, length: int) -> TokenBatch:
     """All texts, special tokens included, cut at ``length``."""
     packed = PackedTokenizer(tokenizer, length, length)
@@ -251,7 +263,7 @@ def _build_trainer(
         fused=world.device.type == "cuda",
     )
     body = f"backbone.model.{backbone.model.base_model_prefix}"
-    rates = {body: plan.lr} if backbone.lora is None else {}
+    rates = {body: plan.lr} if backbone.lora is None and not plan.frozen else {}
     return Trainer(
         step=MaskedLanguageStep(encoder, plan, world, model.precision),
         optimizer=build_optimizer(encoder, adamw, 0.01, rates),
@@ -259,18 +271,19 @@ def _build_trainer(
         settings=settings,
         folder=model.output.with_name(f"{model.output.name}.run"),
         meter=ThroughputMeter(
-            world.device, lambda mean, _: _flops_per_token(backbone, plan.objective, mean)
+            world.device, lambda mean, _: _flops_per_token(backbone, plan, mean)
         ),
         save_model=model.save,
         identity=identity,
     )
 
 
-def _flops_per_token(backbone: Backbone, objective: Objective, sequence_length: float) -> float:
+def _flops_per_token(backbone: Backbone, plan: Plan, sequence_length: float) -> float:
     """Model FLOPs per real token of a step, of which few may pass through the decoder."""
     weight = backbone.decoder.weight
     decoder = (6.0 if weight.requires_grad else 4.0) * weight.numel()
-    return EncoderBody.flops_per_token(backbone, sequence_length) + CHOSEN[objective] * decoder
+    body = EncoderBody.flops_per_token(backbone, sequence_length, training=not plan.frozen)
+    return body + CHOSEN[plan.objective] * decoder
 
 
 def _train(

@@ -48,13 +48,16 @@ class Plan:
         length: tokens at which texts are cut, at most those that the model supports.
         lr, head_lr: largest learning rates of AdamW, of the body and of the head; of a causal
             language model, whose head is its decoder alone, ``lr`` is that of all.
+        frozen: whether the body stays as it is, and the head of a masked language model alone
+            learns; without a backward pass through the body.
         relu_weight: see :func:`~sparton.pipelines.language_loss.language_loss`; 1 in CSPLADE.
         warmup: share of the steps in which they grow; then they fall to 0, both linearly.
         active_terms: of a held-out text, on average, when all is done.
         seed: of the order of the texts, of what is hidden, and of dropout.
 
     Raises:
-        ArgumentError: a number out of range, or an objective that does not exist.
+        ArgumentError: a number out of range, an objective that does not exist, or a frozen body
+            where there is no head beside it.
     """
 
     objective: Objective = "mlm"
@@ -63,6 +66,7 @@ class Plan:
     length: int = 256
     lr: float = 2e-4
     head_lr: float = 1e-3
+    frozen: bool = False
     relu_weight: float = 0.0
     warmup: float = 0.06
     active_terms: int = 400
@@ -75,6 +79,13 @@ class Plan:
         if self.objective not in (known := get_args(Objective)):
             raise ArgumentError(
                 "{objective} is not one of {}", ", ".join(known), objective=self.objective
+            )
+        if self.frozen and self.objective != "mlm":
+            raise ArgumentError(
+                "{frozen} lets a masked language model's head learn alone, and with {objective} "
+                "the body is what learns: leave one of them out",
+                frozen=True,
+                objective=self.objective,
             )
         for name in ("lr", "head_lr"):
             if not getattr(self, name) > 0:

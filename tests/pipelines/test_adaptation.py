@@ -130,6 +130,18 @@ def test_a_loaded_backbone_is_adapted_too(start, tmp_path):
         adapt_lm(TEXTS, tmp_path / "x", backbone=backbone, compile=True)
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_body_stays_as_it_is(start, tmp_path, frozen):
+    plan = replace(SHORT, frozen=frozen)
+    adapted = adapt_lm(TEXTS, tmp_path / "adapted", backbone=start, plan=plan, progress=False)
+    assert adapted.after.loss < adapted.before.loss
+    before, after = weights(start), weights(tmp_path / "adapted")
+    kept = {name for name, value in before.items() if torch.equal(value, after[name])}
+    body = {name for name in before if name.startswith("bert.")}
+    assert 0 < len(body) < len(before)
+    assert kept == (body if frozen else set())
+
+
 def test_the_log_has_what_trainings_log(start, tmp_path, capsys):
     adapt_lm(TEXTS, tmp_path / "adapted", backbone=start, plan=SHORT)
     first, *_, last = records(tmp_path / "adapted")
@@ -213,6 +225,7 @@ def test_what_is_hidden():
         ({"lr": 0.0}, "lr=0.0 must be positive"),
         ({"relu_weight": -1.0}, "relu_weight=-1.0 must be at least 0"),
         ({"objective": "nsp"}, "objective='nsp' is not one of mlm, mntp, clm"),
+        ({"objective": "mntp", "frozen": True}, "frozen=True lets a masked .* objective='mntp'"),
         ({"warmup": 1.0}, r"warmup=1.0 must be a share of the steps in \[0, 1\)"),
     ],
 )

@@ -162,6 +162,10 @@ def test_what_adapters_cannot_do_is_refused(start, masked, tmp_path):
     fitting = {"backbone": start, "plan": PLAN}
     for settings, message in (
         ({"lora": LORA}, "MiniLM comes without a head.* or give backbone a language model"),
+        (
+            {"backbone": masked, "lora": LORA, "plan": replace(MASKED, frozen=True)},
+            "frozen=True leaves the body as it is, and lora=.* are what learns in it",
+        ),
         ({"backbone": masked, "lora": ALONE}, "one of the frozen weights of BertForMaskedLM: save"),
         (fitting | {"lora": {"rank": 0}}, "rank=0, which must be a whole number from 1 on"),
         (fitting | {"lora": "rank"}, "lora is 'rank', and must be settings by their names"),

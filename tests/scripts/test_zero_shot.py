@@ -214,6 +214,28 @@ def test_a_recipe_is_what_its_ingredients_say(arguments):
     }
 
 
+# What a study has of its own: its data, which model is kept, where it lies, how it is logged.
+OWN = {
+    "study", "data", "data_dir", "evaluation", "micro_batch", "log_every", "checkpoint_every",
+    "num_workers", "examples",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name"), [("colbert", "whole"), ("splade", "whole-long")])
+def test_an_experiment_for_own_data_is_the_recipe_of_the_study(arguments, kind, name):
+    alone = argparse.Namespace(**vars(arguments) | {"overrides": []})
+    step = zero_shot.training(alone, kind, f"best-{name}", 0)
+    start = next((word for word in step.words if word.startswith("backbone.name=")), "seed=0")
+    cfg = composed(f"experiment={kind}_from_dense", start)
+    recipe = compose(step)
+    of_both = [{key: each[key] for key in each if key not in OWN} for each in (cfg, recipe)]
+    assert of_both[0] == of_both[1]
+    assert cfg.data.teachers.weights == recipe.data.sources.squad.teachers.weights[:2]
+    assert recipe.data.sources.squad.teachers.weights[2] == 0
+    other = compose(zero_shot.training(alone, kind, "best", 0))
+    assert {key for key in other if key not in OWN and other[key] != cfg[key]} >= {"query_length"}
+
+
 def test_mined_examples_are_sorted_by_the_source_of_their_query(tmp_path, monkeypatch):
     names = ("squad-q1", "crops-spans-acl-7", "squad-q2")
     lines = [json.dumps({"query_id": name, "negative_ids": []}) + "\n" for name in names]

@@ -54,6 +54,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--lr", type=float, default=2e-4, help="of the pretrained weights")
     parser.add_argument("--head-lr", type=float, default=1e-3, help="of the new head, with mlm")
     parser.add_argument(
+        "--frozen", action="store_true", help="with mlm, the head learns alone; faster"
+    )
+    parser.add_argument(
         "--relu-weight", type=float, default=0.0, help="of a loss that readies logits for SPLADE"
     )
     parser.add_argument("--warmup", type=float, default=0.06, help="share of the steps")
