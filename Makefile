@@ -19,8 +19,8 @@ test-slow: $(READY)  ## The slow tests
 WORKERS ?= 8
 
 test-gpu: $(READY)  ## The tests that need a GPU, WORKERS=8 at a time: most of their time is compiling
-	$(BIN)/python -m pytest -m "gpu and not alone" -n $(WORKERS) --dist worksteal --durations 10
-	$(BIN)/python -m pytest -m "gpu and alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "gpu and not alone" -n $(WORKERS) --dist worksteal --durations 10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "gpu and alone"
 
 SANITIZED ?= sanitizer.jsonl
 
