@@ -218,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--max-document-terms", type=int, help="keep a document's largest weights")
     group.add_argument(
         "--precision", choices=("fp32", "bf16", "fp16", "fp8"),
-        help="of models as miner or --teacher-kind retriever; default: fp32",
+        help="of models as miner or --teacher-kind retriever; default: by device",
     )  # fmt: skip
     group.add_argument("--device", help="default: a GPU if there is one")
     _add_choice(parser.add_argument_group("choice"))

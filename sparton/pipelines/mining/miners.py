@@ -172,7 +172,7 @@ class TrainedModel:
     query_length: int | None = None
     document_length: int | None = None
     max_document_terms: int | None = None
-    precision: str = "fp32"
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         refuse_below(
