@@ -70,12 +70,14 @@ class Run:
         batches: this process's share of the steps that are left.
         loggers: of the main process.
         test: evaluates the best model and gives its figures; None where nothing is to be tested.
+        public: whether the data are those of a repository on the hub.
     """
 
     trainer: Trainer
     batches: Iterable[TrainBatch]
     loggers: Sequence[Logger]
     test: Callable[[], dict[str, float]] | None
+    public: bool
 
     def train(self) -> None:
         """Train to the end, test, and say what there is; the loggers are closed afterwards."""
@@ -87,7 +89,7 @@ class Run:
                 for logger in self.loggers:
                     logger.conclude(figures, trainer.settings.steps)
             if trainer.world.is_main:
-                say_the_end(trainer.folder, trainer.encoder.kinds)
+                say_the_end(trainer.folder, trainer.encoder.kinds, public=self.public)
         finally:
             for logger in self.loggers:
                 logger.close()
@@ -112,7 +114,7 @@ def build_run(cfg: DictConfig, world: World, folder: Path, inputs: Inputs) -> Ru
         mark_latest(folder)
     tested = inputs.tests or inputs.dev
     test = partial(test_best, cfg, trainer, inputs, evaluate) if tested else None
-    return Run(trainer, batches, loggers, test)
+    return Run(trainer, batches, loggers, test, public=cfg.data.get("hub") is not None)
 
 
 def build_trainer(
