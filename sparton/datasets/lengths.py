@@ -41,11 +41,11 @@ def shares_cut(
     texts: Mapping[Side, Sequence[str]],
     form: TextForm = TextForm(),  # noqa: B008
 ) -> Shares | None:
-    """By side, the share of texts that have as many tokens as are kept of them, or more; a log of
-    many queries.
+    """By side, the share of texts that have as many tokens as are kept of them, or more: those
+    that are cut, and a few that just fit. A warning tells of many queries.
 
     Args:
-        name: of what reads the texts, or of where they are from, for the log.
+        name: of what reads the texts, or of where they are from, for the warning.
         texts: of either side, at least one.
         form: in which they are read.
 
@@ -76,7 +76,7 @@ def examples_cut(
     data: "Mixture", tokenizer: Tokenizer, *, seed: int, batch: int = 1
 ) -> Mapping[str, Shares]:
     """By source, the :func:`shares_cut` of the queries of training examples and of their positives,
-    of up to :data:`SAMPLE` examples in all; a log of them.
+    of up to :data:`SAMPLE` examples in all. They are logged.
 
     Args:
         seed, batch: of the stream, see :meth:`~sparton.datasets.mixture.Mixture.locate`.
@@ -115,7 +115,11 @@ class CutCounter:
         self._counted: dict[str, tuple[Sequence[str], Shares | None]] = {}
 
     def __call__(self, tokenizer: Tokenizer, task: RetrievalTask) -> Shares | None:
-        """Of a task, read by a tokenizer whose lengths stay the same."""
+        """The shares of a task, whose texts are read by a tokenizer of the same lengths every time.
+
+        Returns:
+            None where the tokenizer reads no texts.
+        """
         queries, shares = self._counted.get(task.name, (None, None))
         if queries is task.queries.texts:
             return shares

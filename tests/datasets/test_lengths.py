@@ -73,6 +73,7 @@ def test_a_sample_of_a_task_lies_evenly_among_many(monkeypatch):
 def test_a_task_in_memory_is_counted_and_warned_of_once(caplog):
     counter, tokenizer = CutCounter(), tokenizer_of(6, 8)
     task = task_of(first_words(9, 1), first_words(10))
+    caplog.clear()
     shares = [counter(tokenizer, each) for each in (task, task._replace(exclude_self=True))]
     assert shares == [{"query": 0.5, "document": 1.0}] * 2
     assert len(caplog.records) == 1
