@@ -15,7 +15,7 @@ from sparton.training.figures import training_figures
 
 FIGURES = (
     "metrics", "search", "query_terms", "document_terms", "query_vectors", "document_vectors",
-    "seconds", "speed",
+    "lengths", "cut", "seconds", "speed",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -75,6 +75,7 @@ def test_a_training_on_own_files_chooses_its_model_by_the_share(mine, tmp_path, 
     said = capsys.readouterr().out
     assert "dev tasks, by which this model was chosen" in said
     assert said.index("dev tasks") < said.index(f"{tmp_path}/run.png") < said.index("What to do")
+    assert "evaluation=beir_folder evaluation.path=FOLDER" in said and "small_beir" not in said
     assert "frage as query, antwort as positive; not used: 'id'" in caplog.text
     assert "4 steps of 8 see each of 294 examples 0.109 times" in caplog.text
     with pytest.raises(CheckpointError, match=r"evaluation\.holdout\.share=0\.2 \(was 0\.02\)"):

@@ -146,6 +146,18 @@ def test_a_run_says_what_its_folder_held(tmp_path, caplog):
 
 
 @pytest.mark.slow
+def test_cut_queries_are_told_of_once_however_often_models_are_evaluated(tmp_path, caplog):
+    records = run_here(tmp_path, "query_length=4", "evaluation.every=1", "steps=3")
+    assert sum("dev_ndcg@10" in record for record in records) == 3
+    said = [
+        each.getMessage().partition(":")[0]
+        for each in caplog.records
+        if each.name == "sparton.datasets.lengths" and each.levelname == "WARNING"
+    ]
+    assert said == ["source quickstart", "quickstart", "quickstart"]  # training, dev and test
+
+
+@pytest.mark.slow
 @pytest.mark.quick(1)
 def test_micro_batches_train_as_one_batch(tmp_path, gentle):
     records = run_here(tmp_path, *GENTLE, "micro_batch=3")

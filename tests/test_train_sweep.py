@@ -112,7 +112,7 @@ def test_table_3_in_miniature_stands_beside_the_papers_figures(tmp_path):
     *own, splade_v3, compiled, larger = body
     assert [row[:3] for row in own] == [["sparton", "384", "ok"]] * 2
     assert all(row[header.index("examples/s")].endswith("(582)") for row in own)
-    assert all(row[header.index("NDCG@10")] == "(0.416)" for row in own)
+    assert all(row[header.index("test NDCG@10")] == "(0.416)" for row in own)
     assert splade_v3[:3] == ["Splade-V3", "", "published"]
     assert (compiled[0], larger[1]) == ("Compiled LM", "512")
 

@@ -17,6 +17,7 @@ from sparton.cli.inputs import Inputs
 from sparton.cli.schema import identity, total_steps
 from sparton.cli.targets import refuse_unknown_settings
 from sparton.cli.tasks import TaskBuilders, dev_identity, has_dev_tasks
+from sparton.datasets.lengths import CutCounter, examples_cut
 from sparton.datasets.loader import train_loader
 from sparton.datasets.mixture import Mixture
 from sparton.evaluation import (
@@ -69,12 +70,14 @@ class Run:
         batches: this process's share of the steps that are left.
         loggers: of the main process.
         test: evaluates the best model and gives its figures; None where nothing is to be tested.
+        public: whether the data are those of a repository on the hub.
     """
 
     trainer: Trainer
     batches: Iterable[TrainBatch]
     loggers: Sequence[Logger]
     test: Callable[[], dict[str, float]] | None
+    public: bool
 
     def train(self) -> None:
         """Train to the end, test, and say what there is; the loggers are closed afterwards."""
@@ -86,7 +89,7 @@ class Run:
                 for logger in self.loggers:
                     logger.conclude(figures, trainer.settings.steps)
             if trainer.world.is_main:
-                say_the_end(trainer.folder, trainer.encoder.kinds)
+                say_the_end(trainer.folder, trainer.encoder.kinds, public=self.public)
         finally:
             for logger in self.loggers:
                 logger.close()
@@ -96,25 +99,29 @@ def build_run(cfg: DictConfig, world: World, folder: Path, inputs: Inputs) -> Ru
     """A run that begins, or goes on with what ``folder`` holds; nothing is written there before all
     of its parts are there."""
     refuse_unknown_settings(cfg, _PARTS)
-    trainer, tokenizer = build_trainer(cfg, world, folder, inputs.data, inputs.dev)
+    evaluate = build_evaluation(cfg, Precision(cfg.precision, world.device))
+    trainer, tokenizer = build_trainer(cfg, world, folder, inputs, evaluate)
     start = trainer.resume()
     batches = build_batches(cfg, trainer, inputs.data, tokenizer)
     loggers: list[Logger] = []
     if world.is_main:
         steps = trainer.settings.steps
         say_what_was_there(folder, start, steps)
+        if start < steps:
+            examples_cut(inputs.data, tokenizer, seed=cfg.seed, batch=cfg.batch)
         others = [open_logger(start_step=start) for open_logger in inputs.loggers]
         loggers = open_loggers(folder, describe_run(cfg), steps, start, others)
         mark_latest(folder)
     tested = inputs.tests or inputs.dev
-    test = partial(test_best, cfg, trainer, inputs) if tested else None
-    return Run(trainer, batches, loggers, test)
+    test = partial(test_best, cfg, trainer, inputs, evaluate) if tested else None
+    return Run(trainer, batches, loggers, test, public=cfg.data.get("hub") is not None)
 
 
 def build_trainer(
-    cfg: DictConfig, world: World, folder: Path, data: Mixture, dev_tasks: Sequence[RetrievalTask]
+    cfg: DictConfig, world: World, folder: Path, inputs: Inputs, evaluate: Callable[..., TaskResult]
 ) -> tuple[Trainer, Tokenizer]:
-    """Model, objective, optimizer and the loop around them."""
+    """Model, objective, optimizer and the loop around them, which has models evaluated."""
+    data, dev_tasks = inputs.data, inputs.dev
     torch.manual_seed(cfg.seed)
     precision = Precision(cfg.precision, world.device)
     encoder = build_model(cfg)
@@ -132,7 +139,6 @@ def build_trainer(
     steps = total_steps(cfg)
     objective = build_objective(encoder, instantiate(cfg.loss), regularizers, steps)
     plan_search(encoder, **search_settings(cfg))
-    evaluate = partial(build_evaluation(cfg, precision), tokenizer=tokenizer)
     fits = cfg.micro_batch == FITTING
     micro_batch = None if fits else cfg.micro_batch
     step = ExactStep(encoder, objective, world, precision, micro_batch, cfg.seed)
@@ -147,7 +153,7 @@ def build_trainer(
         folder=folder,
         meter=ThroughputMeter(world.device, encoder.flops_per_token, world.size),
         evaluate=lambda model: mean_metrics(
-            [evaluate(model, task=task, timed_queries=0, crew=world) for task in dev_tasks]
+            [evaluate(model, tokenizer, task, timed_queries=0, crew=world) for task in dev_tasks]
         ),
         save_model=partial(save_encoder, **lengths),
         identity=identity(cfg) | frozen | data.identity() | dev_identity(dev_tasks, world),
@@ -189,7 +195,8 @@ def search_settings(cfg: DictConfig) -> dict[str, Any]:
 
 def build_evaluation(cfg: DictConfig, precision: Precision) -> Callable[..., TaskResult]:
     """What is still to be given an encoder, its tokenizer and a task."""
-    return partial(evaluate_encoder, precision=precision.autocast_name, **search_settings(cfg))
+    settings = search_settings(cfg) | {"precision": precision.autocast_name}
+    return partial(evaluate_encoder, counter=CutCounter(), **settings)
 
 
 def build_batches(
@@ -239,14 +246,15 @@ def say_what_was_there(folder: Path, start: int, steps: int) -> None:
         log.warning("the model in %s is replaced; name=NAME gives a run another folder", folder)
 
 
-def test_best(cfg: DictConfig, trainer: Trainer, inputs: Inputs) -> dict[str, float]:
+def test_best(
+    cfg: DictConfig, trainer: Trainer, inputs: Inputs, evaluate: Callable[..., TaskResult]
+) -> dict[str, float]:
     """The figures of the best model on the test tasks or, where there are none, on those that it
     was chosen by; the folder of the run and the model's card have all of them."""
     model = trainer.folder / "model"
     encoder = load_encoder(model, instantiate(cfg.head)).to(trainer.world.device)
     tokenizer = packed_tokenizer(encoder, cfg.query_length, cfg.document_length)
     world = trainer.world
-    evaluate = build_evaluation(cfg, trainer.step.precision)
     evaluate = partial(evaluate, encoder, tokenizer, crew=world)
     split = "test" if inputs.tests else "dev"
     title = "test tasks" if inputs.tests else "dev tasks, by which this model was chosen"

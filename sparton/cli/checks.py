@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -73,6 +74,34 @@ def find_models(cfgs: Iterable[DictConfig]) -> None:
 
             with _placed(place):
                 find_model(Source(name, revision or None, cache_dir or None))
+
+
+def check_lengths(cfgs: Iterable[DictConfig]) -> None:
+    """Refuse lengths beyond the positions of the models to begin with, where their ``config.json``
+    has that number; what else bounds a length shows when the model is built.
+
+    Raises:
+        ValueError: names the setting and the model.
+    """
+    positions = cache(_positions)
+    for cfg in cfgs:
+        for place, *where in _models(cfg):
+            if OmegaConf.select(cfg, f"{place.removesuffix('.name')}.config_args"):
+                continue  # which may say otherwise
+            most = positions(*where)
+            for length in ("query_length", "document_length"):
+                if most is not None and cfg[length] > most:
+                    raise ValueError(
+                        f"{length}={cfg[length]} is more than the {most} positions of "
+                        f"{place}={where[0]}: set {length} to {most} or less"
+                    )
+
+
+def _positions(name: str, revision: str, cache_dir: str) -> int | None:
+    from sparton.models.repository import Source
+
+    config = Source(name, revision or None, cache_dir or None).fields("config.json")
+    return config.get("max_position_embeddings", int)
 
 
 def _models(cfg: DictConfig) -> Iterator[tuple[str, str, str, str]]:

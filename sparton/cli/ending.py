@@ -14,12 +14,13 @@ _WIDE = 120  # columns where no terminal has a width
 log = logging.getLogger(__name__)
 
 
-def say_the_end(folder: Path, kinds: Collection[Kind]) -> None:
+def say_the_end(folder: Path, kinds: Collection[Kind], *, public: bool) -> None:
     """Draw a run and print its files and some next commands.
 
     Args:
         folder: of the run.
         kinds: of its model's representations.
+        public: whether it was trained on data of the hub, and not on a user's own.
     """
     if folder.is_relative_to(Path.cwd()):
         folder = folder.relative_to(Path.cwd())  # what can be typed here
@@ -39,9 +40,10 @@ def say_the_end(folder: Path, kinds: Collection[Kind]) -> None:
     compared = []
     if results.exists():
         compared = [(f"sparton compare {folder} OTHER_RUN", "is the difference significant?")]
+    tests = "small_beir" if public else "beir_folder evaluation.path=FOLDER"
     say("\nWhat to do next:")
     for command, purpose in (
-        (f"sparton evaluate model={model} evaluation=small_beir", "or folders, trec, ir_datasets"),
+        (f"sparton evaluate model={model} evaluation={tests}", "or folders, trec, ir_datasets"),
         (
             f"sparton encode model={model} data=FOLDER output=encoded",
             "for sparton search encoded",

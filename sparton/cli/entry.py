@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparton.cli.checks import check, check_places, find_models
+from sparton.cli.checks import check, check_lengths, check_places, find_models
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
 from sparton.cli.errors import settings_named
@@ -40,6 +40,7 @@ def train(request: Request, program: Sequence[str], *, as_command: bool = True) 
             check_places(cfg)
             check(cfg, int(os.environ.get("WORLD_SIZE", cfg.gpus)), cfg.hydra.overrides.task)
         find_models(variants)
+        check_lengths(variants)
         from sparton.cli.launching import run_cell_of_sweep, run_training_here
         from sparton.sweeps.jobs import refuse_torchrun
 

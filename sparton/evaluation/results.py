@@ -45,7 +45,7 @@ class TaskResult(NamedTuple):
         query_vectors, document_vectors: mean number of token vectors.
         lengths: by side, how many tokens of a text were read.
         cut: by side, the share of texts of which not all is read; see
-            :func:`~sparton.evaluation.lengths.shares_cut`.
+            :func:`~sparton.datasets.lengths.shares_cut`.
         speed: what it costs to encode and to ask; None where that was not measured.
         exact_recall: what an approximate index finds of what exact search does; None where search
             was exact.

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from sparton.arguments import refuse_below
+from sparton.datasets.lengths import CutCounter, lengths_read
 from sparton.encoded import EncodedTexts
 from sparton.evaluation.documents import check_documents
-from sparton.evaluation.lengths import lengths_read, shares_cut
 from sparton.evaluation.results import TaskResult
 from sparton.evaluation.settings import (
     bm25_finds,
@@ -40,7 +40,7 @@ from sparton.retrieval.settings import (
     check_term_bounds,
 )
 from sparton.retrieval.storing import VectorDtype, query_dtype
-from sparton.types import PLURAL, SIDES, RetrievalTask, Side, TextForm, Tokenizer
+from sparton.types import PLURAL, SIDES, RetrievalTask, Side, Tokenizer
 
 if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
@@ -68,6 +68,7 @@ def evaluate_encoder(
     b: float = 0.4,
     index: IndexBuilder = exact_index,
     documents: EncodedTexts | None = None,
+    counter: CutCounter | None = None,
     timed_queries: int = TIMED_QUERIES,
     progress: bool = True,
     crew: Crew = ALONE,
@@ -97,6 +98,8 @@ def evaluate_encoder(
         index: makes the index that is searched.
         documents: the task's documents as they were encoded before, by this model and with these
             settings.
+        counter: counts what is cut of the task's texts, once for many evaluations of one model in
+            training; None for a fresh one.
         timed_queries: how many queries are timed one at a time, see
             :func:`~sparton.evaluation.speed.time_queries`; 0 measures no speed.
         batch_tokens, precision, vector_dtype, pool_factor, progress: see
@@ -124,12 +127,11 @@ def evaluate_encoder(
     kinds = compared_kinds(chosen, encoder)
     bm25 = BM25(k1, b)
 
-    form = _readable(task, encoder.max_length)
+    task = _readable(task, encoder.max_length)
     if documents is not None:
         check_documents(
-            documents, encoder, tokenizer, task._replace(form=form), kinds=kinds,
-            max_terms=max_document_terms, precision=precision, vector_dtype=vector_dtype,
-            pool_factor=pool_factor,
+            documents, encoder, tokenizer, task, kinds=kinds, max_terms=max_document_terms,
+            precision=precision, vector_dtype=vector_dtype, pool_factor=pool_factor,
         )  # fmt: skip
 
     def encode(
@@ -140,7 +142,7 @@ def evaluate_encoder(
             encoder, tokenizer, texts, side, kinds=kinds, max_terms=max_terms, precision=precision,
             batch_tokens=batch_tokens, pool_factor=pool_factor,
             vector_dtype=vector_dtype if side == "document" else query_dtype(vector_dtype),
-            form=form, progress=f"{task.name}: {PLURAL[side]}" if bar else None,
+            form=task.form, progress=f"{task.name}: {PLURAL[side]}" if bar else None,
             crew=crew if whole else ALONE,
         )  # fmt: skip
 
@@ -165,8 +167,8 @@ def evaluate_encoder(
         device=device_of(encoder),
         progress=f"{task.name}: search" if progress else None,
     )
-    lengths, cut = lengths_read(tokenizer, form), shares_cut(tokenizer, task, form)
-    return crew.share(found._replace(lengths=lengths, cut=cut))
+    cut = (counter or CutCounter())(tokenizer, task)
+    return crew.share(found._replace(lengths=lengths_read(tokenizer, task.form), cut=cut))
 
 
 def evaluate_bm25(
@@ -193,8 +195,8 @@ def evaluate_bm25(
     )
 
 
-def _readable(task: RetrievalTask, longest: int | None) -> TextForm:
-    """The form of a task, with no more tokens than an encoder has positions."""
+def _readable(task: RetrievalTask, longest: int | None) -> RetrievalTask:
+    """A task of whose texts no more tokens are read than an encoder has positions."""
     form = task.form
     longest = longest or sys.maxsize
     for side in SIDES:
@@ -202,7 +204,8 @@ def _readable(task: RetrievalTask, longest: int | None) -> TextForm:
         if length is not None and length > longest:
             said = "%s: the task keeps %d tokens of a %s, the model has %d positions"
             log.warning(said, task.name, length, side, longest)
-    return form._replace(
+    form = form._replace(
         query_length=form.query_length and min(form.query_length, longest),
         document_length=form.document_length and min(form.document_length, longest),
     )
+    return task._replace(form=form)

@@ -7,14 +7,14 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sparton.sweeps.tables import Record, line_names
+from sparton.sweeps.tables import QUALITY, Record, line_names
 from sparton.training.status import OOM
 
 # The title of each panel, its key in a record, and the unit.
 _PANELS = (
     ("examples per second", "examples_per_second", 1.0),
     ("peak memory, GiB", "peak_memory_mib", 1 / 1024),
-    ("NDCG@10", "ndcg@10", 1.0),
+    *((name, key, 1.0) for name, key in QUALITY.items()),
 )
 
 
@@ -60,5 +60,5 @@ def _lines(axis: Axes, records: Sequence[Record], key: str, scale: float) -> Non
                     record["batch"], 0.02 + 0.03 * place, "x", markersize=5,
                     color=line.get_color(), transform=axis.get_xaxis_transform(),
                 )  # fmt: skip
-    if key != "ndcg@10":
+    if key not in QUALITY.values():
         axis.set_ylim(bottom=0)

@@ -10,6 +10,7 @@ from rich.console import Console
 from sparton.sweeps.cells import find_cells
 from sparton.sweeps.tables import (
     PRINTED,
+    QUALITY,
     Grid,
     grid,
     largest_batches,
@@ -113,12 +114,13 @@ def read_records(folder: Path) -> list[Record]:
 
 
 def _quality(path: Path) -> Record:
-    """NDCG@10 over all test tasks, and all metrics of each; nothing where none was tested."""
+    """NDCG@10 over all tasks of the split, "test" or "dev", on which the model was tested, and all
+    metrics of each task; nothing where there was none."""
     if not path.exists():
         return {}
     results = json.loads(path.read_text())
     tasks = {task["name"]: task["metrics"] for task in results["tasks"]}
-    return {"ndcg@10": results["mean"]["ndcg@10"], "tasks": tasks}
+    return {f"{results['split']}_ndcg@10": results["mean"]["ndcg@10"], "tasks": tasks}
 
 
 def _notes(
@@ -128,6 +130,10 @@ def _notes(
     notes = []
     if any("±" in cell for row in table.rows for cell in row):
         notes.append("±: mean and standard deviation over the seeds.")
+    for name, key in QUALITY.items():
+        tasks = dict.fromkeys(", ".join(each["tasks"]) for each in records if key in each)
+        if tasks:
+            notes.append(f"{name}: mean over {' or, of other cells, '.join(tasks)}.")
     if table.projected:
         notes.append("~ projected from the measured rate.")
     if published:

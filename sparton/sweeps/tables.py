@@ -12,6 +12,9 @@ Record = Mapping[str, Any]
 _Form = Callable[[float], str]  # how a figure is written
 PUBLISHED = "published"  # the status of what others measured and no cell did
 PRINTED = "Memory is in GB there, as printed; examples/s follow from its steps and hours."
+# What models are measured by, with the field of a record: on test tasks, or on dev tasks where a
+# training has no others.
+QUALITY = {"test NDCG@10": "test_ndcg@10", "dev NDCG@10": "dev_ndcg@10"}
 _OWN_COLUMN = {"head", "batch", "gpus", "seed", "study", "data_dir"}
 
 
@@ -158,7 +161,7 @@ def _measured(examples: int | None) -> dict[str, tuple[str, _Form, float]]:
         "ms/step": ("step_ms", "{:,.0f}".format, 1.0),
         "peak GiB": ("peak_memory_mib", "{:.1f}".format, 1 / 1024),
         _time_name(examples): ("hours", _duration, 1.0),
-        "NDCG@10": ("ndcg@10", "{:.3f}".format, 1.0),
+        **{name: (key, "{:.3f}".format, 1.0) for name, key in QUALITY.items()},
     }
 
 
@@ -192,6 +195,8 @@ def _printed(published: Record, key: str) -> float | None:
     """What a published row says of a record's field, in the unit of the column."""
     if key == "peak_memory_mib":
         return published.get("memory_gb")
+    if key == "test_ndcg@10":
+        return published.get("ndcg@10")
     if key == "examples_per_second" and {"steps", "hours"} <= published.keys():
         return published["steps"] * published["batch"] / published["hours"] / 3600
     return published.get(key)

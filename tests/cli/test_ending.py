@@ -5,8 +5,8 @@ import json
 from sparton.cli.ending import draw, say_the_end
 
 
-def end(folder, capsys, kinds=("sparse",)) -> str:
-    say_the_end(folder, kinds)
+def end(folder, capsys, kinds=("sparse",), public=False) -> str:
+    say_the_end(folder, kinds, public=public)
     return capsys.readouterr().out
 
 
@@ -30,6 +30,17 @@ def test_it_names_the_files_and_what_to_do_with_them(tmp_path, capsys, monkeypat
     assert 'sparton.load("runs/[odd] name/model")' in said
     assert 'model.explain("a text")' in said
     assert 'model.explain("a question", "a text")' in end(run, capsys, kinds=("tokens",))
+
+
+def test_what_is_evaluated_next_is_of_the_users_own_unless_the_data_were_public(tmp_path, capsys):
+    make_run(tmp_path)
+    folder = (
+        f"sparton evaluate model={tmp_path}/model evaluation=beir_folder evaluation.path=FOLDER "
+    )
+    suite = f"sparton evaluate model={tmp_path}/model evaluation=small_beir "
+    for public in (False, True):
+        said = end(tmp_path, capsys, public=public)
+        assert (folder in said, suite in said) == (not public, public)
 
 
 def test_a_run_without_results_or_model_says_less(tmp_path, capsys):

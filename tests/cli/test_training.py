@@ -46,6 +46,20 @@ def test_models_are_looked_for_before_a_folder_is_made(overrides, message, tmp_p
     assert not list(tmp_path.iterdir())
 
 
+def test_lengths_of_all_cells_are_compared_with_positions_before_the_first(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.json").write_text('{"max_position_embeddings": 512}')
+    begin = ["backbone=bare", "backbone.name=mine", "document_length=512"]
+    said = "query_length=513 is more than the 512 positions of backbone.name=mine: set query_length"
+    assert said in refusal(*begin, "query_length=513")
+    assert said in refusal(*begin, "-m", "query_length=32,513")
+    assert "no_such_file.jsonl" in refusal(*begin, "query_length=512")
+    told = "document_length=600 is more than the 512 positions of init_from=mine"
+    assert told in refusal("init_from=mine", "document_length=600")
+    more = "backbone.config_args={max_position_embeddings: 1024}"
+    assert "no_such_file.jsonl" in refusal(*begin, "query_length=513", more)
+
+
 def test_loggers_are_asked_before_data_is_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "Weights & Biases needs the package wandb" in refusal("backbone=tiny", "logger=wandb")

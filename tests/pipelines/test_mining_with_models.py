@@ -223,6 +223,19 @@ def test_a_loaded_model_mines_and_teaches_as_its_folder_does(pairs, model, tmp_p
     assert records[0] == records[1] != records[2]
 
 
+def test_a_model_that_cuts_many_queries_says_so_once(pairs, model, tmp_path, caplog):
+    whole, cut = TrainedModel(model), TrainedModel(model, query_length=6)  # four words and two
+    own = TrainedModel(load_encoder(model, EagerHead()), 6, 32)  # as of a training
+    told = f"{model}: 100 % of the queries have query_length=6 tokens or more"
+    for number, (miner, teacher, times) in enumerate(
+        ((cut, cut, 1), (whole, cut, 1), (own, own, 0))
+    ):
+        caplog.clear()
+        mine(pairs, tmp_path / f"{number}.jsonl", miner=miner, teachers=[teacher], rule=Rule(1))
+        said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert [each.startswith(told) for each in said] == [True] * times
+
+
 def test_a_teacher_encodes_each_document_of_a_collection_once(pairs, model, tmp_path, monkeypatch):
     """Whose scores are those of the documents encoded for each pair."""
     encoded: Counter[str] = Counter()

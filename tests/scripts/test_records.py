@@ -39,6 +39,15 @@ def test_a_record_holds_medians_without_the_first_line(run_folder):
     assert record["peak_memory_mib"] == 6 * 1024
 
 
+def test_a_record_says_what_was_read_of_the_texts_of_a_task(run_folder):
+    read = {"lengths": {"query": 32, "document": 256}, "cut": {"query": 0.25, "document": 0.0}}
+    results = json.loads((run_folder / "results.json").read_text())
+    results["tasks"][0] |= read
+    (run_folder / "results.json").write_text(json.dumps(results))
+    first, second, *_ = record_runs.describe_run(run_folder)["tasks"].values()
+    assert first == second | read and not read.keys() & second.keys()
+
+
 def test_a_later_record_of_the_same_cell_replaces_the_earlier(run_folder, tmp_path):
     path = tmp_path / "study.jsonl"
     record = record_runs.describe_run(run_folder)

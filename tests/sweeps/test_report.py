@@ -28,6 +28,8 @@ def leave_cell(
     seed: int = 0,
     more: tuple[str, ...] = (),
     quality: float = 0.5,
+    split: str = "test",
+    tasks: tuple[str, ...] = ("scifact",),
 ) -> None:
     cell = folder / f"{head}-{batch}{''.join(more)}" / f"seed-{seed}"
     cell.mkdir(parents=True)
@@ -43,7 +45,8 @@ def leave_cell(
     ]
     (cell / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     metrics = {"ndcg@10": quality}
-    results = {"mean": metrics, "tasks": [{"name": "scifact", "metrics": metrics}]}
+    each = [{"name": name, "metrics": metrics} for name in tasks]
+    results = {"split": split, "mean": metrics, "tasks": each}
     (cell / "results.json").write_text(json.dumps(results))
 
 
@@ -105,7 +108,7 @@ def test_the_time_of_a_whole_training_and_published_figures_in_brackets(sweep):
     assert table["eager", "16"]["examples/s"] == "1,001 (500)"
     assert table["eager", "16"][time] == f"~{1e6 / 1001 / 60:.3g} min (1.2 min)"
     assert table["eager", "16"]["peak GiB"] == "4.0 (5.2)"
-    assert table["eager", "16"]["NDCG@10"] == "0.500 (0.421)"
+    assert table["eager", "16"]["test NDCG@10"] == "0.500 (0.421)"
     assert table["sparton", "32"][time].endswith("(25 h)")
     assert table["sparton", "64"][time] == f"~{1e6 / 2001 / 60:.3g} min"
     text = (sweep / "sweep.md").read_text()
@@ -119,8 +122,12 @@ def test_published_rows_that_no_cell_stands_beside_are_rows_too(sweep):
     assert len(body) == 9
     fused, other = (dict(zip(header, row)) for row in body[-2:])
     assert (fused["head"], fused["batch"], fused["status"]) == ("Fused", "512", "published")
-    assert fused["time for 1,000,000 examples"] == "(2 h)" and fused["NDCG@10"] == ""
-    assert (other["head"], other["batch"], other["NDCG@10"]) == ("Another model", "", "(0.422)")
+    assert fused["time for 1,000,000 examples"] == "(2 h)" and fused["test NDCG@10"] == ""
+    assert (other["head"], other["batch"], other["test NDCG@10"]) == (
+        "Another model",
+        "",
+        "(0.422)",
+    )
     assert "Another model" not in (sweep / "sweep.svg").read_text()
 
 
@@ -169,9 +176,9 @@ def test_cells_that_differ_in_their_seed_alone_are_one_row(tmp_path):
     ]
     seeds = (f"`sparton-16/seed-{seed}`" for seed in range(3))
     assert table[3]["folder"] == ", ".join(seeds)
-    assert table[3]["NDCG@10"] == "0.500 ± 0.100" and table[3]["examples/s"] == "1,002 ± 1"
+    assert table[3]["test NDCG@10"] == "0.500 ± 0.100" and table[3]["examples/s"] == "1,002 ± 1"
     assert (table[3]["steps"], table[3]["peak GiB"]) == ("150", "4.0")
-    assert table[0]["NDCG@10"] == "0.500" and table[4]["NDCG@10"] == "0.500"
+    assert table[0]["test NDCG@10"] == "0.500" and table[4]["test NDCG@10"] == "0.500"
     text = (tmp_path / "sweep.md").read_text()
     assert "±: mean and standard deviation over the seeds." in text
     lines = (tmp_path / "sweep.jsonl").read_text().splitlines()
@@ -185,6 +192,27 @@ def test_cells_that_look_alike_and_were_asked_for_otherwise_are_rows_of_their_ow
     assert [row[0] for row in rows(tmp_path)[2:]] == ["sparton", "sparton"]
 
 
+def test_quality_is_said_to_be_of_dev_or_test_tasks_and_of_which(tmp_path):
+    held_out = {"quality": 0.25, "split": "dev", "tasks": ("holdout",)}
+    leave_cell(tmp_path, "eager", 16, tasks=("scifact", "fiqa"))
+    leave_cell(tmp_path, "sparton", 16, tasks=("scifact", "fiqa"))
+    leave_cell(tmp_path, "tiled", 16)
+    leave_cell(tmp_path, "tiled", 32, **held_out)
+    write_report(tmp_path)
+    header, _, *body = rows(tmp_path)
+    places = header.index("test NDCG@10"), header.index("dev NDCG@10")
+    assert [[row[place] for place in places] for row in body] == [
+        *[["0.500", ""]] * 3,
+        ["", "0.250"],
+    ]
+    text = (tmp_path / "sweep.md").read_text()
+    assert "\ntest NDCG@10: mean over scifact, fiqa or, of other cells, scifact.\n" in text
+    assert "\ndev NDCG@10: mean over holdout.\n" in text
+    leave_cell(tmp_path / "alone", "tiled", 32, **held_out)
+    write_report(tmp_path / "alone")
+    assert "test" not in (tmp_path / "alone/sweep.md").read_text().replace(str(tmp_path), "")
+
+
 def test_one_seed_of_each_has_no_deviation(sweep):
     write_report(sweep)
     assert "±" not in (sweep / "sweep.md").read_text()
@@ -194,7 +222,7 @@ def test_the_figure_has_a_line_for_each_head_and_a_cross_where_memory_ran_out(sw
     write_report(sweep)
     figure = (sweep / "sweep.svg").read_text()
     assert figure.count("<!-- sparton -->") == 1
-    for title in ("examples per second", "peak memory, GiB", "NDCG@10", "eager", "tiled"):
+    for title in ("examples per second", "peak memory, GiB", "test NDCG@10", "eager", "tiled"):
         assert f"<!-- {title} -->" in figure
 
 

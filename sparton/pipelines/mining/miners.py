@@ -3,7 +3,7 @@
 N documents, E positives outside of the collection, V terms, Q queries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sparton.arguments import refuse_below, refuse_ignored
+from sparton.datasets.lengths import shares_cut
 from sparton.datasets.texts import TextsByRow
 from sparton.evaluation import check_model, load_retriever
 from sparton.kernels.sparse_vectors import SparseVectors
@@ -34,6 +35,7 @@ from sparton.representations import KINDS, Representations, TokenVectors
 from sparton.retrieval.bm25 import BM25
 from sparton.retrieval.encoding import encode_texts
 from sparton.retrieval.indexes.exact import RERANK_DEPTH, exact_index
+from sparton.types import Side
 from sparton.writing import replacing
 
 SLAB = 65_536  # documents that are encoded and kept together
@@ -57,6 +59,7 @@ class Setup(NamedTuple):
 
     Attributes:
         documents: texts, the collection first, and what is outside of it.
+        sample: some of the queries and of the collection, in which models count what they cut.
         pairs: about how many pairs of a query and a document a teacher is going to be asked.
         folder: where they may keep what they have encoded.
         device: where models run and vectors are compared.
@@ -65,6 +68,7 @@ class Setup(NamedTuple):
     """
 
     documents: Sequence[TextsByRow]
+    sample: Mapping[Side, Sequence[str]]
     pairs: int
     folder: Path
     device: torch.device
@@ -223,7 +227,7 @@ class TrainedModel:
         return encoding.slabs
 
     def encoding(self, setup: Setup) -> Encoding:
-        """Loads the model once for miner and teachers.
+        """Loads the model once for miner and teachers, and warns where it cuts many queries.
 
         Raises:
             OSError, ValueError: from :func:`~sparton.evaluation.models.load_retriever`.
@@ -231,6 +235,8 @@ class TrainedModel:
         if self not in setup.encodings:
             lengths = self.query_length, self.document_length
             retriever = load_retriever(self.model, *lengths, device=setup.device)
+            if not isinstance(self.model, Encoder):  # a training mines with its own, and has warned
+                shares_cut(str(self.model), retriever[1], setup.sample)
             encode = partial(encode_texts, *retriever, precision=self.precision)
             setup.encodings[self] = Encoding(
                 _remembering(partial(encode, side="query")),

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 
 from sparton.arguments import ArgumentError, refuse_ignored
+from sparton.datasets.lengths import sample_rows
 from sparton.datasets.lookup import Records
 from sparton.datasets.texts import TextsByRow, TextTable
 from sparton.digests import texts_digest
@@ -20,12 +21,14 @@ from sparton.pipelines.mining.examples import (
     Positives,
     distinct,
     hash_documents,
+    read_items,
 )
 from sparton.pipelines.mining.miners import SLAB, BM25Miner, Setup, TrainedModel
 from sparton.pipelines.mining.mining import Mining, Output, Short
 from sparton.pipelines.mining.selection import Rule
 from sparton.pipelines.mining.teachers import Teacher
 from sparton.training.status import only_writer
+from sparton.types import Side
 
 
 def mine_hard_negatives(
@@ -48,6 +51,8 @@ def mine_hard_negatives(
     Never a negative: a positive of the query anywhere in the examples, the query itself, and texts
     that differ from these in white space or case only. Negatives that the examples have are
     replaced.
+
+    A model that is read from its folder warns where it cuts many of the queries.
 
     An interrupted run goes on when called again with the same arguments, from what it left in the
     folder ``<output>.parts``; the output appears when it is complete, with ``<name>.mined.json``
@@ -104,7 +109,8 @@ def mine_hard_negatives(
             examples, collection, positives, with_outside=rule.has_margin and not teachers
         )
         pairs = len(examples) * (1 + rule.negatives)  # the least there are
-        setup = Setup(documents, pairs, folder, on, progress, encodings={})
+        sample = _sample(examples, documents[0])
+        setup = Setup(documents, sample, pairs, folder, on, progress, encodings={})
         for model in (miner, *teachers):
             if isinstance(model, TrainedModel):  # refused before another has encoded anything
                 model.encoding(setup)
@@ -127,6 +133,14 @@ def _collection(
         if getattr(written, name):
             raise ArgumentError(f"{{{name}:name}} needs examples with ids", **{name: True})
     return collection
+
+
+def _sample(examples: Records, collection: TextsByRow) -> dict[Side, Sequence[str]]:
+    """Some of the queries and of the collection, evenly among all."""
+    rows = sample_rows(len(examples))
+    queries = [item.query for row in rows for item in read_items(examples, row, row + 1)]
+    documents = collection.take(sample_rows(len(collection))).texts
+    return {"query": queries, "document": documents}
 
 
 def _settings(
