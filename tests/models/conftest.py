@@ -9,20 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    BertConfig,
-    BertForMaskedLM,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    XLMRobertaConfig,
-    XLMRobertaForMaskedLM,
-)
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from sparton.models.backbones import word_tokenizer
 from sparton.models.body import without_attention_dropout
@@ -33,78 +20,29 @@ MAX_LENGTH = 96
 FAMILIES = (
     "bert", "distilbert", "xlm_roberta", "modernbert", pytest.param("gte", marks=needs_gte),
 )  # fmt: skip
-
-
-def _bert() -> PreTrainedModel:
-    config = BertConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=MAX_LENGTH,
-    )
-    return BertForMaskedLM(without_attention_dropout(config))
-
-
-def _distilbert() -> PreTrainedModel:
-    config = DistilBertConfig(
-        vocab_size=VOCABULARY_SIZE,
-        dim=32,
-        n_layers=2,
-        n_heads=2,
-        hidden_dim=48,
-        max_position_embeddings=MAX_LENGTH,
-    )
-    return DistilBertForMaskedLM(without_attention_dropout(config))
-
-
-def _xlm_roberta() -> PreTrainedModel:
-    config = XLMRobertaConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=MAX_LENGTH + 2,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-    )
-    return XLMRobertaForMaskedLM(without_attention_dropout(config))
-
-
-def _modernbert() -> PreTrainedModel:
-    config = ModernBertConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=MAX_LENGTH,
-        local_attention=8,
-        global_attn_every_n_layers=3,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=3,
-        cls_token_id=2,
-        sep_token_id=3,
-    )
-    return ModernBertForMaskedLM(without_attention_dropout(config))
-
-
-def _gte() -> PreTrainedModel:
-    config = AutoConfig.for_model(
-        "gte",
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=MAX_LENGTH,
-        pad_token_id=0,
-    )
-    return AutoModelForMaskedLM.from_config(without_attention_dropout(config))
+SIZES = {
+    "vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": MAX_LENGTH,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, object]] = {
+    "bert": SIZES,
+    "distilbert": {
+        "vocab_size": VOCABULARY_SIZE, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48,
+        "max_position_embeddings": MAX_LENGTH,
+    },
+    "xlm_roberta": SIZES
+    | {
+        "max_position_embeddings": MAX_LENGTH + 2,
+        "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    },
+    "modernbert": SIZES
+    | {
+        "num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 3,
+        "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2,
+        "sep_token_id": 3,
+    },
+    "gte": SIZES | {"pad_token_id": 0},
+}  # fmt: skip
 
 
 @pytest.fixture(params=FAMILIES)
@@ -115,18 +53,12 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def build_mlm() -> Callable[[str], PreTrainedModel]:
     """Family name to a fresh model; equal names give equal weights."""
-    builders = {
-        "bert": _bert,
-        "distilbert": _distilbert,
-        "xlm_roberta": _xlm_roberta,
-        "modernbert": _modernbert,
-        "gte": _gte,
-    }
 
     def build(name: str) -> PreTrainedModel:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            mlm = builders[name]()
+            config = AutoConfig.for_model(name.replace("_", "-"), **CONFIGS[name])
+            mlm = AutoModelForMaskedLM.from_config(without_attention_dropout(config))
             for parameter in mlm.parameters():
                 if parameter.ndim == 2:
                     parameter.mul_(5)
