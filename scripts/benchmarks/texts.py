@@ -76,7 +76,7 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
     """BERT's, with a vocabulary of the pieces that the texts are made of."""
     from tokenizers import models
 
-    from sparton.models.backbones import SPECIAL_TOKENS, word_tokenizer
+    from sparton.models.words import SPECIAL_TOKENS, word_tokenizer
 
     whole = VOCABULARY - len(SPECIAL_TOKENS) - _LAST - 2
     pieces = [*words(whole), ",", ".", *(f"##{word}" for word in words(_LAST))]

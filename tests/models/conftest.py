@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from sparton.models.backbones import word_tokenizer
 from sparton.models.body import without_attention_dropout
+from sparton.models.words import word_tokenizer
 from tests.models.gte import needs_gte
 
 VOCABULARY_SIZE = 60

@@ -15,10 +15,10 @@ from transformers import AutoModelForMaskedLM, BertModel, PreTrainedModel
 
 from sparton import packing
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import word_tokenizer
 from sparton.models.body import EncoderBody
 from sparton.models.heads import SpartonHead
 from sparton.models.splade import SpladeEncoder
+from sparton.models.words import word_tokenizer
 from sparton.types import TokenBatch, TokenRows
 
 TOLERANCE = 1e-5
