@@ -9,8 +9,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from sparton.models import bert_parts, decoder_layers, modernbert, residuals
 from sparton.models.body import without_attention_dropout
 from sparton.models.words import word_tokenizer
 from tests.models.gte import needs_gte
@@ -65,6 +68,37 @@ def build_mlm() -> Callable[[str], PreTrainedModel]:
         return mlm.eval()
 
     return build
+
+
+def _take(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
+    for module in (bert_parts, decoder_layers, modernbert, residuals):
+        monkeypatch.setattr(module, "has_kernels", lambda x: kernels)
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> None:
+    """On a CPU fused layers take it for a GPU."""
+    if not torch.cuda.is_available():
+        _take(monkeypatch, True)
+
+
+@pytest.fixture(params=["kernels", "PyTorch"])
+def arithmetic(request, monkeypatch) -> None:
+    """Fused layers run kernels, or what stands in for them."""
+    _take(monkeypatch, request.param == "kernels")
+
+
+@pytest.fixture
+def graphs(monkeypatch) -> CompileCounter:
+    """Counts what modules compile; a break would be an error, by fullgraph=True."""
+    counter, compile = CompileCounter(), nn.Module.compile
+
+    def counted(module: nn.Module, *, dynamic: bool, options: dict[str, bool]) -> None:
+        compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
+
+    monkeypatch.setattr(nn.Module, "compile", counted)
+    torch._dynamo.reset()
+    return counter
 
 
 @pytest.fixture
