@@ -94,6 +94,7 @@ def graphs(monkeypatch) -> CompileCounter:
     counter, compile = CompileCounter(), nn.Module.compile
 
     def counted(module: nn.Module, *, dynamic: bool, options: dict[str, bool]) -> None:
+        assert options  # of a compiler that is not here
         compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
 
     monkeypatch.setattr(nn.Module, "compile", counted)
