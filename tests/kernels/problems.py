@@ -69,7 +69,8 @@ def with_gradients(
 
 def error(actual: Tensor, truth: Tensor) -> float:
     """Root mean square of the difference over that of the truth."""
-    return float((actual.double() - truth).norm() / truth.norm().clamp_min(1e-30))
+    actual, truth = actual.detach().double(), truth.detach().double()
+    return float((actual - truth).norm() / truth.norm().clamp_min(1e-30))
 
 
 def tolerances(problem: Problem) -> tuple[float, ...]:

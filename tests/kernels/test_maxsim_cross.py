@@ -14,7 +14,6 @@ from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
     assert_close_to_truth,
-    error,
     gradients_at,
     make_problem,
     tolerances,
@@ -22,7 +21,7 @@ from tests.kernels.maxsim_problems import (
     winners,
     with_gradients,
 )
-from tests.kernels.problems import DTYPES, SMALL, first_of
+from tests.kernels.problems import DTYPES, SMALL, error, first_of
 
 ON_CPU = not torch.cuda.is_available()
 CUT = {"config": BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)} if ON_CPU else {}

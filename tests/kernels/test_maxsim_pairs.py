@@ -30,12 +30,11 @@ from sparton.kernels.maxsim.streaming_tiles import StreamingConfig
 from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
-    error,
     make_problem,
     tolerances,
     winners,
 )
-from tests.kernels.problems import DTYPES, first_of
+from tests.kernels.problems import DTYPES, error, first_of
 
 TILES = StreamingConfig(16, 16, 2, 32, num_warps=4, num_stages=2)
 CUT = DEFAULT_CONFIG._replace(columns=3, tile_elements=1024, tile_warps=4, block_s=16)

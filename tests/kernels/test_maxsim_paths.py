@@ -14,8 +14,8 @@ from sparton.kernels.maxsim.streaming_backward import (
     streaming_backward_unified,
 )
 from tests.kernels.maxsim_kernels import CUT, use_kernels
-from tests.kernels.maxsim_problems import error, make_problem, upstream_for
-from tests.kernels.problems import SMALL
+from tests.kernels.maxsim_problems import make_problem, upstream_for
+from tests.kernels.problems import SMALL, error
 
 STREAMING, PRODUCT = ("streaming_forward",), ("cross_forward",)
 HALF, MANY = (paths.FEW // 2,) * 2, (paths.FEW, 1)

@@ -18,13 +18,12 @@ from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
     boundaries,
-    error,
     make_problem,
     upstream_for,
     winners,
     with_gradients,
 )
-from tests.kernels.problems import DTYPES, first_of
+from tests.kernels.problems import DTYPES, error, first_of
 
 BACKWARDS = [streaming_backward_lowmem, streaming_backward_unified]
 # Small tiles cut sequences and embeddings more often, and run faster in the interpreter.
