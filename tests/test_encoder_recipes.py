@@ -12,10 +12,11 @@ import torch
 from transformers import ModernBertConfig, ModernBertForMaskedLM
 
 from sparton.models.assembly import build_encoder
-from sparton.models.backbones import bare, word_tokenizer
+from sparton.models.backbones import bare
 from sparton.models.colbert import ColbertHead
 from sparton.models.encoder import Encoder
 from sparton.models.folders import load_encoder, save_encoder
+from sparton.models.words import word_tokenizer
 from tests.composing import composed
 from tests.models.gte import needs_gte, write_checkpoint
 from tests.test_recipes import texts

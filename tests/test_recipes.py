@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 
-from sparton.models.backbones import word_tokenizer
 from sparton.models.folders import load_encoder
+from sparton.models.words import word_tokenizer
 from tests.composing import composed
 from tests.models.causal_lms import WORDS, build
 from tests.test_train import run_here

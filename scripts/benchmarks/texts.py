@@ -24,7 +24,7 @@ _PASSAGE_MEDIAN, _PASSAGE_SPREAD, _PASSAGE_TOKENS = 70, 0.42, (16, 256)
 _FIRST, _LAST = 85, 10_000  # pieces that occur, of two syllables and three; all may end a word
 _SYLLABLES = [consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"]
 _JOINED, _PUNCTUATION = 0.15, 0.1  # of the tokens
-
+_POOL = 6000  # openings, and endings
 
 Lengths = Callable[[np.random.Generator, int], np.ndarray]  # of so many texts, in tokens
 
@@ -32,34 +32,32 @@ Lengths = Callable[[np.random.Generator, int], np.ndarray]  # of so many texts, 
 class Texts:
     """Millions of different texts out of a few thousand: one that opens, one that goes on."""
 
-    def __init__(self, draw: Lengths, opening: int, seed: int, pool: int = 6000) -> None:
+    def __init__(self, draw: Lengths, opening: int, seed: int) -> None:
         """
         Args:
             draw: how many tokens texts have.
             opening: how many of these a text shares with others.
-            pool: openings and endings.
         """
         random = np.random.default_rng(seed)
-        self._pool = pool
-        self._openings = _write(random, np.full(pool, opening))
-        self._endings = _write(random, draw(random, pool) - AROUND - opening)
+        self._openings = _write(random, np.full(_POOL, opening))
+        self._endings = _write(random, draw(random, _POOL) - AROUND - opening)
 
     def __getitem__(self, number: int) -> str:
-        turn, place = divmod(number, self._pool)
-        return f"{self._openings[(place + turn) % self._pool]} {self._endings[place]}"
+        turn, place = divmod(number, _POOL)
+        return f"{self._openings[(place + turn) % _POOL]} {self._endings[place]}"
 
 
-def queries(seed: int = 1) -> Texts:
-    return Texts(_uniform(_QUERY_TOKENS), _QUERY_OPENING, seed)
+def queries() -> Texts:
+    return Texts(_uniform(_QUERY_TOKENS), _QUERY_OPENING, seed=1)
 
 
-def documents(seed: int = 2) -> Texts:
-    return Texts(_uniform(_DOCUMENT_TOKENS), _DOCUMENT_OPENING, seed)
+def documents() -> Texts:
+    return Texts(_uniform(_DOCUMENT_TOKENS), _DOCUMENT_OPENING, seed=2)
 
 
-def passages(seed: int = 3) -> Texts:
+def passages() -> Texts:
     """As long as MS MARCO's."""
-    return Texts(_like_passages, _PASSAGE_OPENING, seed)
+    return Texts(_like_passages, _PASSAGE_OPENING, seed=3)
 
 
 def _uniform(bounds: tuple[int, int]) -> Lengths:
@@ -76,7 +74,7 @@ def build_tokenizer() -> "PreTrainedTokenizerFast":
     """BERT's, with a vocabulary of the pieces that the texts are made of."""
     from tokenizers import models
 
-    from sparton.models.backbones import SPECIAL_TOKENS, word_tokenizer
+    from sparton.models.words import SPECIAL_TOKENS, word_tokenizer
 
     whole = VOCABULARY - len(SPECIAL_TOKENS) - _LAST - 2
     pieces = [*words(whole), ",", ".", *(f"##{word}" for word in words(_LAST))]

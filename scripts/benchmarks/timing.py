@@ -118,13 +118,8 @@ def _one_core(core: int | None) -> Iterator[None]:
 
 def _move_threads(cores: set[int]) -> None:
     for thread in THREADS.iterdir():
-        _move(int(thread.name), cores)
-
-
-def _move(thread: int, cores: set[int]) -> None:
-    # One may have ended since, or may not be moved.
-    with suppress(OSError):
-        os.sched_setaffinity(thread, cores)
+        with suppress(OSError):  # one may have ended since, or may not be moved
+            os.sched_setaffinity(int(thread.name), cores)
 
 
 def _gpu_times(run: Callable[[], Any], repeats: int) -> list[float]:

@@ -160,19 +160,6 @@ def task(split: Split = "test", seed: int = 0) -> RetrievalTask:
     )
 
 
-def oracle_text(text: str) -> str:
-    """A text with every word of a concept replaced by the concept's first word.
-
-    Exact matching of such texts is what knowing all synonyms would be worth.
-    """
-    first = {word: concept[0] for concept in _all_concepts() for word in concept}
-    return " ".join(first.get(word.strip("."), word) for word in text.split())
-
-
-def _all_concepts() -> list[Concept]:
-    return [*(c for topic in TOPICS for c in (*topic.nouns, *topic.verbs)), *ADJECTIVES]
-
-
 def _grade(query: Query, document: Document) -> int:
     """1 for a document that expresses all but one of the query's concepts, or all of them."""
     return int(len(query.gist & document.gist) >= len(query.gist) - 1)
@@ -205,7 +192,8 @@ def _generate(seed: int) -> Generated:
 
 def _names(rng: random.Random, count: int) -> list[str]:
     names: set[str] = set()
-    known = {word for concept in _all_concepts() for word in concept}
+    concepts = [*(c for topic in TOPICS for c in (*topic.nouns, *topic.verbs)), *ADJECTIVES]
+    known = {word for concept in concepts for word in concept}
     while len(names) < count:
         name = "".join(rng.choice(parts) for parts in (ONSETS, MIDDLES, ENDINGS))
         if name not in known:

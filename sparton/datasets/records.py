@@ -142,7 +142,8 @@ def _parse(record: Any, kind: Kind, teachers: Teachers) -> Row:
             raise RecordError(
                 f"a list of {len(record)} where [query, positive, negatives ...] is expected"
             )
-        cells = [_cell(value, kind, part) for value, part in zip(record, _list_parts(len(record)))]
+        parts = ["query", "positive", *["negative"] * (len(record) - 2)]
+        cells = [_cell(value, kind, part) for value, part in zip(record, parts)]
         return Row(cells[0], cells[1:2], cells[2:], [])
     if not isinstance(record, dict):
         raise RecordError(f"a {type(record).__name__} where a JSON list or object is expected")
@@ -166,10 +167,6 @@ def _check_label(label: Any) -> None:
             f"its label is {said}, which says that the two do not belong together: a record is a "
             "query and its positive, with others as negatives of the same record"
         )
-
-
-def _list_parts(length: int) -> list[str]:
-    return ["query", "positive"] + ["negative"] * (length - 2)
 
 
 def _parse_set(value: Any) -> Row:

@@ -90,7 +90,7 @@ def _open(
         return _delimited(file, form, columns, schema, advance)
     given = dict(columns) if isinstance(columns, Mapping) else {}
     if form == "parquet":
-        return _objects(file, read_parquet(file, advance), _as_it_is, given, schema)
+        return _objects(file, read_parquet(file, advance), lambda row: row, given, schema)
     lines = read_lines(file, advance)
     sample = list(islice(lines, 2))
     lines = chain(sample, lines)
@@ -328,7 +328,3 @@ def _past(characters: str, text: str, place: int) -> int:
     while place < len(text) and text[place] in characters:
         place += 1
     return place
-
-
-def _as_it_is(record: Any) -> Any:
-    return record

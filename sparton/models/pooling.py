@@ -54,17 +54,19 @@ def _means(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def _firsts(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
-    if hidden.shape[0] == 0:
-        return hidden.new_zeros(cu_seqlens.shape[0] - 1, hidden.shape[1])
-    starts = cu_seqlens[:-1].clamp(max=hidden.shape[0] - 1)
-    return hidden[starts].where(cu_seqlens.diff()[:, None] > 0, 0)
+    return _rows(hidden, cu_seqlens[:-1], cu_seqlens)
 
 
 def _lasts(hidden: Tensor, cu_seqlens: Tensor) -> Tensor:
+    return _rows(hidden, cu_seqlens[1:] - 1, cu_seqlens)
+
+
+def _rows(hidden: Tensor, places: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """A row of each text; zeros for one without any."""
     if hidden.shape[0] == 0:
         return hidden.new_zeros(cu_seqlens.shape[0] - 1, hidden.shape[1])
-    ends = (cu_seqlens[1:] - 1).clamp(min=0)
-    return hidden[ends].where(cu_seqlens.diff()[:, None] > 0, 0)
+    found = hidden[places.clamp(0, hidden.shape[0] - 1)]
+    return found.where(cu_seqlens.diff()[:, None] > 0, 0)
 
 
 _POOLS: dict[PoolingMode, Callable[[Tensor, Tensor], Tensor]] = {

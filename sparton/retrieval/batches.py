@@ -32,9 +32,9 @@ Item = TypeVar("Item")
 
 
 @contextmanager
-def ahead(items: Iterator[Item], ready: int = _READY) -> Iterator[Iterator[Item]]:
-    """The same items, none of them None, computed in a thread: the next ``ready`` while the caller
-    uses the last one. At the end of the block nothing of them runs any more."""
+def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
+    """The same items, none of them None, computed in a thread: the next four while the caller uses
+    the last one. At the end of the block nothing of them runs any more."""
 
     def found() -> Iterator[Item]:
         while (item := coming.popleft().result()) is not None:
@@ -42,7 +42,7 @@ def ahead(items: Iterator[Item], ready: int = _READY) -> Iterator[Iterator[Item]
             yield item
 
     with ThreadPoolExecutor(1) as thread:
-        coming = deque(thread.submit(next, items, None) for _ in range(ready))
+        coming = deque(thread.submit(next, items, None) for _ in range(_READY))
         try:
             yield found()
         finally:

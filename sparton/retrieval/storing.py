@@ -52,10 +52,13 @@ class Transfer:
         width: int = 0,
         vector_dtype: VectorDtype = "float16",
     ) -> None:
-        self._sparse = None if sparse is None else _LeavingWeights(sparse, terms, width)
-        self._tokens, self._dense = (
-            half and _LeavingTokens(half, vector_dtype) for half in (tokens, dense)
-        )
+        self._halves: dict[str, _LeavingWeights | _LeavingTokens] = {}
+        if sparse is not None:
+            self._halves["sparse"] = _LeavingWeights(sparse, terms, width)
+        if tokens is not None:
+            self._halves["tokens"] = _LeavingTokens(tokens, vector_dtype)
+        if dense is not None:
+            self._halves["dense"] = _LeavingTokens(dense, vector_dtype)
         vectors = tokens or dense
         self._ready = _mark(sparse if vectors is None else vectors.values)
         self._compacted = False
@@ -63,9 +66,7 @@ class Transfer:
     def compact(self) -> None:
         """Ask the device for what is stored, now that the host learns how much that is."""
         self._wait()
-        every = self._sparse, self._tokens, self._dense
-        halves = [half for half in every if half is not None]
-        sources = [half.compact() for half in halves]
+        sources = [half.compact() for half in self._halves.values()]
         self._ready = _mark(sources[-1])
         self._compacted = True
 
@@ -78,11 +79,8 @@ class Transfer:
         if not self._compacted:
             self.compact()
         self._wait()
-        return Representations(
-            None if self._sparse is None else self._sparse.finish(),
-            None if self._tokens is None else self._tokens.finish(),
-            None if self._dense is None else self._dense.finish(),
-        )
+        halves: dict[str, Any] = {kind: half.finish() for kind, half in self._halves.items()}
+        return Representations(**halves)
 
     def _wait(self) -> None:
         if self._ready is not None:
@@ -206,21 +204,18 @@ def in_order(parts: list[Representations], order: NDArray[np.int64]) -> Represen
     if len(order) == 1:
         return parts.pop()
     places = torch.from_numpy(order)
-    sparse = _Whole.of([part.sparse for part in parts], places)
-    tokens = _Whole.of([part.tokens for part in parts], places)
-    dense = _Whole.of([part.dense for part in parts], places)
-    width = parts[0].width
+    width, kinds = parts[0].width, parts[0].kinds
+    wholes = {kind: _Whole([getattr(part, kind) for part in parts], places) for kind in kinds}
     parts.reverse()
     while parts:
         part = parts.pop()
-        for whole, half in ((sparse, part.sparse), (tokens, part.tokens), (dense, part.dense)):
-            if whole is not None:
-                whole.add(half)
-    return Representations(
-        None if sparse is None else _sparse(sparse, width),
-        None if tokens is None else _token_vectors(tokens),
-        None if dense is None else _token_vectors(dense),
-    )
+        for kind, whole in wholes.items():
+            whole.add(getattr(part, kind))
+    halves: dict[str, Any] = {
+        kind: _sparse(whole, width) if kind == "sparse" else _token_vectors(whole)
+        for kind, whole in wholes.items()
+    }
+    return Representations(**halves)
 
 
 class _Whole:
@@ -239,10 +234,6 @@ class _Whole:
         self._starts, self._texts = self.cu_seqlens[:-1][places], 0
         total = int(self.cu_seqlens[-1])
         self.arrays = [x.new_empty((total, *x.shape[1:])) for x in _arrays(halves[0])]
-
-    @classmethod
-    def of(cls, halves: Sequence[Any], places: Tensor) -> "_Whole | None":
-        return None if halves[0] is None else cls(halves, places)
 
     def add(self, half: Any) -> None:
         starts = self._starts[self._texts : self._texts + len(half.lengths)]

@@ -8,9 +8,8 @@ import torch
 from sparton.kernels.maxsim import operators, paths
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.segment_max.backward_plan import BackwardConfig
-from sparton.kernels.segment_max.portable import PortableConfig
+from tests.kernels.problems import SMALL
 
-TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
 CUT = BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)
 
 
@@ -19,7 +18,7 @@ def use_kernels(monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     monkeypatch.setattr(paths, "FEW", few)
     if torch.cuda.is_available():
         return
-    monkeypatch.setattr(paths, "cross_forward", partial(cross_forward, config=TILES))
+    monkeypatch.setattr(paths, "cross_forward", partial(cross_forward, config=SMALL))
     monkeypatch.setattr(paths, "cross_backward", partial(cross_backward, config=CUT))
     backward = partial(paths.maxsim_backward_cuda, backward="auto")
     monkeypatch.setattr(operators, "maxsim_forward_cpu", paths.maxsim_forward_cuda)

@@ -9,6 +9,7 @@ from torch.nn.functional import normalize as unit_length
 
 from sparton.kernels.maxsim import maxsim_reference
 from sparton.kernels.maxsim.operands import MaxSimOperands
+from tests.kernels.problems import error
 
 QUERY_LENGTHS = (5, 0, 17, 1)
 DOCUMENT_LENGTHS = (3, 40, 0, 1, 16, 33, 7, 2)
@@ -93,11 +94,6 @@ def gradients_at(
     similarities = (queries[row] * documents[argmax[column, row].long()]).sum(-1)
     dqueries, ddocuments = torch.autograd.grad((g * similarities).sum(), leaves)
     return dqueries, ddocuments
-
-
-def error(actual: Tensor, truth: Tensor) -> float:
-    """Root mean square of the difference over that of the truth."""
-    return float((actual.double() - truth).norm() / truth.norm().clamp_min(1e-30))
 
 
 def tolerances(problem: MaxSimOperands, normalize: bool = False) -> tuple[float, float, float]:

@@ -8,7 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.splade_head import splade_head_reference
+
+# The interpreter computes bfloat16 products wrongly.
+DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
+# Small tiles of segment_max cut sequences more often, and run faster in the interpreter.
+SMALL = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
+LENGTHS = [5, 0, 17, 64, 1, 3, 0, 0, 33, 2, 0]
+# Lengths, V, D, and what is added to the bias, or None for no bias.
+SHAPES = [
+    (LENGTHS, 37, 24, -1.0),
+    ([3, 0, 20], 37, 24, None),
+    ([1], 1, 1, 3.0),
+    ([0, 1, 0], 17, 7, 1.0),
+    ([128], 16, 16, -3.0),
+    ([13] * 7, 61, 31, 0.0),
+]
 
 
 class Problem(NamedTuple):
@@ -53,7 +69,8 @@ def with_gradients(
 
 def error(actual: Tensor, truth: Tensor) -> float:
     """Root mean square of the difference over that of the truth."""
-    return float((actual.double() - truth).norm() / truth.norm().clamp_min(1e-30))
+    actual, truth = actual.detach().double(), truth.detach().double()
+    return float((actual - truth).norm() / truth.norm().clamp_min(1e-30))
 
 
 def tolerances(problem: Problem) -> tuple[float, ...]:

@@ -37,6 +37,7 @@ from sparton.kernels.encoder_layer.gelu import gelu_backward, gelu_forward
 from sparton.kernels.encoder_layer.gelu_rows import gelu_rows_backward, gelu_rows_forward
 from sparton.kernels.encoder_layer.normalization import norm_backward, norm_forward
 from tests import interpreter
+from tests.kernels.problems import error
 
 on_gpu = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if on_gpu else "cpu")
@@ -79,10 +80,6 @@ def assert_same(found: Fp8Rows, expected: Fp8Rows) -> None:
     """Bit for bit."""
     assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
     assert torch.equal(found.scales, expected.scales)
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize("D", [16, 100, 1024, 2304])

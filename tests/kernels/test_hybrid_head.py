@@ -21,9 +21,8 @@ from sparton.kernels.hybrid_head.logits import (
     vocabulary_tile,
 )
 from sparton.kernels.splade_head import splade_head_reference
+from tests.kernels.problems import DTYPES, error
 
-# The interpreter computes bfloat16 products wrongly.
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 SMALL = ReductionConfig(block_s=8, block_v=16, num_warps=1, num_stages=2)
 CUT = ScatterConfig(block_v=8, block_b=2, block_d=16, num_warps=1)
 LENGTHS = [5, 0, 17, 12, 1]
@@ -80,10 +79,6 @@ def launch(problem: Problem, upstream: Tensor, *, tile: int | None = 16) -> tupl
         upstream, reps, argmax, problem.hidden, problem.weight, problem.bias, config=CUT
     )  # fmt: skip
     return reps, *(x for x in gradients if x is not None), argmax
-
-
-def error(actual: Tensor, truth: Tensor) -> float:
-    return float((actual.double() - truth).norm() / truth.norm().clamp_min(1e-30))
 
 
 def assert_close_to_truth(results: tuple[Tensor, ...], problem: Problem, upstream: Tensor) -> None:

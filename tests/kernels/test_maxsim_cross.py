@@ -10,12 +10,10 @@ from sparton.kernels.maxsim import cross
 from sparton.kernels.maxsim.cpu import maxsim_backward_cpu, maxsim_forward_cpu
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from sparton.kernels.segment_max.backward_plan import BackwardConfig
-from sparton.kernels.segment_max.portable import PortableConfig
 from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
     assert_close_to_truth,
-    error,
     gradients_at,
     make_problem,
     tolerances,
@@ -23,19 +21,15 @@ from tests.kernels.maxsim_problems import (
     winners,
     with_gradients,
 )
-from tests.kernels.problems import first_of
+from tests.kernels.problems import DTYPES, SMALL, error, first_of
 
-# The interpreter computes bfloat16 products wrongly.
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 ON_CPU = not torch.cuda.is_available()
-# The interpreter is slow: small tiles, which also cut sequences more often.
-TILES = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
 CUT = {"config": BackwardConfig(chunk=32, share=16, block_e=2, block_t=2)} if ON_CPU else {}
 
 
 def launch(problem, upstream, *, normalize=False):
     """Scores, gradients and winners of the kernels."""
-    config = TILES if ON_CPU else None
+    config = SMALL if ON_CPU else None
     scores, argmax = cross_forward(problem, normalize=normalize, argmax=True, config=config)
     gradients = cross_backward(upstream, argmax, problem, normalize=normalize, **CUT)
     return scores, *gradients, argmax
@@ -177,7 +171,7 @@ def test_ties_go_to_the_first_token(device):
     queries = (problem.queries * 8).round()  # sums are exact in any order
     problem = problem._replace(queries=queries, documents=torch.ones_like(problem.documents))
     _, argmax = cross_forward(
-        problem, normalize=False, argmax=True, config=TILES if ON_CPU else None
+        problem, normalize=False, argmax=True, config=SMALL if ON_CPU else None
     )
     assert torch.equal(argmax, winners(problem))
 
@@ -195,7 +189,7 @@ def test_bitwise_repeatable_and_blind_to_upstream_strides(normalize, device):
 
 def test_without_winners_the_scores_are_the_same(device):
     problem = make_problem(QUERY_LENGTHS, DOCUMENT_LENGTHS, 48, device)
-    config = TILES if ON_CPU else None
+    config = SMALL if ON_CPU else None
     scores, _ = cross_forward(problem, normalize=False, argmax=True, config=config)
     alone, nothing = cross_forward(problem, normalize=False, argmax=False, config=config)
     assert torch.equal(alone, scores)
@@ -208,7 +202,7 @@ def test_only_wanted_gradients(wanted, device):
     upstream = upstream_for(problem)
     both = launch(problem, upstream)[1:3]
     _, argmax = cross_forward(
-        problem, normalize=False, argmax=True, config=TILES if ON_CPU else None
+        problem, normalize=False, argmax=True, config=SMALL if ON_CPU else None
     )
     needs = {"need_queries": wanted == "queries", "need_documents": wanted == "documents"}
     dqueries, ddocuments = cross_backward(
@@ -250,5 +244,5 @@ def test_lengths_that_the_host_knows_change_nothing(masked, length, device):
     expected = launch(problem, upstream)
     for actual, right in zip(launch(known, upstream), expected, strict=True):
         assert error(actual, right.double()) < 1e-6
-    alone, _ = cross_forward(known, normalize=False, argmax=False, config=TILES if ON_CPU else None)
+    alone, _ = cross_forward(known, normalize=False, argmax=False, config=SMALL if ON_CPU else None)
     assert error(alone, expected[0].double()) < 1e-6 < error(alone * 1.01, expected[0].double())

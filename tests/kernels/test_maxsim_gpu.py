@@ -6,7 +6,8 @@ import torch
 
 from sparton.kernels.maxsim import maxsim, maxsim_pairs, maxsim_varlen
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
-from tests.kernels.maxsim_problems import error, gradients_at, make_problem, tolerances
+from tests.kernels.maxsim_problems import gradients_at, make_problem, tolerances
+from tests.kernels.problems import error
 
 pytestmark = [
     pytest.mark.gpu,

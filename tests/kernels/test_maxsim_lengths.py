@@ -10,8 +10,8 @@ from sparton.kernels.maxsim import lengths, paths
 from sparton.kernels.maxsim.batches import packed_operands
 from sparton.kernels.maxsim.cross import cross_forward
 from sparton.kernels.maxsim.lengths import ANY, stated_lengths, verify_lengths
-from tests.kernels.maxsim_kernels import TILES
 from tests.kernels.maxsim_problems import boundaries
+from tests.kernels.problems import SMALL
 
 
 def operands(query_lengths, document_lengths, longest, *, pairing="cross", E=16):
@@ -33,7 +33,7 @@ def test_what_is_to_be_verified():
 
 @pytest.fixture
 def run(monkeypatch):
-    monkeypatch.setattr(paths, "cross_forward", partial(cross_forward, config=TILES))
+    monkeypatch.setattr(paths, "cross_forward", partial(cross_forward, config=SMALL))
 
     def run(method, *arguments, **options):
         problem = operands(*arguments, **options)

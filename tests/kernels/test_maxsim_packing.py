@@ -10,7 +10,8 @@ from sparton.kernels.maxsim.normalization_cpu import (
 )
 from sparton.kernels.maxsim.packing import compact
 from sparton.kernels.segment_max.operands import sequence_of_tokens
-from tests.kernels.maxsim_problems import boundaries, error
+from tests.kernels.maxsim_problems import boundaries
+from tests.kernels.problems import error
 
 LENGTHS = (0, 5, 3, 0, 9, 1, 0)
 

@@ -30,16 +30,14 @@ from sparton.kernels.maxsim.streaming_tiles import StreamingConfig
 from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
-    error,
     make_problem,
     tolerances,
     winners,
 )
-from tests.kernels.problems import first_of
+from tests.kernels.problems import DTYPES, error, first_of
 
 TILES = StreamingConfig(16, 16, 2, 32, num_warps=4, num_stages=2)
 CUT = DEFAULT_CONFIG._replace(columns=3, tile_elements=1024, tile_warps=4, block_s=16)
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 # Of QUERY_LENGTHS and DOCUMENT_LENGTHS: repeated, out of order, with sequences that are empty;
 # query 3 and document 6 are in none.
 PAIRS = ((2, 1), (0, 4), (2, 7), (2, 1), (1, 1), (0, 1), (2, 2), (2, 5), (2, 3), (0, 0), (2, 4))

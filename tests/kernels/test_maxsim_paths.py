@@ -13,8 +13,9 @@ from sparton.kernels.maxsim.streaming_backward import (
     streaming_backward_lowmem,
     streaming_backward_unified,
 )
-from tests.kernels.maxsim_kernels import CUT, TILES, use_kernels
-from tests.kernels.maxsim_problems import error, make_problem, upstream_for
+from tests.kernels.maxsim_kernels import CUT, use_kernels
+from tests.kernels.maxsim_problems import make_problem, upstream_for
+from tests.kernels.problems import SMALL, error
 
 STREAMING, PRODUCT = ("streaming_forward",), ("cross_forward",)
 HALF, MANY = (paths.FEW // 2,) * 2, (paths.FEW, 1)
@@ -109,7 +110,7 @@ def test_either_backward_serves_either_forward(normalize, device):
     problem = make_problem((5, 0, 17), (3, 21, 0, 7), 48, device)
     upstream = upstream_for(problem)
     options = {"normalize": normalize}
-    scores, winners = cross_forward(problem, **options, argmax=True, config=TILES)
+    scores, winners = cross_forward(problem, **options, argmax=True, config=SMALL)
     others, same_winners = streaming_forward(problem, **options, argmax=True)
     assert error(scores, others.double()) < 1e-6 < error(scores * 1.001, others.double())
     assert torch.equal(winners, same_winners)

@@ -18,16 +18,13 @@ from tests.kernels.maxsim_problems import (
     DOCUMENT_LENGTHS,
     QUERY_LENGTHS,
     boundaries,
-    error,
     make_problem,
     upstream_for,
     winners,
     with_gradients,
 )
-from tests.kernels.problems import first_of
+from tests.kernels.problems import DTYPES, error, first_of
 
-# The interpreter computes bfloat16 products wrongly.
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 BACKWARDS = [streaming_backward_lowmem, streaming_backward_unified]
 # Small tiles cut sequences and embeddings more often, and run faster in the interpreter.
 TILES = StreamingConfig(16, 16, 2, 32, num_warps=4, num_stages=2)

@@ -22,6 +22,7 @@ from sparton.kernels.post_norm_layer import (
     post_norm_layer,
 )
 from sparton.kernels.varlen_attention import varlen_self_attention
+from tests.kernels.problems import error
 from tests.kernels.test_encoder_layer import DEVICE, HALVES
 
 LENGTHS, D, WIDE, HEADS = (5, 0, 17, 9), 32, 48, 2
@@ -91,11 +92,6 @@ def gradients(results: tuple, wanted: list[Tensor]) -> list[Tensor]:
             grad = torch.randn(x.shape, generator=generator).to(DEVICE)
             total = total + (x.float() * grad).sum()
     return list(torch.autograd.grad(total, wanted, materialize_grads=True))
-
-
-def error(found: Tensor, truth: Tensor) -> float:
-    found, truth = found.detach().double(), truth.detach().double()
-    return float((found - truth).norm() / truth.norm().clamp_min(1e-30))
 
 
 FORMS = [  # of products, of sums, of copies

@@ -10,10 +10,8 @@ from sparton.kernels.segment_max import row_sums
 from sparton.kernels.segment_max.backward import segment_max_backward
 from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.forward import segment_max_forward
-from sparton.kernels.segment_max.portable import PortableConfig
-from tests.kernels.problems import error
+from tests.kernels.problems import SMALL, error
 
-SMALL = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
 CUT = BackwardConfig(chunk=32, share=4, block_e=2, block_t=2)
 LENGTHS = [5, 0, 26, 1, 45, 0, 17]
 

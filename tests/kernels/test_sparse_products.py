@@ -16,6 +16,7 @@ from sparton.kernels.sparse_products import (
 )
 from sparton.kernels.sparse_products.columns import read_columns
 from sparton.kernels.sparse_vectors import OwnVectors, SparseVectors
+from tests.kernels.problems import error
 from tests.kernels.test_sparse_vectors import random_rows
 
 Q, N, V = 7, 12, 50
@@ -162,10 +163,6 @@ def test_vocabularies_must_agree():
         dense_dot_products(torch.ones(2, 3), torch.ones(2, 4))
 
 
-def relative_error(actual: Tensor, truth: Tensor) -> float:
-    return ((actual.double() - truth).norm() / truth.norm()).item()
-
-
 @pytest.mark.parametrize("dense", [False, True])
 def test_products_of_pieces_have_the_accuracy_of_fp32(dense, cut, monkeypatch):
     """As on a GPU, where the pieces are cut; plain bf16 is far outside the bound."""
@@ -184,10 +181,10 @@ def test_products_of_pieces_have_the_accuracy_of_fp32(dense, cut, monkeypatch):
             scores = dot_products(*sides)
         loss = (weights.to(dtype) * scores).sum()
         results.append([scores, *torch.autograd.grad(loss, leaves)])
-    errors = [relative_error(a, b) for a, b in zip(*results, strict=True)]
+    errors = [error(a, b) for a, b in zip(*results, strict=True)]
     assert max(errors) < 1e-5
     rounded = [side.dense().bfloat16().double() for side in pair(0.3)]
-    assert relative_error(rounded[0] @ rounded[1].T, results[1][0]) > 1e-4
+    assert error(rounded[0] @ rounded[1].T, results[1][0]) > 1e-4
 
 
 def test_transposed_factors_are_cut_alike(monkeypatch):

@@ -16,9 +16,9 @@ from sparton.kernels.segment_max.backward import segment_max_backward
 from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.ordering import vocabulary_rows
 from sparton.kernels.segment_max.token_lists import plan_token_lists
+from tests.kernels.problems import DTYPES, error
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
 CUT = BackwardConfig(chunk=32, share=8, block_e=2, block_t=2)
 LENGTHS = [5, 0, 17, 64, 1, 0, 33, 0]
 
@@ -70,10 +70,6 @@ def truth(case: Case, activation: str = "relu") -> tuple[Tensor, Tensor, Tensor]
 
 def run(case: Case, config: BackwardConfig = CUT, **options) -> tuple[Tensor | None, ...]:
     return segment_max_backward(*case, **{"bias_dtype": torch.float32, "config": config, **options})
-
-
-def error(actual: Tensor, exact: Tensor) -> float:
-    return float((actual.double() - exact).norm() / exact.norm().clamp_min(1e-30))
 
 
 def assert_close(actual: tuple[Tensor | None, ...], exact: tuple[Tensor, ...]) -> None:

@@ -1,7 +1,5 @@
 """What only a GPU can show: bfloat16, real tile sizes, long sequences, more than 2^31 elements."""
 
-from itertools import accumulate
-
 import pytest
 import torch
 
@@ -15,29 +13,13 @@ from sparton.kernels.segment_max.forward import (
 )
 from sparton.kernels.segment_max.hopper import HopperConfig
 from sparton.kernels.splade_head import splade_head, splade_head_reference
+from tests.kernels.gpu_problems import DTYPES, gradients, operands
+from tests.kernels.problems import error
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-
-
-def operands(lengths, V, D, dtype, *, bias=0.0, seed=0):
-    generator = torch.Generator("cuda").manual_seed(seed)
-    hidden = torch.randn(sum(lengths), D, generator=generator, device="cuda").to(dtype)
-    weight = torch.randn(V, D, generator=generator, device="cuda").to(dtype) / D**0.5
-    shift = torch.randn(V, generator=generator, device="cuda") + bias
-    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
-    return hidden, weight, shift, cu_seqlens
-
-
-def relative(actual, truth):
-    return float((actual.double() - truth.double()).norm() / truth.double().norm())
-
-
-def gradients(reps, leaves, upstream):
-    return torch.autograd.grad(reps, leaves, upstream.to(reps.dtype))
 
 
 def real_lengths(seed=0):
@@ -71,14 +53,14 @@ def test_real_sizes_against_float64(dtype, D, bias):
     exact = splade_head_reference(*truth, cu_seqlens)
     rounded = [x.detach().to(dtype).requires_grad_() for x in leaves]
     eager = splade_head_reference(*rounded, cu_seqlens)
-    assert relative(reps, exact) < 2e-5 < relative(reps * 1.001, exact)
-    assert relative(reps, exact) <= relative(eager, exact) + 5e-6
+    assert error(reps, exact) < 2e-5 < error(reps * 1.001, exact)
+    assert error(reps, exact) <= error(eager, exact) + 5e-6
 
     _, argmax = segment_max_forward(*(x.detach() for x in leaves), cu_seqlens)
     logits = truth[0].detach() @ truth[1].detach().T + truth[2].detach()
     won = logits.gather(0, argmax.clamp_min(0).long()).relu().log1p()
     active = reps > 0
-    assert relative(won[active], exact[active].detach()) < 2e-5
+    assert error(won[active], exact[active].detach()) < 2e-5
     assert (argmax[cu_seqlens.diff() == 0] == -1).all()
     stored = torch.finfo(dtype).eps / 2 + 2e-5
     results = zip(
@@ -89,8 +71,8 @@ def test_real_sizes_against_float64(dtype, D, bias):
         strict=True,
     )
     for actual, at_winners, expected, same_precision in results:
-        assert relative(actual, at_winners) <= stored < relative(actual * 1.01, at_winners)
-        assert relative(actual, expected) <= relative(same_precision, expected) + 1e-2
+        assert error(actual, at_winners) <= stored < error(actual * 1.01, at_winners)
+        assert error(actual, expected) <= error(same_precision, expected) + 1e-2
 
 
 def listed_configs():
@@ -148,9 +130,9 @@ def test_long_sequences(length):
     )
     truth = [x.double().requires_grad_() for x in values[:3]]
     exact = splade_head_reference(*truth, values[3])
-    assert relative(reps, exact.detach()) < 2e-5
+    assert error(reps, exact.detach()) < 2e-5
     for actual, expected in zip(results, gradients(exact, truth, upstream), strict=True):
-        assert relative(actual, expected) < 4e-3
+        assert error(actual, expected) < 4e-3
 
 
 @pytest.mark.parametrize("concentrated", [False, True])
@@ -172,7 +154,7 @@ def test_backward_is_repeatable_and_independent_of_the_cut(concentrated):
         assert torch.equal(actual, again)
     for config in (BackwardConfig(share=64), BackwardConfig(chunk=4096, block_e=32)):
         for actual, other in zip(run(config), expected, strict=True):
-            assert relative(actual, other) < 2e-3
+            assert error(actual, other) < 2e-3
 
 
 def test_more_than_2_to_the_31_representations():
@@ -182,17 +164,17 @@ def test_more_than_2_to_the_31_representations():
     reps, argmax = segment_max_forward(hidden, weight, shift, cu_seqlens)
     exact = (hidden[-3:].double() @ weight.double().T + shift.double()).relu().log1p()
     assert reps.numel() > 2**31
-    assert relative(reps[-3:], exact) < 1e-5
+    assert error(reps[-3:], exact) < 1e-5
     assert (argmax[-1] == N - 1).all()
     upstream = torch.ones(1, 1, device="cuda").expand(N, V)
     dhidden, dweight, dbias = segment_max_backward(
         upstream, reps, argmax, hidden, weight, cu_seqlens, bias_dtype=torch.float32
     )
     g = (reps[-3:] > 0) * torch.exp(-reps[-3:])
-    assert relative(dhidden[-3:], g.double() @ weight.double()) < 4e-3
+    assert error(dhidden[-3:], g.double() @ weight.double()) < 4e-3
     last = (reps[:, -3:] > 0) * torch.exp(-reps[:, -3:])
-    assert relative(dweight[-3:], last.T.double() @ hidden.double()) < 4e-3
-    assert relative(dbias[-3:], last.sum(0)) < 1e-5
+    assert error(dweight[-3:], last.T.double() @ hidden.double()) < 4e-3
+    assert error(dbias[-3:], last.sum(0)) < 1e-5
 
 
 def test_more_than_2_to_the_31_hidden_units():
@@ -204,16 +186,16 @@ def test_more_than_2_to_the_31_hidden_units():
     reps, argmax = segment_max_forward(hidden, weight, None, cu_seqlens)
     assert hidden.numel() > 2**31
     exact = weight.double().sum(1).relu().log1p()
-    assert relative(reps[2], exact) < 1e-5
+    assert error(reps[2], exact) < 1e-5
     assert not reps[:2].any()
     assert (argmax[2] == T - 5).all()
     dhidden, dweight, _ = segment_max_backward(
         torch.ones_like(reps), reps, argmax, hidden, weight, cu_seqlens, bias_dtype=None
     )
     g = (exact > 0) * torch.exp(-exact)
-    assert relative(dhidden[-5], g @ weight.double()) < 4e-3
+    assert error(dhidden[-5], g @ weight.double()) < 4e-3
     assert not dhidden[:-5].any()
-    assert relative(dweight, g[:, None] * torch.ones_like(weight)) < 4e-3
+    assert error(dweight, g[:, None] * torch.ones_like(weight)) < 4e-3
 
 
 def test_without_gradients_nothing_but_the_result_is_allocated():
@@ -238,7 +220,7 @@ def test_compiles_with_inductor_into_one_graph():
     compiled = torch.compile(loss, fullgraph=True)
     actual = torch.autograd.grad(compiled(*leaves), leaves)
     for a, b in zip(actual, torch.autograd.grad(loss(*leaves), leaves), strict=True):
-        assert relative(a, b) < 2e-2
+        assert error(a, b) < 2e-2
 
 
 def test_nothing_waits_for_the_device():
@@ -257,7 +239,7 @@ def test_long_sequences_of_a_real_model():
     hidden, weight, shift, cu_seqlens = operands([16384, 3, 65536], 30522, 768, torch.bfloat16)
     reps, argmax = segment_max_forward(hidden, weight, shift, cu_seqlens)
     exact = splade_head_reference(hidden.float(), weight.float(), shift, cu_seqlens)
-    assert relative(reps, exact) < 2e-5 < relative(reps * 1.001, exact)
+    assert error(reps, exact) < 2e-5 < error(reps * 1.001, exact)
     starts, stops = cu_seqlens[:-1, None], cu_seqlens[1:, None]
     assert ((argmax >= starts) & (argmax < stops))[reps > 0].all()
     upstream = torch.randn_like(reps)
@@ -267,11 +249,11 @@ def test_long_sequences_of_a_real_model():
     g = (upstream * torch.exp(-reps) * (reps > 0)).double()
     terms = torch.tensor([0, 15000, 30521], device="cuda")
     rows = hidden[argmax[:, terms].clamp_min(0)].double()
-    assert relative(dweight[terms], (g[:, terms, None] * rows).sum(0)) < 4e-3
+    assert error(dweight[terms], (g[:, terms, None] * rows).sum(0)) < 4e-3
     won = argmax[2].mode().values
     expected = ((argmax[2] == won) * g[2]) @ weight.double()
-    assert relative(dhidden[won], expected) < 4e-3
-    assert relative(dbias, g.sum(0)) < 1e-5
+    assert error(dhidden[won], expected) < 4e-3
+    assert error(dbias, g.sum(0)) < 1e-5
     never = torch.ones(hidden.shape[0], dtype=torch.bool, device="cuda")
     never[argmax[reps > 0].long()] = False
     assert never.any()
@@ -290,7 +272,7 @@ def test_more_than_2_to_the_31_representations_without_winners():
         bounds = cu_seqlens[rows.start : rows.stop + 1]
         part = hidden[bounds[0] : bounds[-1]].double()
         exact = splade_head_reference(part, weight.double(), shift.double(), bounds - bounds[0])
-        assert relative(reps[rows], exact) < 1e-5
+        assert error(reps[rows], exact) < 1e-5
 
 
 @pytest.mark.parametrize("lengths", [[], [0, 0, 0]])

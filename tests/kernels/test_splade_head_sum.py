@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from sparton.kernels.segment_max.forward import segment_max_forward
-from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.splade_head import sum_cpu
 from sparton.kernels.splade_head.sum_backward import SumBackwardConfig, splade_head_sum_backward
 from sparton.kernels.splade_head.sum_cpu import (
@@ -15,6 +14,10 @@ from sparton.kernels.splade_head.sum_cpu import (
     splade_head_sum_forward_cpu,
 )
 from tests.kernels.problems import (
+    DTYPES,
+    LENGTHS,
+    SHAPES,
+    SMALL,
     assert_close_to_truth,
     error,
     first_of,
@@ -23,19 +26,7 @@ from tests.kernels.problems import (
     with_gradients,
 )
 
-# The interpreter computes bfloat16 products wrongly.
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
-SMALL = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
 TILES = SumBackwardConfig(tokens=64, logits=64 * 64, launch=SMALL)
-LENGTHS = [5, 0, 17, 64, 1, 3, 0, 0, 33, 2, 0]
-SHAPES = [
-    (LENGTHS, 37, 24, -1.0),
-    ([3, 0, 20], 37, 24, None),
-    ([1], 1, 1, 3.0),
-    ([0, 1, 0], 17, 7, 1.0),
-    ([128], 16, 16, -3.0),
-    ([13] * 7, 61, 31, 0.0),
-]
 
 
 def sum_forward(problem, activation, config=SMALL):

@@ -6,7 +6,6 @@ import torch
 from sparton.kernels.segment_max.backward import segment_max_backward
 from sparton.kernels.segment_max.backward_plan import BackwardConfig
 from sparton.kernels.segment_max.forward import segment_max_forward
-from sparton.kernels.segment_max.portable import PortableConfig
 from sparton.kernels.splade_head import (
     function,
     splade_head,
@@ -14,6 +13,10 @@ from sparton.kernels.splade_head import (
     sum_function,
 )
 from tests.kernels.problems import (
+    DTYPES,
+    LENGTHS,
+    SHAPES,
+    SMALL,
     assert_close_to_truth,
     error,
     first_of,
@@ -22,19 +25,8 @@ from tests.kernels.problems import (
     with_gradients,
 )
 
-# The interpreter computes bfloat16 products wrongly.
-DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * torch.cuda.is_available()
-SMALL = PortableConfig(False, 16, 32, 16, num_warps=4, num_stages=2, segment=16, group_tokens=40)
 CUT = BackwardConfig(chunk=16, share=32, block_e=8)
-LENGTHS = [5, 0, 17, 64, 1, 3, 0, 0, 33, 2, 0]
-SHAPES = [
-    (LENGTHS, 37, 24, -1.0),
-    ([3, 0, 20], 37, 24, None),
-    ([1], 1, 1, 3.0),
-    ([0, 1, 0], 17, 7, 1.0),
-    ([128], 16, 16, -3.0),
-    pytest.param([13] * 7, 61, 31, 0.0, marks=pytest.mark.slow),
-]
+SHAPES = [*SHAPES[:-1], pytest.param(*SHAPES[-1], marks=pytest.mark.slow)]
 
 
 def launch_max(problem, upstream, activation):

@@ -1,6 +1,6 @@
 """Sum pooling, the second log1p and the largest entries at real sizes, on a GPU."""
 
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,23 +18,15 @@ from sparton.kernels.splade_head import (
     topk,
 )
 from sparton.kernels.splade_head.sum_backward import SumBackwardConfig, splade_head_sum_backward
+from tests.kernels.gpu_problems import DTYPES, gradients, operands
+from tests.kernels.problems import error
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 VARIANTS = [("max", "log1p_relu"), ("sum", "relu"), ("sum", "log1p_relu")]
 LENGTHS = [*range(5, 65, 2), 0, *range(20, 257, 6), 0]
-
-
-def operands(lengths, V, D, dtype, *, bias=0.0, seed=0):
-    generator = torch.Generator("cuda").manual_seed(seed)
-    hidden = torch.randn(sum(lengths), D, generator=generator, device="cuda").to(dtype)
-    weight = torch.randn(V, D, generator=generator, device="cuda").to(dtype) / D**0.5
-    shift = torch.randn(V, generator=generator, device="cuda") + bias
-    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device="cuda")
-    return hidden, weight, shift, cu_seqlens
 
 
 @torch.no_grad()
@@ -51,14 +43,6 @@ def is_ambiguous(hidden, weight, bias, cu_seqlens, *, pooling, **_):
             first, second = part.sort(0, descending=True).values[:2]
             found[n] = (first.abs() < 1e-5) | (first - second < 1e-5)
     return found
-
-
-def relative(actual, truth):
-    return float((actual.double() - truth.double()).norm() / truth.double().norm())
-
-
-def gradients(reps, leaves, upstream):
-    return torch.autograd.grad(reps, leaves, upstream.to(reps.dtype))
 
 
 def peak_beyond(function, *results):
@@ -89,8 +73,8 @@ def test_real_sizes_against_float64(pooling, activation, dtype, D, bias):
     exact = splade_head_reference(*truth, values[3], **variant)
     rounded = [x.detach().to(dtype).requires_grad_() for x in leaves]
     eager = splade_head_reference(*rounded, values[3], **variant)
-    assert relative(reps, exact) < 2e-5 < relative(reps * 1.001, exact)
-    assert relative(reps, exact) <= relative(eager, exact) + 5e-6
+    assert error(reps, exact) < 2e-5 < error(reps * 1.001, exact)
+    assert error(reps, exact) <= error(eager, exact) + 5e-6
     assert not reps[[30, -1]].any()
 
     allowed = torch.finfo(dtype).eps / 2 + 2e-3
@@ -100,8 +84,8 @@ def test_real_sizes_against_float64(pooling, activation, dtype, D, bias):
         gradients(eager, rounded, upstream),
         strict=True,
     ):
-        assert relative(actual, expected) <= relative(same_precision, expected) + allowed
-        assert relative(actual, expected) <= allowed < relative(actual * 1.01, expected)
+        assert error(actual, expected) <= error(same_precision, expected) + allowed
+        assert error(actual, expected) <= allowed < error(actual * 1.01, expected)
 
 
 def listed_configs(kinds=(object,)):
@@ -156,9 +140,9 @@ def test_gradients_of_sums_by_every_listed_configuration(dtype, index):
     whole = splade_head_sum_backward(upstream, *values, config=SumBackwardConfig(launch=launch))
     allowed = torch.finfo(dtype).eps / 2 + 2e-3
     for actual, truth, same, other in zip(results, expected, again, whole, strict=True):
-        assert relative(actual, truth) < allowed < relative(actual * 1.01, truth)
+        assert error(actual, truth) < allowed < error(actual * 1.01, truth)
         assert torch.equal(actual, same)
-        assert relative(actual, other) < torch.finfo(dtype).eps / 2 + 1e-6
+        assert error(actual, other) < torch.finfo(dtype).eps / 2 + 1e-6
 
 
 @pytest.mark.parametrize("length", [1024, 16384, 600_000])
@@ -169,11 +153,11 @@ def test_long_sums(length):
     truth = [x.detach().double().requires_grad_() for x in leaves]
     exact = splade_head_reference(*truth, values[3], pooling="sum")
     upstream = torch.randn_like(reps)
-    assert relative(reps, exact) < 2e-5
+    assert error(reps, exact) < 2e-5
     for actual, expected in zip(
         gradients(reps, leaves, upstream), gradients(exact, truth, upstream), strict=True
     ):
-        assert relative(actual, expected) < 6e-3
+        assert error(actual, expected) < 6e-3
 
 
 def test_memory_of_sums_does_not_grow_with_the_logits():
@@ -210,7 +194,7 @@ def test_inductor_compiles_sums_into_one_graph():
     compiled = torch.compile(loss, fullgraph=True)
     actual = torch.autograd.grad(compiled(*leaves), leaves)
     for a, b in zip(actual, torch.autograd.grad(loss(*leaves), leaves), strict=True):
-        assert relative(a, b) < 2e-2
+        assert error(a, b) < 2e-2
 
 
 def test_nothing_waits_for_the_device():

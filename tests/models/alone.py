@@ -14,9 +14,10 @@ from sparton.types import TokenBatch, TokenRows
 TOLERANCE = 1e-5  # of the largest value
 
 
-def batch(lengths: tuple[int, ...]) -> TokenBatch:
-    """Random texts of these lengths over 60 terms."""
-    generator = torch.Generator().manual_seed(0)
+def batch(lengths: tuple[int, ...] = (3, 1, 0, 30, 2, 17), seed: int = 0) -> TokenBatch:
+    """Random texts of these lengths over 60 terms; by default one is empty, and two exceed the
+    local window of the small ModernBERT."""
+    generator = torch.Generator().manual_seed(seed)
     return TokenBatch.from_lists(
         [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
     )
@@ -57,6 +58,16 @@ def gradients(model: nn.Module, output: Tensor) -> dict[str, Tensor]:
 def close(left: Tensor, right: Tensor, scale: float = 0.0) -> bool:
     scale = max(scale, float(right.detach().abs().max()))
     return torch.allclose(left, right, rtol=0, atol=TOLERANCE * scale)
+
+
+def assert_same_gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        # Attention scores do not change when a constant is added to all keys: this gradient is 0.
+        if "key.bias" in name or "k_lin.bias" in name:
+            continue
+        assert close(actual[name], gradient), name
+        assert not close(actual[name] * 1.01, gradient), name
 
 
 def assert_same_logits_and_gradients(

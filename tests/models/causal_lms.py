@@ -17,11 +17,11 @@ from transformers import (
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import word_tokenizer
 from sparton.models.body import without_attention_dropout
 from sparton.models.causal_lm import set_attention
 from sparton.models.encoder import Encoder
 from sparton.models.folders import save_encoder
+from sparton.models.words import word_tokenizer
 from sparton.representations import Representations
 
 WINDOW = {"sliding_window": 4}

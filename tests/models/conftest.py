@@ -9,23 +9,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    BertConfig,
-    BertForMaskedLM,
-    DistilBertConfig,
-    DistilBertForMaskedLM,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    XLMRobertaConfig,
-    XLMRobertaForMaskedLM,
-)
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from sparton.models.backbones import word_tokenizer
+from sparton.models import bert_parts, decoder_layers, modernbert, residuals
 from sparton.models.body import without_attention_dropout
+from sparton.models.words import word_tokenizer
 from tests.models.gte import needs_gte
 
 VOCABULARY_SIZE = 60
@@ -33,78 +23,29 @@ MAX_LENGTH = 96
 FAMILIES = (
     "bert", "distilbert", "xlm_roberta", "modernbert", pytest.param("gte", marks=needs_gte),
 )  # fmt: skip
-
-
-def _bert() -> PreTrainedModel:
-    config = BertConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=MAX_LENGTH,
-    )
-    return BertForMaskedLM(without_attention_dropout(config))
-
-
-def _distilbert() -> PreTrainedModel:
-    config = DistilBertConfig(
-        vocab_size=VOCABULARY_SIZE,
-        dim=32,
-        n_layers=2,
-        n_heads=2,
-        hidden_dim=48,
-        max_position_embeddings=MAX_LENGTH,
-    )
-    return DistilBertForMaskedLM(without_attention_dropout(config))
-
-
-def _xlm_roberta() -> PreTrainedModel:
-    config = XLMRobertaConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=MAX_LENGTH + 2,
-        pad_token_id=1,
-        bos_token_id=0,
-        eos_token_id=2,
-    )
-    return XLMRobertaForMaskedLM(without_attention_dropout(config))
-
-
-def _modernbert() -> PreTrainedModel:
-    config = ModernBertConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=32,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=MAX_LENGTH,
-        local_attention=8,
-        global_attn_every_n_layers=3,
-        pad_token_id=0,
-        bos_token_id=2,
-        eos_token_id=3,
-        cls_token_id=2,
-        sep_token_id=3,
-    )
-    return ModernBertForMaskedLM(without_attention_dropout(config))
-
-
-def _gte() -> PreTrainedModel:
-    config = AutoConfig.for_model(
-        "gte",
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        max_position_embeddings=MAX_LENGTH,
-        pad_token_id=0,
-    )
-    return AutoModelForMaskedLM.from_config(without_attention_dropout(config))
+SIZES = {
+    "vocab_size": VOCABULARY_SIZE, "hidden_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "intermediate_size": 48, "max_position_embeddings": MAX_LENGTH,
+}  # fmt: skip
+CONFIGS: dict[str, dict[str, object]] = {
+    "bert": SIZES,
+    "distilbert": {
+        "vocab_size": VOCABULARY_SIZE, "dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48,
+        "max_position_embeddings": MAX_LENGTH,
+    },
+    "xlm_roberta": SIZES
+    | {
+        "max_position_embeddings": MAX_LENGTH + 2,
+        "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
+    },
+    "modernbert": SIZES
+    | {
+        "num_hidden_layers": 4, "local_attention": 8, "global_attn_every_n_layers": 3,
+        "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2,
+        "sep_token_id": 3,
+    },
+    "gte": SIZES | {"pad_token_id": 0},
+}  # fmt: skip
 
 
 @pytest.fixture(params=FAMILIES)
@@ -115,24 +56,50 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def build_mlm() -> Callable[[str], PreTrainedModel]:
     """Family name to a fresh model; equal names give equal weights."""
-    builders = {
-        "bert": _bert,
-        "distilbert": _distilbert,
-        "xlm_roberta": _xlm_roberta,
-        "modernbert": _modernbert,
-        "gte": _gte,
-    }
 
     def build(name: str) -> PreTrainedModel:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
-            mlm = builders[name]()
+            config = AutoConfig.for_model(name.replace("_", "-"), **CONFIGS[name])
+            mlm = AutoModelForMaskedLM.from_config(without_attention_dropout(config))
             for parameter in mlm.parameters():
                 if parameter.ndim == 2:
                     parameter.mul_(5)
         return mlm.eval()
 
     return build
+
+
+def _take(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
+    for module in (bert_parts, decoder_layers, modernbert, residuals):
+        monkeypatch.setattr(module, "has_kernels", lambda x: kernels)
+
+
+@pytest.fixture
+def kernels(monkeypatch) -> None:
+    """On a CPU fused layers take it for a GPU."""
+    if not torch.cuda.is_available():
+        _take(monkeypatch, True)
+
+
+@pytest.fixture(params=["kernels", "PyTorch"])
+def arithmetic(request, monkeypatch) -> None:
+    """Fused layers run kernels, or what stands in for them."""
+    _take(monkeypatch, request.param == "kernels")
+
+
+@pytest.fixture
+def graphs(monkeypatch) -> CompileCounter:
+    """Counts what modules compile; a break would be an error, by fullgraph=True."""
+    counter, compile = CompileCounter(), nn.Module.compile
+
+    def counted(module: nn.Module, *, dynamic: bool, options: dict[str, bool]) -> None:
+        assert options  # of a compiler that is not here
+        compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
+
+    monkeypatch.setattr(nn.Module, "compile", counted)
+    torch._dynamo.reset()
+    return counter
 
 
 @pytest.fixture

@@ -9,29 +9,21 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
+from torch import Tensor
 from transformers import AutoModelForMaskedLM, BertModel, PreTrainedModel
 
 from sparton import packing
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import word_tokenizer
 from sparton.models.body import EncoderBody
 from sparton.models.heads import SpartonHead
 from sparton.models.splade import SpladeEncoder
+from sparton.models.words import word_tokenizer
 from sparton.types import TokenBatch, TokenRows
+from tests.models.alone import TOLERANCE, assert_same_gradients, batch, close, gradients
 
-TOLERANCE = 1e-5
 # Embeddings, masked-LM head and one for all layers; ModernBERT's also has layers with a window, a
 # first layer without a norm, and a norm at the end.
 GRAPHS = {"bert": 3, "distilbert": 3, "xlm_roberta": 3, "modernbert": 5, "gte": 3}
-
-
-def batch(lengths=(3, 1, 0, 30, 2, 17), seed=0) -> TokenBatch:
-    generator = torch.Generator().manual_seed(seed)
-    return TokenBatch.from_lists(
-        [torch.randint(5, 60, (length,), generator=generator).tolist() for length in lengths]
-    )
 
 
 def with_onlookers(own=(3, 1, 12, 6), length=12) -> TokenBatch:
@@ -57,27 +49,6 @@ def stock_states(model: PreTrainedModel, tokens: TokenBatch) -> Tensor:
     return packing.unpad(states, tokens.cu_seqlens, tokens.num_tokens)
 
 
-def gradients(module: nn.Module, output: Tensor) -> dict[str, Tensor]:
-    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(1))
-    module.zero_grad()
-    output.backward(upstream)
-    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
-
-
-def close(left: Tensor, right: Tensor) -> bool:
-    return torch.allclose(left, right, rtol=0, atol=TOLERANCE * float(right.detach().abs().max()))
-
-
-def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert actual.keys() == expected.keys()
-    for name, gradient in expected.items():
-        # Attention scores do not change when a constant is added to all keys: this gradient is 0.
-        if "key.bias" in name or "k_lin.bias" in name:
-            continue
-        assert close(actual[name], gradient), name
-        assert not close(actual[name] * 1.01, gradient), name
-
-
 def test_hidden_states_are_those_of_the_stock_body(family, build_mlm, tokenizer):
     tokens, stock = batch(), build_mlm(family)
     expected = stock_states(stock, tokens)
@@ -85,7 +56,7 @@ def test_hidden_states_are_those_of_the_stock_body(family, build_mlm, tokenizer)
     states = body.hidden_states(tokens)
     assert close(states, expected)
     assert not close(body.hidden_states(batch(seed=1)), expected)
-    assert_equal(gradients(body.model, states), gradients(stock.base_model, expected))
+    assert_same_gradients(gradients(body.model, states), gradients(stock.base_model, expected))
     whole = Backbone(build_mlm(family), tokenizer).eval()
     assert torch.equal(whole.hidden_states(tokens), states)
 
@@ -97,7 +68,7 @@ def test_the_head_reads_hidden_states_as_the_whole_model_does(family, build_mlm,
     parts = backbone.transform(hidden)
     assert torch.equal(parts, whole)
     assert not close(hidden, whole)
-    assert_equal(gradients(backbone, parts), gradients(backbone, whole))
+    assert_same_gradients(gradients(backbone, parts), gradients(backbone, whole))
 
 
 def test_the_head_is_not_registered_twice_and_follows_its_parameters(family, build_mlm, tokenizer):
@@ -124,35 +95,20 @@ def test_a_batch_without_tokens(family, build_mlm, tokenizer):
     assert hidden.shape == backbone.transform(hidden).shape == (0, 32)
 
 
-@pytest.fixture
-def counter(monkeypatch) -> CompileCounter:
-    """Counts what torch.compile would compile; a graph break would be an error."""
-    counter = CompileCounter()
-    compile = nn.Module.compile
-
-    def counted(module, *, dynamic, options):
-        assert options  # of a compiler that is not here
-        compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
-
-    monkeypatch.setattr(nn.Module, "compile", counted)
-    torch._dynamo.reset()
-    return counter
-
-
 @pytest.mark.quick(1)
-def test_layers_share_one_graph_for_all_lengths(family, build_mlm, tokenizer, counter):
+def test_layers_share_one_graph_for_all_lengths(family, build_mlm, tokenizer, graphs):
     eager = Backbone(build_mlm(family), tokenizer).eval()
     backbone = Backbone(build_mlm(family), tokenizer, compile=True).eval()
     backbone.bare()  # checks a body that is compiled, without compiling anything
-    assert counter.frame_count == 0
+    assert graphs.frame_count == 0
     for lengths in ((3, 5, 7), (10, 20), (1, 1, 1, 9), (2, 0, 4, 5, 30, 12)):
         tokens = batch(lengths)
         torch.testing.assert_close(backbone(tokens), eager(tokens))
-    assert counter.frame_count == GRAPHS[family]
+    assert graphs.frame_count == GRAPHS[family]
 
 
 @pytest.mark.slow
-def test_training_and_evaluation_compile_once_each(build_mlm, tokenizer, counter):
+def test_training_and_evaluation_compile_once_each(build_mlm, tokenizer, graphs):
     backbone = Backbone(build_mlm("bert"), tokenizer, compile=True, half_residual=True)
     found = []
     for training, grad in ((True, True), (True, False), (False, False)):
@@ -160,7 +116,7 @@ def test_training_and_evaluation_compile_once_each(build_mlm, tokenizer, counter
         for lengths in ((3, 5), (4, 9, 2)):
             with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
                 backbone(batch(lengths))
-        found.append(counter.frame_count)
+        found.append(graphs.frame_count)
     # The masked-LM head has no dropout, hence one graph without gradients.
     assert found == [3, 6, 8]
 
@@ -230,7 +186,7 @@ def test_onlookers_are_as_in_the_stock_body(family, build_mlm, tokenizer):
     assert close(states, expected)
     assert not close(backbone.hidden_states(tokens._replace(keys=None)), expected)
     actual = gradients(backbone.model.base_model, states)
-    assert_equal(actual, gradients(stock.base_model, expected))
+    assert_same_gradients(actual, gradients(stock.base_model, expected))
 
 
 def test_own_tokens_do_not_depend_on_onlookers(family, build_mlm, tokenizer):

@@ -11,13 +11,14 @@ from transformers import AutoModelForCausalLM
 
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import bare, pretrained, word_tokenizer
+from sparton.models.backbones import bare, pretrained
 from sparton.models.causal_lm import set_special_tokens
 from sparton.models.checkpoint import load_lm
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders import load_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.splade import SpladeEncoder
+from sparton.models.words import word_tokenizer
 from tests.models.alone import (
     alone,
     assert_same_logits_and_gradients,

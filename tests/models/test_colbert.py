@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.kernels.maxsim import maxsim_reference, maxsim_varlen
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import tiny, word_tokenizer
+from sparton.models.backbones import tiny
 from sparton.models.body import EncoderBody
 from sparton.models.colbert import ColbertEncoder, ColbertHead, new_projection
+from sparton.models.words import word_tokenizer
 from sparton.representations import TokenVectors
 from sparton.types import TokenBatch
 

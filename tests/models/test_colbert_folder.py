@@ -12,10 +12,10 @@ from torch import Tensor
 
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import word_tokenizer
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.folders import encoder_lengths, load_encoder
 from sparton.models.heads import EagerHead
+from sparton.models.words import word_tokenizer
 from sparton.representations import TokenVectors
 from sparton.retrieval.encoding import encode_texts
 from tests.models.late_interaction import LENGTHS, TEXTS, TOLERANCE, make_encoder, saved, scores

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
 from transformers import PreTrainedModel
 
-from sparton.models import attention, body, decoder_layers, layers, residuals
+from sparton.models import attention, body, layers
 from sparton.models.body import EncoderBody
 from sparton.models.decoder_layers import (
     DECODERS,
@@ -21,8 +20,16 @@ from sparton.models.decoder_layers import (
 )
 from sparton.models.residuals import Unsummed
 from tests.models import causal_lms
-from tests.models.test_layers import DEVICE, HALF, Adapted, distances, on_gpu, results
-from tests.models.test_modernbert import packed_states, stock_states
+from tests.models.fused_layers import (
+    DEVICE,
+    HALF,
+    adapt,
+    distances,
+    packed_states,
+    record_kinds,
+    results,
+    stock_states,
+)
 
 OURS = {FusedLayer, FusedAttention, FusedMLP, FinalNorm}
 MULTIPLIERS = {"residual_multiplier": 0.3, "attention_multiplier": 0.2, "embedding_multiplier": 3.0}
@@ -46,44 +53,10 @@ def build(family: str, attention: str = "causal", **settings: Any) -> Any:
     return model.train().to(DEVICE)
 
 
-def adapt(model: nn.Module) -> None:
-    """Keys and gates by adapted layers of the same parameters, of queries and others not."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if name in ("k_proj", "gate_proj"):
-                adapted = Adapted(child.in_features, child.out_features)
-                adapted.weight, adapted.bias = child.weight, child.bias
-                setattr(parent, name, adapted)
-
-
-def take(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
-    for module in (decoder_layers, residuals):
-        monkeypatch.setattr(module, "has_kernels", lambda x: kernels)
-
-
-@pytest.fixture(params=["kernels", "PyTorch"])
-def arithmetic(request, monkeypatch) -> None:
-    take(monkeypatch, request.param == "kernels")
-
-
-@pytest.fixture
-def kernels(monkeypatch) -> None:
-    if not on_gpu:
-        take(monkeypatch, True)
-
-
 @pytest.fixture
 def handed_on(monkeypatch) -> list[type]:
     """What layers returned."""
-    kinds: list[type] = []
-    forward = FusedLayer.forward
-
-    def spy(self: FusedLayer, *inputs: Any, **options: Any) -> object:
-        kinds.append(type(result := forward(self, *inputs, **options)))
-        return result
-
-    monkeypatch.setattr(FusedLayer, "forward", spy)
-    return kinds
+    return record_kinds(monkeypatch, FusedLayer)
 
 
 def check(found: dict[str, Tensor], truth: dict[str, Tensor]) -> None:
@@ -95,16 +68,15 @@ def check(found: dict[str, Tensor], truth: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.quick(4)
-@pytest.mark.parametrize("change", [None, adapt], ids=["stock", "adapted"])
+@pytest.mark.parametrize("adapted", [(), ("k_proj", "gate_proj")], ids=["stock", "adapted"])
 @pytest.mark.parametrize("family", DECODERS)
 @pytest.mark.usefixtures("arithmetic")
-def test_they_are_those_of_transformers(family: str, change: Callable | None, tokenizer):
+def test_they_are_those_of_transformers(family: str, adapted: tuple[str, ...], tokenizer):
     stock, fused = build(family), EncoderBody(build(family), tokenizer).train()
     assert {type(part) for part in fused.modules()} >= OURS
     assert list(fused.model.state_dict()) == list(stock.state_dict())
-    if change:
-        change(stock)
-        change(fused.model)
+    for model in (stock, fused.model) if adapted else ():  # queries and others are not
+        adapt(model, *adapted)
     truth = results(stock, stock_states(stock))
     check(results(fused, packed_states(fused)), truth)
 
@@ -221,15 +193,7 @@ def test_weights_of_16_bits_under_autocast(tokenizer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_layers_share_graphs(family, tokenizer, kernels, monkeypatch):
-    """A break would be an error, by fullgraph=True."""
-    counter, compile = CompileCounter(), nn.Module.compile
-
-    def counted(module: nn.Module, *, dynamic: bool, options: dict[str, bool]) -> None:
-        compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
-
-    monkeypatch.setattr(nn.Module, "compile", counted)
-    torch._dynamo.reset()
+def test_layers_share_graphs(family, tokenizer, kernels, graphs):
     deep = {"num_hidden_layers": 4}
     compiled = EncoderBody(build(family, **deep), tokenizer, compile=True).eval()
     eager = EncoderBody(build(family, **deep), tokenizer).eval()
@@ -237,7 +201,7 @@ def test_layers_share_graphs(family, tokenizer, kernels, monkeypatch):
         expected = packed_states(eager)
         for _ in range(2):
             assert torch.equal(packed_states(compiled), expected)
-    assert counter.frame_count == 2  # the first layer, which finds embeddings, and the others
+    assert graphs.frame_count == 2  # the first layer, which finds embeddings, and the others
 
 
 @pytest.mark.quick(1)

@@ -12,7 +12,7 @@ import torch
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.asymmetric import static_queries
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import bare, word_tokenizer
+from sparton.models.backbones import bare
 from sparton.models.causal_lm import set_special_tokens
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.dense import DenseEncoder
@@ -21,6 +21,7 @@ from sparton.models.heads import SpartonHead
 from sparton.models.joint import JointHead
 from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
+from sparton.models.words import word_tokenizer
 from sparton.types import Markup, TokenBatch
 from tests.models.alone import close
 from tests.models.causal_lms import ARCHITECTURES, TEXTS, WORDS, build, encode

@@ -7,8 +7,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from sparton.models.backbones import word_tokenizer
 from sparton.models.folding import Folding, fold_case, read_folding, same_folding, write_folding
+from sparton.models.words import word_tokenizer
 
 WORDS = [
     "Paris",

@@ -19,8 +19,9 @@ from sparton.models.fp8 import encoding_in_fp8, multiply_in_fp8
 from sparton.models.heads import SpartonHead
 from sparton.types import TokenBatch
 from tests import interpreter
+from tests.models import fused_layers
+from tests.models.fused_layers import on_gpu
 
-on_gpu = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if on_gpu else "cpu")
 BF16 = torch.bfloat16
 SMALL = {
@@ -74,18 +75,12 @@ def states(body: EncoderBody) -> Tensor:
 
 
 def results(body: EncoderBody) -> dict[str, Tensor]:
-    """The states, and the gradients of all parameters but those of keys' biases, which are 0."""
     body.zero_grad()
-    found = states(body)
-    weights = torch.linspace(-1, 1, found.numel(), device=DEVICE).view_as(found)
-    (found * weights).sum().backward()
-    learned = {n: p.grad for n, p in body.named_parameters() if p.grad is not None}
-    return {"states": found.detach()} | {n: x for n, x in learned.items() if "key.bias" not in n}
+    return fused_layers.results(body, states(body))
 
 
 def distances(found: dict[str, Tensor], truth: dict[str, Tensor]) -> list[float]:
-    assert found.keys() == truth.keys()
-    return [float((found[name] - x).norm() / x.norm()) for name, x in truth.items()]
+    return [*fused_layers.distances(found, truth).values()]
 
 
 @pytest.mark.slow

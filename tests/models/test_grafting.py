@@ -5,10 +5,11 @@ import torch
 from transformers import AutoModelForMaskedLM
 
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import grafted, word_tokenizer
+from sparton.models.backbones import grafted
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
+from sparton.models.words import word_tokenizer
 from sparton.types import TokenBatch
 
 TOKENS = TokenBatch.from_lists([[5, 6, 7], list(range(8, 30))])

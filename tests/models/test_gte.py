@@ -9,10 +9,11 @@ from torch import Tensor
 from transformers import AutoModelForMaskedLM, AutoTokenizer, BertTokenizer
 
 from sparton.models import gte
-from sparton.models.backbones import bare, pretrained, word_tokenizer
+from sparton.models.backbones import bare, pretrained
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
+from sparton.models.words import word_tokenizer
 from sparton.reading import Fields
 from sparton.types import TokenBatch
 from tests.models.alone import alone, batch, close

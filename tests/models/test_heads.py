@@ -43,17 +43,13 @@ def results(head, hidden, weight, bias, tokens):
     return [reps, *torch.autograd.grad(reps, leaves, upstream)]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", NAMES)
-def test_heads_agree_with_the_reference(name, bias):
-    hidden, weight, shift, tokens = problem(bias)
-    actual = results(HEADS[name], hidden, weight, shift, tokens)
-    double = [
-        None if x is None else x.detach().double().requires_grad_() for x in (hidden, weight, shift)
-    ]
+def assert_agrees_with_the_reference(head, *leaves_and_tokens, **variant):
+    *leaves, tokens = leaves_and_tokens
+    actual = results(head, *leaves, tokens)
+    double = [None if x is None else x.detach().double().requires_grad_() for x in leaves]
 
     def reference(hidden, weight, bias, tokens):
-        return splade_head_reference(hidden, weight, bias, tokens.cu_seqlens)
+        return splade_head_reference(hidden, weight, bias, tokens.cu_seqlens, **variant)
 
     truth = results(reference, *double, tokens)
     assert actual[0].dtype == torch.float32
@@ -61,6 +57,12 @@ def test_heads_agree_with_the_reference(name, bias):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
         with pytest.raises(AssertionError):
             torch.testing.assert_close(a.double() * 1.01, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_heads_agree_with_the_reference(name, bias):
+    assert_agrees_with_the_reference(HEADS[name], *problem(bias))
 
 
 VARIANTS = [("max", "log1p_relu"), ("sum", "relu"), ("sum", "log1p_relu")]
@@ -76,21 +78,8 @@ BUILDERS = {
 @pytest.mark.parametrize(("pooling", "activation"), VARIANTS)
 @pytest.mark.parametrize("name", [name for name in NAMES if name.values[0] in BUILDERS])
 def test_other_poolings_and_activations(name, pooling, activation):
-    hidden, weight, shift, tokens = problem()
-    head = BUILDERS[name](pooling=pooling, activation=activation)
-    actual = results(head, hidden, weight, shift, tokens)
-
-    def reference(hidden, weight, bias, tokens):
-        operands = (hidden, weight, bias, tokens.cu_seqlens)
-        return splade_head_reference(*operands, pooling=pooling, activation=activation)
-
-    double = [x.detach().double().requires_grad_() for x in (hidden, weight, shift)]
-    truth = results(reference, *double, tokens)
-    assert actual[0].dtype == torch.float32
-    for a, b in zip(actual, truth, strict=True):
-        torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
-        with pytest.raises(AssertionError):
-            torch.testing.assert_close(a.double() * 1.01, b, rtol=1e-5, atol=1e-5)
+    variant = {"pooling": pooling, "activation": activation}
+    assert_agrees_with_the_reference(BUILDERS[name](**variant), *problem(), **variant)
 
 
 def truth_of_token_topk(k, pooling, activation):

@@ -5,8 +5,8 @@ import json
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from sparton.models.backbones import word_tokenizer
 from sparton.models.idf import read_idf
+from sparton.models.words import word_tokenizer
 
 
 @pytest.fixture

@@ -6,13 +6,14 @@ import torch
 from sparton.datasets.tokenization import PackedTokenizer
 from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import tiny, word_tokenizer
+from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertEncoder, ColbertHead
 from sparton.models.dense import DenseEncoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.joint import JointEncoder, JointHead
 from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
+from sparton.models.words import word_tokenizer
 from sparton.types import TokenBatch
 from tests.models.causal_lms import WORDS, build
 

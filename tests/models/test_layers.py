@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
 from transformers import (
     BertConfig,
     BertModel,
@@ -21,17 +20,29 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from sparton.models import bert_layers, bert_parts
+from sparton.models import bert_layers
 from sparton.models.bert_parts import Intermediate, LayerStates, PostNorm, SelfAttention
 from sparton.models.body import EncoderBody
 from sparton.models.layers import fuse_layers
 from sparton.products import keeping_weights
 from sparton.types import TokenBatch, TokenRows
+from tests.models.fused_layers import (
+    DEVICE,
+    HALF,
+    LENGTHS,
+    Adapted,
+    adapt,
+    assert_drops_only_in_training,
+    assert_same,
+    distances,
+    on_gpu,
+    packed_states,
+    record_kinds,
+    results,
+    sequences,
+    stock_states,
+)
 
-on_gpu = torch.cuda.is_available()
-DEVICE = "cuda" if on_gpu else "cpu"
-# The interpreter computes bfloat16 products wrongly.
-HALF = torch.bfloat16 if on_gpu else torch.float16
 FAMILIES = [
     (BertModel, BertConfig),
     (RobertaModel, RobertaConfig),
@@ -44,67 +55,12 @@ SMALL = {
     "intermediate_size": 40, "max_position_embeddings": 32, "pad_token_id": 1,
     "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
 }  # fmt: skip
-LENGTHS = (3, 1, 9, 4)
 OURS = {PostNorm, Intermediate, SelfAttention}
-
-
-class Adapted(nn.Linear):
-    """What an adapter does to a linear layer: more than the product with its weight."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 1.5
 
 
 def build(model: type[nn.Module] = BertModel, config: type = BertConfig, **settings) -> nn.Module:
     torch.manual_seed(0)
     return model(config(**SMALL | settings)).train().to(DEVICE)
-
-
-def adapt(model: nn.Module) -> None:
-    """Every linear layer by an adapted one of the same parameters."""
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                adapted = Adapted(child.in_features, child.out_features)
-                adapted.weight, adapted.bias = child.weight, child.bias
-                setattr(parent, name, adapted)
-
-
-def sequences() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(5, 60, (n,), generator=generator).to(DEVICE) for n in LENGTHS]
-
-
-def stock_states(model: nn.Module) -> Tensor:
-    """Each sequence by itself."""
-    return torch.cat([model(input_ids=ids[None]).last_hidden_state[0] for ids in sequences()])
-
-
-def packed_states(body: EncoderBody) -> Tensor:
-    tokens = TokenBatch.from_lists([ids.tolist() for ids in sequences()])
-    return body.hidden_states(tokens.to(DEVICE))
-
-
-def results(module: nn.Module, states: Tensor) -> dict[str, Tensor]:
-    """The states, and the gradients of all parameters but those of keys' biases, which are 0."""
-    weights = torch.linspace(-1, 1, states.numel(), device=DEVICE).view_as(states)
-    (states.float() * weights).sum().backward()
-    found = {"states": states.detach().float()}
-    for name, parameter in module.named_parameters():
-        if parameter.grad is not None and "key.bias" not in name:
-            found[name.removeprefix("model.")] = parameter.grad
-    return found
-
-
-def distances(found: dict[str, Tensor], truth: dict[str, Tensor]) -> dict[str, float]:
-    assert found.keys() == truth.keys()
-    return {name: float((found[name] - x).norm() / x.norm()) for name, x in truth.items()}
-
-
-@pytest.fixture
-def kernels(monkeypatch) -> None:
-    for module in () if on_gpu else (bert_parts, bert_layers):
-        monkeypatch.setattr(module, "may_follow", lambda x, dense: type(dense) is nn.Linear)
 
 
 @pytest.fixture
@@ -126,15 +82,7 @@ def whole(kernels, monkeypatch) -> list[int]:
 @pytest.fixture
 def handed_on(monkeypatch) -> list[type]:
     """What the ends of layers returned."""
-    kinds: list[type] = []
-    forward = PostNorm.forward
-
-    def spy(self: PostNorm, *inputs: Tensor) -> Tensor | LayerStates:
-        kinds.append(type(result := forward(self, *inputs)))
-        return result
-
-    monkeypatch.setattr(PostNorm, "forward", spy)
-    return kinds
+    return record_kinds(monkeypatch, PostNorm)
 
 
 @pytest.mark.quick(2)
@@ -153,8 +101,7 @@ def test_they_are_those_of_transformers(
     if change:
         change(stock)
         change(body.model)
-    truth = results(stock, stock_states(stock))
-    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+    assert_same(body, stock)
 
 
 @pytest.mark.quick(1)
@@ -230,37 +177,23 @@ def test_a_layer_with_another_part_runs_part_by_part(other, tokenizer, whole, mo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), HALF])
-def test_layers_share_one_graph(dtype, tokenizer, kernels, monkeypatch):
-    """A break would be an error, by fullgraph=True."""
-    counter, compile = CompileCounter(), nn.Module.compile
-
-    def counted(module: nn.Module, *, dynamic: bool, options: dict[str, bool]) -> None:
-        compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
-
-    monkeypatch.setattr(nn.Module, "compile", counted)
-    torch._dynamo.reset()
+def test_layers_share_one_graph(dtype, tokenizer, kernels, graphs):
     body = EncoderBody(build(), tokenizer, compile=True).eval()
     eager = EncoderBody(build(), tokenizer).eval()
     with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
         for _ in range(2):
             assert torch.equal(packed_states(body), packed_states(eager))
-    assert counter.frame_count == 3  # embeddings, all layers, and the pooler of BertModel
+    assert graphs.frame_count == 3  # embeddings, all layers, and the pooler of BertModel
 
 
 def test_dropout_drops_only_in_training(tokenizer, kernels):
-    body = EncoderBody(build(hidden_dropout_prob=0.5), tokenizer).train()
-    first, second = packed_states(body), packed_states(body)
-    assert not torch.allclose(first, second, atol=1e-2)
-    body.eval()
-    assert torch.equal(packed_states(body), packed_states(body))
+    assert_drops_only_in_training(EncoderBody(build(hidden_dropout_prob=0.5), tokenizer))
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new", "gelu_pytorch_tanh", "silu"])
 def test_other_activations(activation, tokenizer, kernels):
     stock = build(hidden_act=activation)
-    body = EncoderBody(build(hidden_act=activation), tokenizer).train()
-    truth = results(stock, stock_states(stock))
-    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+    assert_same(EncoderBody(build(hidden_act=activation), tokenizer).train(), stock)
 
 
 @pytest.mark.parametrize(

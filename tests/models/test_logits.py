@@ -12,11 +12,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import pretrained, word_tokenizer
+from sparton.models.backbones import pretrained
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.logits import start_logits
 from sparton.models.splade import SpladeEncoder
+from sparton.models.words import word_tokenizer
 from tests.models.alone import alone, batch, close
 from tests.models.causal_lms import ARCHITECTURES, TEXTS, WORDS, build, encode, tokenizer_of
 

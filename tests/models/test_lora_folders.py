@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedM
 
 from sparton.models.assembly import build_encoder
 from sparton.models.asymmetric import static_queries
-from sparton.models.backbones import bare, pretrained, word_tokenizer
+from sparton.models.backbones import bare, pretrained
 from sparton.models.checkpoint import load_lm
 from sparton.models.colbert import ColbertHead
 from sparton.models.encoder import Encoder
@@ -25,6 +25,7 @@ from sparton.models.heads import EagerHead
 from sparton.models.joint import JointHead
 from sparton.models.lora import CONFIG, WEIGHTS
 from sparton.models.pooling import Pooling
+from sparton.models.words import word_tokenizer
 from tests.models.alone import alone, batch, close
 from tests.models.test_causal_lm import TEXTS, WORDS, build, encode
 from tests.models.test_lora import FP32, LENGTHS, learn

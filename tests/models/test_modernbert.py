@@ -8,15 +8,26 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
 from transformers import AutoModel, ModernBertConfig, ModernBertModel
 
-from sparton.models import attention, layers, modernbert, residuals
+from sparton.models import attention, layers, residuals
 from sparton.models.body import EncoderBody
 from sparton.models.modernbert import FinalNorm, FusedAttention, FusedLayer, FusedMLP
 from sparton.models.residuals import Unsummed
-from sparton.types import TokenBatch
-from tests.models.test_layers import DEVICE, HALF, Adapted, adapt, distances, on_gpu, results
+from tests.models.fused_layers import (
+    DEVICE,
+    HALF,
+    Adapted,
+    adapt,
+    assert_drops_only_in_training,
+    assert_same,
+    distances,
+    on_gpu,
+    packed_states,
+    record_kinds,
+    results,
+    stock_states,
+)
 
 # Two layers see all tokens, and two those at a distance of up to 2: two sequences are longer.
 SMALL = {
@@ -24,7 +35,6 @@ SMALL = {
     "intermediate_size": 40, "max_position_embeddings": 64, "local_attention": 4,
     "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3,
 }  # fmt: skip
-LENGTHS = (2, 1, 9, 6)
 OURS = {FusedLayer, FusedAttention, FusedMLP, FinalNorm}
 
 
@@ -41,49 +51,10 @@ def build(**settings) -> nn.Module:
     return model.to(DEVICE)
 
 
-def sequences() -> list[Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(5, 60, (n,), generator=generator).to(DEVICE) for n in LENGTHS]
-
-
-def stock_states(model: nn.Module) -> Tensor:
-    """Each sequence by itself."""
-    return torch.cat([model(input_ids=ids[None]).last_hidden_state[0] for ids in sequences()])
-
-
-def packed_states(body: EncoderBody) -> Tensor:
-    tokens = TokenBatch.from_lists([ids.tolist() for ids in sequences()])
-    return body.hidden_states(tokens.to(DEVICE))
-
-
-def take(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
-    for module in (modernbert, residuals):
-        monkeypatch.setattr(module, "has_kernels", lambda x: kernels)
-
-
-@pytest.fixture(params=["kernels", "PyTorch"])
-def arithmetic(request, monkeypatch) -> None:
-    take(monkeypatch, request.param == "kernels")
-
-
-@pytest.fixture
-def kernels(monkeypatch) -> None:
-    if not on_gpu:
-        take(monkeypatch, True)
-
-
 @pytest.fixture
 def handed_on(monkeypatch) -> list[type]:
     """What layers returned."""
-    kinds: list[type] = []
-    forward = FusedLayer.forward
-
-    def spy(self: FusedLayer, *inputs: object, **options: object) -> object:
-        kinds.append(type(result := forward(self, *inputs, **options)))
-        return result
-
-    monkeypatch.setattr(FusedLayer, "forward", spy)
-    return kinds
+    return record_kinds(monkeypatch, FusedLayer)
 
 
 @pytest.mark.parametrize("change", [None, adapt], ids=["stock", "adapted"])
@@ -95,8 +66,7 @@ def test_they_are_those_of_transformers(change: Callable | None, tokenizer):
     if change:
         change(stock)
         change(body.model)
-    truth = results(stock, stock_states(stock))
-    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+    assert_same(body, stock)
 
 
 @pytest.mark.quick(1)
@@ -182,15 +152,7 @@ def test_local_layers_tell_our_attention_their_window(short, tokenizer, kernels,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, HALF])
-def test_layers_share_graphs(dtype, tokenizer, kernels, monkeypatch):
-    """A break would be an error, by fullgraph=True."""
-    counter, compile = CompileCounter(), nn.Module.compile
-
-    def counted(module: nn.Module, *, dynamic: bool, options: dict[str, bool]) -> None:
-        compile(module, backend=counter, fullgraph=True, dynamic=dynamic)
-
-    monkeypatch.setattr(nn.Module, "compile", counted)
-    torch._dynamo.reset()
+def test_layers_share_graphs(dtype, tokenizer, kernels, graphs):
     body = EncoderBody(build(), tokenizer, compile=True).eval()
     eager = EncoderBody(build(), tokenizer).eval()
     with torch.autocast(DEVICE, dtype, enabled=dtype != torch.float32):
@@ -198,22 +160,17 @@ def test_layers_share_graphs(dtype, tokenizer, kernels, monkeypatch):
         for _ in range(2):
             assert torch.equal(packed_states(body), expected)
     # Embeddings, the first layer, which has no norm, those with a window, and those without.
-    assert counter.frame_count == 4
+    assert graphs.frame_count == 4
 
 
 def test_dropout_drops_only_in_training(tokenizer):
-    body = EncoderBody(build(mlp_dropout=0.5), tokenizer).train()
-    assert not torch.allclose(packed_states(body), packed_states(body), atol=1e-2)
-    body.eval()
-    assert torch.equal(packed_states(body), packed_states(body))
+    assert_drops_only_in_training(EncoderBody(build(mlp_dropout=0.5), tokenizer))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"hidden_activation": "silu"}, {"mlp_bias": True}])
 def test_other_activations_and_biases_of_products(settings, tokenizer, kernels):
-    stock, body = build(**settings), EncoderBody(build(**settings), tokenizer).train()
-    truth = results(stock, stock_states(stock))
-    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+    assert_same(EncoderBody(build(**settings), tokenizer).train(), build(**settings))
 
 
 def test_other_parts_than_transformers_own_stay(tokenizer):
@@ -225,10 +182,7 @@ def test_other_parts_than_transformers_own_stay(tokenizer):
     for model in (other, build(norm_bias=True)):
         layers.fuse_layers(model)
         assert not {type(part) for part in model.modules()} & OURS
-    stock = build(norm_bias=True)
-    truth = results(stock, stock_states(stock))
-    body = EncoderBody(build(norm_bias=True), tokenizer).train()
-    assert max(distances(results(body, packed_states(body)), truth).values()) < 1e-5
+    assert_same(EncoderBody(build(norm_bias=True), tokenizer).train(), build(norm_bias=True))
     replaced = build()
     replaced.layers[1].attn.Wo = Adapted(32, 32, bias=False).to(DEVICE)
     layers.fuse_layers(replaced)

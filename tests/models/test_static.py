@@ -6,8 +6,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from sparton.datasets.tokenization import PackedTokenizer
-from sparton.models.backbones import word_tokenizer
 from sparton.models.static import StaticEncoder, static_weights
+from sparton.models.words import word_tokenizer
 from sparton.types import TokenBatch
 
 WORDS = ["red", "green", "blue", "fox", "hen", "the"]

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import pretrained, tiny, word_tokenizer
+from sparton.models.backbones import pretrained, tiny
 from sparton.models.folders import load_encoder, save_encoder
 from sparton.models.heads import EagerHead
 from sparton.models.splade import SpladeEncoder
+from sparton.models.words import word_tokenizer
 from sparton.pipelines import adapt_lm, language_loss
 from sparton.pipelines.masked_language import Masking, Plan, mask_token
 from sparton.types import TokenBatch

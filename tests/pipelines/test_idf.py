@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from sparton.models.backbones import word_tokenizer
 from sparton.models.idf import read_idf
+from sparton.models.words import word_tokenizer
 from sparton.pipelines import idf as idf_module
 from sparton.pipelines.idf import compute_idf
 

@@ -13,9 +13,9 @@ from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops
 from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import word_tokenizer
 from sparton.models.encoder import Encoder
 from sparton.models.heads import SpartonHead
+from sparton.models.words import word_tokenizer
 from sparton.training import gradient_sum
 from sparton.training.distributed import World
 from sparton.training.precision import Precision

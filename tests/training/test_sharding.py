@@ -17,12 +17,12 @@ from sparton.losses.ranking import InfoNCE
 from sparton.losses.regularizers import Regularizer, flops
 from sparton.models.assembly import build_encoder
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import word_tokenizer
 from sparton.models.colbert import ColbertHead
 from sparton.models.csr import AutoencoderHead
 from sparton.models.encoder import Encoder
 from sparton.models.heads import EagerHead, SpartonHead
 from sparton.models.layouts import layers_of
+from sparton.models.words import word_tokenizer
 from sparton.sharded import is_sharded, whole
 from sparton.training.distributed import World
 from sparton.training.micro_batch import MicroBatchSearch

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from benchmarks.data.figures import LOADING, PREPARATION
 from benchmarks.data.files import open_files, write_files
-from benchmarks.screen import Columns, Record
+from benchmarks.screen import Columns, Record, in_words
 from benchmarks.study import Measured, Settings, Study
 from benchmarks.texts import DOCUMENT_LENGTH, QUERY_LENGTH, build_tokenizer
 from sparton.datasets.loader import train_loader
@@ -89,7 +89,7 @@ class DataStudy(Study[Cell]):
         return {**prepared, **measure_loading(folder, cell, settings), "status": "ok"}
 
     def words(self, record: Record) -> str:
-        return ", ".join(f"{words(record)} {heading}" for heading, words in LOADING.items())
+        return in_words(LOADING, record)
 
 
 def written_and_prepared(folder: Path, cell: Cell) -> Record:
@@ -151,12 +151,12 @@ def measure_loading(folder: Path, cell: Cell, settings: Settings) -> Record:
 
 
 @contextmanager
-def watch_memory(every: float = 0.5) -> Iterator[list[int]]:
-    """This process's own bytes again and again."""
+def watch_memory() -> Iterator[list[int]]:
+    """This process's own bytes, twice a second."""
     found, done = [usages()[0].own_bytes], Event()
 
     def watch() -> None:
-        while not done.wait(every):
+        while not done.wait(0.5):
             found.append(usages()[0].own_bytes)
 
     watcher = Thread(target=watch)

@@ -13,10 +13,11 @@ from torch import Tensor
 from benchmarks.texts import DOCUMENT_LENGTH, QUERY_LENGTH, VOCABULARY, build_tokenizer
 from sparton.evaluation import load_retriever
 from sparton.models.assembly import build_encoder
-from sparton.models.backbones import random_bert, start_near_identity
+from sparton.models.backbones import random_bert
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders import save_encoder
 from sparton.models.heads import SpartonHead
+from sparton.models.logits import start_near_identity
 from sparton.models.pooling import Pooling
 from sparton.representations import Representations
 from sparton.retrieval.encoding import encode_texts, evaluating, groups_of, longest_first

@@ -23,15 +23,15 @@ class Head(NamedTuple):
 
 
 HEADS = {
-    "eager": Head(lambda: heads.EagerHead()),
-    "compiled": Head(lambda: heads.CompiledHead()),
+    "eager": Head(heads.EagerHead),
+    "compiled": Head(heads.CompiledHead),
     # Gradients of hidden states are added up in 16 bit, tile after tile.
-    "tiled": Head(lambda: heads.TiledHead(), rounding=2),
+    "tiled": Head(heads.TiledHead, rounding=2),
     "tiled_compiled": Head(lambda: heads.TiledHead(compiled=True), rounding=2),
     # Products are rounded to 16 bit before the bias: where that takes nearly all of them away, what
     # is left has fewer digits.
-    "sparton_hybrid": Head(lambda: heads.HybridHead(), slack=2, rounding=2),
-    "sparton": Head(lambda: heads.SpartonHead()),
+    "sparton_hybrid": Head(heads.HybridHead, slack=2, rounding=2),
+    "sparton": Head(heads.SpartonHead),
     # Between tokens whose logits nearly tie, FP8 takes the lesser one more often than bfloat16.
     "sparton_fp8": Head(lambda: heads.SpartonHead(fp8=True), slack=5, worst_slack=25),
 }

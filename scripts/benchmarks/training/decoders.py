@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from sparton.models.backbones import SPECIAL_TOKENS, word_tokenizer
+from sparton.models.words import SPECIAL_TOKENS, word_tokenizer
 
 SPREAD = 0.02  # of all weights
 # Logits of a text begin below zero but for the largest, one or two terms of a hundred.

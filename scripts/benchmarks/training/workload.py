@@ -27,13 +27,9 @@ from benchmarks.training.suites import (
 )
 from benchmarks.words import AROUND, Frequencies
 from sparton.models.backbone import Backbone
-from sparton.models.backbones import (
-    SPECIAL_TOKENS,
-    random_bert,
-    start_near_identity,
-    word_tokenizer,
-)
-from sparton.models.logits import start_logits
+from sparton.models.backbones import random_bert
+from sparton.models.logits import start_logits, start_near_identity
+from sparton.models.words import SPECIAL_TOKENS, word_tokenizer
 
 PAIRS, MINIATURE_PAIRS = 32_768, 400
 # Of all logits: of BERT-base it leaves about 40 terms of a query active, and 150 of a document.

@@ -113,50 +113,30 @@ def colbert_scores_pairwise(
     return _finished(scores, query_mask, document_mask, length_normalize)
 
 
-def mean_colbert_scores(
-    queries_embeddings: Embeddings,
-    documents_embeddings: Embeddings,
-    queries_mask: Tensor | None = None,
-    documents_mask: Tensor | None = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """:func:`colbert_scores`, divided by the number of tokens of the query."""
-    sides = (queries_embeddings, documents_embeddings, queries_mask, documents_mask)
-    return colbert_scores(*sides, length_normalize=length_normalize, dtype=dtype)
+def _mean_of(scores: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of this module, divided by the number of tokens of the query."""
+
+    def mean(
+        queries_embeddings: Embeddings,
+        documents_embeddings: Embeddings,
+        queries_mask: Tensor | None = None,
+        documents_mask: Tensor | None = None,
+        chunk_elements: int | None = None,
+        length_normalize: bool = True,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        sides = (queries_embeddings, documents_embeddings, queries_mask, documents_mask)
+        return scores(*sides, length_normalize=length_normalize, dtype=dtype)
+
+    mean.__name__ = mean.__qualname__ = f"mean_{scores.__name__}"
+    mean.__doc__ = f":func:`{scores.__name__}`, divided by the number of tokens of the query."
+    return mean
 
 
-def mean_colbert_kd_scores(
-    queries_embeddings: Embeddings,
-    documents_embeddings: Embeddings,
-    queries_mask: Tensor | None = None,
-    documents_mask: Tensor | None = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """:func:`colbert_kd_scores`, divided by the number of tokens of the query."""
-    sides = (queries_embeddings, documents_embeddings, queries_mask, documents_mask)
-    return colbert_kd_scores(*sides, length_normalize=length_normalize, dtype=dtype)
-
-
-def mean_colbert_scores_pairwise(
-    queries_embeddings: Embeddings,
-    documents_embeddings: Embeddings,
-    queries_mask: Tensor | None = None,
-    documents_mask: Tensor | None = None,
-    chunk_elements: int | None = None,
-    length_normalize: bool = True,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """:func:`colbert_scores_pairwise`, divided by the number of tokens of the query."""
-    sides = (queries_embeddings, documents_embeddings, queries_mask, documents_mask)
-    return colbert_scores_pairwise(*sides, length_normalize=length_normalize, dtype=dtype)
-
+mean_colbert_scores = _mean_of(colbert_scores)
+mean_colbert_kd_scores = _mean_of(colbert_kd_scores)
+mean_colbert_scores_pairwise = _mean_of(colbert_scores_pairwise)
 
 _FUSED: dict[Callable[..., Tensor], Callable[..., Tensor]] = {
     scoring.colbert_scores: colbert_scores,

@@ -14,6 +14,7 @@ from sparton.kernels.maxsim.operands import (
     check_mask,
     check_rows,
     check_tensors,
+    flat_mask,
 )
 
 
@@ -109,22 +110,15 @@ def padded_operands(
     check_tensors(queries, documents, query_mask, document_mask, listed)
     (Q, Lq, _), Ld = query_shape, document_shape[-2]
     N = document_shape[0] if per_query is None else Q * per_query
-    Tq, Td = Q * Lq, N * Ld
-    check_rows("queries", Tq)
-    check_rows("documents", Td)
-    if query_mask is not None:
-        check_mask("query_mask", query_mask, query_shape[:-1])
-        query_mask = query_mask.reshape(Tq)
-    if document_mask is not None:
-        check_mask("document_mask", document_mask, document_shape[:-1])
-        document_mask = document_mask.reshape(Td)
+    check_rows("queries", Q * Lq)
+    check_rows("documents", N * Ld)
     return MaxSimOperands(
         queries,
         documents,
         equal_cu_seqlens(Q, Lq, queries.device),
         equal_cu_seqlens(N, Ld, queries.device),
-        query_mask,
-        document_mask,
+        flat_mask("query_mask", query_mask, query_shape[:-1]),
+        flat_mask("document_mask", document_mask, document_shape[:-1]),
         per_query,
         query_length=Lq,
         longest_document=Ld,
@@ -162,10 +156,8 @@ def packed_operands(
     check_tensors(queries, documents, *bounds, query_mask, document_mask, listed)
     check_rows("queries", queries.shape[0])
     check_rows("documents", documents.shape[0])
-    if query_mask is not None:
-        check_mask("query_mask", query_mask, queries.shape[:1])
-    if document_mask is not None:
-        check_mask("document_mask", document_mask, documents.shape[:1])
+    check_mask("query_mask", query_mask, queries.shape[:1])
+    check_mask("document_mask", document_mask, documents.shape[:1])
     per_query = None if isinstance(pairing, Tensor) else _per_query(pairing, *bounds)
     equal = _equally_long("query_max_seqlen", queries, query_cu_seqlens, query_max_seqlen)
     _equally_long("document_max_seqlen", documents, document_cu_seqlens, document_max_seqlen)

@@ -15,7 +15,7 @@ from sparton.kernels.maxsim.batches import packed_operands, padded_operands
 from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.fp8_tokens import Fp8Tokens, restore_fp8
 from sparton.kernels.maxsim.function import maxsim, maxsim_varlen
-from sparton.kernels.maxsim.operands import MaxSimOperands, check_mask
+from sparton.kernels.maxsim.operands import MaxSimOperands, flat_mask
 from sparton.kernels.maxsim.packing import compact
 from sparton.kernels.segment_max.quantize_cpu import By, padded_size, rounded
 
@@ -138,9 +138,7 @@ def _operands(
         return padded_operands(queries, documents, *masks)
     query_mask, document_mask = masks
     Q, Lq, _ = queries.shape
-    if query_mask is not None:
-        check_mask("query_mask", query_mask, (Q, Lq))
-        query_mask = query_mask.flatten()
+    query_mask = flat_mask("query_mask", query_mask, (Q, Lq))
     bounds = (equal_cu_seqlens(Q, Lq, queries.device), cu_seqlens)
     return packed_operands(
         queries.flatten(0, 1), documents, *bounds, query_mask, document_mask, "cross"

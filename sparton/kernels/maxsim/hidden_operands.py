@@ -13,9 +13,9 @@ from sparton.kernels.maxsim.boundaries import equal_cu_seqlens
 from sparton.kernels.maxsim.operands import (
     MaxSimOperands,
     check_devices,
-    check_mask,
     check_precision,
     check_rows,
+    flat_mask,
 )
 
 
@@ -98,12 +98,8 @@ def hidden_operands(
     check_precision(hidden)
     check_rows("queries", query_shape[0] * query_shape[1])
     check_rows("documents", math.prod(hidden_shape[:-1]))
-    if query_mask is not None:
-        check_mask("query_mask", query_mask, query_shape[:-1])
-        query_mask = query_mask.flatten()
-    if document_mask is not None:
-        check_mask("document_mask", document_mask, hidden_shape[:-1])
-        document_mask = document_mask.flatten()
+    query_mask = flat_mask("query_mask", query_mask, query_shape[:-1])
+    document_mask = flat_mask("document_mask", document_mask, hidden_shape[:-1])
     if cu_seqlens is None:
         cu_seqlens = equal_cu_seqlens(hidden_shape[0], hidden_shape[1], hidden.device)
     else:

@@ -149,9 +149,15 @@ def check_rows(name: str, rows: int) -> None:
         )
 
 
-def check_mask(name: str, mask: Tensor, shape: tuple[int, ...]) -> None:
-    if mask.dtype != torch.bool or mask.shape != shape:
+def check_mask(name: str, mask: Tensor | None, shape: tuple[int, ...]) -> None:
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != shape):
         raise ValueError(
             f"{name} must be bool {tuple(shape)}, True at tokens that take part, got "
             f"{mask.dtype} {tuple(mask.shape)}; convert other dtypes with .bool()"
         )
+
+
+def flat_mask(name: str, mask: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+    """A mask of this shape, checked, with one axis."""
+    check_mask(name, mask, shape)
+    return None if mask is None else mask.flatten()

@@ -97,8 +97,7 @@ def maxsim_topk(
         raise ValueError(f"k must be a whole number from 1 to the N = {N} documents, got {k}")
     query_cu_seqlens = int32_boundaries("query_cu_seqlens", query_cu_seqlens)
     check_boundaries("document_cu_seqlens", document_cu_seqlens)
-    if document_mask is not None:
-        check_mask("document_mask", document_mask, documents.shape[:1])
+    check_mask("document_mask", document_mask, documents.shape[:1])
     bounds = read_boundaries("document_cu_seqlens", document_cu_seqlens, documents.shape[0])
     best = torch.empty(Q, 0, dtype=torch.int64, device=queries.device)
     for first, last in ranges_within(bounds, tokens_at_once):

@@ -20,6 +20,7 @@ from sparton.models.folders.files import (
     DESCRIPTION,
     Lengths,
     describe_transformer,
+    list_modules,
     own_lengths,
     write_json,
 )
@@ -96,11 +97,7 @@ def load_colbert(
     tokenizer = load_tokenizer(source, subfolder=subfolder)
     found, projection = read_vectors(source, modules, tokenizer)
     check_head(source, head, found, tokenizer)
-    body = EncoderBody(
-        load_body(source, subfolder=subfolder),
-        tokenizer,
-        **options,
-    )
+    body = EncoderBody(load_body(source, subfolder=subfolder), tokenizer, **options)
     body.base = own_base(source, subfolder)
     encoder = ColbertEncoder(body, head or found)
     fill_projection(encoder.projection, projection, join(source.name, modules.projections[0]))
@@ -149,10 +146,7 @@ def _descriptions(
         place = f"{len(parts)}_{pooling.KIND}"
         parts[place] = pooling.PATH
         files[f"{place}/config.json"] = pooling.describe_pooling(head.token_pooling)
-    files["modules.json"] = [
-        {"idx": row, "name": str(row), "path": folder, "type": kind}
-        for row, (folder, kind) in enumerate(parts.items())
-    ]
+    files["modules.json"] = list_modules(parts)
     files[DESCRIPTION] = {
         "model_type": "MultiVectorEncoder" if pools or not head.normalize else "ColBERT",
         "similarity_fn_name": "MaxSim",

@@ -15,22 +15,16 @@ from sparton.models.autoencoder import SparseAutoencoder
 from sparton.models.cached import CachedBackbone
 from sparton.models.csr import AutoencoderEncoder, AutoencoderHead
 from sparton.models.dense import DenseEncoder
-from sparton.models.folders.dense import (
-    dense_parts,
-    load_dense,
-    read_dense,
-    write_dense,
-    write_modules,
-)
+from sparton.models.folders.dense import dense_modules, load_dense, read_dense, write_dense
 from sparton.models.folders.files import (
     DESCRIPTION,
     WEIGHTS,
     Lengths,
-    Part,
     check_active_dims,
     check_settings,
     composition,
     describe_model,
+    list_modules,
     read_module,
     read_parts,
     read_similarity,
@@ -68,15 +62,16 @@ def save_csr(
     dense = DenseEncoder(body, head.pool, encoder.markup)
     body.save(path)
     write_dense(dense, path, Lengths(query_length, document_length))
-    parts = dense_parts(head.pool)
-    folder = f"{len(parts)}_{KIND}"
-    parts.append(Part(f"sentence_transformers.sparse_encoder.models.{KIND}", folder))
-    write_modules(path, parts)
-    description = describe_model("SparseEncoder", encoder.similarity, encoder.markup)
-    write_json(path, {DESCRIPTION: description})
+    modules = dense_modules(head.pool)
+    folder = f"{len(modules)}_{KIND}"
+    modules[folder] = f"sentence_transformers.sparse_encoder.models.{KIND}"
     sizes = {key: getattr(head, key) for key in SIZES}
-    sizes["input_dim"] = encoder.autoencoder.input_dim
-    write_json(path, {f"{folder}/config.json": sizes})
+    files = {
+        "modules.json": list_modules(modules),
+        DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
+        f"{folder}/config.json": sizes | {"input_dim": encoder.autoencoder.input_dim},
+    }
+    write_json(path, files)
     state = encoder.autoencoder.state_dict()
     tensors = {NAMES[name]: value.contiguous() for name, value in state.items()}
     save_file(tensors, path / folder / WEIGHTS, metadata={"format": "pt"})

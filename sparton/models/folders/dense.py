@@ -17,6 +17,7 @@ from sparton.models.folders.files import (
     composition,
     describe_model,
     describe_transformer,
+    list_modules,
     read_description,
     read_module,
     read_parts,
@@ -55,13 +56,12 @@ def save_dense(
 def describe_dense(encoder: DenseEncoder, path: Path, lengths: Lengths) -> None:
     """All that ``SentenceTransformer(path)`` reads beside the checkpoint and its tokenizer."""
     write_dense(encoder, path, lengths)
-    parts = dense_parts(encoder.pooling)
-    write_modules(path, parts)
     similarity = "cosine" if encoder.cosine else "dot"
     description = describe_model("SentenceTransformer", similarity, encoder.markup)
     if encoder.truncate_dim is not None:
         description["truncate_dim"] = encoder.truncate_dim
-    write_json(path, {DESCRIPTION: description})
+    modules = list_modules(dense_modules(encoder.pooling))
+    write_json(path, {"modules.json": modules, DESCRIPTION: description})
 
 
 def load_dense(
@@ -104,8 +104,8 @@ def write_dense(encoder: DenseEncoder, path: Path, lengths: Lengths) -> None:
         TRANSFORMER_FILE: describe_transformer(encoder.body, *lengths),
         "sparton.json": {"query_length": lengths.query, "document_length": lengths.document},
     }
-    for part in dense_parts(encoder.pooling)[1:]:
-        files[f"{part.path}/config.json"] = {}
+    for folder in filter(None, dense_modules(encoder.pooling)):
+        files[f"{folder}/config.json"] = {}
     files["1_Pooling/config.json"] = {
         "word_embedding_dimension": encoder.body.hidden_size,
         "pooling_mode_cls_token": encoder.pooling.mode == "cls",
@@ -118,28 +118,13 @@ def write_dense(encoder: DenseEncoder, path: Path, lengths: Lengths) -> None:
     write_json(path, files)
 
 
-def write_modules(path: Path, parts: list[Part]) -> None:
-    """``modules.json``, as versions 5 and 6 read it."""
-    modules = [
-        {"idx": row, "name": str(row), "path": part.path, "type": part.kind}
-        for row, part in enumerate(parts)
-    ]
-    write_json(path, {"modules.json": modules})
+def dense_modules(pooling: Pooling) -> dict[str, str]:
+    """The classes of sentence-transformers that make up a dense encoder, by their folders."""
+    modules = {"": f"{MODULES}.Transformer", "1_Pooling": f"{MODULES}.Pooling"}
+    return modules | ({"2_Normalize": f"{MODULES}.Normalize"} if pooling.normalize else {})
 
 
-def dense_parts(pooling: Pooling) -> list[Part]:
-    """The modules of a dense encoder."""
-    parts = [Part(f"{MODULES}.Transformer", ""), Part(f"{MODULES}.Pooling", "1_Pooling")]
-    if pooling.normalize:
-        parts.append(Part(f"{MODULES}.Normalize", "2_Normalize"))
-    return parts
-
-
-def read_dense(
-    source: Source,
-    parts: list[Part],
-    **options: Unpack[BodyOptions],
-) -> DenseEncoder:
+def read_dense(source: Source, parts: list[Part], **options: Unpack[BodyOptions]) -> DenseEncoder:
     """The dense encoder that these parts of a folder make up, its embeddings whole: what the folder
     says of comparing them is the caller's to read."""
     pooling, include_prompt = read_pooling(source, parts)

@@ -128,6 +128,15 @@ def composition(parts: Sequence[Part]) -> str:
     return " + ".join(part.kind for part in parts)
 
 
+def list_modules(classes: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The ``modules.json`` of classes of sentence-transformers, by their folders and in order, as
+    versions 5 and 6 read it."""
+    return [
+        {"idx": row, "name": str(row), "path": folder, "type": kind}
+        for row, (folder, kind) in enumerate(classes.items())
+    ]
+
+
 def describe_model(kind: str, similarity: str, markup: Markup) -> dict[str, Any]:
     """The ``config_sentence_transformers.json`` of a model of that class."""
     return {

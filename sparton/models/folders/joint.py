@@ -123,16 +123,11 @@ def _read_weights(source: Source) -> dict[str, float] | None:
 
 
 def _link_files(folder: Path, other: Path) -> None:
-    """Give the files of a folder a second name in another, which is made."""
+    """Give the files of a folder a second name in another, which is made; or copies, on file
+    systems without second names."""
     other.mkdir()
-    for file in folder.iterdir():
-        if file.is_file():
-            _link(file, other / file.name)
-
-
-def _link(file: Path, other: Path) -> None:
-    """A second name for a file, or a copy on file systems without such."""
-    try:
-        os.link(file, other)
-    except OSError:
-        shutil.copyfile(file, other)
+    for file in filter(Path.is_file, folder.iterdir()):
+        try:
+            os.link(file, other / file.name)
+        except OSError:
+            shutil.copyfile(file, other / file.name)

@@ -29,6 +29,7 @@ from sparton.models.folders.files import (
     describe_model,
     describe_own,
     length_of,
+    list_modules,
     own_lengths,
     read_module,
     read_parts,
@@ -168,12 +169,11 @@ def router_lengths(name: str | Path | Source) -> Lengths | None:
 def _describe_routes(routes: dict[str, dict[str, str]]) -> dict[str, Any]:
     """JSON files at the root; class paths are those that versions 5 and 6 both read."""
     types = routes["query"] | routes["document"]
-    router = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}
     return {
-        "modules.json": [router],
+        "modules.json": list_modules({"": "sentence_transformers.models.Router"}),
         CONFIG: {
             "types": types,
-            "structure": {side: list(routes[side]) for side in ("query", "document")},
+            "structure": {side: list(routes[side]) for side in SIDES},
             "parameters": {"default_route": "document", "allow_empty_key": True},
         },
     }

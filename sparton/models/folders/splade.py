@@ -31,6 +31,7 @@ from sparton.models.folders.files import (
     describe_model,
     describe_own,
     describe_transformer,
+    list_modules,
     read_module,
     read_parts,
     read_similarity,
@@ -184,12 +185,7 @@ def load_sparse(
     layout = Layout("", None)
     if parts is not None:
         layout = splade_layout(source, parts, described_in="modules.json")
-    encoder = load_layout(
-        source,
-        layout,
-        head,
-        **options,
-    )
+    encoder = load_layout(source, layout, head, **options)
     encoder.similarity = similarity
     return encoder
 
@@ -246,12 +242,8 @@ def describe_splade(
     encoder: SpladeEncoder, query_length: int, document_length: int
 ) -> dict[str, Any]:
     """The folder's JSON files; class paths and keys are those that versions 5 and 6 both read."""
-    parts = modules_of(encoder, POOLING_FOLDER)
     return {
-        "modules.json": [
-            {"idx": row, "name": str(row), "path": folder, "type": kind}
-            for row, (folder, kind) in enumerate(parts.items())
-        ],
+        "modules.json": list_modules(modules_of(encoder, POOLING_FOLDER)),
         DESCRIPTION: describe_model("SparseEncoder", encoder.similarity, encoder.markup),
         TRANSFORMER_FILE: describe_lm(encoder, query_length, document_length),
         f"{POOLING_FOLDER}/config.json": describe_pooling(encoder),

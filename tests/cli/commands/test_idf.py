@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from sparton.cli.commands.idf import main
-from sparton.models.backbones import word_tokenizer
 from sparton.models.idf import read_idf
+from sparton.models.words import word_tokenizer
 from sparton.pipelines.idf import compute_idf
 
 TEXTS = ["red fox", "red hen", "green fox"]

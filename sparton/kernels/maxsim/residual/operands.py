@@ -89,10 +89,8 @@ def check_operands(operands: ResidualOperands, pairing: str | Tensor = "cross") 
         _check_residuals(operands, residuals)
     for name, cu_seqlens in zip(("query_cu_seqlens", "document_cu_seqlens"), bounds):
         check_boundaries(name, cu_seqlens)
-    if operands.query_mask is not None:
-        check_mask("query_mask", operands.query_mask, queries.shape[:-1])
-    if operands.document_mask is not None:
-        check_mask("document_mask", operands.document_mask, codes.shape)
+    check_mask("query_mask", operands.query_mask, queries.shape[:-1])
+    check_mask("document_mask", operands.document_mask, codes.shape)
     given = {**operands._asdict(), "pairing": pairing}
     devices = {name: x.device for name, x in given.items() if isinstance(x, Tensor)}
     if len(set(devices.values())) > 1:
