@@ -270,9 +270,7 @@ def _build_trainer(
         schedule=LinearSchedule(plan.warmup),
         settings=settings,
         folder=model.output.with_name(f"{model.output.name}.run"),
-        meter=ThroughputMeter(
-            world.device, lambda mean, _: _flops_per_token(backbone, plan, mean)
-        ),
+        meter=ThroughputMeter(world.device, lambda mean, _: _flops_per_token(backbone, plan, mean)),
         save_model=model.save,
         identity=identity,
     )
