@@ -2,10 +2,11 @@
 chosen before Triton and the hub's library are imported, hence here and not in folders of tests."""
 
 import gc
+import logging
 import os
 import signal
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -59,3 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def the_same_random_numbers() -> None:
     """For tests that draw some without a generator of their own."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def no_handlers_of_others() -> Iterator[None]:
+    """A command sets up the logging of its whole process: what it leaves there would write the
+    messages of later tests into a folder that may be gone."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    yield
+    for handler in root.handlers[:]:
+        if handler not in before and type(handler) in (logging.FileHandler, logging.StreamHandler):
+            root.removeHandler(handler)
+            handler.close()
