@@ -6,11 +6,8 @@ of this.
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -18,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from sparton.cli.folders import LATEST
 from sparton.cli.overrides import overrides_in
 from sparton.cli.schema import body_options, total_steps
-from sparton.models.places import check_place
 from sparton.retrieval.settings import check_metrics, check_search
 from sparton.training.settings import FITTING, PRECISIONS, SELECT_BY, SHARDINGS
 
@@ -46,85 +42,6 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     if cfg.init_from is not None:
         _check_start(cfg, typed)
     _check_loss(cfg)
-
-
-def check_places(cfg: DictConfig) -> None:
-    """Refuse models to begin with that are neither folders nor names on the hub.
-
-    Raises:
-        MissingMandatoryValue: one of them has no name.
-        OSError: names the setting, and what would be right.
-    """
-    for place, name, *_ in _models(cfg):
-        with _placed(place):
-            check_place(name)
-
-
-def find_models(cfgs: Iterable[DictConfig]) -> None:
-    """Look on the hub for the models to begin with that are no folders.
-
-    Raises:
-        OSError: names the setting, and what would be right.
-    """
-    for place, *where in sorted({model for cfg in cfgs for model in _models(cfg)}):
-        name, revision, cache_dir = where
-        if not Path(name).is_dir():
-            from sparton.models.folders import find_model
-            from sparton.models.repository import Source
-
-            with _placed(place):
-                find_model(Source(name, revision or None, cache_dir or None))
-
-
-def check_lengths(cfgs: Iterable[DictConfig]) -> None:
-    """Refuse lengths beyond the positions of the models to begin with, where their ``config.json``
-    has that number; what else bounds a length shows when the model is built.
-
-    Raises:
-        ValueError: names the setting and the model.
-    """
-    positions = cache(_positions)
-    for cfg in cfgs:
-        for place, *where in _models(cfg):
-            if OmegaConf.select(cfg, f"{place.removesuffix('.name')}.config_args"):
-                continue  # which may say otherwise
-            most = positions(*where)
-            for length in ("query_length", "document_length"):
-                if most is not None and cfg[length] > most:
-                    raise ValueError(
-                        f"{length}={cfg[length]} is more than the {most} positions of "
-                        f"{place}={where[0]}: set {length} to {most} or less"
-                    )
-
-
-def _positions(name: str, revision: str, cache_dir: str) -> int | None:
-    from sparton.models.repository import Source
-
-    config = Source(name, revision or None, cache_dir or None).fields("config.json")
-    return config.get("max_position_embeddings", int)
-
-
-def _models(cfg: DictConfig) -> Iterator[tuple[str, str, str, str]]:
-    """Setting, name, revision and place of each model that a training begins with."""
-    for place in ("init_from", "backbone.name", "query_encoder.backbone.name"):
-        if place == "backbone.name" and cfg.init_from is not None:
-            continue
-        name = OmegaConf.select(cfg, place, throw_on_missing=True)
-        if name is not None:
-            revision, cache_dir = (
-                str(OmegaConf.select(cfg, f"{place.removesuffix('.name')}.{key}") or "")
-                for key in ("revision", "cache_dir")
-            )
-            yield place, str(name), revision, cache_dir
-
-
-@contextmanager
-def _placed(setting: str) -> Iterator[None]:
-    """An error about a model names the setting that named the model."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(f"{setting}={error}") from error
 
 
 def _check_names(cfg: DictConfig) -> None:

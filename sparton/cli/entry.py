@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparton.cli.checks import check, check_lengths, check_places, find_models
+from sparton.cli.checks import check
 from sparton.cli.command_line import Request
 from sparton.cli.composing import composer
 from sparton.cli.errors import settings_named
 from sparton.cli.evaluation_checks import check_evaluation, refuse_missing_values
 from sparton.cli.folders import existing
+from sparton.cli.starting_models import check_lengths, check_places, find_models
 
 
 def train(request: Request, program: Sequence[str], *, as_command: bool = True) -> Path | None:
