@@ -48,16 +48,21 @@ def main(arguments: Sequence[str]) -> None:
         help="mlm: of a masked language model; of a causal one mntp, which makes it bidirectional, "
         "or clm",
     )
-    parser.add_argument("--steps", type=int, default=3000, help="default: 3000")
-    parser.add_argument("--batch-tokens", type=int, default=65536, help="of a step; default: 65536")
+    parser.add_argument("--steps", type=int, default=3000, help="default: %(default)s")
     parser.add_argument(
-        "--length", type=int, default=256, help="longest text in tokens; default: 256"
+        "--batch-tokens", type=int, default=65536, help="of a step; default: %(default)s"
     )
     parser.add_argument(
-        "--lr", type=float, default=2e-4, help="of the pretrained weights; default: 2e-4"
+        "--length", type=int, default=256, help="longest text in tokens; default: %(default)s"
     )
     parser.add_argument(
-        "--head-lr", type=float, default=1e-3, help="of the new head, with mlm; default: 1e-3"
+        "--lr", type=float, default=2e-4, help="of the pretrained weights; default: %(default)s"
+    )
+    parser.add_argument(
+        "--head-lr",
+        type=float,
+        default=1e-3,
+        help="of the new head, with mlm; default: %(default)s",
     )
     parser.add_argument(
         "--frozen", action="store_true", help="with mlm, the head learns alone; faster"
@@ -66,7 +71,9 @@ def main(arguments: Sequence[str]) -> None:
         "--relu-weight", type=float, default=0.0, help="of a loss that readies logits for SPLADE"
     )
     parser.add_argument("--warmup", type=float, default=0.06, help="share of the steps")
-    parser.add_argument("--active-terms", type=int, default=400, help="of a text; default: 400")
+    parser.add_argument(
+        "--active-terms", type=int, default=400, help="of a text; default: %(default)s"
+    )
     parser.add_argument("--checkpoint-every", type=int, default=500, help="steps")
     parser.add_argument(
         "--lora",
