@@ -18,6 +18,7 @@ EXPERIMENTS = {
 }
 LOSSES = {"joint": ("loss.sparse", "loss.tokens")}
 SPARSE = ("splade", "inference-free", "joint")
+TOKENS = ("colbert", "joint")  # kinds with token vectors
 PARENT, BM25, LATE = (1, 0, 0), (0, 1, 0), (0, 0, 1)  # weights of the teachers
 
 Teachers = tuple[float, float, float]
@@ -33,7 +34,8 @@ class Ingredient(NamedTuple):
         teachers: weights of all-MiniLM-L6-v2, BM25 and the late-interaction model.
         home: the same for SQuAD and ACL, which the late-interaction model has learned from.
         start: the language model that models with terms start from.
-        settings: of every kind.
+        settings: of every kind; ``{output}`` is the study's folder, ``{terms}`` and ``{tokens}``
+            are where the settings of a head's two halves are.
         sparse: settings of the kinds with terms.
         loss: settings below each of a kind's losses.
         kinds: that it is for; empty for all.
@@ -94,6 +96,7 @@ INGREDIENTS = {
     "three-teachers": Ingredient(teachers=(2, 1, 1), loss=(TEMPERATURE,)),
     "late-at-home": Ingredient(home=LATE),
     "little-infonce": Ingredient(loss=("weights.infonce=0.2",)),
+    "much-infonce": Ingredient(loss=("weights.infonce=1.0",)),
     "sharper": Ingredient(loss=("losses.kl_divergence.teacher_temperature=0.05",)),
     "softer": Ingredient(loss=("losses.kl_divergence.teacher_temperature=0.2",)),
     "ema": Ingredient(settings=("averaging=ema", "averaging.decay=0.99")),
@@ -107,8 +110,8 @@ INGREDIENTS = {
     "sparser": Ingredient(sparse=flops(3e-3, 3e-3), kinds=SPARSE),
     "denser": Ingredient(sparse=flops(3e-4, 3e-4), kinds=SPARSE),
     "short-queries": Ingredient(sparse=flops(1e-2, 1e-3), kinds=SPARSE),
-    "token-topk": Ingredient(sparse=("{head}token_topk=12",), kinds=SPARSE),
-    "no-special-terms": Ingredient(sparse=("{head}special_terms=false",), kinds=SPARSE),
+    "token-topk": Ingredient(sparse=("{terms}token_topk=12",), kinds=SPARSE),
+    "no-special-terms": Ingredient(sparse=("{terms}special_terms=false",), kinds=SPARSE),
     "homogeneous": Ingredient(settings=("data.homogeneous=true",)),
     "roots": Ingredient(settings=("data.alpha=0.5",)),
     "own-idf": Ingredient(
@@ -118,21 +121,19 @@ INGREDIENTS = {
     "learned-queries": Ingredient(
         settings=("query_encoder.frozen=false",), kinds=("inference-free",)
     ),
-    "full-width": Ingredient(settings=("head.width=384",), kinds=("colbert",)),
-    "no-expansion": Ingredient(settings=("head.query_expansion=false",), kinds=("colbert",)),
+    "full-width": Ingredient(settings=("{tokens}width=384",), kinds=TOKENS),
+    "no-expansion": Ingredient(settings=("{tokens}query_expansion=false",), kinds=TOKENS),
     # No token that all-MiniLM-L6-v2 was not trained with.
     "plain": Ingredient(
         settings=(
-            "head.query_expansion=false",
-            "head.query_marker=''",
-            "head.document_marker=''",
+            "{tokens}query_expansion=false",
+            "{tokens}query_marker=''",
+            "{tokens}document_marker=''",
         ),
-        kinds=("colbert",),
+        kinds=TOKENS,
     ),
     # Of medline's queries every third has more than 32 tokens, and every sixth more than 64.
-    "whole-queries": Ingredient(
-        settings=(WHOLE_QUERIES,), kinds=("splade", "inference-free", "colbert")
-    ),
+    "whole-queries": Ingredient(settings=(WHOLE_QUERIES,)),
 }
 
 TEXTS = ("crops", "debian")
@@ -217,13 +218,16 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
         "best": (*_BEST, "own-idf"),
         "best-learned": (*_BEST, "own-idf", "learned-queries"),
         "best-fast": (*ABLATION["best-fast"], "own-idf"),
+        "best-fast-long": (*ABLATION["best-fast"], "whole-queries", "long"),
+        "best-pairs-long": (*ABLATION["best-fast"], "much-infonce", "whole-queries", "long"),
         "best-home-long": (*ABLATION["best-home-long"], "own-idf"),
         "best-target": (*ABLATION["best-target"], "own-idf"),
     },
     "joint": {
         name: ABLATION[name]
         for name in ("base", "best", "best-home-long", "best-fast", "best-target")
-    },
+    }
+    | {"best-whole-long": (*ABLATION["best-long"], "plain", "full-width", "whole-queries")},
 }
 # Trained with every seed, and then averaged.
 CHOSEN = {

@@ -183,10 +183,9 @@ def training(arguments: argparse.Namespace, kind: str, name: str, seed: int) -> 
     if whole.teachers is not None:
         words += [f"{place.replace('loss.', 'loss@loss.')}=infonce_kl" for place in losses]
         words += [f"{place}.{setting}" for place in losses for setting in whole.loss]
-    half = "head.sparse." if kind == "joint" else "head."
-    own = whole.sparse if kind in SPARSE else ()
-    settings = [setting.format(output=arguments.output, head=half) for setting in own]
-    settings += [setting.format(output=arguments.output) for setting in whole.settings]
+    terms, tokens = ("head.sparse.", "head.tokens.") if kind == "joint" else ("head.", "head.")
+    own = (*(whole.sparse if kind in SPARSE else ()), *whole.settings)
+    settings = [each.format(output=arguments.output, terms=terms, tokens=tokens) for each in own]
     if kind == "inference-free":
         settings = [each for each in settings if not each.startswith("query_regularizer")]
     words += ["micro_batch=null", *settings, *arguments.overrides, f"hydra.run.dir={folder}"]
