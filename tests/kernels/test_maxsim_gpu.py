@@ -176,6 +176,7 @@ def test_cuda_graphs():
                 assert torch.equal(actual, expected)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("Q", [2, 40])
 def test_more_than_2_to_the_31_elements(Q):
     """Few query tokens and many take different kernels; the last documents lie beyond 2^31."""

@@ -72,6 +72,7 @@ def test_every_configuration(nbits, dtype, config):
     assert error(scores, truth) <= allowed < error(scores * (1 + 3 * allowed), truth)
 
 
+@pytest.mark.alone
 def test_more_than_2_to_the_31_bytes():
     """The last documents of a collection whose residuals int32 cannot address."""
     nbits, L = 8, 512

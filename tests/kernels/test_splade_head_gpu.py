@@ -157,6 +157,7 @@ def test_backward_is_repeatable_and_independent_of_the_cut(concentrated):
             assert error(actual, other) < 2e-3
 
 
+@pytest.mark.alone
 def test_more_than_2_to_the_31_representations():
     """Single tokens, so that N x V is what is large; checked at the far end."""
     N, V, D = 2**14 + 8, 2**17 + 1, 16
@@ -177,6 +178,7 @@ def test_more_than_2_to_the_31_representations():
     assert error(dbias[-3:], last.sum(0)) < 1e-5
 
 
+@pytest.mark.alone
 def test_more_than_2_to_the_31_hidden_units():
     T, V, D = 2**21 + 2**12, 64, 1024
     hidden = torch.zeros(T, D, dtype=torch.bfloat16, device="cuda")
@@ -234,6 +236,7 @@ def test_nothing_waits_for_the_device():
             torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.alone
 def test_long_sequences_of_a_real_model():
     """Sampled tokens and terms against full-precision sums at the winners that were returned."""
     hidden, weight, shift, cu_seqlens = operands([16384, 3, 65536], 30522, 768, torch.bfloat16)
@@ -260,6 +263,7 @@ def test_long_sequences_of_a_real_model():
     assert not dhidden[never].any()
 
 
+@pytest.mark.alone
 def test_more_than_2_to_the_31_representations_without_winners():
     """A multilingual vocabulary, forward only, sequences of one to three tokens."""
     lengths, V = [1 + n % 3 for n in range(9000)], 250002

@@ -439,6 +439,7 @@ def test_real_sizes(d, longest, dtype):
         assert all(torch.equal(x, y) for x, y in zip(with_gradients(problem), actual))
 
 
+@pytest.mark.alone
 @pytest.mark.gpu
 @pytest.mark.skipif(not on_gpu, reason="needs a CUDA device")
 def test_more_than_two_billion_elements():

@@ -99,6 +99,7 @@ print(size, round(seconds, 1), whole)
 """
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("gib", "fits"), [(6, False), (40, True)])
 def test_what_is_found_fits_and_is_not_all_where_all_does_not(gib, fits):
     """In a process of its own, whose memory is limited."""
