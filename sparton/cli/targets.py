@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Unpack, get_args, get_origin
 
 from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
@@ -60,11 +61,15 @@ def parameters(target: str, place: str) -> list[str] | None:
         taken = inspect.signature(found).parameters.values()
     except (TypeError, ValueError):  # of a built-in function
         return None
-    if any(each.kind == each.VAR_KEYWORD for each in taken):
-        return None
-    return [
-        each.name for each in taken if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-    ]
+    names = []
+    for each in taken:
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+            names.append(each.name)
+        elif each.kind == each.VAR_KEYWORD:
+            if get_origin(each.annotation) is not Unpack:
+                return None
+            names += get_args(each.annotation)[0].__annotations__
+    return names
 
 
 def _objects(node: object, place: str) -> Iterator[tuple[str, dict]]:

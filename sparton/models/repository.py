@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
+from huggingface_hub import model_info
+from huggingface_hub.errors import HfHubHTTPError
 from transformers.utils import cached_file
 from transformers.utils.hub import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -60,8 +62,29 @@ class Source(NamedTuple):
         """What transformers' ``from_pretrained`` is told of it beside its name."""
         return {"revision": self.revision, "cache_dir": self.cache_dir}
 
-    def file(self, file: str, subfolder: str = "") -> Path | None:
+    def check_reachable(self) -> None:
+        """Ask the hub once whether it is there, since files are asked for again and again.
+
+        Raises:
+            FileNotFoundError: it gives no answer.
+        """
+        try:
+            model_info(self.name, revision=self.revision, timeout=10)
+        except HfHubHTTPError:
+            pass  # an answer; what it means is said of the files
+        except Exception as error:  # of whichever library its client is written with
+            raise FileNotFoundError(
+                f"{self.name}: no such folder, no such model in the cache of the hub, and the hub "
+                f"cannot be reached ({' '.join(str(error).split())})"
+            ) from error
+
+    def file(self, file: str, subfolder: str = "", *, cached: bool = False) -> Path | None:
         """Path of a file, None where it is not there, or the hub cannot be reached.
+
+        Args:
+            file: its name.
+            subfolder: where it is in the folder or repository.
+            cached: do not ask the hub.
 
         Raises:
             OSError: the hub has no such repository or revision, or does not show it to this user.
@@ -72,6 +95,7 @@ class Source(NamedTuple):
                 file,
                 **self.place,
                 subfolder=subfolder,
+                local_files_only=cached,
                 _raise_exceptions_for_missing_entries=False,
             )
         except OSError as error:

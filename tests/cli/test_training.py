@@ -29,10 +29,10 @@ def refusal(*overrides: str) -> str:
         (["backbone.name=./nowhere"], "backbone.name=./nowhere: no such folder; give"),
         (
             ["backbone=bert_base"],
-            "backbone.name=google-bert/bert-base-uncased: no such folder, and",
+            "backbone.name=google-bert/bert-base-uncased: no such folder, no such model in the cache",
         ),
         (["init_from=/nowhere"], "init_from=/nowhere: no such folder; give"),
-        (["init_from=nobody/none"], "init_from=nobody/none: no such folder, and no such model on"),
+        (["init_from=nobody/none"], "init_from=nobody/none: no such folder, no such model in the"),
         (["backbone=bare", "head=dense"], "backbone.name has no value: set backbone.name=..."),
         (
             ["backbone=tiny", "query_encoder=separate", "query_encoder.backbone.name=../nowhere"],

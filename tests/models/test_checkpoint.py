@@ -38,6 +38,11 @@ def test_a_model_is_a_folder_or_on_the_hub(tmp_path, monkeypatch, file):
     )
     find_model(tmp_path)
     find_model("nobody/some")
+    with pytest.raises(
+        FileNotFoundError, match=r"nobody/none: .* the hub cannot be reached .*offline"
+    ):
+        find_model("nobody/none")
+    monkeypatch.setattr(repository, "model_info", lambda *_, **__: None)
     with pytest.raises(FileNotFoundError, match="nobody/none: no such folder, and no such model"):
         find_model("nobody/none")
     with pytest.raises(FileNotFoundError, match="nowhere: no such folder; give a folder of a"):

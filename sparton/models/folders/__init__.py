@@ -115,7 +115,7 @@ def load_encoder(
         OSError: there is no such folder, or files are missing.
     """
     source = Source.of(name)
-    check_place(source.name)
+    find_model(source)
     load, kind, usual = _loader(source)
     if head is not None and not isinstance(head, kind):
         raise ArgumentError(
@@ -147,12 +147,11 @@ def find_model(name: str | Path | Source) -> None:
     """
     source = Source.of(name)
     check_place(source.name)
-    if Path(source.name).is_dir():
+    if Path(source.name).is_dir() or any(source.file(x, cached=True) for x in MODEL_FILES):
         return
+    source.check_reachable()
     if not any(source.file(file) for file in MODEL_FILES):
-        raise FileNotFoundError(
-            f"{source}: no such folder, and no such model on the hub, or the hub cannot be reached"
-        )
+        raise FileNotFoundError(f"{source}: no such folder, and no such model on the hub")
 
 
 def _loader(source: Source) -> tuple[Callable[..., Encoder], type, str]:
