@@ -29,7 +29,7 @@ def refusal(*overrides: str) -> str:
         (["backbone.name=./nowhere"], "backbone.name=./nowhere: no such folder; give"),
         (
             ["backbone=bert_base"],
-            "backbone.name=google-bert/bert-base-uncased: no such folder, no such model in the cache",
+            "backbone.name=google-bert/bert-base-uncased: no such folder, no such model in",
         ),
         (["init_from=/nowhere"], "init_from=/nowhere: no such folder; give"),
         (["init_from=nobody/none"], "init_from=nobody/none: no such folder, no such model in the"),

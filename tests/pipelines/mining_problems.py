@@ -63,12 +63,12 @@ def mine_after_a_failure(
 ) -> list[dict]:
     """Three negatives each by a model, in a second run that finds two of three encoded slabs."""
     monkeypatch.setattr(miners, "SLAB", 16)
-    settings = {"miner": TrainedModel(model), "rule": Rule(3), "output": output}
+    settings = {"miners": [TrainedModel(model)], "rule": Rule(3), "output": output}
     with monkeypatch.context() as patched:
         patched.setattr(Mining, "part", lambda self, *ends: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             mine(examples, **settings)
-    slabs = sorted(Path(f"{output}.parts").glob("*.safetensors"))
+    slabs = sorted(Path(f"{output}.parts").rglob("*.safetensors"))
     assert len(slabs) == 3
     slabs[1].unlink()
     real, encoded = miners.encode_texts, []

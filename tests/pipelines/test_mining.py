@@ -196,7 +196,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(pairs, tmp_path, monkeypat
     with pytest.raises(ValueError, match=r"seed=3 \(was 0\)"):
         mine(pairs, output, rule=replace(rule, seed=3))
     with pytest.raises(ValueError, match=r"k1=1.2 \(was 0.9\)"):
-        mine(pairs, output, rule=rule, miner=BM25Miner(k1=1.2))
+        mine(pairs, output, rule=rule, miners=[BM25Miner(k1=1.2)])
     starts.append(-1)
     mine(pairs, output, rule=rule, device="cpu")
     assert starts == [0, 7, -1, 14, 21, 28, 35]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparton.arguments import ArgumentError
 from sparton.cli.training import run_training
 from sparton.datasets.texts import TextList
 from sparton.models.backbones import tiny
@@ -219,7 +220,7 @@ def test_a_loaded_model_mines_and_teaches_as_its_folder_does(pairs, model, tmp_p
     for number, source in enumerate((model, loaded, loaded)):
         asked = TrainedModel(source, query_length=16, document_length=32 if number < 2 else 4)
         output = tmp_path / f"{number}.jsonl"
-        records.append(mine(pairs, output, miner=asked, teachers=[asked], rule=Rule(3)))
+        records.append(mine(pairs, output, miners=[asked], teachers=[asked], rule=Rule(3)))
     assert records[0] == records[1] != records[2]
 
 
@@ -231,7 +232,7 @@ def test_a_model_that_cuts_many_queries_says_so_once(pairs, model, tmp_path, cap
         ((cut, cut, 1), (whole, cut, 1), (own, own, 0))
     ):
         caplog.clear()
-        mine(pairs, tmp_path / f"{number}.jsonl", miner=miner, teachers=[teacher], rule=Rule(1))
+        mine(pairs, tmp_path / f"{number}.jsonl", miners=[miner], teachers=[teacher], rule=Rule(1))
         said = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert [each.startswith(told) for each in said] == [True] * times
 
@@ -260,6 +261,32 @@ def test_a_teacher_encodes_each_document_of_a_collection_once(pairs, model, tmp_
         assert record["neg_scores"] != pytest.approx(other["neg_scores"][::-1], rel=1e-5)
 
 
+@pytest.mark.parametrize("taught", [True, False])
+def test_several_miners_make_the_examples_that_each_makes_alone(
+    pairs, model, tmp_path, monkeypatch, taught
+):
+    """Those of an example one after the other; the model reads every text once for all."""
+    encoded: Counter[tuple[str, str]] = Counter()
+    encode = miners.encode_texts
+
+    def counted(encoder, tokenizer, texts, side, **options):
+        encoded.update((side, text) for text in texts)
+        return encode(encoder, tokenizer, texts, side, **options)
+
+    monkeypatch.setattr(miners, "encode_texts", counted)
+    monkeypatch.setattr(parts, "PART", 20)
+    asked = [BM25Miner(), TrainedModel(model)]
+    teachers = asked[::-1] if taught else []
+    settings = {"teachers": teachers, "rule": Rule(3, depth=30, sample=True, margin=0.1)}
+    together = mine(pairs, tmp_path / "both.jsonl", miners=asked, **settings)
+    assert len(encoded) == 80 and set(encoded.values()) == {1}
+    alone = [mine(pairs, tmp_path / f"{n}.jsonl", miners=[asked[n]], **settings) for n in (0, 1)]
+    assert together == [record for each in zip(*alone, strict=True) for record in each]
+    assert alone[0] != alone[1]
+    with pytest.raises(ArgumentError, match=r"miners=\[\]: name one"):
+        mine(pairs, tmp_path / "none.jsonl", miners=[], **settings)
+
+
 @pytest.mark.parametrize("failing", [None, 2, 4])
 def test_a_miner_that_is_a_teacher_too_encodes_everything_once(
     pairs, model, tmp_path, monkeypatch, failing
@@ -284,17 +311,17 @@ def test_a_miner_that_is_a_teacher_too_encodes_everything_once(
     settings = {"teachers": [both], "rule": Rule(3, depth=30, sample=True, share=0.9)}
     if failing is not None:
         with pytest.raises(KeyboardInterrupt):
-            mine(pairs, tmp_path / "one.jsonl", miner=both, **settings)
+            mine(pairs, tmp_path / "one.jsonl", miners=[both], **settings)
         assert len(calls) == failing + 1
-    mine(pairs, tmp_path / "one.jsonl", miner=both, **settings)
+    mine(pairs, tmp_path / "one.jsonl", miners=[both], **settings)
     assert len(encoded) == 80 and set(encoded.values()) == {1}
     alike = TrainedModel(model, query_length=16)  # as it was trained
     failing = None
-    mine(pairs, tmp_path / "two.jsonl", miner=alike, **settings)
+    mine(pairs, tmp_path / "two.jsonl", miners=[alike], **settings)
     assert set(encoded.values()) == {3}
     one, two = ((tmp_path / f"{name}.jsonl").read_bytes() for name in ("one", "two"))
     assert one == two
-    mine(pairs, tmp_path / "other.jsonl", miner=TrainedModel(model, query_length=3), **settings)
+    mine(pairs, tmp_path / "other.jsonl", miners=[TrainedModel(model, query_length=3)], **settings)
     assert (tmp_path / "other.jsonl").read_bytes() != one
 
 
@@ -327,12 +354,12 @@ def test_a_part_encodes_a_query_once_and_bm25_is_fitted_once(pairs, model, tmp_p
     )
     rule = Rule(3, depth=30, sample=True, share=0.9)  # of several rounds
     teachers = [TrainedModel(model), BM25Miner()]
-    mine(pairs, tmp_path / "out.jsonl", miner=BM25Miner(), teachers=teachers, rule=rule)
+    mine(pairs, tmp_path / "out.jsonl", miners=[BM25Miner()], teachers=teachers, rule=rule)
     counts = json.loads((tmp_path / "out.mined.json").read_text())["counts"]
     assert counts["refused"] > 0, "candidates are scored in more than one round"
     assert set(encoded.values()) == {1} and len(fitted) == 1
     assert set(counted_terms.values()) == {1}
-    mine(pairs, tmp_path / "two.jsonl", miner=BM25Miner(1.2), teachers=teachers, rule=rule)
+    mine(pairs, tmp_path / "two.jsonl", miners=[BM25Miner(1.2)], teachers=teachers, rule=rule)
     assert len(fitted) == 3 and set(counted_terms.values()) == {3}
 
 
@@ -363,5 +390,5 @@ def test_what_a_miner_is_refused_for_can_be_mended(pairs, model, tmp_path):
     teacher, output = TrainedModel(model), tmp_path / "mined.jsonl"
     settings = {"output": output, "rule": Rule(3), "teachers": [teacher]}
     with pytest.raises(ValueError, match="is more than the 32 positions of the model"):
-        mine(pairs, miner=TrainedModel(model, query_length=64), **settings)
-    assert mine(pairs, miner=TrainedModel(model, query_length=24), **settings)
+        mine(pairs, miners=[TrainedModel(model, query_length=64)], **settings)
+    assert mine(pairs, miners=[TrainedModel(model, query_length=24)], **settings)

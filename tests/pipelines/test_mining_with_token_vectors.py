@@ -50,11 +50,11 @@ def test_a_model_mines_by_maxsim_and_keeps_what_it_encoded(pairs, model, tmp_pat
 @pytest.mark.quick(1)
 def test_a_margin_to_the_positive_is_measured_by_maxsim(pairs, model, tmp_path):
     miner = TrainedModel(model)
-    records = mine(pairs, tmp_path / "out.jsonl", miner=miner, rule=Rule(3, margin=0.25))
+    records = mine(pairs, tmp_path / "out.jsonl", miners=[miner], rule=Rule(3, margin=0.25))
     for record in records:
         scores = scores_of(model, [record["query"]], [*record["pos"], *record["neg"]])[0]
         assert (scores[1:] < scores[0] - 0.25 + 2e-3).all()
-    free = mine(pairs, tmp_path / "free.jsonl", miner=miner, rule=Rule(3))
+    free = mine(pairs, tmp_path / "free.jsonl", miners=[miner], rule=Rule(3))
     assert [each["neg"] for each in free] != [each["neg"] for each in records], "some are refused"
 
 
@@ -69,7 +69,7 @@ def test_a_model_as_teacher_writes_maxsim(pairs, model, tmp_path):
 
 
 def test_bounded_terms_need_a_sparse_half(pairs, model, tmp_path):
-    settings = {"miner": TrainedModel(model, max_document_terms=4), "rule": Rule(2)}
+    settings = {"miners": [TrainedModel(model, max_document_terms=4)], "rule": Rule(2)}
     if model.name == "joint":
         assert mine(pairs, tmp_path / "out.jsonl", **settings)
         return

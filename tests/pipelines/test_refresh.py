@@ -90,7 +90,7 @@ def test_the_weights_of_a_step_mine_for_the_steps_after_it(examples, tmp_path):
     rule = Rule(7, depth=100, sample=True, seed=0)
     miner = TrainedModel(encoder, **LENGTHS)
     source = text_records(str(examples))
-    mine_hard_negatives(source, output, miner=miner, rule=rule, progress=False)
+    mine_hard_negatives(source, output, miners=[miner], rule=rule, progress=False)
     assert output.read_text() == second
     assert state["mined"] == next(iter(found)), "that of the steps before it"
 

@@ -221,7 +221,9 @@ OWN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "name"), [("colbert", "whole"), ("splade", "whole-long"), ("joint", "whole-long")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("colbert", "whole"), ("splade", "whole-long"), ("joint", "whole-long")]
+)
 def test_an_experiment_for_own_data_is_the_recipe_of_the_study(arguments, kind, name):
     alone = argparse.Namespace(**vars(arguments) | {"overrides": []})
     step = zero_shot.training(alone, kind, f"best-{name}", 0)

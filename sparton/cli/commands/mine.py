@@ -32,7 +32,8 @@ from sparton.cli.commands.train import set_environment
 if TYPE_CHECKING:
     from sparton.datasets.lookup import Records
     from sparton.datasets.texts import TextTable
-    from sparton.pipelines.mining import BM25Miner, Rule, TrainedModel
+    from sparton.pipelines.mining import Rule
+    from sparton.pipelines.mining.miners import Miner
     from sparton.pipelines.mining.teachers import Teacher
 
 INTERRUPTED = "the same command goes on"
@@ -54,13 +55,13 @@ def main(arguments: Sequence[str]) -> None:
         check_output(parsed.output)
         _check_input(parsed)
         teachers = _teachers(parsed)
-        rule, miner = _rule(parsed), _miner(parsed)
+        rule, miners = _rule(parsed), _miners(parsed)
         examples, collection = _read(parsed)
         counts = mine_hard_negatives(
             examples,
             parsed.output,
             collection=collection,
-            miner=miner,
+            miners=miners,
             rule=rule,
             teachers=teachers,
             short=parsed.short,
@@ -98,16 +99,19 @@ def _rule(parsed: argparse.Namespace) -> "Rule":
     return rule
 
 
-def _miner(parsed: argparse.Namespace) -> "BM25Miner | TrainedModel":
+def _miners(parsed: argparse.Namespace) -> "list[Miner]":
     from sparton.pipelines.mining import BM25Miner, TrainedModel
 
-    if parsed.miner != BM25:
-        if BM25 not in parsed.teacher:
-            refuse_ignored(f"--miner {parsed.miner}", **given(parsed, OF_BM25))
-        return TrainedModel(parsed.miner, **given(parsed, [*OF_MODELS, "precision"]))
-    ignored = OF_MODELS if RETRIEVER in _kinds(parsed) else [*OF_MODELS, "precision"]
-    refuse_ignored("--miner bm25", **given(parsed, ignored))
-    return BM25Miner(**given(parsed, OF_BM25))
+    names = parsed.miner or [BM25]
+    if BM25 not in (*names, *parsed.teacher):
+        refuse_ignored(f"--miner {names[0]}", **given(parsed, OF_BM25))
+    if set(names) == {BM25}:
+        ignored = OF_MODELS if RETRIEVER in _kinds(parsed) else [*OF_MODELS, "precision"]
+        refuse_ignored("--miner bm25", **given(parsed, ignored))
+    of_bm25, of_models = given(parsed, OF_BM25), given(parsed, [*OF_MODELS, "precision"])
+    return [
+        BM25Miner(**of_bm25) if name == BM25 else TrainedModel(name, **of_models) for name in names
+    ]
 
 
 def _kinds(parsed: argparse.Namespace) -> list[str]:
@@ -210,7 +214,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("mine", __doc__)
     _add_input(parser.add_argument_group("examples and collection"))
     group = parser.add_argument_group("miner")
-    group.add_argument("--miner", default=BM25, help="bm25, or a model of this project")
+    group.add_argument(
+        "--miner", action="append",
+        help="bm25, the default, or a model of this project; several times for several, each of "
+        "which makes an example with its own negatives out of every example",
+    )  # fmt: skip
     group.add_argument("--k1", type=float, help="of BM25, as miner and teacher; default: 0.9")
     group.add_argument("--b", type=float, help="of BM25, as miner and teacher; default: 0.4")
     group.add_argument("--query-length", type=int, help="default: as the model was trained")

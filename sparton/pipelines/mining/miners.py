@@ -131,7 +131,7 @@ class BM25Miner:
     def __post_init__(self) -> None:
         BM25(self.k1, self.b)  # refuses what is out of range
 
-    def build(self, setup: Setup) -> Ranker:
+    def build(self, setup: Setup, name: str) -> Ranker:
         """Count the terms of the collection, and of what is outside of it."""
         bm25 = self._fit(setup)
         return Ranker(bm25.queries, bm25.slabs[0], len(setup.documents[0]), setup.device)
@@ -188,17 +188,17 @@ class TrainedModel:
         if not isinstance(self.model, Encoder):
             check_model(self.model)
 
-    def build(self, setup: Setup) -> Ranker:
-        """Encode the collection, and what is outside of it. What has been encoded is kept in the
-        folder slab by slab, so that an interrupted run does not encode it again."""
-        documents = Representations.concatenate(self._slabs(setup, setup.folder))
+    def build(self, setup: Setup, name: str) -> Ranker:
+        """Encode the collection, and what is outside of it. What has been encoded is kept in a
+        folder of this name slab by slab, so that an interrupted run does not encode it again."""
+        documents = Representations.concatenate(self._slabs(setup, setup.folder / name))
         queries, size = self.encoding(setup).queries, len(setup.documents[0])
         return Ranker(queries, documents, size, setup.device)
 
     def load(self, setup: Setup, name: str) -> Teach:
         """What scores pairs of a query and a document. Where these are more than the collection has
-        documents, it is encoded first, as :meth:`build` does it, in a folder of this name, for the
-        miner, too, if that is equal; else each part of the examples has its documents encoded.
+        documents, it is encoded first, as :meth:`build` does it, in a folder of this name, for a
+        miner, too, that is equal; else each part of the examples has its documents encoded.
 
         Raises:
             ArgumentError: documents of a teacher are encoded with all their terms.
@@ -244,6 +244,9 @@ class TrainedModel:
                 [],
             )
         return setup.encodings[self]
+
+
+Miner = BM25Miner | TrainedModel
 
 
 def _remembering(encode: Encode) -> Encode:

@@ -29,6 +29,7 @@ from sparton.pipelines.mining.selection import Rule, Windows, choose, ordered, w
 from sparton.representations import Representations
 
 Short = Literal["keep", "pad", "drop", "former"]
+PositiveScores = list[list[list[float]]]  # of each teacher, of each example, of its positives
 
 
 class Output(NamedTuple):
@@ -64,8 +65,8 @@ class Mining:
         positives: of all of them.
         documents: the collection ``[N]``, and the positives outside of it ``[E]`` or nothing.
         hashes: of both, one after the other ``[N + E]``.
-        ranker: ranks the collection.
-        teachers: score pairs; where there are none, the ranker's scores count.
+        rankers: each ranks the collection, and gives every example negatives of its own.
+        teachers: score pairs; where there are none, the rankers' scores count.
         rule, output: what to choose and to write.
     """
 
@@ -73,7 +74,7 @@ class Mining:
     positives: Positives
     documents: Sequence[TextsByRow]
     hashes: Hashes
-    ranker: Ranker
+    rankers: Sequence[Ranker]
     teachers: Sequence[Teach]
     rule: Rule
     output: Output
@@ -85,20 +86,26 @@ class Mining:
         self._sorted_collection = np.sort(self.hashes[: len(self.collection)])
 
     def part(self, start: int, stop: int) -> tuple[list[str], Counter[str]]:
-        """Lines for the examples ``start : stop``, in order, and what happened to them."""
+        """Lines for the examples ``start : stop``, in order, those of an example by its miners one
+        after the other; and what happened to them."""
         items = read_items(self.records, start, stop)
         texts = [item.query for item in items]
+        counts: Counter[str] = Counter(examples=len(items))
+        teachers = [partial(_teach, teach(texts), counts) for teach in self.teachers]
+        taught = self._positive_scores(items, teachers)
         barred, own = self.positives.barred(texts), self._own_rows(items)
         depth = self.rule.depth + self._most(barred) + self.output.exclude_self
-        queries, scores, rows = self.ranker.rank(texts, depth)
-        found = windows(self.rule, rows, scores, self.hashes, barred, own)
-        counts: Counter[str] = Counter(examples=len(items))
-        chosen = self._settle(self._choose(start, items, found, queries, counts), counts)
-        lines = [
-            json.dumps(self._record(item, each, negatives), ensure_ascii=False) + "\n"
-            for item, each, negatives in zip(items, chosen, self._negatives(start, chosen))
-            if each is not None
-        ]
+        mined = []
+        for ranker in self.rankers:
+            queries, scores, rows = ranker.rank(texts, depth)
+            found = windows(self.rule, rows, scores, self.hashes, barred, own)
+            positive_scores = taught
+            if self.rule.has_margin and not teachers:
+                ranked = partial(self._ranked, ranker, queries)
+                positive_scores = self._positive_scores(items, [ranked])
+            chosen = self._choose(start, found, teachers, positive_scores, counts)
+            mined.append(self._lines(start, items, self._settle(chosen, counts)))
+        lines = [line for of_example in zip(*mined) for line in of_example if line is not None]
         counts["written"] = len(lines)
         return lines, counts
 
@@ -119,13 +126,11 @@ class Mining:
     def _choose(
         self,
         start: int,
-        items: Sequence[Item],
         found: Windows,
-        queries: Representations,
+        teachers: Sequence[Score],
+        positive_scores: PositiveScores,
         counts: Counter[str],
     ) -> list[Chosen]:
-        texts = [item.query for item in items]
-        teachers = [partial(_teach, teach(texts), counts) for teach in self.teachers]
         owners, rows, scores = self._tried(start, found)
 
         def score(places: Rows) -> Scores:
@@ -133,7 +138,6 @@ class Mining:
                 return scores[places]
             return teachers[0](self._pairs(owners[places], rows[places]))
 
-        positive_scores = self._positive_scores(items, teachers, queries)
         limits = [self.rule.limit(own) for own in positive_scores[0]] if positive_scores else None
         choice = choose(self.rule, found.sizes, limits, score)
         counts["candidates"] += len(rows)
@@ -168,24 +172,18 @@ class Mining:
         """Pairs of queries and of documents of the collection."""
         return Pairs(queries, rows, lambda: self.collection.take(rows.tolist()).texts)
 
-    def _positive_scores(
-        self, items: Sequence[Item], teachers: Sequence[Score], queries: Representations
-    ) -> list[list[list[float]]]:
-        """The scores that every teacher gives each example's positives; without one, those of the
-        miner if a margin needs them, else nothing."""
+    def _positive_scores(self, items: Sequence[Item], scorers: Sequence[Score]) -> PositiveScores:
+        """The scores that each of these gives every example's positives."""
         texts = [text for item in items for text in item.positives]
         rows = [row for item in items for row in item.positive_rows or [-1] * len(item.positives)]
         sizes = [len(item.positives) for item in items]
-        asked = np.repeat(np.arange(len(items)), sizes)
-        if teachers:
-            pairs = Pairs(asked, np.array(rows, np.int64), lambda: texts)
-            found = [teach(pairs) for teach in teachers]
-        elif self.rule.has_margin:
-            found = [self.ranker.score(queries, asked, self._rows(texts))]
-        else:
-            return []
-        ends = np.cumsum(sizes)[:-1]
-        return [[own.tolist() for own in np.split(scores, ends)] for scores in found]
+        asked, ends = np.repeat(np.arange(len(items)), sizes), np.cumsum(sizes)[:-1]
+        pairs = Pairs(asked, np.array(rows, np.int64), lambda: texts)
+        return [[own.tolist() for own in np.split(score(pairs), ends)] for score in scorers]
+
+    def _ranked(self, ranker: Ranker, queries: Representations, pairs: Pairs) -> Scores:
+        """A miner's own scores of positives, which are all among the documents."""
+        return ranker.score(queries, pairs.queries, self._rows(pairs.read()))
 
     def _rows(self, texts: Sequence[str]) -> Rows:
         """A row of each text among the documents, which all are among them."""
@@ -210,6 +208,17 @@ class Mining:
                 scores = [[own[place] for place in again] for own in each.scores]
                 settled.append(each._replace(rows=[each.rows[i] for i in again], scores=scores))
         return settled
+
+    def _lines(
+        self, start: int, items: Sequence[Item], chosen: Sequence[Chosen | None]
+    ) -> list[str | None]:
+        """A line of each example, None of those that are dropped."""
+        return [
+            None
+            if each is None
+            else json.dumps(self._record(item, each, negatives), ensure_ascii=False) + "\n"
+            for item, each, negatives in zip(items, chosen, self._negatives(start, chosen))
+        ]
 
     def _negatives(self, start: int, chosen: Sequence[Chosen | None]) -> Iterator[Sequence[str]]:
         """Ids or texts of the negatives of each example, as they are written."""

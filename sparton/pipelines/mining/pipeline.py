@@ -23,7 +23,7 @@ from sparton.pipelines.mining.examples import (
     hash_documents,
     read_items,
 )
-from sparton.pipelines.mining.miners import SLAB, BM25Miner, Setup, TrainedModel
+from sparton.pipelines.mining.miners import SLAB, BM25Miner, Miner, Setup, TrainedModel
 from sparton.pipelines.mining.mining import Mining, Output, Short
 from sparton.pipelines.mining.selection import Rule
 from sparton.pipelines.mining.teachers import Teacher
@@ -36,8 +36,8 @@ def mine_hard_negatives(
     output: str | Path,
     *,
     collection: TextsByRow | None = None,
-    miner: BM25Miner | TrainedModel = BM25Miner(),  # noqa: B008 (frozen)
-    rule: Rule = Rule(),  # noqa: B008
+    miners: Sequence[Miner] = (BM25Miner(),),
+    rule: Rule = Rule(),  # noqa: B008 (frozen)
     teachers: Sequence[Teacher] = (),
     short: Short = "keep",
     ids: bool = False,
@@ -63,10 +63,11 @@ def mine_hard_negatives(
         output: ``.jsonl`` or ``.jsonl.gz``.
         collection: in which to mine, for examples that are written out as texts, a ``TextTable`` or
             ``TextList``; None for all their positives. Examples of ids bring their own.
-        miner: ranks the collection.
+        miners: each ranks the collection. Of several, each makes an example of its own, with its
+            own negatives, out of every example.
         rule: which ranks become negatives.
         teachers: score positives and negatives, for distillation. The first of them counts for
-            margins in the place of the miner. A record has a number for each document, or of
+            margins in the place of the miners. A record has a number for each document, or of
             several teachers a list, in which they have this order.
         short: what becomes of examples with too few negatives: "keep" what there is; "pad" repeats
             it, as training does, and drops examples without any; "drop"; "former" is as "keep", but
@@ -78,9 +79,9 @@ def mine_hard_negatives(
         progress: show bars on standard error.
 
     Returns:
-        Counts: ``examples``, those ``written``, ``short`` of negatives, of these with ``none``, and
-        ``dropped``; ``negatives``; ``candidates`` in the windows, those ``refused`` by the margin;
-        ``teacher_pairs`` scored.
+        Counts: ``examples`` that were read; of those made of them, how many were ``written``, are
+        ``short`` of negatives, of these with ``none``, and were ``dropped``; ``negatives``;
+        ``candidates`` in the windows, those ``refused`` by the margin; ``teacher_pairs`` scored.
 
     Raises:
         ValueError: an argument that cannot be, an unfinished run with other settings, or no example
@@ -93,6 +94,8 @@ def mine_hard_negatives(
     if short not in get_args(Short):
         raise ArgumentError("{short} must be {}", ", ".join(get_args(Short)), short=short)
     written = Output(short, ids, exclude_self)
+    if not miners:
+        raise ArgumentError("{miners}: name one", miners=[])
     if short == "former" and teachers:
         raise ArgumentError(
             "{short} keeps negatives that no teacher has scored: take another with teachers",
@@ -102,7 +105,7 @@ def mine_hard_negatives(
     on = choose_device(device)
     folder = parts.working_folder(output)
     with only_writer(folder):
-        settings = _settings(examples, collection, miner, rule, teachers, written)
+        settings = _settings(examples, collection, miners, rule, teachers, written)
         parts.agree(output, settings)
         positives = Positives(examples)
         documents, hashes = _documents(
@@ -111,12 +114,12 @@ def mine_hard_negatives(
         pairs = len(examples) * (1 + rule.negatives)  # the least there are
         sample = _sample(examples, documents[0])
         setup = Setup(documents, sample, pairs, folder, on, progress, encodings={})
-        for model in (miner, *teachers):
+        for model in (*miners, *teachers):
             if isinstance(model, TrainedModel):  # refused before another has encoded anything
                 model.encoding(setup)
         loaded = [teacher.load(setup, f"teacher-{n}") for n, teacher in enumerate(teachers, 1)]
-        ranker = miner.build(setup)
-        mining = Mining(examples, positives, documents, hashes, ranker, loaded, rule, written)
+        rankers = [miner.build(setup, f"miner-{n}") for n, miner in enumerate(miners, 1)]
+        mining = Mining(examples, positives, documents, hashes, rankers, loaded, rule, written)
         counts = parts.mine_parts(output, len(examples), mining.part, progress)
         parts.assemble(output, len(examples), settings, counts)
     return counts
@@ -146,7 +149,7 @@ def _sample(examples: Records, collection: TextsByRow) -> dict[Side, Sequence[st
 def _settings(
     examples: Records,
     collection: TextsByRow | None,
-    miner: BM25Miner | TrainedModel,
+    miners: Sequence[Miner],
     rule: Rule,
     teachers: Sequence[Teacher],
     written: Output,
@@ -157,7 +160,7 @@ def _settings(
         content.append(collection.table.folder.name)
     elif collection is not None:
         content.append(texts_digest(collection.take(range(len(collection))).texts))
-    roles = {"miner": settings_identity(miner)}
+    roles = {f"miner_{n}": settings_identity(miner) for n, miner in enumerate(miners, 1)}
     for number, teacher in enumerate(teachers, 1):
         roles[f"teacher_{number}"] = settings_identity(teacher)
         roles[f"teacher_{number}"].pop("batch", None)  # may differ when a run goes on

@@ -145,7 +145,7 @@ class RefreshedBatches:
         counts = mine_hard_negatives(
             source,
             output,
-            miner=self._miner,
+            miners=[self._miner],
             rule=self._refresh.rule,
             short="former",
             ids=source.texts is not None,

@@ -51,7 +51,7 @@ def test_flags_become_arguments(pairs, tmp_path, monkeypatch, capsys):
             *("--device", "cpu", "--short", "keep", "--output", str(tmp_path / "other.jsonl")),
         ]
     )
-    assert asked["miner"] == TrainedModel("a/model", query_length=8)
+    assert asked["miners"] == [TrainedModel("a/model", query_length=8)]
     assert asked["teachers"] == [CrossEncoder("b/model", True, 8, 9)]
     assert asked["rule"] == Rule() and asked["device"] == "cpu"
     assert "data.negatives=required data.on_error=skip" in capsys.readouterr().out
@@ -74,9 +74,11 @@ def test_teachers_of_several_kinds_keep_their_order(pairs, tmp_path, monkeypatch
     assert asked["teachers"] == [
         TrainedModel("a/model", precision="bf16"), BM25Miner(1.2), CrossEncoder("b/model", batch=8)
     ]  # fmt: skip
-    assert asked["miner"] == BM25Miner(1.2)
+    assert asked["miners"] == [BM25Miner(1.2)]
     main([str(pairs), *RETRIEVER, "--teacher", "b/model", *output])
     assert asked["teachers"] == [TrainedModel("a/model"), TrainedModel("b/model")]
+    main([str(pairs), "--miner", "a/model", "--miner", "bm25", "--b", "0.75", *output])
+    assert asked["miners"] == [TrainedModel("a/model"), BM25Miner(b=0.75)]
 
 
 def test_ids_and_collections_come_from_files(tmp_path):
