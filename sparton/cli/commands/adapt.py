@@ -24,7 +24,8 @@ from typing import Any
 
 import yaml
 
-from sparton.cli.commands.flags import command_parser, flags_named
+from sparton.arguments import refuse_ignored
+from sparton.cli.commands.flags import command_parser, flags_named, given
 from sparton.cli.commands.train import set_environment
 
 INTERRUPTED = (
@@ -55,9 +56,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--length", type=int, default=256, help="longest text in tokens; default: %(default)s"
     )
-    parser.add_argument(
-        "--lr", type=float, default=2e-4, help="of the pretrained weights; default: %(default)s"
-    )
+    parser.add_argument("--lr", type=float, help="of the pretrained weights; default: 2e-4")
     parser.add_argument(
         "--head-lr",
         type=float,
@@ -85,7 +84,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--device", help="default: a GPU if there is one")
     parser.add_argument("--seed", type=int, default=0)
-    settings = vars(parser.parse_args(arguments))
+    parsed = parser.parse_args(arguments)
 
     from rich.console import Console
 
@@ -93,7 +92,11 @@ def main(arguments: Sequence[str]) -> None:
     from sparton.pipelines.masked_language import Plan
 
     with flags_named():
-        plan = Plan(**{name: settings.pop(name) for name in Plan.__annotations__})
+        if parsed.frozen:
+            again = parsed.gradient_checkpointing or None
+            refuse_ignored("--frozen", lr=parsed.lr, gradient_checkpointing=again)
+        plan = Plan(**given(parsed, [*Plan.__annotations__]))
+        settings = {name: value for name, value in vars(parsed).items() if not hasattr(plan, name)}
         texts = beir_texts(settings.pop("corpora"), or_files=True)
 
         # Only now, as it takes seconds: what is wrong so far has been said.

@@ -48,6 +48,9 @@ def test_a_folder_without_corpus_is_named(tmp_path):
 
 
 def test_what_cannot_work_is_said_of_flags(tmp_path):
+    with pytest.raises(ValueError, match="--frozen ignores --lr, --gradient-checkpointing: leave"):
+        flags = ("--frozen", "--lr", 1e-4, "--gradient-checkpointing")
+        run(tmp_path, "--output", tmp_path / "adapted", *flags)
     with pytest.raises(ValueError, match=r"--head-lr 0\.0 must be positive"):
         run(tmp_path, "--output", tmp_path / "adapted", "--head-lr", 0)
     with pytest.raises(ValueError, match=r"--warmup 2\.0 must be a share"):
