@@ -3,6 +3,8 @@
 N documents, Q queries, C candidates of a query, T tokens, E width of a vector, K results per query.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -134,6 +136,8 @@ def maxsim_scores(
     _check_sides(queries, documents)
     check_candidates(candidates, queries.num_texts, documents.num_texts)
     device = torch.device(device)
+    on_cpu = device.type == "cpu"
+    by_query = on_cpu and candidates.shape[1] > 1
     scores = np.zeros(candidates.size, np.float32)
     flat, asked = torch.from_numpy(candidates.ravel()), on_device(device, queries)
     with progress_bar(progress, candidates.size) as advance:
@@ -143,20 +147,32 @@ def maxsim_scores(
             slots = ((flat >= first) & (flat < last)).nonzero().flatten()
             if not len(slots):
                 continue
-            chunk = on_device(device, documents.slice(first, last))
-            tokens = cu_seqlens_of(lengths[flat[slots]])
-            for start, stop in ranges_within(tokens, chunk_tokens, _PAIRS_AT_ONCE):
-                slot = slots[start:stop]
-                # Gathered on the device and not on the host.
-                left = asked.take((slot // candidates.shape[1]).to(device))
-                right = chunk.take((flat[slot] - first).to(device))
+            chunk = documents.slice(first, last)
+            if not on_cpu:
+                chunk = on_device(device, chunk)
+            owners = slots // candidates.shape[1] if by_query else torch.zeros_like(slots)
+            for slot in _together(slots, owners, lengths[flat[slots]], chunk_tokens):
+                numbers = slot[: 1 if by_query else None] // candidates.shape[1]
+                left = asked.take(numbers.to(device))
+                # Gathered on the device; on a CPU, fp32 is made of few at a time.
+                right = chunk.take((flat[slot] - first).to(device)).restored()
                 found = maxsim_varlen(
-                    left.values, right.values, left.cu_seqlens.int(), right.cu_seqlens.int(),
-                    pairing="pairs",
+                    left.values.to(right.values.dtype), right.values,
+                    left.cu_seqlens.int(), right.cu_seqlens.int(),
+                    pairing="cross" if by_query else "pairs",
                 )  # fmt: skip
-                scores[slot.numpy()] = found.cpu().numpy()
+                scores[slot.numpy()] = found.flatten().cpu().numpy()
                 advance(len(slot))
     return scores.reshape(candidates.shape)
+
+
+def _together(slots: Tensor, owners: Tensor, lengths: Tensor, most_tokens: int) -> Iterator[Tensor]:
+    """Pairs of one owner that are scored at once: on a CPU a query's, whose candidates share a
+    product; else any, which share a launch."""
+    sizes = owners.unique_consecutive(return_counts=True)[1].tolist()
+    for part, tokens in zip(slots.split(sizes), lengths.split(sizes)):
+        for start, stop in ranges_within(cu_seqlens_of(tokens), most_tokens, _PAIRS_AT_ONCE):
+            yield part[start:stop]
 
 
 def _check_sides(queries: TokenVectors, documents: TokenParts) -> None:

@@ -179,6 +179,22 @@ def test_scores_of_candidates_keep_their_places():
 
 
 @pytest.mark.slow
+def test_on_a_cpu_the_candidates_of_a_query_share_a_product(monkeypatch):
+    """And nothing is widened of the documents that nobody asked for."""
+    documents, queries = (store_tokens(random_vectors(n, n)) for n in (60, 3))
+    rows = torch.randperm(60, generator=torch.Generator().manual_seed(0))
+    candidates = rows[:45].view(3, 15).numpy()
+    real, seen = maxsim.maxsim_varlen, []
+
+    def noted(left, right, query_bounds, document_bounds, **settings):
+        seen.append((len(query_bounds), len(document_bounds), right.dtype))
+        return real(left, right, query_bounds, document_bounds, **settings)
+
+    monkeypatch.setattr(maxsim, "maxsim_varlen", noted)
+    maxsim_scores(queries, documents, candidates)
+    assert seen == [(2, 16, torch.float16)] * 3
+
+
 def test_half_precision_leaves_the_quality_of_a_ranking_as_it_is():
     documents = random_vectors(400, seed=11, whole=False, width=64)
     queries = random_vectors(60, seed=12, whole=False, width=64)
