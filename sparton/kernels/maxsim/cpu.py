@@ -20,8 +20,9 @@ from sparton.kernels.segment_max.operands import sequence_of_tokens
 
 SIMILARITIES_AT_ONCE = 2**22
 # Up to so many query tokens, many documents share a product: one by one they would take longer to
-# start than to compute. So many similarities and their documents are in a core's cache.
-FEW_TOKENS, OF_FEW_TOKENS = 64, 2**18
+# start than to compute. So many similarities, and components of documents that fp32 is made of for
+# them, are in a core's cache.
+FEW_TOKENS, OF_FEW_TOKENS, COMPONENTS_OF_FEW = 64, 2**18, 2**20
 ENTRIES_AT_ONCE = 2**20
 
 
@@ -186,7 +187,9 @@ def _scores_of_few(operands: MaxSimOperands, normalize: bool) -> Tensor:
         queries, owners = queries[operands.query_mask], owners[operands.query_mask]
     scores = queries.new_zeros(operands.scores_shape)
     if len(queries):
-        tokens_at_once = max(OF_FEW_TOKENS // len(queries), 1)
+        width = operands.documents.shape[1]
+        fitting = min(OF_FEW_TOKENS // len(queries), COMPONENTS_OF_FEW // width)
+        tokens_at_once = max(fitting, 1)
         for first, last in ranges_within(bounds, tokens_at_once):
             tokens = slice(bounds[first], bounds[last])
             best = _largest(queries, operands, tokens, counts[first:last], normalize)
