@@ -54,16 +54,6 @@ class SparseVectors(NamedTuple):
         return cls.concatenate([_active_entries(part) for part in matrix.detach().split(rows)])
 
     @classmethod
-    def from_topk(cls, values: Tensor, terms: Tensor, width: int) -> "SparseVectors":
-        """What is not zero of the entries ``values [N, k]`` at ``terms [N, k]``, which differ
-        within a vector. The host waits for their number."""
-        terms, order = terms.sort(1)
-        values = values.gather(1, order)
-        active = values != 0
-        cu_seqlens = cu_seqlens_of(active.sum(1))
-        return cls(values[active].float(), terms[active].int(), cu_seqlens, width)
-
-    @classmethod
     def concatenate(cls, parts: Sequence["SparseVectors"]) -> "SparseVectors":
         """The vectors of all parts, in order. At least one part; all of the same width."""
         if len(parts) == 1:

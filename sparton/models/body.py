@@ -187,10 +187,6 @@ class EncoderBody(nn.Module):
         """Rows of the table of embeddings; it may have more than the tokenizer has tokens."""
         return self._embeddings().weight.shape[0]
 
-    def num_parameters(self) -> int:
-        """Number of parameters; a tied decoder counts once."""
-        return sum(parameter.numel() for parameter in self.parameters())
-
     def flops_per_token(self, sequence_length: float, *, training: bool = True) -> float:
         """Model FLOPs per real token; recomputation is not counted.
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.kernels.sparse_search import (
     Postings,
     function,
@@ -278,9 +279,11 @@ def test_long_queries_over_a_large_vocabulary():
     rng = np.random.default_rng(14)
     width, sides = 250_002, []
     for rows, size in ((5, 6000), (90, 300)):
-        terms = np.stack([np.sort(rng.choice(width, size, replace=False)) for _ in range(rows)])
-        values = torch.from_numpy(rng.random((rows, size))).float()
-        sides.append(SparseVectors.from_topk(values, torch.from_numpy(terms), width))
+        terms = [np.sort(rng.choice(width, size, replace=False)) for _ in range(rows)]
+        values = torch.from_numpy(rng.random(rows * size)).float()
+        bounds = cu_seqlens_of(torch.full((rows,), size))
+        flat = torch.from_numpy(np.concatenate(terms)).int()
+        sides.append(SparseVectors(values, flat, bounds, width))
     queries, documents = SparseVectors.concatenate([sides[0], sides[1].slice(3, 4)]), sides[1]
     exact = (matrix_of(queries) @ matrix_of(documents).T).toarray()
     scores, rows = search_postings(invert([documents]), queries, 100, nothing(queries))

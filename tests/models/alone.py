@@ -86,3 +86,8 @@ def assert_same_logits_and_gradients(
         # Those that cancel out, of keys' biases and of embeddings that move all alike, are noise.
         assert close(found[name], gradient, 1e-2 * largest), name
     assert not close(found[name] * 1.01, wanted[name])
+
+
+def num_parameters(model: torch.nn.Module) -> int:
+    """Of all its parameters; a tied decoder counts once."""
+    return sum(parameter.numel() for parameter in model.parameters())

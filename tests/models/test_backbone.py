@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from sparton import packing
 from sparton.models.backbone import Backbone
 from sparton.types import TokenBatch
-from tests.models.alone import assert_same_gradients, batch, close, gradients
+from tests.models.alone import assert_same_gradients, batch, close, gradients, num_parameters
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -119,7 +119,7 @@ def test_the_decoder_leaves_and_returns(family, build_mlm, tokenizer):
     total = sum(p.numel() for p in mlm.parameters())
     backbone = Backbone(mlm, tokenizer)
     assert backbone.decoder.weight is mlm.get_input_embeddings().weight
-    assert backbone.num_parameters() == total
+    assert num_parameters(backbone) == total
     with backbone.decoder_in_place() as whole:
         assert set(whole.state_dict()) == names
     assert mlm.get_output_embeddings() is not backbone.decoder

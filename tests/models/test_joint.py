@@ -15,6 +15,7 @@ from sparton.models.pooling import Pooling
 from sparton.models.splade import SpladeEncoder
 from sparton.models.words import word_tokenizer
 from sparton.types import TokenBatch
+from tests.models.alone import num_parameters
 from tests.models.causal_lms import WORDS, build
 
 TEXTS = ["w5 w6 w7", "", "w8 w9 w10 w11 w12", "w13"]
@@ -100,7 +101,7 @@ def test_the_body_runs_once_and_all_halves_reach_it(build_mlm):
 
 def test_parameters_are_counted_once(build_mlm):
     model = encoder(build_mlm)
-    assert sum(p.numel() for p in model.parameters()) == model.backbone.num_parameters() + 8 * 32
+    assert num_parameters(model) == num_parameters(model.backbone) + 8 * 32
     expected = model.backbone.flops_per_token(20, training=False) + 2 * 8 * 32
     assert model.flops_per_token(20, training=False) == expected
 
