@@ -32,7 +32,8 @@ def folder_name(overrides: Sequence[str], left_out: Collection[str] = ()) -> str
 def fixed_settings(overrides: Sequence[str]) -> list[str]:
     """The settings that all cells of a sweep with these overrides share, as overrides call them."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    return [each.key_or_group for each in parsed if not each.is_sweep_override()]
+    last = {each.key_or_group: each for each in parsed}  # counts, where one is given twice
+    return [name for name, each in last.items() if not each.is_sweep_override()]
 
 
 def cell_name(overrides: Sequence[str], fixed: Collection[str], left_out: Collection[str]) -> str:

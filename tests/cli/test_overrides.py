@@ -32,6 +32,7 @@ def test_a_cell_is_named_by_what_its_sweep_varies():
     sweep = ["batch=64,128", "data.files='a b.csv'", "+x=1", "steps=2", "lr=range(1,3)", "seed=0,1"]
     fixed = fixed_settings(sweep)
     assert fixed == ["data.files", "x", "steps"]
+    assert fixed_settings(["batch=8", "batch=64,128", "x=1,2", "x=3"]) == ["x"]
     cell = ["batch=64", "data.files='a b.csv'", "+x=1", "steps=2", "lr=1", "seed=0"]
     assert cell_name(cell, fixed, {"seed"}) == "batch-64+lr-1"
     # What a sweeper adds is in no cell's command, and a job of no sweep has all.
