@@ -47,6 +47,32 @@ def refuse_additions(cfg: DictConfig, overrides: Sequence[str]) -> None:
             node, place = node.get(key), f"{place}.{key}"
 
 
+def refuse_text(cfg: DictConfig, overrides: Sequence[str], compose: Compose) -> None:
+    """Refuse text for settings of groups that are a number, or true or false, where nothing is
+    overridden: ``no`` is text, which would count as true. The schema does so for the top level.
+
+    Args:
+        compose: makes the configuration of other overrides.
+
+    Raises:
+        ValueError: names the override and what it must be.
+    """
+    parsed = parse(overrides)
+    texts = [
+        each
+        for each in parsed
+        if "." in each.key_or_group and isinstance(OmegaConf.select(cfg, each.key_or_group), str)
+    ]
+    if not texts:
+        return
+    others = compose([str(each.input_line) for each in parsed if each not in texts])
+    for override in texts:
+        before = OmegaConf.select(others, override.key_or_group)
+        if isinstance(before, bool | int | float):
+            kind = _KINDS[bool if isinstance(before, bool) else float]
+            raise ValueError(f"{override.input_line}: must be {kind}")
+
+
 def explain_refusal(
     error: Exception, overrides: Sequence[str], loader: ConfigLoader, compose: Compose
 ) -> str:

@@ -50,6 +50,8 @@ TRAIN = [
     ("clip_norm=x", "must be a number, or null"),
     ("unique_positives=perhaps", "must be true or false"),
     ("metrics=ndcg@10", "must be a list, as in [a,b]"),
+    ("loss.symmetric=no", "loss.symmetric=no: must be true or false"),
+    ("loss.temperature=high", "loss.temperature=high: must be a number"),
     # of an object
     ("loss.temprature=2", "loss has no temprature; did you mean loss.temperature=2?"),
     ("+loss.temprature=2", "InfoNCE takes no temprature; did you mean loss.temperature=2?"),
@@ -115,6 +117,7 @@ def test_the_value_that_is_wrong_is_told_of_others():
         ["data=text_files", "+data.files.mine=x", "+evaluation.test.more._target_=builtins.dict"],
         ["loss=infonce_margin_mse", "+loss@loss.losses.triplet=triplet", "+loss.weights.triplet=2"],
         ["experiment=table3", "+experiment/table3=sparton_384", "hydra.run.dir=x"],
+        ["data=text_files", "data.files=a.csv", "loss.temperature=${weight_decay}"],
     ],
 )
 def test_what_exists_is_composed(words):
