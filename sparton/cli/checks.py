@@ -39,6 +39,7 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     _check_evaluation(cfg)
     _check_regularizers(cfg)
     _check_steps(cfg, world_size)
+    _check_refresh(cfg)
     if cfg.init_from is not None:
         _check_start(cfg, typed)
     _check_loss(cfg)
@@ -165,6 +166,23 @@ def _check_sharding(cfg: DictConfig) -> None:
         raise ValueError(
             f"refresh mines with the whole model on one GPU, and sharding={cfg.sharding} has none: "
             "set refresh=none and mine before the training, with sparton mine, or sharding=none"
+        )
+
+
+def _check_refresh(cfg: DictConfig) -> None:
+    """Negatives that would never be mined, or that no query would have."""
+    if not cfg.refresh:
+        return
+    if cfg.num_negatives < 1:
+        raise ValueError(
+            f"num_negatives={cfg.num_negatives}: no query would have the negatives that refresh "
+            "mines; set num_negatives=7, say, or refresh=none"
+        )
+    every, steps = cfg.refresh.get("every", 1), total_steps(cfg)
+    if every >= steps and not cfg.refresh.get("at_start"):
+        raise ValueError(
+            f"refresh.every={every}: nothing would be mined in {steps} steps; make it smaller, or "
+            "set refresh.at_start=true to mine before the first step"
         )
 
 

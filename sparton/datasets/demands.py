@@ -68,7 +68,8 @@ def check(
     if lacking == {name: len(whole) for name, whole in wholes.items()}:
         raise ArgumentError(
             "{num_negatives}, but no source has negatives of its own: set {num_negatives:name} to "
-            "0, or mine some",
+            "0, or mine some; a training that mines (refresh=negatives) does so before its first "
+            "step with refresh.at_start=true",
             num_negatives=num_negatives,
         )
     if lacking:

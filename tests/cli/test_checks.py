@@ -34,6 +34,12 @@ from tests.composing import composed
         (["optimizer.lr=lots"], 1, "optimizer.lr=lots: must be a number"),
         (["optimizer.lr=null"], 1, "optimizer.lr=None: must be a number"),
         (["examples=100"], 1, "examples=100 makes no step of batch=512"),
+        (["refresh=negatives"], 1, "num_negatives=0: no query would have the negatives that"),
+        (
+            ["refresh=negatives", "num_negatives=7", "steps=1000"],
+            1,
+            "refresh.every=1000: nothing would be mined in 1000 steps",
+        ),
     ],
 )
 def test_combinations_that_could_not_train_are_refused(overrides, world_size, message):
@@ -85,7 +91,7 @@ def test_what_a_sharded_training_cannot_do_is_refused(override, message):
     with pytest.raises(ValueError, match=message):
         check(composed(*sharded, override), world_size=2)
     if "sharding" not in override:
-        check(composed("micro_batch=null", override), world_size=2)
+        check(composed("micro_batch=null", "num_negatives=7", override), world_size=2)
 
 
 def test_fp8_trains_in_16_bit():
