@@ -44,6 +44,7 @@ _SETTINGS = {
     "center": "backbone.center",
     "config_args": "backbone.config_args",
     "decay": "averaging.decay",
+    "final": "scheduler.final",
     "freeze_backbone": "head.freeze_backbone",
     "homogeneous": "data.homogeneous",
     "logit_scale": "backbone.logit_scale",

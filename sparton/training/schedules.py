@@ -29,6 +29,7 @@ class LinearSchedule:
 
     def __post_init__(self) -> None:
         _check_share("warmup", self.warmup)
+        _check_final(self.final)
 
     def __call__(self, step: int, steps: int) -> float:
         decay = 1 - _progress(step, steps, self.warmup)
@@ -44,6 +45,7 @@ class CosineSchedule:
 
     def __post_init__(self) -> None:
         _check_share("warmup", self.warmup)
+        _check_final(self.final)
 
     def __call__(self, step: int, steps: int) -> float:
         decay = (1 + math.cos(math.pi * _progress(step, steps, self.warmup))) / 2
@@ -53,6 +55,11 @@ class CosineSchedule:
 def _check_share(name: str, value: float) -> None:
     if not 0 <= value < 1:
         raise ArgumentError(f"{{{name}}} must be a share of the steps in [0, 1)", **{name: value})
+
+
+def _check_final(value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ArgumentError("{final} must be a share of the base rate in [0, 1]", final=value)
 
 
 def _warm(step: int, steps: int, warmup: float) -> float:

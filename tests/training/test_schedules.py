@@ -31,6 +31,13 @@ def test_a_final_rate_is_kept():
     assert CosineSchedule(0.0, final=0.5)(10**6, 10**6) == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("kind", [LinearSchedule, CosineSchedule])
+@pytest.mark.parametrize("final", [-0.1, 1.1, float("nan")])
+def test_a_final_rate_that_is_no_share_of_the_base_is_refused(kind, final):
+    with pytest.raises(ValueError, match=rf"final={final} must be a share of the base rate"):
+        kind(final=final)
+
+
 def test_constant_only_warms_up():
     assert [ConstantSchedule(0.5)(step, 4) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
 
