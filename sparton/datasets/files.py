@@ -109,8 +109,8 @@ def _download(hub: str, name: str) -> DataFile:
 
 
 def detect_format(file: DataFile) -> str:
-    """``jsonl``, ``tsv``, ``csv`` or ``parquet`` by the file's ending, .gz aside."""
-    suffix = Path(file.name.removesuffix(".gz")).suffix
+    """``jsonl``, ``tsv``, ``csv`` or ``parquet`` by the file's ending in any case, .gz aside."""
+    suffix = Path(file.name.lower().removesuffix(".gz")).suffix
     for name, suffixes in FORMATS.items():
         if suffix in suffixes:
             return name

@@ -94,7 +94,7 @@ def _open(
     lines = read_lines(file, advance)
     sample = list(islice(lines, 2))
     lines = chain(sample, lines)
-    if sample and file.name.removesuffix(".gz").endswith(".json") and _begins_array(sample):
+    if sample and file.name.lower().removesuffix(".gz").endswith(".json") and _begins_array(sample):
         return _objects(file, _array(file, advance), decode_json, given, schema)
     return _objects(file, lines, decode_json, given, schema)
 

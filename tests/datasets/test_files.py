@@ -105,6 +105,7 @@ def test_faults_of_a_line() -> None:
 )
 def test_formats(name: str, expected: str) -> None:
     assert detect_format(data_file(name)) == expected
+    assert detect_format(data_file(name.upper())) == expected
 
 
 def test_unknown_format_lists_the_known_ones() -> None:
