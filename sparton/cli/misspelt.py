@@ -117,6 +117,8 @@ def parse(overrides: Sequence[str], loader: ConfigLoader | None = None) -> list[
         try:
             parsed.append(parser.parse_override(each))
         except HydraException as error:
+            if "=~" in each:
+                raise ValueError(f"{each}: ~ is not read here; write $HOME in its place") from error
             raise ValueError(
                 f"{each}: no setting can be read from this ({str(error).splitlines()[0]}); a shell "
                 "must leave spaces, quotes and braces alone, as within '...'"

@@ -43,6 +43,7 @@ TRAIN = [
     ("+batch=3", "batch has a value already; another is batch=3"),
     ("tiny", "tiny: a setting has a value, as in batch=64"),
     ("data.files={mine:", "no setting can be read from this"),
+    ("data.files=~/a.csv", "data.files=~/a.csv: ~ is not read here; write $HOME in its place"),
     # of the wrong type
     ("batch=lots", "batch=lots: must be a whole number"),
     ("num_workers=1.5", "must be a whole number"),
