@@ -39,6 +39,7 @@ EXPECTED_ERRORS = (
 # The settings that give the arguments of these names.
 _SETTINGS = {
     "alpha": "data.alpha",
+    "at_start": "refresh.at_start",
     "attend_to_expansion": "head.attend_to_expansion",
     "attention": "backbone.attention",
     "center": "backbone.center",

@@ -68,9 +68,9 @@ def check(
     if lacking == {name: len(whole) for name, whole in wholes.items()}:
         raise ArgumentError(
             "{num_negatives}, but no source has negatives of its own: set {num_negatives:name} to "
-            "0, or mine some; a training that mines (refresh=negatives) does so before its first "
-            "step with refresh.at_start=true",
+            "0, or mine some; a training that mines does so before its first step with {at_start}",
             num_negatives=num_negatives,
+            at_start=True,
         )
     if lacking:
         logger.info(

@@ -65,8 +65,8 @@ def hold_out(data: Mixture, *, share: float = 0.02, most: int = 1000, seed: int 
             rest[name] = Rest(source, rows[name].tolist())
     if not rest:
         raise ValueError(
-            f"all of the {len(data)} examples have the same query, so none can be held out: set "
-            "evaluation=none, or give a dev set"
+            f"all of the {len(data)} examples have the same query, so none can be held out: give a "
+            "dev set, or train without one"
         )
     return HeldOut(data.of(rest), data, rows, seed)
 
