@@ -126,7 +126,7 @@ class Retriever:
                 ``max_terms`` of a model without sparse vectors, ``pool_factor`` of one without
                 token vectors, or representations that are not finite.
         """
-        _check_texts(texts, side)
+        texts = _listed(texts, side)
         shown = len(texts) >= _SHOWN_FROM if progress is None else progress
         return encode_texts(
             self.encoder,
@@ -202,7 +202,7 @@ class Retriever:
                     f"{_halves(self.encoder.kinds)}: encode them with this model"
                 )
             if ids is not None:
-                _check_ids(ids, encoded.num_texts)
+                ids = _listed_ids(ids, encoded.num_texts)
             indexed, stored = Documents.of(encoded), _stored_dtype(encoded)
         try:
             if not callable(build):
@@ -332,7 +332,7 @@ class TextIndex:
         if not hasattr(k, "__index__"):
             raise ValueError(f"k={k!r} must be a whole number")
         if not isinstance(queries, Representations):
-            _check_texts(queries, "query")
+            queries = _listed(queries, "query")
             for row, text in enumerate(queries):
                 if not text.strip() and not isinstance(queries, str):
                     raise ValueError(f"query {row} has no text: leave it out")
@@ -398,13 +398,18 @@ def load(
     return Retriever(encoder, tokenizer, precision=precision)
 
 
-def _check_texts(texts: Sequence[str], side: Side) -> None:
-    """Refuse what is no list of texts; a text alone has an error of its own where it is encoded."""
-    if not hasattr(texts, "__len__") or isinstance(texts, Mapping):
+def _listed(texts: Sequence[str], side: Side) -> Sequence[str]:
+    """Texts in the order in which a loop meets them, which is not that of the labels by which a
+    series of pandas is asked; a text alone has an error of its own where it is encoded."""
+    if isinstance(texts, str):
+        return texts
+    if not hasattr(texts, "__len__") or isinstance(texts, Mapping | set | frozenset):
         raise ValueError(f"texts is a {type(texts).__name__}: put them into a list")
-    for row, text in enumerate(texts):
+    listed = list(texts)
+    for row, text in enumerate(listed):
         if not isinstance(text, str):
             raise ValueError(f"{side} {row} is {text!r}: each must be a text")
+    return listed
 
 
 def _halves(kinds: Iterable[Kind]) -> str:
@@ -418,9 +423,13 @@ def _stored_dtype(documents: Representations) -> VectorDtype:
     return cast(VectorDtype, str(vectors.values.dtype).removeprefix("torch."))
 
 
-def _check_ids(ids: Sequence[str], num_documents: int) -> None:
+def _listed_ids(ids: Sequence[str], num_documents: int) -> list[str]:
+    if not hasattr(ids, "__len__") or isinstance(ids, set | frozenset):
+        raise ValueError(f"ids is a {type(ids).__name__}: put them into a list")
     if len(ids) != num_documents:
         raise ValueError(f"there are {num_documents} documents, but {len(ids)} ids")
-    if len(set(ids)) != len(ids):
-        twice = Counter(ids).most_common(1)[0][0]
+    listed = list(ids)
+    if len(set(listed)) != len(listed):
+        twice = Counter(listed).most_common(1)[0][0]
         raise ValueError(f"the id {twice!r} stands for several documents: ids must differ")
+    return listed

@@ -110,6 +110,8 @@ def test_a_folder_with_something_in_it_is_not_replaced(load, tmp_path):
     [
         (lambda model: model.encode_documents(each for each in TEXTS), "texts is a generator: put"),
         (lambda model: model.index(TEXTS).search({"a": "cat"}), "texts is a dict: put them into"),
+        (lambda model: model.encode_documents({*TEXTS}), "texts is a set: put them into a list"),
+        (lambda model: model.index(TEXTS, {*IDS}), "ids is a set: put them into a list"),
         (lambda model: model.index(TEXTS).search(["cat"], k="3"), "k='3' must be a whole number"),
         (lambda model: model.index(TEXTS).search(["cat"], k=2.5), "k=2.5 must be a whole number"),
         (
@@ -123,6 +125,20 @@ def test_a_folder_with_something_in_it_is_not_replaced(load, tmp_path):
 def test_wrong_types_are_named(call, message, load):
     with pytest.raises(ValueError, match=message):
         call(load("splade"))
+
+
+def test_texts_and_ids_are_taken_in_their_order_whatever_their_labels(load):
+    """A part of a table of pandas has labels that are no positions."""
+
+    class Labelled(list):
+        def __getitem__(self, label):
+            return super().__getitem__(len(self) - 1 - label)
+
+    model = load("splade")
+    expected = model.index(TEXTS, IDS).search(["red cat", "green"], k=2)
+    index = model.index(Labelled(TEXTS), Labelled(IDS))
+    assert index.search(Labelled(["red cat", "green"]), k=2) == expected
+    assert expected[0] and expected[0] != expected[1]
 
 
 def test_vectors_of_another_kind_are_not_indexed(load):
