@@ -186,13 +186,14 @@ class Retriever:
         """
         if isinstance(documents, str | Path):
             documents = open_encoded(documents)
+        named: Sequence[str | int]
         if isinstance(documents, EncodedTexts):
             if ids is not None:
                 raise ValueError(f"{documents.folder} has ids of its own: leave ids out")
             if documents.facts.settings.side != "document":
                 raise ValueError(f"{documents.folder} holds queries, and documents are searched")
             documents.check_model(self.encoder)
-            ids, stored = documents.ids, documents.facts.settings.vector_dtype
+            named, stored = documents.ids, documents.facts.settings.vector_dtype
             indexed = documents.documents()
         else:
             encoded = self._encoded(documents, "document")
@@ -201,8 +202,8 @@ class Retriever:
                     f"documents have {_halves(encoded.kinds)}, and queries of this model "
                     f"{_halves(self.encoder.kinds)}: encode them with this model"
                 )
-            if ids is not None:
-                ids = _listed_ids(ids, encoded.num_texts)
+            number = encoded.num_texts
+            named = range(number) if ids is None else _listed_ids(ids, number)
             indexed, stored = Documents.of(encoded), _stored_dtype(encoded)
         try:
             if not callable(build):
@@ -214,7 +215,7 @@ class Retriever:
             index = build(indexed, self.device, rerank_depth=rerank_depth)
         except ArgumentError as error:  # which names what evaluations call the builder
             raise error.renamed(index="build") from error
-        return TextIndex(self, index, ids, query_dtype(stored))
+        return TextIndex(self, index, named, query_dtype(stored))
 
     def explain(
         self, text: str, document: str | None = None, *, k: int = 20
@@ -307,7 +308,7 @@ class TextIndex:
         self,
         retriever: Retriever,
         index: Index,
-        ids: Sequence[str] | None,
+        ids: Sequence[str | int],
         vector_dtype: VectorDtype = "float16",
     ) -> None:
         self.retriever = retriever
@@ -339,10 +340,11 @@ class TextIndex:
             queries = self.retriever.encode(
                 queries, "query", vector_dtype=self._vector_dtype, progress=progress
             )
+        k = min(k, len(self.ids))  # a larger one takes memory that nothing fills
         found = self.index.search(queries, k, progress="search" if progress else None)
         return [
             [
-                Hit(row if self.ids is None else self.ids[row], score)
+                Hit(self.ids[row], score)
                 for row, score in zip(rows.tolist(), scores.tolist(), strict=True)
                 if row >= 0
             ]

@@ -181,6 +181,7 @@ def test_documents_without_ids_are_numbered_and_few_hits_are_few(load):
     (found,) = model.index(TEXTS[:2]).search(["red"], k=10)
     assert sorted(hit.id for hit in found) == [0, 1]
     assert isinstance(found[0], Hit)
+    assert model.index(TEXTS[:2]).search(["red"], k=10**15) == [found]
 
 
 def test_bars_are_shown_when_asked_for(load, capsys):

@@ -120,7 +120,7 @@ def _write_run(
     scores = {name: {str(hit.id): hit.score for hit in own} for name, own in zip(ids, hits)}
     with replacing(output) as fresh:
         write_run(Run.from_scores(scores), fresh)
-    number = len(index.ids or ())
+    number = len(index.ids)
     columns = " | ".join(table.table.facts["columns"])
     Console(soft_wrap=True, highlight=False).print(
         f"the best {min(k, number):,} of {number:,} documents for {len(ids):,} queries"
