@@ -22,12 +22,12 @@ from sparton.evaluation.settings import (
     check_bounds_apply,
     check_index,
     check_pooling,
-    check_vector_dtype,
     plan_search,
 )
 from sparton.evaluation.tasks import evaluate_bm25, evaluate_encoder
 from sparton.evaluation.testing import run_tests
 from sparton.retrieval.settings import check_metrics, check_search, check_term_bounds
+from sparton.retrieval.storing import check_vector_dtype
 
 __all__ = [
     "TaskResult",

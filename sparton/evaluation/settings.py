@@ -13,7 +13,6 @@ from sparton.retrieval.settings import (
     check_metrics,
     check_search,
 )
-from sparton.retrieval.storing import VECTOR_DTYPES
 from sparton.types import Kind, RetrievalTask, TokenPooling
 
 if TYPE_CHECKING:
@@ -26,16 +25,6 @@ _COMPARED: dict[Search, tuple[Kind, ...]] = {
     "rerank": ("sparse", "tokens"),
     "sum": ("sparse", "tokens", "dense"),
 }
-
-
-def check_vector_dtype(vector_dtype: object) -> None:
-    """Refuse a way to store token vectors that does not exist.
-
-    Raises:
-        ValueError: names the setting and its value.
-    """
-    if vector_dtype not in VECTOR_DTYPES:
-        raise ValueError(f"vector_dtype={vector_dtype}: must be {', '.join(VECTOR_DTYPES)}")
 
 
 def check_texts(task: RetrievalTask) -> None:

@@ -21,7 +21,6 @@ from sparton.evaluation.settings import (
     check_index,
     check_pooling,
     check_texts,
-    check_vector_dtype,
     compared_kinds,
     plan_search,
 )
@@ -39,7 +38,7 @@ from sparton.retrieval.settings import (
     check_search,
     check_term_bounds,
 )
-from sparton.retrieval.storing import VectorDtype, query_dtype
+from sparton.retrieval.storing import VectorDtype, check_vector_dtype, query_dtype
 from sparton.types import PLURAL, SIDES, RetrievalTask, Side, Tokenizer
 
 if TYPE_CHECKING:

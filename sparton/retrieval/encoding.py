@@ -16,7 +16,7 @@ from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
 from sparton.retrieval.crew import ALONE, Crew, Gathering
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.storing import VectorDtype, in_order
+from sparton.retrieval.storing import VectorDtype, check_vector_dtype, in_order
 from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
 AUTOCAST = {
@@ -81,10 +81,11 @@ def encode_texts(
             others get ``Representations()``.
 
     Raises:
-        ValueError: no texts, a lone text in place of several, a side or a precision that does not
-            exist, an encoder that does not give one of the ``kinds``, ``max_terms`` below 1 or
-            without sparse vectors, ``pool_factor`` below 1 or without token vectors, or
-            representations that are not finite.
+        ValueError: no texts, a lone text in place of several, a side, a precision or a
+            ``vector_dtype`` that does not exist, an encoder that does not give one of the
+            ``kinds``, ``batch_tokens`` below 1, ``max_terms`` below 1 or without sparse vectors,
+            ``pool_factor`` below 1 or without token vectors, or representations that are not
+            finite.
     """
     if isinstance(texts, str):
         raise ValueError(f"texts is the single text {texts[:40]!r}: put it into a list")
@@ -92,6 +93,8 @@ def encode_texts(
         raise ValueError("there are no texts to encode")
     if side not in SIDES:
         raise ValueError(f"side={side!r}: must be {' or '.join(SIDES)}")
+    refuse_below(1, batch_tokens=batch_tokens)
+    check_vector_dtype(vector_dtype)
     kept = _checked_kinds(encoder, kinds, side, max_terms)
     check_pool_factor(pool_factor, kept, encoder)
     pooling = usual_pooling(encoder, side, pool_factor)
@@ -210,6 +213,8 @@ def _checked_kinds(
 ) -> Collection[Kind]:
     """The kinds to keep, all of which the encoder gives."""
     name = type(encoder).__name__
+    if kinds is not None and not kinds:
+        raise ValueError(f"kinds is empty: name {' or '.join(encoder.kinds)}, or leave it out")
     for kind in kinds or ():
         if kind not in encoder.kinds:
             raise ValueError(f"{name} gives no {KINDS[kind]}")

@@ -159,6 +159,16 @@ class _LeavingTokens:
         )
 
 
+def check_vector_dtype(vector_dtype: object) -> None:
+    """Refuse a way to store vectors that does not exist.
+
+    Raises:
+        ValueError: names the setting and its value.
+    """
+    if vector_dtype not in VECTOR_DTYPES:
+        raise ValueError(f"vector_dtype={vector_dtype}: must be {', '.join(VECTOR_DTYPES)}")
+
+
 def query_dtype(documents: VectorDtype) -> VectorDtype:
     """In which dtype the token vectors of queries are stored that are compared with documents of
     another, or of the same: those in FP8 are compared in float16."""

@@ -350,6 +350,20 @@ def test_a_side_that_does_not_exist():
         encode(CountingEncoder(), ["1 2"], "queries")
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        # It would have become the zeros of a dtype that PyTorch knows.
+        ({"vector_dtype": "int8"}, "vector_dtype=int8: must be float16, bfloat16, float32"),
+        ({"batch_tokens": 0}, "batch_tokens=0 must be at least 1"),
+        ({"kinds": []}, "kinds is empty: name tokens, or leave it out"),
+    ],
+)
+def test_settings_that_cannot_be(settings, message):
+    with pytest.raises(ValueError, match=message):
+        encode(VectorEncoder(), ["1 2"], "document", **settings)
+
+
 @pytest.mark.parametrize("build", [TopEncoder, CountingEncoder])
 @pytest.mark.parametrize("most", [0, -1])
 def test_no_weights_of_a_text(build, most):
