@@ -149,7 +149,8 @@ class Retriever:
         """The score of every query with every document, fp32 ``[Q, N]`` on the host: the weighted
         sum of all scores where the model gives dense vectors beside others, else MaxSim where it
         gives token vectors, else the dot product of sparse vectors."""
-        asked, answers = self._encoded(queries, "query"), self._encoded(documents, "document")
+        answers = self._encoded(documents, "document")
+        asked = self._encoded(queries, "query", query_dtype(_stored_dtype(answers)))
         if answers.tokens is not None and answers.dense is None:
             asked, answers = (side._replace(sparse=None) for side in (asked, answers))
         every = max(answers.num_texts, 1)
@@ -297,8 +298,15 @@ class Retriever:
             self.save(path)
             return push(path, repository, license=license, private=private, token=token)
 
-    def _encoded(self, texts: Sequence[str] | Representations, side: Side) -> Representations:
-        return texts if isinstance(texts, Representations) else self.encode(texts, side)
+    def _encoded(
+        self,
+        texts: Sequence[str] | Representations,
+        side: Side,
+        vector_dtype: VectorDtype = "float16",
+    ) -> Representations:
+        if isinstance(texts, Representations):
+            return texts
+        return self.encode(texts, side, vector_dtype=vector_dtype)
 
 
 class TextIndex:

@@ -71,6 +71,14 @@ def test_similarity_is_the_score_of_a_hit(kind, load):
             assert hit.score == pytest.approx(scores[query, hit.id].item(), abs=1e-5)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn"])
+def test_queries_are_compared_with_documents_in_any_dtype(dtype, load):
+    model = load("colbert")
+    documents = model.encode_documents(TEXTS, vector_dtype=dtype)
+    scores = model.similarity(["red cat"], documents)
+    torch.testing.assert_close(scores, model.similarity(["red cat"], TEXTS), atol=0.1, rtol=0)
+
+
 def test_sparse_similarity_is_the_dot_product(load):
     model = load("splade")
     queries, documents = model.encode_queries(["red cat", "green"]), model.encode_documents(TEXTS)
