@@ -51,11 +51,10 @@ class PackedTokenizer:
         self.document_length = document_length
         self.max_length = max_length
         self.markup = markup
-        # Copies of its own, so that the truncation set here is not saved with the model.
+        # Copies of its own, so that the truncation set here is not saved with the model; one of
+        # each side, so that threads with texts of both do not change each other's.
         documents = without_truncation(tokenizer)
-        queries = documents
-        if query_tokenizer is not None and query_tokenizer is not tokenizer:
-            queries = without_truncation(query_tokenizer)
+        queries = without_truncation(tokenizer if query_tokenizer is None else query_tokenizer)
         query = _Form(query_length, markup.query_prompt)
         document = _Form(document_length, markup.document_prompt)
         self._queries = _Texts("query", queries, query, markup, max_length)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -32,6 +33,18 @@ def test_no_texts_and_huge_texts(word_tokenizer: PreTrainedTokenizerFast) -> Non
     batch = tokenizer.documents(["w9 " * 100_000, "w1"])
     assert batch.cu_seqlens.tolist() == [0, 32, 35]
     assert batch.input_ids[[0, 30, 31]].tolist() == [2, 13, 3]
+
+
+def test_threads_may_tokenize_queries_and_documents_at_once(
+    word_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """Each side was cut at the length of the other now and then."""
+    tokenizer = PackedTokenizer(word_tokenizer, 8, 32)
+    sides = [tokenizer.queries, tokenizer.documents] * 200
+    with ThreadPoolExecutor(8) as threads:
+        batches = list(threads.map(lambda side: side(["w1 " * 100] * 8), sides))
+    assert {batch.max_seqlen for batch in batches[::2]} == {8}
+    assert {batch.max_seqlen for batch in batches[1::2]} == {32}
 
 
 def test_a_tokenizer_without_special_tokens_gives_empty_sequences(
