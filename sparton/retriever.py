@@ -419,6 +419,13 @@ def _listed(texts: Sequence[str], side: Side) -> Sequence[str]:
     for row, text in enumerate(listed):
         if not isinstance(text, str):
             raise ValueError(f"{side} {row} is {text!r}: each must be a text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{side} {row} holds {text[error.start]!r}, half of a character, as bytes do that "
+                "were not UTF-8: correct the text"
+            ) from error
     return listed
 
 

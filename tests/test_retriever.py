@@ -216,6 +216,7 @@ def test_what_cannot_be_used_is_refused(load, tmp_path):
     for queries, message in (
         (["red", " "], "query 1 has no text: leave it out"),
         (["red", None], "query 1 is None: each must be a text"),
+        (["red \udcff"], r"query 0 holds '\\udcff', half of a character"),
     ):
         with pytest.raises(ValueError, match=message):
             model.index(TEXTS).search(queries)
