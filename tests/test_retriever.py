@@ -158,6 +158,8 @@ def test_vectors_of_another_kind_are_not_indexed(load):
 def test_what_cannot_be_loaded_is_said_at_once(load):
     with pytest.raises(ValueError, match="precision=int8: must be fp32"):
         load("splade", precision="int8")
+    with pytest.raises(ValueError, match="query_length=0 must be at least 1"):
+        load("splade", query_length=0)
     with pytest.raises(ValueError, match="precision=fp8 needs a CUDA GPU"):
         load("splade", precision="fp8")
     with pytest.raises(TypeError, match=r"load\(\) has no argument foo"):

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 
+from sparton.arguments import refuse_below
+
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
     from sparton.models.encoder import Encoder
@@ -61,12 +63,13 @@ def load_retriever(
 
     Raises:
         OSError, ValueError: from :func:`sparton.models.folders.load_encoder`.
-        ValueError: a ``width`` that the model cannot have.
+        ValueError: a length or a ``width`` that the model cannot have.
     """
     from sparton.models.encoder import Encoder
     from sparton.models.folders import Lengths, encoder_lengths, load_encoder
     from sparton.models.repository import Source
 
+    refuse_below(1, query_length=query_length, document_length=document_length)
     if isinstance(model, Encoder):
         encoder, own = model, None
     else:
