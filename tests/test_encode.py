@@ -105,6 +105,20 @@ def test_a_folder_in_the_layout_of_beir_is_encoded_and_searched(models, monkeypa
     assert dict(read_run("own.trec").rankings()) == rankings
 
 
+def test_ids_that_no_run_can_hold_are_refused_before_the_search(models, monkeypatch, capsys):
+    Path("docs.tsv").write_text("two words\tred cat\nd2\tgreen\n")
+    Path("asked.tsv").write_text("q 1\tred cat\n")
+    encode(monkeypatch, models["splade"])
+    encode(monkeypatch, models["splade"], "data=docs.tsv", output="spaced")
+    monkeypatch.setattr(
+        "sparton.retriever.TextIndex.search", lambda *_, **__: pytest.fail("searched")
+    )
+    for documents, queries, name in (("docs", "asked.tsv", "q 1"), ("spaced", "toy", "two words")):
+        words = [documents, "--queries", queries, "--output", "run.trec"]
+        said = refused(monkeypatch, capsys, "search.py", *words)
+        assert f"the identifier '{name}' is empty or holds white space" in said
+
+
 def test_a_compressed_index_is_built_by_the_first_search_alone(models, monkeypatch, capsys):
     encode(monkeypatch, models["colbert"])
     words = ["index=docs", "query=red cat", "nbits=8", "device=cpu"]

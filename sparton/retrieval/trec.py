@@ -19,8 +19,8 @@ def write_run(run: Run, path: Path | str, tag: str = "sparton") -> None:
         ValueError: an identifier is empty or holds white space, which the format cannot express.
     """
     found = np.unique(run.rows)
-    _check_identifiers(run.query_ids)
-    _check_identifiers([run.document_ids[row] for row in found[found >= 0]])
+    check_identifiers(run.query_ids)
+    check_identifiers([run.document_ids[row] for row in found[found >= 0]])
     with Path(path).open("w", encoding="utf-8") as file:
         for query, ranking in run.rankings():
             file.writelines(
@@ -55,8 +55,8 @@ def write_qrels(qrels: Qrels, path: Path | str) -> None:
     Raises:
         ValueError: an identifier is empty or holds white space.
     """
-    _check_identifiers(qrels)
-    _check_identifiers({document for grades in qrels.values() for document in grades})
+    check_identifiers(qrels)
+    check_identifiers({document for grades in qrels.values() for document in grades})
     with Path(path).open("w", encoding="utf-8") as file:
         file.writelines(
             f"{query} 0 {document} {grade}\n"
@@ -65,7 +65,12 @@ def write_qrels(qrels: Qrels, path: Path | str) -> None:
         )
 
 
-def _check_identifiers(names: Iterable[str]) -> None:
+def check_identifiers(names: Iterable[str]) -> None:
+    """Refuse what no such file can hold.
+
+    Raises:
+        ValueError: an identifier is empty or holds white space.
+    """
     for name in names:
         if name.split() != [name]:
             raise ValueError(

@@ -108,7 +108,7 @@ def _write_run(
 
     from sparton.datasets.texts import text_table
     from sparton.retrieval.run import Run
-    from sparton.retrieval.trec import write_run
+    from sparton.retrieval.trec import check_identifiers, write_run
     from sparton.writing import replacing
 
     table = text_table("queries", files, reading)
@@ -116,6 +116,7 @@ def _write_run(
     for name, text in zip(ids, texts, strict=True):
         if not text.strip():
             raise ValueError(f"the query {name} has no text: leave it out of the file")
+    check_identifiers([*ids, *map(str, index.ids)])  # before the work
     hits = index.search(texts, k, progress=True)
     scores = {name: {str(hit.id): hit.score for hit in own} for name, own in zip(ids, hits)}
     with replacing(output) as fresh:
