@@ -182,9 +182,11 @@ class Retriever:
 
         Raises:
             ValueError: not as many ``ids`` as documents, the same one twice, what :meth:`encode`
-                refuses, or a folder of queries, of another model, or damaged.
+                refuses, ``rerank_depth`` below 1, or a folder of queries, of another model, or
+                damaged.
             FileNotFoundError: a folder that is none, or not complete.
         """
+        refuse_below(1, rerank_depth=rerank_depth)
         if isinstance(documents, str | Path):
             documents = open_encoded(documents)
         named: Sequence[str | int]
@@ -213,7 +215,7 @@ class Retriever:
                     "CompressedIndexBuilder(nbits=2)",
                     index=build,
                 )
-            index = build(indexed, self.device, rerank_depth=rerank_depth)
+            index = build(indexed, self.device, rerank_depth=min(rerank_depth, len(named)))
         except ArgumentError as error:  # which names what evaluations call the builder
             raise error.renamed(index="build") from error
         return TextIndex(self, index, named, query_dtype(stored))

@@ -251,9 +251,17 @@ def test_another_index_can_be_built(load):
         asked.append((documents.num_texts, rerank_depth))
         return Last()
 
-    index = model.index(TEXTS, IDS, build=build, rerank_depth=7)
+    index = model.index(TEXTS, IDS, build=build, rerank_depth=5)
     assert index.search(["red"], k=2) == [[Hit("own", 1.0)] * 2]
-    assert asked == [(len(TEXTS), 7)]
+    assert asked == [(len(TEXTS), 5)]
+
+
+def test_no_more_candidates_are_asked_for_than_there_are_documents(load):
+    model = load("joint")
+    found = model.index(TEXTS, rerank_depth=10**15).search(["red cat"])
+    assert found == model.index(TEXTS, rerank_depth=len(TEXTS)).search(["red cat"]) != [[]]
+    with pytest.raises(ValueError, match="rerank_depth=0 must be at least 1"):
+        model.index(TEXTS, rerank_depth=0)
 
 
 @pytest.mark.parametrize("kind", ["colbert", "joint"])
