@@ -119,11 +119,12 @@ def test_hydra_and_logging_are_as_they_were(tmp_path):
     OmegaConf.register_new_resolver("twice", lambda number: 2 * number, replace=True)
     logger = logging.getLogger("sparton")
     before = (logger.level, list(logger.handlers), list(logging.getLogger().handlers))
+    command = HydraConfig.instance().cfg  # of another test in this process, if any
     with initialize_config_dir(str(tmp_path / "own"), version_base="1.2"):
         sparton.train(*MINIATURE, steps=1, evaluation="none")
         with pytest.raises(ValueError, match="batch=0"):
             sparton.train(*MINIATURE, batch=0)
-        assert not HydraConfig.initialized()
+        assert HydraConfig.instance().cfg is command
         assert compose("mine").name == 84
     assert not GlobalHydra.instance().is_initialized()
     assert (logger.level, logger.handlers, logging.getLogger().handlers) == before

@@ -88,7 +88,7 @@ def test_deleted_texts_are_passed_over_and_may_come_again(model, tmp_path, capsy
     assert {hit.id for hit in hits} <= {*found.ids}
     again = encoded(model, tmp_path / "docs", TextList(["w1 w2"], ["0-9"]), append=True)
     assert again.ids[-1] == "0-9" and len(again) == 12
-    (tmp_path / "gone.txt").write_text("0-9\n0-1\n")
+    (tmp_path / "gone.txt").write_bytes("\ufeff0-9\r\n0-1\n".encode())  # as Windows writes it
     delete([str(tmp_path / "docs"), "--file", str(tmp_path / "gone.txt")])
     assert "0-9" not in open_encoded(tmp_path / "docs").ids
 

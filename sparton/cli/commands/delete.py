@@ -47,7 +47,7 @@ def _read_ids(file: Path) -> list[str]:
     if not file.is_file():
         raise FileNotFoundError(f"--file {file}: no such file")
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"--file {file} is not UTF-8 text: write an id per line") from error
     if ids := [line for line in lines if line]:
