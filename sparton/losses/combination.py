@@ -35,6 +35,11 @@ class WeightedSum(RankingLoss):
                 raise ValueError(
                     f"the weight of loss {name!r} must be finite and not negative, got {weight}"
                 )
+        if not any(self.weights.values()):
+            raise ValueError(
+                f"all weights of {sorted(self.losses)} are 0, and nothing would be learned: give "
+                "one of these losses a weight"
+            )
 
     @property
     def needs_negatives(self) -> bool:  # type: ignore[override]

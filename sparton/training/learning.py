@@ -124,7 +124,7 @@ def _far_from_teacher(
     ours = own[:, :1] - own[:, 1:]
     theirs = (teacher_scores[:, :1] - teacher_scores[:, 1:]).to(ours.dtype) * loss.scale
     size, wanted = (margins.square().mean().sqrt().item() for margins in (ours, theirs))
-    if wanted <= 0 or wanted / _FAR <= size <= wanted * _FAR:
+    if min(size, wanted) <= 0 or wanted / _FAR <= size <= wanted * _FAR:
         return None
     return (
         f"the margins between the model's scores are about {_round(size)} and those between its "

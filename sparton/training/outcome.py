@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from sparton.errors import DeviceMemoryError, RunError
+from sparton.errors import DeviceMemoryError, OtherRunError, RunError
 from sparton.training.processes import run_ranks
 from sparton.training.status import (
     FAILED,
@@ -47,7 +47,8 @@ def run_here(
     expected: tuple[type[Exception], ...],
     explain: Callable[[Exception], str] = str,
 ) -> Result:
-    """Do ``work``, alone or as one of several ranks, and leave in ``folder`` how that ended.
+    """Do ``work``, alone or as one of several ranks, and leave in ``folder`` how that ended; of a
+    run that has ended well, this stays where it is told apart from what is asked for now.
 
     The process ends here, without a word, where another rank has told why.
 
@@ -61,7 +62,7 @@ def run_here(
         Exception: what ``work`` raises.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    run = run_name()
+    run, before = run_name(), read_status(folder)
     if rank == 0:
         begin_run(folder, run)
     # The ranks of torchrun have no owner of this program that could say why they ended.
@@ -77,6 +78,8 @@ def run_here(
             if dist.is_torchelastic_launched():
                 get_error_handler().record_exception(error)  # for torchrun's own report
             status = Status(OOM if lacks_memory else FAILED, explain(told))
+            if isinstance(error, OtherRunError) and before == Status(OK):
+                status = before  # its settings are others, and it is as it was
             if not end_run(folder, run, status) and size > 1:
                 sys.exit(1)
             if told is error:

@@ -76,6 +76,7 @@ def test_the_objective_logs_the_sum_and_its_unweighted_losses():
         ({}, {}, "at least one loss"),
         (LOSSES, {"infonce": 1.0}, r"weights are given for \['infonce'\] but the losses are"),
         ({"a": InfoNCE()}, {"a": -1.0}, "weight of loss 'a' must be finite and not negative"),
+        ({"a": InfoNCE()}, {"a": 0.0}, r"all weights of \['a'\] are 0"),
         ({"a": InfoNCE()}, {"a": math.nan}, "weight of loss 'a' must be finite and not negative"),
     ],
 )

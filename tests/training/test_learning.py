@@ -120,6 +120,11 @@ def test_a_teacher_of_another_size(lead, size, scale):
     assert set(said(MarginMSE(), far, near, near)) == {None}
 
 
+def test_a_model_that_tells_nothing_apart_is_not_told_to_scale_its_teacher_by_0():
+    alike = *sides(0.0, negatives=2, spread=0.0), taught(1.0, 5.0)[2]
+    assert set(said(MarginMSE(), alike, alike)) == {None}
+
+
 def test_losses_of_sums_and_of_halves_are_judged_each():
     far = taught(55.0, 1.0)
     both = {"a": InfoNCE(temperature=20.0), "b": MarginMSE()}

@@ -1,5 +1,6 @@
 """What a run leaves and says when it ends, and that ranks do not wait for one that is gone."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparton.errors import DeviceMemoryError, RunError
+from sparton.errors import DeviceMemoryError, OtherRunError, RunError
 from sparton.training import status
 from sparton.training.outcome import GOES_ON, run_here, run_on_gpus
 from sparton.training.status import Status, read_status
@@ -34,6 +35,18 @@ def test_an_error_is_raised_and_its_explanation_stays(tmp_path):
     with pytest.raises(ValueError, match="batch=0"):
         run_here(fail_with(ValueError("batch=0")), tmp_path, (), lambda error: f"set {error}")
     assert read_status(tmp_path) == Status("failed", "set batch=0")
+
+
+def test_a_run_that_ended_well_stays_so_when_another_is_refused(tmp_path):
+    refused = fail_with(OtherRunError("steps=8 here, 4 there"))
+    for ended in ("ok", "failed"):
+        work = (lambda: None) if ended == "ok" else fail_with(ValueError("batch=0"))
+        with contextlib.suppress(ValueError):
+            run_here(work, tmp_path, ())
+        with pytest.raises(OtherRunError, match="steps=8"):
+            run_here(refused, tmp_path, ())
+        said = read_status(tmp_path)
+        assert said is not None and said.state == ended
 
 
 def test_a_lack_of_memory_has_a_type_of_its_own(tmp_path):
