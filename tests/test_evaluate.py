@@ -69,7 +69,7 @@ def evaluated(monkeypatch, *arguments: str) -> dict:
         ("colbert", ["width=99"], "the token vectors of this model work with the widths 1 to 16"),
         ("bm25", ["query_length=4"], "model=bm25 is no encoder and ignores query_length=4: leave"),
         ("bm25", ["bm25.k1=-1"], "BM25 needs numbers k1 >= 0"),
-        ("bm25", ["bm25.k1=word"], "got k1=word, b=0.4"),
+        ("bm25", ["bm25.k1=word"], "bm25.k1=word: must be a number"),
         ("bm25", ["bm25.k=50"], "recall@100 looks deeper than the bm25.k=50 documents"),
         ("bm25", ["bm25.k=0"], "bm25.k=0: must be a whole number from 1 on"),
         ("bm25", ["device=gpu"], "device=gpu cannot be used"),

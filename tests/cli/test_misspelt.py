@@ -57,7 +57,7 @@ TRAIN = [
     ("loss.temprature=2", "loss has no temprature; did you mean loss.temperature=2?"),
     ("+loss.temprature=2", "InfoNCE takes no temprature; did you mean loss.temperature=2?"),
     ("+optimizer.learning_rate=1", "AdamW takes no learning_rate; did you mean optimizer.lr=1?"),
-    ("+backbone.revison=x", "tiny takes no revison"),
+    ("+backbone.revison=x", "takes no revison; did you mean backbone.revision=x?"),
     ("+loss.quux=2", "InfoNCE takes no quux; it takes temperature, symmetric"),
     ("~loss.temprature", "did you mean ~loss.temperature?"),
     ("loss.quux=2", "loss has no quux; it has temperature, symmetric"),
