@@ -178,7 +178,6 @@ def test_scores_of_candidates_keep_their_places():
     np.testing.assert_array_equal(scores, expected)
 
 
-@pytest.mark.slow
 def test_on_a_cpu_the_candidates_of_a_query_share_a_product(monkeypatch):
     """And nothing is widened of the documents that nobody asked for."""
     documents, queries = (store_tokens(random_vectors(n, n)) for n in (60, 3))
@@ -195,6 +194,7 @@ def test_on_a_cpu_the_candidates_of_a_query_share_a_product(monkeypatch):
     assert seen == [(2, 16, torch.float16)] * 3
 
 
+@pytest.mark.slow
 def test_half_precision_leaves_the_quality_of_a_ranking_as_it_is():
     documents = random_vectors(400, seed=11, whole=False, width=64)
     queries = random_vectors(60, seed=12, whole=False, width=64)
