@@ -132,6 +132,8 @@ INGREDIENTS = {
         ),
         kinds=TOKENS,
     ),
+    "fp8-head": Ingredient(settings=("head.fp8=true",), kinds=("splade",)),
+    "fp8-layers": Ingredient(settings=("precision=fp8",)),
     # Of medline's queries every third has more than 32 tokens, and every sixth more than 64.
     "whole-queries": Ingredient(settings=(WHOLE_QUERIES,)),
 }
@@ -192,7 +194,12 @@ ABLATION = {
 _BEST = ABLATION["best"]
 # Of each kind, what is trained, in the order of importance.
 RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
-    "splade": ABLATION | {"best-whole-long": (*ABLATION["best-long"], "whole-queries")},
+    "splade": ABLATION
+    | {
+        "fp8-head": ("fp8-head",),
+        "fp8-layers": ("fp8-layers",),
+        "best-whole-long": (*ABLATION["best-long"], "whole-queries"),
+    },
     "colbert": {
         name: ABLATION[name]
         for name in ("base", "best", "best-home", "best-home-long", "slow", "texts", "distilled")
@@ -215,6 +222,10 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
     "inference-free": {name: ABLATION[name] for name in ("base", "texts", "distilled")}
     | {
         "own-idf": ("own-idf",),
+        "whole": ("whole-queries",),
+        "whole-texts": (*TEXTS, "whole-queries"),
+        "whole-learned": ("learned-queries", "whole-queries"),
+        "whole-mined": (*TEXTS, "two-miners", "whole-queries"),
         "best": (*_BEST, "own-idf"),
         "best-learned": (*_BEST, "own-idf", "learned-queries"),
         "best-fast": (*ABLATION["best-fast"], "own-idf"),
@@ -231,10 +242,10 @@ RECIPES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 # Trained with every seed, and then averaged.
 CHOSEN = {
-    "splade": ("base", "best-whole-long"),
+    "splade": ("base", "fp8-head", "fp8-layers", "best-whole-long"),
     "colbert": ("base", "best-plain-wide", "best-whole"),
     "inference-free": ("base", "best"),
-    "joint": ("base", "best"),
+    "joint": ("base", "best-whole-long"),
 }
 # Means of the weights of models of several recipes, by their own name.
 MIXED: dict[str, dict[str, tuple[str, ...]]] = {

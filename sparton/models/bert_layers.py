@@ -92,6 +92,7 @@ class FusedLayer(GradientCheckpointingLayer):
             kept(dtype, parameters.attention_weight),
             kept(dtype, parameters.intermediate_weight),
             kept(dtype, parameters.output_weight),
+            None if self.training else kept(dtype, parameters.intermediate_bias),
         )
         sequences, heads = (cu_seq_lens_q, max_length_q), (attention.heads, attention.scale)
         options = LayerOptions(*sequences, *heads, first.options(dtype), last.options(dtype))

@@ -13,11 +13,11 @@ once, on the representations of all ranks and micro-batches (Gao et al., arXiv 2
 
 So the last micro-batch, which may be the whole local batch, is encoded once.
 
-What is gathered are :class:`~sparton.representations.Representations`, of whatever kind. Where
-there are several micro-batches or ranks, their sparse halves are held, sent and scored without
-their zeros. One micro-batch of one rank keeps them dense, and so do a few ranks of one machine: to
-find the active entries the host waits for the device, which then waits for the host to launch the
-many small kernels of the objective, longer than it takes to send zeros between neighbours.
+What is gathered are :class:`~sparton.representations.Representations`, of whatever kind. Sparse
+halves that are large, or that have to leave the machine, are held, sent and scored without their
+zeros. Others keep them, and so does a lone micro-batch of one rank: to find the active entries the
+host waits for the device, which then waits for the host to launch the many small kernels of the
+objective, longer than zeros take on their way.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,12 +38,13 @@ from sparton.training.gradient_sum import GradientSum
 from sparton.training.precision import Precision
 from sparton.types import SIDES, Side, TokenBatch, TrainBatch
 
-# Of a side of the global batch, up to which ranks of one machine keep all: 256 MiB in fp32.
+# Of a side of the global batch, up to which it keeps its zeros on one machine: 256 MiB in fp32.
 DENSE_ENTRIES = 2**26
 _SEED_STRIDE = 1_000_003
 
 Sides = tuple[Representations, Representations]  # of queries and of documents
 Seen = tuple[Tensor, Tensor] | None  # what Encoder.finish must know of either; None: nothing
+Share = tuple[int, int]  # queries of a rank in a step, and the most documents of one
 Scale = Callable[[Tensor], Tensor]
 
 
@@ -131,9 +132,10 @@ class ExactStep:
         with keeping_weights(self.encoder):
             *others, last = self._split(batch, step)
             memory = HeadMemory()
-            parts = self._encode_without_graph(others, memory)
+            share = batch.queries.num_sequences, batch.most_documents
+            parts = self._encode_without_graph(others, memory, share)
             kept, seen = self._encode_last(last, parts)
-            held, extents = self._held(parts, kept, seen, batch.most_documents)
+            held, extents = self._held(parts, kept, seen, share)
             del parts
             output, gradients = self._differentiate(held, batch, step, scale)
             del held
@@ -160,12 +162,12 @@ class ExactStep:
             alone = replace(self, world=World(0, 1, self.world.device), micro_batch=None)
             memory = HeadMemory()
             (micro_batch,) = alone._split(batch, 0)
+            share = parts * batch.queries.num_sequences, batch.most_documents
             if parts > 1:
-                alone._encode_without_graph([micro_batch], memory)
+                self._encode_without_graph([micro_batch], memory, share)
                 memory.repeat(parts - 1)
             kept, seen = alone._encode_last(micro_batch, [])
-            keep_all = parts == 1 and self._keep_all(kept, batch.most_documents)
-            held = [(side if keep_all else self._hold(side)).detach() for side in kept]
+            held = [side.detach() for side in self._hold(kept, share)]
             extents = [side.extent for side in held]
             copies = parts * self.world.size
             scores = batch.teacher_scores
@@ -209,14 +211,10 @@ class ExactStep:
 
     @torch.no_grad()
     def _encode_without_graph(
-        self, micro_batches: Sequence[_MicroBatch], memory: HeadMemory
+        self, micro_batches: Sequence[_MicroBatch], memory: HeadMemory, share: Share
     ) -> list[Sides]:
         """Both sides of each micro-batch, which the encoder has not finished."""
-        parts = []
-        for micro_batch in micro_batches:
-            queries, documents = map(self._hold, self._encode(micro_batch, memory))
-            parts.append((queries, documents))
-        return parts
+        return [self._hold(self._encode(each, memory), share) for each in micro_batches]
 
     def _encode_last(self, last: _MicroBatch, parts: Sequence[Sides]) -> tuple[Sides, Seen]:
         """Both sides of the last micro-batch, with their graph, and what the encoder has seen in
@@ -227,12 +225,11 @@ class ExactStep:
 
     @torch.no_grad()
     def _held(
-        self, parts: list[Sides], kept: Sides, seen: Seen, most_documents: int
+        self, parts: list[Sides], kept: Sides, seen: Seen, share: Share
     ) -> tuple[list[Representations], list[list[Extent]]]:
         """Both sides of the local batch, without a graph, and how much of each comes from each
         micro-batch; ``parts`` are used up."""
-        keep_all = not parts and self._keep_all(kept, most_documents)
-        last = kept if keep_all else tuple(map(self._hold, kept))
+        last = self._hold(kept, share)
         sides = [list(side) for side in zip(*[self._finish(part, seen) for part in parts], last)]
         parts.clear()
         extents = [[reps.extent for reps in side] for side in sides]
@@ -256,16 +253,21 @@ class ExactStep:
         queries, documents = map(self.encoder.finish, sides, seen)
         return queries, documents
 
-    def _keep_all(self, sides: Sides, most_documents: int) -> bool:
-        """Whether the only micro-batch keeps its zeros; all ranks decide alike, also where they
-        have different numbers of documents."""
-        world = self.world
-        widest = max(sides[0].width, most_documents * sides[1].width)
-        entries = world.size * sides[0].num_texts * widest
-        return world.size == 1 or (world.one_machine and entries <= DENSE_ENTRIES)
+    def _hold(self, sides: Sides, share: Share) -> Sides:
+        """Both sides of a micro-batch as a step holds them, with their zeros or without."""
+        if not self.encoder.zeros_are_final or self._keep_zeros(sides, share):
+            return sides
+        queries, documents = sides
+        return queries.compact(), documents.compact()
 
-    def _hold(self, reps: Representations) -> Representations:
-        return reps.compact() if self.encoder.zeros_are_final else reps
+    def _keep_zeros(self, sides: Sides, share: Share) -> bool:
+        """All micro-batches decide alike, and all ranks, also where they have different numbers of
+        documents."""
+        world, (num_queries, most_documents) = self.world, share
+        if world.size == 1 and sides[0].num_texts == num_queries:
+            return True
+        widest = max(sides[0].width, most_documents * sides[1].width)
+        return world.one_machine and world.size * num_queries * widest <= DENSE_ENTRIES
 
     def _differentiate(
         self,

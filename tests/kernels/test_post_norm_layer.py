@@ -135,6 +135,26 @@ def test_results_are_those_of_the_parts(dtype, sums, copy, p):
         assert all(torch.equal(x, y) for x, y in zip(found[:2], expected[:2], strict=True))
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_without_a_graph_gelu_may_be_the_librarys(dtype):
+    """Its error is below that of rounding; with a graph nothing changes."""
+    operand, residual = states(dtype, dtype)
+    learned, options = parameters(), options_of(0.0, dtype, None)
+    exact = weights_of(learned, dtype)
+    bias = learned.intermediate_bias.detach().to(dtype)
+
+    def run(bias: Tensor | None) -> Tensor:
+        weights = exact._replace(intermediate_bias=bias)
+        return post_norm_layer(operand, residual, learned, weights, options)[0]
+
+    expected = run(None)
+    assert torch.equal(run(bias), expected)
+    with torch.no_grad():
+        found, wrong = run(bias), run(bias * 1.1)
+    bound = torch.finfo(dtype).eps
+    assert 0 < error(found, expected) < bound < 2 * bound < error(wrong, expected)
+
+
 @pytest.mark.parametrize("fault", ["scale", "gain", "output_weight"])
 def test_the_comparison_sees_faults(fault):
     dtype = HALVES[-1]

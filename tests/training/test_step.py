@@ -20,7 +20,7 @@ from sparton.models.heads import EagerHead
 from sparton.representations import Extent, Representations, TokenVectors
 from sparton.training.distributed import World, join_world
 from sparton.training.precision import Precision
-from sparton.training.step import ExactStep
+from sparton.training.step import DENSE_ENTRIES, ExactStep
 from sparton.types import TrainBatch
 from tests.training.bag_encoder import BagEncoder, random_batch
 
@@ -68,6 +68,13 @@ def distance(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
     return max((a - b).abs().max().item() for a, b in zip(left, right))
 
 
+@pytest.fixture(params=[DENSE_ENTRIES, 0], ids=["zeros kept", "compact"])
+def _as_held(request, monkeypatch):
+    """Micro-batches are held in either way."""
+    monkeypatch.setattr("sparton.training.step.DENSE_ENTRIES", request.param)
+
+
+@pytest.mark.usefixtures("_as_held")
 @pytest.mark.parametrize("negatives", [0, 2])
 @pytest.mark.parametrize("micro_batch", [None, 1, 3, 8, 100])
 def test_micro_batch_does_not_change_the_gradient(negatives, micro_batch):
@@ -75,6 +82,7 @@ def test_micro_batch_does_not_change_the_gradient(negatives, micro_batch):
     assert distance(gradients(alone, negatives, micro_batch), truth(negatives)) < 1e-6
 
 
+@pytest.mark.usefixtures("_as_held")
 @pytest.mark.parametrize("kinds", [TOKENS, SPARSE + TOKENS, SPARSE + TOKENS + DENSE])
 @pytest.mark.parametrize("micro_batch", [None, 1, 3])
 def test_nor_does_it_for_vectors_of_tokens(kinds, micro_batch):
@@ -151,7 +159,7 @@ def _worker(rank: int, size: int, store: str, cases: list[Case], results) -> Non
     ],
 )
 def test_number_of_processes_does_not_change_the_gradient(size, cases, tmp_path):
-    """On one machine the zeros are kept, where each rank encodes its batch at once."""
+    """On one machine the zeros of small batches are kept."""
     with mp.Manager() as manager:
         results = manager.dict()
         mp.spawn(_worker, (size, str(tmp_path / "store"), cases, results), nprocs=size)
@@ -159,7 +167,7 @@ def test_number_of_processes_does_not_change_the_gradient(size, cases, tmp_path)
             for case in cases:
                 given, compacted = results[rank, case]
                 assert distance(given, truth(1, case.kinds)) < 1e-6, case
-                assert (compacted == 0) == (case.one_machine and case.micro_batch is None), case
+                assert (compacted == 0) == case.one_machine, case
 
 
 def test_the_longest_text_of_all_ranks_is_known_if_every_ranks_is():
@@ -176,7 +184,7 @@ def test_zeros_are_kept_of_batches_that_are_small_beside_memory(monkeypatch):
     entries = 2 * sides[1].sparse.numel()
     for most, kept in ((entries, True), (entries - 1, False)):
         monkeypatch.setattr("sparton.training.step.DENSE_ENTRIES", most)
-        assert step._keep_all(sides, 2) == kept
+        assert step._keep_zeros(sides, (sides[0].num_texts, 2)) == kept
 
 
 @pytest.mark.parametrize(("local_size", "one_machine"), [("2", True), ("1", False), (None, False)])

@@ -142,7 +142,7 @@ def test_ranks_with_different_numbers_of_documents_decide_alike(monkeypatch):
             own = batch().select(4 * rank, 4 * rank + 4)
             sides = step.encoder.encode_both(own.queries, own.documents, None)
             assert sides[1].num_texts == (10, 7)[rank] and own.most_documents == most
-            assert step._keep_all(sides, own.most_documents) == kept
+            assert step._keep_zeros(sides, (4, own.most_documents)) == kept
 
 
 def _worker(rank: int, size: int, store: str, results) -> None:
