@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sparton.arguments import refuse_below
-from sparton.packing import ranges_of
 from sparton.products import keeping_weights
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
@@ -22,9 +21,10 @@ from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, To
 AUTOCAST = {
     "fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16,
 }  # fmt: skip
-# Texts of a group, which is tokenised at once: few, since a device waits for the first one. Several
-# processes have groups in turn, and whatever their number is, batches are the same.
-_LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS = 1024, 256, 16
+# Texts of a group, which is tokenised at once: each of the first ones has twice as many as the one
+# before, since a device waits for them. Several processes have groups in turn, and whatever their
+# number is, batches are the same.
+_LARGEST_GROUP, _SMALLEST_GROUP, _GROUPS, _FIRST_GROUP = 1024, 256, 16, 64
 
 
 def encode_texts(
@@ -99,7 +99,7 @@ def encode_texts(
     check_pool_factor(pool_factor, kept, encoder)
     pooling = usual_pooling(encoder, side, pool_factor)
     order = longest_first(texts)
-    groups = groups_of(order)
+    groups = groups_of(order, first=_FIRST_GROUP)
     own = groups[crew.rank :: crew.size]
 
     def tokenize(few: Sequence[str]) -> TokenBatch:
@@ -138,9 +138,18 @@ def longest_first(texts: Sequence[str]) -> NDArray[np.int64]:
     return np.argsort([-len(text) for text in texts], kind="stable")
 
 
-def groups_of(order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Consecutive rows that are tokenised at once; batches end where they do."""
-    return [order[few.start : few.stop] for few in ranges_of(len(order), _group_size(len(order)))]
+def groups_of(order: NDArray[np.int64], first: int | None = None) -> list[NDArray[np.int64]]:
+    """Consecutive rows that are tokenised at once; batches end where they do. The ``first`` group
+    has so many rows, each after it twice as many as the one before, up to the usual number; None
+    begins with that."""
+    usual, ends = _group_size(len(order)), []
+    size = min(first or usual, usual)
+    end = size
+    while end < len(order):
+        ends.append(end)
+        size = min(2 * size, usual)
+        end += size
+    return np.split(order, ends)
 
 
 def _group_size(num_texts: int) -> int:

@@ -5,6 +5,7 @@ N texts, V terms, C columns, P active entries, T tokens, E width of a token's ve
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -20,6 +21,7 @@ from sparton.representations import Representations, TokenVectors
 FileDtype = Literal["float16", "float32"]  # which others can read, too
 VectorDtype = Literal["float16", "bfloat16", "float32", "float8_e4m3fn"]
 VECTOR_DTYPES: tuple[VectorDtype, ...] = ("float16", "bfloat16", "float32", "float8_e4m3fn")
+_THREADS = 8  # that put texts in order: more find no memory that is idle
 
 
 class NotFiniteError(ValueError):
@@ -213,14 +215,19 @@ def in_order(parts: list[Representations], order: NDArray[np.int64]) -> Represen
     """
     if len(order) == 1:
         return parts.pop()
-    places = torch.from_numpy(order)
-    width, kinds = parts[0].width, parts[0].kinds
+    places, width, kinds = torch.from_numpy(order), parts[0].width, parts[0].kinds
     wholes = {kind: _Whole([getattr(part, kind) for part in parts], places) for kind in kinds}
-    parts.reverse()
-    while parts:
-        part = parts.pop()
+    left = list(zip(parts, places.split([part.num_texts for part in parts]), strict=True))
+    parts.clear()
+
+    def place_last(_: object) -> None:
+        part, own = left.pop()
         for kind, whole in wholes.items():
-            whole.add(getattr(part, kind))
+            whole.place(getattr(part, kind), own)
+
+    # Copies to places all over new memory: each waits, and several wait together.
+    with ThreadPoolExecutor(min(torch.get_num_threads(), _THREADS)) as threads:
+        list(threads.map(place_last, range(len(left))))
     halves: dict[str, Any] = {
         kind: _sparse(whole, width) if kind == "sparse" else _token_vectors(whole)
         for kind, whole in wholes.items()
@@ -241,17 +248,16 @@ class _Whole:
         ordered = torch.empty_like(lengths)
         ordered[places] = lengths
         self.cu_seqlens = cu_seqlens_of(ordered)
-        self._starts, self._texts = self.cu_seqlens[:-1][places], 0
         total = int(self.cu_seqlens[-1])
         self.arrays = [x.new_empty((total, *x.shape[1:])) for x in _arrays(halves[0])]
 
-    def add(self, half: Any) -> None:
-        starts = self._starts[self._texts : self._texts + len(half.lengths)]
-        self._texts += len(starts)
-        rows = torch.repeat_interleave(starts - half.cu_seqlens[:-1], half.lengths)
-        rows += torch.arange(len(rows))
+    def place(self, half: Any, places: Tensor) -> None:
+        """Copy the rows of a part, whose texts have these places."""
+        moves, lengths = self.cu_seqlens[places] - half.cu_seqlens[:-1], half.lengths
+        rows = np.repeat(moves.numpy(), lengths.numpy())  # torch would ask for threads of its own
+        rows += np.arange(len(rows))
         for whole, part in zip(self.arrays, _arrays(half), strict=True):
-            _copied(whole).index_copy_(0, rows, _copied(part))
+            _copied(whole).index_copy_(0, torch.from_numpy(rows), _copied(part))
 
 
 def _sparse(whole: _Whole, width: int) -> SparseVectors:

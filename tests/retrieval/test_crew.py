@@ -4,8 +4,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from sparton.representations import Representations
 from sparton.retrieval import encoding
@@ -83,7 +83,17 @@ def test_a_fault_ends_the_process_that_has_it(monkeypatch):
     del first
 
 
-def test_groups_do_not_depend_on_the_crew():
-    sizes = [encoding._group_size(number) for number in (1, 4096, 8192, 10**6)]
-    assert sizes == [256, 256, 512, 1024]
-    assert torch.tensor(sizes).diff().min() >= 0
+@pytest.mark.parametrize(
+    ("number", "first", "sizes"),
+    [
+        (1, None, [1]),
+        (600, None, [256, 256, 88]),
+        (600, 64, [64, 128, 256, 152]),
+        (9000, 300, [300, *[562] * 15, 270]),
+        (0, 64, [0]),
+    ],
+)
+def test_groups_begin_small_and_lose_no_row(number, first, sizes):
+    groups = encoding.groups_of(np.arange(number), first)
+    assert [len(group) for group in groups] == sizes
+    assert np.concatenate(groups).tolist() == list(range(number))
