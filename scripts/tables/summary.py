@@ -3,16 +3,21 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from benchmarks.encoding import study as encoding
 from benchmarks.head.suites import FORWARD_BACKWARD, TABLE1
 from benchmarks.head.suites import Cell as HeadCell
 from benchmarks.kernels import KernelCell
 from benchmarks.maxsim.shapes import BOTH
+from benchmarks.search.compressed import EXHAUSTIVE, MANY, RIVALS, SMALL
+from benchmarks.search.study import Cell as SearchCell
 from benchmarks.training.suites import COLBERT, OURS, SPLADE, THEIRS
 from benchmarks.training.suites import Cell as TrainingCell
 from tables.maxsim import PEERS, fastest, provider_name
 from tables.records import TABLES, Record, find, markdown, mebibytes, milliseconds, read_devices
 from tables.training import figures, rate
 
+ENCODING = "encoding documents with SPLADE, BERT-base"
+SEARCH = SearchCell(EXHAUSTIVE, SMALL, *MANY)
 MAXSIM = KernelCell("128x128_32x300", BOTH, "sparton")
 TRAININGS = (
     TrainingCell(OURS, SPLADE, "sparton", 384),
@@ -27,6 +32,7 @@ def summary() -> str:
     one run."""
     kinds: list[tuple[str, Row]] = [("head", _head), ("maxsim", _maxsim)]
     kinds += [("training", partial(_training, cell)) for cell in TRAININGS]
+    kinds += [("encoding", _encoding), ("compressed_search", _search)]
     rows = []
     for study, row in kinds:
         rows += [found for records in read_devices(study) if (found := row(records))][:1]
@@ -64,6 +70,32 @@ def _training(cell: TrainingCell, records: Sequence[Record]) -> list[str]:
     work = f"training {NAMES[cell.model]}, BERT-base, batch {cell.batch}"
     work += ", backbone compiled" if cell.compiled else ""
     return [work, _rate(ours), f"{_rate(best)} (sentence-transformers)", ours["gpu"]]
+
+
+def _encoding(records: Sequence[Record]) -> list[str]:
+    """Beside the fastest of sentence-transformers'."""
+    records = [r for r in records if (r["kind"], r["size"]) == (SPLADE, "base")]
+    measured = [
+        [r for r in records if r["library"] == library and "texts_per_s" in r]
+        for library in (encoding.OURS, encoding.THEIRS)
+    ]
+    if not all(measured):
+        return []
+    best = [max(each, key=lambda record: record["texts_per_s"]) for each in measured]
+    ours, theirs = (f"{record['texts_per_s']:,.0f} texts/s" for record in best)
+    return [ENCODING, ours, f"{theirs} ({encoding.THEIRS})", best[0]["gpu"]]
+
+
+def _search(records: Sequence[Record]) -> list[str]:
+    """Beside fast-plaid with as many bits, which finds as many of the best documents."""
+    ours = find(records, SEARCH)
+    name = next((name for name, nbits in RIVALS.items() if nbits == ours.get("nbits")), "")
+    theirs = find(records, SEARCH._replace(provider=name))
+    if not all("queries_per_s" in record for record in (ours, theirs)):
+        return []
+    rates = [f"{record['queries_per_s']:,.0f} queries/s" for record in (ours, theirs)]
+    work = f"search among {SEARCH.documents:,} documents' token vectors of {ours['nbits']} bits"
+    return [work, rates[0], f"{rates[1]} (fast-plaid)", ours["gpu"]]
 
 
 def _cost(record: Record) -> str:

@@ -203,3 +203,21 @@ def test_the_summary_has_rows_of_what_was_measured(results):
     cell = Cell(suites.TABLE1, "compiled", suites.FORWARD_BACKWARD)
     change(results / "test-gpu/head.jsonl", cell, p50_ms=None, status="oom")
     assert table() == "Not measured yet.\n"
+
+
+def test_the_summary_compares_rates_of_one_run_and_equal_bits(results):
+    own = {"gpu": "Test GPU", "kind": "splade", "size": "base"}
+    rates = {"sparton": 4000.0, "forward alone": 5000.0, "sentence-transformers": 800.0}
+    lines = [own | {"library": name, "texts_per_s": rate} for name, rate in rates.items()]
+    lines.append(lines[-1] | {"texts_per_s": 900.0})
+    lines.append(lines[-1] | {"size": "minilm", "texts_per_s": 9000.0})
+    (results / "test-gpu/encoding.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    cells = {"exhaustive": 100.0, "fast_plaid": 30.0, "fast_plaid_2_bits": 20.0}
+    size = {"gpu": "Test GPU", "documents": 100_000, "queries": 256, "k": 100, "nbits": 2}
+    lines = [size | {"provider": name, "queries_per_s": rate} for name, rate in cells.items()]
+    (results / "test-gpu/compressed_search.jsonl").write_text(
+        "".join(json.dumps(x) + "\n" for x in lines)
+    )
+    *_, encoding, search = make_tables.TABLES["summary"]().splitlines()
+    assert "| 4,000 texts/s | 900 texts/s (sentence-transformers) | Test GPU |" in encoding
+    assert "2 bits | 100 queries/s | 20 queries/s (fast-plaid) | Test GPU |" in search
