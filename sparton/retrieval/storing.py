@@ -4,6 +4,7 @@ asked of the device after them.
 N texts, V terms, C columns, P active entries, T tokens, E width of a token's vector.
 """
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NoReturn
@@ -249,7 +250,7 @@ class _Whole:
         ordered[places] = lengths
         self.cu_seqlens = cu_seqlens_of(ordered)
         total = int(self.cu_seqlens[-1])
-        self.arrays = [x.new_empty((total, *x.shape[1:])) for x in _arrays(halves[0])]
+        self.arrays = [_room((total, *x.shape[1:]), x.dtype) for x in _arrays(halves[0])]
 
     def place(self, half: Any, places: Tensor) -> None:
         """Copy the rows of a part, whose texts have these places."""
@@ -296,7 +297,14 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 def _own(tensor: Tensor) -> Tensor:
     """In memory that may be kept: what is pinned is for the next copy."""
-    return tensor.clone() if tensor.is_pinned() else tensor
+    return _room(tensor.shape, tensor.dtype).copy_(tensor) if tensor.is_pinned() else tensor
+
+
+def _room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A tensor on the host, of any content. NumPy asks for large pages: to find small ones, when
+    they are first written, takes longer than the writing."""
+    room = np.empty(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(room).view(dtype).view(*shape)
 
 
 def _mark(tensor: Tensor | None) -> torch.cuda.Event | None:
