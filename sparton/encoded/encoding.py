@@ -32,8 +32,9 @@ from sparton.retrieval.encoding import (
     usual_pooling,
     usual_precision,
 )
+from sparton.retrieval.ordering import in_order
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.storing import VectorDtype, in_order
+from sparton.retrieval.storing import VectorDtype
 from sparton.types import Kind, Side, TokenBatch
 
 if TYPE_CHECKING:

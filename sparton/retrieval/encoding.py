@@ -14,8 +14,9 @@ from sparton.products import keeping_weights
 from sparton.representations import KINDS, Representations
 from sparton.retrieval.batches import ahead, encode_batches, gather_texts
 from sparton.retrieval.crew import ALONE, Crew, Gathering
+from sparton.retrieval.ordering import in_order
 from sparton.retrieval.progress import progress_bar
-from sparton.retrieval.storing import VectorDtype, check_vector_dtype, in_order
+from sparton.retrieval.storing import VectorDtype, check_vector_dtype
 from sparton.types import SIDES, Kind, Side, TextForm, TokenBatch, Tokenizer, TokenPooling
 
 AUTOCAST = {

@@ -22,7 +22,7 @@ from sparton.models.joint import JointHead
 from sparton.representations import Representations, TokenVectors
 from sparton.retrieval import batches, encoding
 from sparton.retrieval.encoding import AUTOCAST, encode_texts, usual_precision
-from sparton.retrieval.storing import in_order
+from sparton.retrieval.ordering import in_order
 from sparton.types import Forms, Side, TokenBatch
 
 VOCABULARY = 23

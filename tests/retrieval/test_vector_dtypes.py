@@ -8,7 +8,8 @@ from sparton.representations import Representations, TokenVectors
 from sparton.retrieval.indexes.compression import CompressedIndexBuilder
 from sparton.retrieval.indexes.documents import Documents, TokenParts
 from sparton.retrieval.indexes.maxsim import MultiVectorIndex
-from sparton.retrieval.storing import VECTOR_DTYPES, in_order, query_dtype, store_tokens
+from sparton.retrieval.ordering import in_order
+from sparton.retrieval.storing import VECTOR_DTYPES, query_dtype, store_tokens
 
 # Of a component, and of the largest of its vector where that is more.
 ROUNDING = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8, "float8_e4m3fn": 2**-4}
