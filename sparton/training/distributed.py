@@ -15,6 +15,7 @@ from sparton.kernels.boundaries import cu_seqlens_of
 from sparton.kernels.sparse_vectors import OwnVectors, SparseVectors
 from sparton.representations import Extent, Representations, TokenVectors
 from sparton.sharded import is_sharded
+from sparton.training.collecting import collect
 
 # The others wait while rank 0 evaluates. A rank that dies does not keep them: who started it ends
 # all.
@@ -125,11 +126,7 @@ class World:
     def collect(self, own: Any) -> list[Any] | None:
         """What every rank has, in rank order, on rank 0; None on the others. It travels on the
         host."""
-        if self.size == 1:
-            return [own]
-        found: list[Any] | None = [None] * self.size if self.is_main else None
-        dist.gather_object(own, found)
-        return found
+        return collect(own, self.rank, self.size)
 
     def share(self, value: T) -> T:
         """What rank 0 has."""
