@@ -17,6 +17,7 @@ from sparton.cli.checks import check
 from sparton.cli.errors import explain
 from sparton.cli.schema import identity, total_steps
 from sparton.cli.sweeps import SweepReport
+from sparton.cli.targets import refuse_wrong_settings
 from sparton.losses.contract import Scored, total
 from sparton.representations import Representations
 from tests.composing import CONFIGS, composed
@@ -86,6 +87,7 @@ def test_every_group_has_options():
 def test_every_option_composes_and_names_what_exists(choices):
     cfg = composed(*choices, "num_negatives=1")
     check(cfg, world_size=1)
+    refuse_wrong_settings(cfg, [name for name in cfg if OmegaConf.is_dict(cfg[name])])
     found = list(nodes(cfg))
     assert found
     for node in found:
@@ -143,6 +145,7 @@ def test_every_node_of_an_evaluation_binds():
     for path in sorted((CONFIGS / "evaluation").glob("*.yaml")):
         cfg = composed(f"evaluation={path.stem}", name="evaluate")
         assert len(list(nodes(cfg))) >= 2
+        refuse_wrong_settings(cfg, ["encoder", "bm25", "index", "evaluation"])
         for node in nodes(cfg):
             bind(node)
 

@@ -15,7 +15,7 @@ from sparton.cli.ending import say_the_end
 from sparton.cli.folders import mark_latest
 from sparton.cli.inputs import Inputs
 from sparton.cli.schema import identity, total_steps
-from sparton.cli.targets import refuse_unknown_settings
+from sparton.cli.targets import refuse_wrong_settings
 from sparton.cli.tasks import TaskBuilders, dev_identity, has_dev_tasks
 from sparton.datasets.lengths import CutCounter, examples_cut
 from sparton.datasets.loader import train_loader
@@ -98,7 +98,7 @@ class Run:
 def build_run(cfg: DictConfig, world: World, folder: Path, inputs: Inputs) -> Run:
     """A run that begins, or goes on with what ``folder`` holds; nothing is written there before all
     of its parts are there."""
-    refuse_unknown_settings(cfg, _PARTS)
+    refuse_wrong_settings(cfg, _PARTS)
     evaluate = build_evaluation(cfg, Precision(cfg.precision, world.device))
     trainer, tokenizer = build_trainer(cfg, world, folder, inputs, evaluate)
     start = trainer.resume()

@@ -13,8 +13,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.cli.folders import LATEST
-from sparton.cli.overrides import overrides_in
+from sparton.cli.overrides import changed_groups, overrides_in
 from sparton.cli.schema import body_options, total_steps
+from sparton.cli.targets import refuse_wrong_settings
 from sparton.retrieval.settings import check_metrics, check_search
 from sparton.training.settings import FITTING, PRECISIONS, SELECT_BY, SHARDINGS
 
@@ -39,9 +40,10 @@ def check(cfg: DictConfig, world_size: int, typed: Sequence[str] = ()) -> None:
     _check_evaluation(cfg)
     _check_regularizers(cfg)
     _check_steps(cfg, world_size)
-    _check_refresh(cfg)
     if cfg.init_from is not None:
         _check_start(cfg, typed)
+    refuse_wrong_settings(cfg, changed_groups(typed))  # imports PyTorch
+    _check_refresh(cfg)
     _check_loss(cfg)
 
 
@@ -61,6 +63,8 @@ def _check_names(cfg: DictConfig) -> None:
 
 def _check_numbers(cfg: DictConfig) -> None:
     """Numbers out of range."""
+    if not -(2**63) <= cfg.seed < 2**64:
+        raise ValueError(f"seed={cfg.seed}: must be a number of 64 bits, from -2^63 to 2^64 - 1")
     positive = ("gpus", "batch", "examples", "query_length", "document_length", "log_every")
     for name in positive:
         if getattr(cfg, name) < 1:
@@ -72,7 +76,11 @@ def _check_numbers(cfg: DictConfig) -> None:
             value = None if value == FITTING else value
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f"{name}={value}: must be a whole number from 1 on, {words}")
-    for name in ("weight_decay", "optimizer.lr"):
+    for name in ("evaluation.holdout.most", "evaluation.holdout.documents"):
+        value = OmegaConf.select(cfg, name, default=1)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name}={value}: must be a whole number from 1 on")
+    for name in ("weight_decay", "optimizer.lr", "evaluation.holdout.share"):
         value = OmegaConf.select(cfg, name, default=0.0)
         if not isinstance(value, int | float):
             raise ValueError(f"{name}={value}: must be a number")

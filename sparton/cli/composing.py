@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sparton.cli.command_line import Request
-from sparton.cli.misspelt import explain_refusal, parse, refuse_additions, refuse_text
+from sparton.cli.misspelt import explain_refusal, parse, refuse_additions
 from sparton.cli.schema import SCHEMAS, register
 from sparton.cli.shipped import shipped
 
@@ -75,7 +75,6 @@ class Composer:
             why = explain_refusal(error, overrides, loader, self._composed)
             raise ValueError(why) from error
         refuse_additions(cfg, overrides)
-        refuse_text(cfg, overrides, self._composed)
         return cfg
 
     def _composed(self, overrides: Sequence[str]) -> DictConfig:

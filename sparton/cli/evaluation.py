@@ -20,7 +20,7 @@ from sparton.cli.errors import EXPECTED_ERRORS
 from sparton.cli.evaluation_checks import TERM_BOUNDS, refuse_ignored
 from sparton.cli.overrides import folder_name, overrides_in
 from sparton.cli.schema import flat_settings
-from sparton.cli.targets import refuse_unknown_settings
+from sparton.cli.targets import refuse_wrong_settings
 from sparton.cli.tasks import task_builders
 from sparton.encoded import EncodedTexts, open_encoded
 from sparton.errors import RunError
@@ -87,7 +87,7 @@ def run_evaluation(cfg: DictConfig, typed: Sequence[str], world: World) -> None:
     """
     if not world.is_main:  # the main process says the same
         logging.getLogger("sparton").setLevel(logging.ERROR)
-    refuse_unknown_settings(cfg, ("evaluation", "encoder", "bm25"))
+    refuse_wrong_settings(cfg, ("evaluation", "encoder", "bm25"))
     name = folder_name(typed, left_out=_INCIDENTAL)
     output = Path(cfg.output or Path("runs", "evaluate", name))
     resolved: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)

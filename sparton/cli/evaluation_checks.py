@@ -1,11 +1,12 @@
-"""What an evaluation's configuration is refused for, before any work and without PyTorch."""
+"""What an evaluation's configuration is refused for, before any work; first without PyTorch."""
 
 from collections.abc import Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
 from sparton.arguments import refuse_below
-from sparton.cli.overrides import overrides_in
+from sparton.cli.overrides import changed_groups, overrides_in
+from sparton.cli.targets import refuse_wrong_settings
 from sparton.models.places import check_place
 from sparton.retrieval.settings import check_metrics, check_search, check_term_bounds
 
@@ -41,6 +42,7 @@ def check_evaluation(cfg: DictConfig, typed: Sequence[str]) -> None:
         check_search(asked.search, asked.rerank_depth)
         _check_metrics(cfg, "encoder")
         check_place(cfg.model)
+    refuse_wrong_settings(cfg, changed_groups(typed))  # imports PyTorch
 
 
 def refuse_missing(cfg: DictConfig) -> None:

@@ -7,7 +7,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from sparton.cli.schema import total_steps
-from sparton.cli.targets import refuse_unknown_settings
+from sparton.cli.targets import refuse_wrong_settings
 from sparton.cli.tasks import TaskBuilders, hold_out_dev, say_how_often, task_builders
 from sparton.training.settings import OF_SOME_DEVICES
 
@@ -41,7 +41,7 @@ def read_inputs(cfg: DictConfig, world: "World") -> Inputs:
     Raises:
         ValueError: a precision that the device does not have, or what data and tasks raise.
     """
-    refuse_unknown_settings(cfg, ("logger", "data", "evaluation"))
+    refuse_wrong_settings(cfg, ("logger", "data", "evaluation"))
     if cfg.precision in OF_SOME_DEVICES:
         from sparton.training.precision import Precision
 

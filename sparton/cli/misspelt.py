@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -11,12 +11,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sparton.cli.kinds import in_words
 from sparton.cli.nearest import did_you_mean, nearest
 from sparton.cli.targets import parameters, refusal
 
 Compose = Callable[[Sequence[str]], DictConfig]
 _OF_EVALUATIONS = ("dev", "test", "every")
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def refuse_additions(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -45,32 +45,6 @@ def refuse_additions(cfg: DictConfig, overrides: Sequence[str]) -> None:
                 if message := refusal(line, key, target, taken, place):
                     raise ValueError(message)
             node, place = node.get(key), f"{place}.{key}"
-
-
-def refuse_text(cfg: DictConfig, overrides: Sequence[str], compose: Compose) -> None:
-    """Refuse text for settings of groups that are a number, or true or false, where nothing is
-    overridden: ``no`` is text, which would count as true. The schema does so for the top level.
-
-    Args:
-        compose: makes the configuration of other overrides.
-
-    Raises:
-        ValueError: names the override and what it must be.
-    """
-    parsed = parse(overrides)
-    texts = [
-        each
-        for each in parsed
-        if "." in each.key_or_group and isinstance(OmegaConf.select(cfg, each.key_or_group), str)
-    ]
-    if not texts:
-        return
-    others = compose([str(each.input_line) for each in parsed if each not in texts])
-    for override in texts:
-        before = OmegaConf.select(others, override.key_or_group)
-        if isinstance(before, bool | int | float):
-            kind = _KINDS[bool if isinstance(before, bool) else float]
-            raise ValueError(f"{override.input_line}: must be {kind}")
 
 
 def explain_refusal(
@@ -202,7 +176,7 @@ def _value_refusal(override: Override, base: DictConfig, mounts: Sequence[str]) 
     try:
         OmegaConf.update(copy.deepcopy(base), name, value, merge=True)
     except OmegaConfBaseException as error:
-        kind = _kind(get_type_hints(OmegaConf.get_type(base)).get(name))
+        kind = in_words(get_type_hints(OmegaConf.get_type(base)).get(name))
         return f"{line}: must be {kind}" if kind else f"{line}: {str(error).splitlines()[0]}"
     return None
 
@@ -224,7 +198,7 @@ def _unknown(override: Override, cfg: DictConfig, depth: int) -> str:
         return f"{line}: {place} is a value and has no {key}"
     names = [str(each) for each in node if not str(each).startswith("_")]
     near = nearest(key, names)
-    taken = [] if near or "_target_" not in node else parameters(node["_target_"], place) or []
+    taken = {} if near or "_target_" not in node else parameters(node["_target_"], place) or {}
     if key in taken and not override.is_delete():
         return f"{line}: {place} leaves that to {node['_target_']}; +{line} sets it"
     near = near or nearest(key, taken)
@@ -254,12 +228,3 @@ def _settings(node: object, place: tuple[str, ...]) -> Iterator[tuple[str, ...]]
                 yield from _settings(value, (*place, str(key)))
     else:
         yield place
-
-
-def _kind(hint: Any) -> str | None:
-    """What a type of the schema admits, in words."""
-    kinds = [_KINDS[each] for each in get_args(hint) or (hint,) if each in _KINDS]
-    if getattr(hint, "__origin__", None) is list:
-        return "a list, as in [a,b]"
-    optional = type(None) in get_args(hint)
-    return f"{kinds[0]}{', or null' if optional else ''}" if kinds else None

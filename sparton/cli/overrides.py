@@ -58,6 +58,12 @@ def top_level(override: str) -> str:
     return re.split("[=.@/]", override.lstrip("+~"), maxsplit=1)[0]
 
 
+def changed_groups(overrides: Sequence[str]) -> list[str]:
+    """The groups of the top level in which overrides change something, but for Hydra's own."""
+    groups = dict.fromkeys(top_level(each) for each in overrides if "." in setting_of(each))
+    return [each for each in groups if each != "hydra"]
+
+
 def overrides_in(
     overrides: Sequence[str], groups: Collection[str], but: Collection[str] = ()
 ) -> list[str]:

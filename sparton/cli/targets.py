@@ -1,34 +1,62 @@
 """Settings of objects that a configuration describes, beside the parameters of what makes them."""
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Unpack, get_args, get_origin
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Unpack, get_args, get_origin
 
 from hydra.utils import get_object
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from sparton.cli.kinds import fits, in_words
 from sparton.cli.nearest import did_you_mean, nearest
+from sparton.cli.overrides import written
 
 _OF_HYDRA = ("_target_", "_partial_", "_convert_", "_recursive_", "_args_")
 
 
-def refuse_unknown_settings(cfg: DictConfig, places: Iterable[str]) -> None:
-    """Refuse settings that nothing takes, of all objects below some places of a configuration.
+def refuse_wrong_settings(cfg: DictConfig, places: Iterable[str]) -> None:
+    """Refuse settings that nothing takes, and values of a type that is not taken, of all objects
+    below some places of a configuration.
 
     Raises:
-        ValueError: names the setting and what was meant, or what is no object.
+        ValueError: names the setting and what was meant, or what it must be, or what is no object.
     """
-    plain = OmegaConf.to_container(cfg, resolve=False)
     for place in places:
-        for where, node in _objects(plain[place], place):  # type: ignore[index, call-overload]
+        for where, node in _objects(OmegaConf.select(cfg, place), place):
             taken = parameters(node["_target_"], where)
-            for key in node:
-                if message := refusal(f"{where}.{key}", key, node["_target_"], taken, where):
+            for key in map(str, node):
+                setting = f"{where}.{key}"
+                message = refusal(setting, key, node["_target_"], taken, where)
+                if message is None and taken and key in taken:
+                    message = _refusal_of_value(node, key, taken[key], setting)
+                if message:
                     raise ValueError(message)
 
 
+def _refusal_of_value(node: DictConfig, key: str, annotation: Any, setting: str) -> str | None:
+    """Why a setting cannot have its value. What is not known yet is not judged, nor null, which a
+    backbone's name is where ``init_from`` brings another."""
+    try:
+        value = node[key]
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException:
+        return None
+    if value is None or fits(value, annotation):
+        return None
+    raw = OmegaConf.to_container(node, resolve=False)[key]  # type: ignore[index, call-overload]
+    if isinstance(raw, str) and (other := re.fullmatch(r"\$\{([\w.]+)\}", raw)):
+        setting = other[1]
+    words = in_words(annotation)
+    quoted = f'; as text it is "{setting}={written(str(value))}"'
+    is_text = "text" in words and isinstance(value, int | float)
+    return f"{setting}={written(value)}: must be {words}{quoted if is_text else ''}"
+
+
 def refusal(
-    typed: str, key: str, target: str, taken: Sequence[str] | None, place: str
+    typed: str, key: str, target: str, taken: Collection[str] | None, place: str
 ) -> str | None:
     """Why an object does not take a setting, None where it does.
 
@@ -47,8 +75,8 @@ def refusal(
     return f"{typed}: {target} takes no {key}{told}"
 
 
-def parameters(target: str, place: str) -> list[str] | None:
-    """Names of what a class or function takes; None where it takes any.
+def parameters(target: str, place: str) -> dict[str, Any] | None:
+    """Names of what a class or function takes, with their annotations; None where it takes any.
 
     Raises:
         ValueError: there is no such class or function.
@@ -58,27 +86,34 @@ def parameters(target: str, place: str) -> list[str] | None:
     except Exception as error:  # whatever an import may raise
         raise ValueError(f"{place}._target_={target}: {str(error).splitlines()[0]}") from error
     try:
-        taken = inspect.signature(found).parameters.values()
+        taken = _signature(found).parameters.values()
     except (TypeError, ValueError):  # of a built-in function
         return None
-    names = []
+    annotations: dict[str, Any] = {}
     for each in taken:
         if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
-            names.append(each.name)
+            annotations[each.name] = each.annotation
         elif each.kind == each.VAR_KEYWORD:
             if get_origin(each.annotation) is not Unpack:
                 return None
-            names += get_args(each.annotation)[0].__annotations__
-    return names
+            annotations |= get_args(each.annotation)[0].__annotations__
+    return annotations
 
 
-def _objects(node: object, place: str) -> Iterator[tuple[str, dict]]:
+def _signature(found: Any) -> inspect.Signature:
+    """With annotations that are text read, unless one names what only type checkers know."""
+    try:
+        return inspect.signature(found, eval_str=True)
+    except Exception:  # whatever the text raises
+        return inspect.signature(found)
+
+
+def _objects(node: object, place: str) -> Iterator[tuple[str, DictConfig]]:
     """All nodes with a ``_target_`` from a place on, with where they are."""
-    if isinstance(node, dict):
-        if "_target_" in node:
-            yield place, node
-        for key, value in node.items():
-            yield from _objects(value, f"{place}.{key}")
-    elif isinstance(node, list):
-        for row, value in enumerate(node):
-            yield from _objects(value, f"{place}.{row}")
+    if isinstance(node, DictConfig) and "_target_" in node:
+        yield place, node
+    if isinstance(node, DictConfig | ListConfig):
+        keys: Iterable[Any] = node if isinstance(node, DictConfig) else range(len(node))
+        for key in keys:
+            if not OmegaConf.is_missing(node, key) and not OmegaConf.is_interpolation(node, key):
+                yield from _objects(node[key], f"{place}.{key}")

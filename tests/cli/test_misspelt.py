@@ -9,8 +9,6 @@ import pytest
 from sparton.cli.command_line import read_request
 from sparton.cli.composing import composer
 from sparton.cli.nearest import did_you_mean, nearest
-from sparton.cli.targets import refuse_unknown_settings
-from tests.composing import composed
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +45,10 @@ TRAIN = [
     # of the wrong type
     ("batch=lots", "batch=lots: must be a whole number"),
     ("num_workers=1.5", "must be a whole number"),
-    ("micro_batch=1.5", "must be a whole number, or null"),
+    ("micro_batch=1.5", "must be a whole number, or text, or null"),
     ("clip_norm=x", "must be a number, or null"),
     ("unique_positives=perhaps", "must be true or false"),
     ("metrics=ndcg@10", "must be a list, as in [a,b]"),
-    ("loss.symmetric=no", "loss.symmetric=no: must be true or false"),
-    ("loss.temperature=high", "loss.temperature=high: must be a number"),
     # of an object
     ("loss.temprature=2", "loss has no temprature; did you mean loss.temperature=2?"),
     ("+loss.temprature=2", "InfoNCE takes no temprature; did you mean loss.temperature=2?"),
@@ -132,16 +128,6 @@ def test_files_of_ones_own_are_checked_too():
     assert "In 'experiment/mine'" in refusal("train", "experiment=mine")
     Path("configs/train.yaml").write_text("model: of something else\n")
     assert "train.yaml is no configuration of this command" in refusal("train", "head=eager")
-
-
-def test_settings_that_no_object_takes_are_refused_wherever_they_come_from():
-    cfg = composed("loss=infonce_margin_mse", "+loss.losses.infonce.temprature=3")
-    refuse_unknown_settings(cfg, ["optimizer", "data"])
-    with pytest.raises(ValueError, match=r"^loss\.losses\.infonce\.temprature: .*no temprature;"):
-        refuse_unknown_settings(cfg, ["optimizer", "loss"])
-    cfg = composed("+data.sources.x._target_=sparton.nothing.here", "data=quickstart")
-    with pytest.raises(ValueError, match=r"data\.sources\.x\._target_=sparton\.nothing\.here: "):
-        refuse_unknown_settings(cfg, ["data"])
 
 
 def test_the_nearest_name():
