@@ -215,7 +215,7 @@ class Retriever:
                     "CompressedIndexBuilder(nbits=2)",
                     index=build,
                 )
-            index = build(indexed, self.device, rerank_depth=min(rerank_depth, len(named)))
+            index = build(indexed, self.device, rerank_depth=rerank_depth)
         except ArgumentError as error:  # which names what evaluations call the builder
             raise error.renamed(index="build") from error
         return TextIndex(self, index, named, query_dtype(stored))
@@ -350,7 +350,6 @@ class TextIndex:
             queries = self.retriever.encode(
                 queries, "query", vector_dtype=self._vector_dtype, progress=progress
             )
-        k = min(k, len(self.ids))  # a larger one takes memory that nothing fills
         found = self.index.search(queries, k, progress="search" if progress else None)
         return [
             [

@@ -190,7 +190,6 @@ def build_encoder(cfg: DictConfig, typed: Sequence[str], device: torch.device) -
         OSError: there is no such model, or files are missing.
     """
     asked, words = cfg.encoder, {"k1": cfg.bm25.k1, "b": cfg.bm25.b}
-    evaluation.check_vector_dtype(asked.vector_dtype)
     check_precision(asked.precision)  # refuses what does not exist
     BM25(**words)  # refuses what cannot be
     index = instantiate(asked.index)  # refuses what cannot be, too

@@ -38,6 +38,7 @@ def recall_of_exact(
     documents: Representations | Documents,
     device: torch.device | str,
     *,
+    k: int,
     rerank_depth: int,
     exclude: NDArray[np.int64] | None,
 ) -> ExactRecall:
@@ -45,13 +46,14 @@ def recall_of_exact(
 
     Args:
         found: what an index found for all Q queries, K results each.
+        k: how many it was asked for.
         queries, documents: on the host, what it searched with and among.
         device, rerank_depth: see :func:`~sparton.retrieval.indexes.exact.exact_index`.
         exclude: as the index was given it.
     """
     number = min(SAMPLED_QUERIES, queries.num_texts)
     sample = np.linspace(0, queries.num_texts - 1, number).astype(int)
-    depths = [depth for depth in DEPTHS if depth <= found.rows.shape[1]]
+    depths = [depth for depth in DEPTHS if depth <= k]
     shares: dict[int, float] = {}
     if depths:
         best = exact_index(documents, device, rerank_depth=rerank_depth).search(

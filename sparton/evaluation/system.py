@@ -98,7 +98,7 @@ def retrieve(
     recall = None
     if not index.exact:
         recall = recall_of_exact(
-            found, asked, stored, device, rerank_depth=rerank_depth, exclude=own
+            found, asked, stored, device, k=k, rerank_depth=rerank_depth, exclude=own
         )
     seconds, speed = clock.seconds, None
     if timed_queries:

@@ -89,7 +89,11 @@ def test_both_kinds_of_vectors_find_and_then_order(tokenizer, search):
         tokenizer, sparse=True, search=search, rerank_depth=1, metrics=["mrr@1"], k=5
     )
     assert rankings(shallow) == {"q0": ["d0"], "q1": ["d2"], "own": ["own"]}
-    assert shallow.run.rows.shape == (3, 5)
+    assert shallow.run.rows.shape == (3, 1)
+    # Depths beyond the collection take no memory, and find what its size finds.
+    deep = {"rerank_depth": 10**12, "metrics": ["mrr@10"], "k": 10**12}
+    found = evaluate(tokenizer, sparse=True, search=search, **deep)
+    assert scored(found) == expected
 
 
 @pytest.mark.parametrize("search", ["sparse", "maxsim"])

@@ -12,7 +12,7 @@ from sparton.evaluation.recall import ExactRecall, recall_of_exact
 from sparton.kernels.sparse_vectors import SparseVectors
 from sparton.representations import Representations
 from sparton.retrieval.indexes.exact import exact_index
-from sparton.retrieval.indexes.protocols import Found
+from sparton.retrieval.indexes.protocols import Found, Index
 from tests.evaluation.problems import LexicalEncoder, make_task, word_tokenizer
 
 
@@ -43,15 +43,18 @@ def test_shares_of_what_exact_search_finds():
     exclude = np.arange(250)
     exact = exact_index(documents)
 
-    def recall(found: Found, exclude=exclude) -> ExactRecall:
-        return recall_of_exact(found, queries, documents, "cpu", rerank_depth=10, exclude=exclude)
+    def recall(index: Index, k: int, left_out=exclude) -> ExactRecall:
+        found = index.search(queries, k, exclude=exclude)
+        return recall_of_exact(
+            found, queries, documents, "cpu", k=k, rerank_depth=10, exclude=left_out
+        )
 
-    assert recall(exact.search(queries, 120, exclude=exclude)) == (1, 1, 100)
-    assert recall(Forgetful(exact).search(queries, 120, exclude=exclude)) == (0.5, 0.5, 100)
-    assert recall(exact.search(queries, 50, exclude=exclude)) == (1, None, 100)
-    assert recall(exact.search(queries, 9, exclude=exclude)) == (None, None, 100)
+    assert recall(exact, 120) == (1, 1, 100)
+    assert recall(Forgetful(exact), 120) == (0.5, 0.5, 100)
+    assert recall(exact, 50) == (1, None, 100)
+    assert recall(exact, 9) == (None, None, 100)
     # One that is left out here and not there is missed by those queries that it is best for.
-    assert 0.5 < recall(exact.search(queries, 120, exclude=exclude), None).at_10 < 1
+    assert 0.5 < recall(exact, 120, None).at_10 < 1
 
 
 def test_queries_that_find_nothing_do_not_count():
@@ -59,18 +62,15 @@ def test_queries_that_find_nothing_do_not_count():
     queries = Representations(
         SparseVectors.from_dense(torch.eye(12)[:2] * torch.tensor([[0], [1]]))
     )
+
+    def recall(found: Found, k: int) -> ExactRecall:
+        return recall_of_exact(found, queries, documents, "cpu", k=k, rerank_depth=10, exclude=None)
+
     found = exact_index(documents).search(queries, 20)
-    assert recall_of_exact(found, queries, documents, "cpu", rerank_depth=10, exclude=None) == (
-        1,
-        None,
-        2,
-    )
-    lost = Found(found.scores, np.full_like(found.rows, -1))
-    assert recall_of_exact(lost, queries, documents, "cpu", rerank_depth=10, exclude=None) == (
-        0,
-        None,
-        2,
-    )
+    assert recall(found, 20) == (1, None, 2)
+    assert recall(Found(found.scores, np.full_like(found.rows, -1)), 20) == (0, None, 2)
+    # Of a collection that is smaller than what is looked for, all of it is.
+    assert recall(exact_index(documents).search(queries, 1000), 1000) == (1, 1, 2)
 
 
 def test_results_of_an_approximate_index_say_so():

@@ -253,7 +253,7 @@ def test_script_searches_as_it_is_told(tmp_path, monkeypatch, capsys):
         ("encoder.search=fast", "search=fast: must be sparse, maxsim, dense, rerank, sum, or left"),
         (
             "encoder.vector_dtype=int8",
-            "vector_dtype=int8: must be float16, bfloat16, float32, ",
+            "encoder.vector_dtype=int8: must be float16 or bfloat16 or float32 or ",
         ),
         ("encoder.max_query_terms=3", "max_query_terms=3 keeps the largest weights"),
     ):

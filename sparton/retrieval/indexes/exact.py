@@ -87,8 +87,7 @@ class TwoStageIndex:
         check_request(k, exclude, queries.num_texts)
         candidates = self._first.search(queries, self._depth, exclude=exclude).rows
         scores, rows = self._second.rerank(queries, candidates, progress=progress)
-        slots = ((0, 0), (0, max(k - self._depth, 0)))
-        return Found(np.pad(scores[:, :k], slots), np.pad(rows[:, :k], slots, constant_values=-1))
+        return Found(scores[:, :k], rows[:, :k])
 
 
 def score_pairs(

@@ -89,6 +89,7 @@ class LateInteractionIndex(ABC, Generic[Chunk]):
         """
         asked = self._asked(queries)
         check_request(k, exclude, asked.num_texts)
+        k = min(k, len(self._lengths))
         depth = min(k + (exclude is not None), max(len(self._rows), 1))
         scores = torch.empty(asked.num_texts, 0)
         places = torch.empty(asked.num_texts, 0, dtype=torch.int64)

@@ -21,7 +21,7 @@ class Found(NamedTuple):
     Attributes:
         scores: fp32 ``[Q, K]``, best first.
         rows: int64 ``[Q, K]``, numbers of documents; slots that no document fills come last and
-            hold score 0 and row -1.
+            hold score 0 and row -1. There are no more slots than documents.
     """
 
     scores: NDArray[np.float32]
@@ -51,11 +51,11 @@ class Index(Protocol):
         exclude: NDArray[np.int64] | None = None,
         progress: str | None = None,
     ) -> Found:
-        """The K best documents of each query; equal scores are ordered by document, lower first.
+        """The best documents of each query; equal scores are ordered by document, lower first.
 
         Args:
             queries: Q texts on the host, with the halves that the index compares.
-            k: K, at least 1; may exceed the number of documents.
+            k: at least 1. K is ``k``, or less where there are no more documents or candidates.
             exclude: ``[Q]``, one document per query to leave out; -1 leaves out nothing.
             progress: label of a progress bar on standard error; None for no bar.
 

