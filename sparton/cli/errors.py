@@ -59,6 +59,7 @@ _SETTINGS = {
     "scaling": "data.teachers.scaling",
     "score_weights": "head.score_weights",
     "start": "averaging.start",
+    "teacher_share": "data.teachers.share",
     "teacher_weights": "data.teachers.weights",
     "teachers": "data.teachers",
     "tokenizer_args": "backbone.tokenizer_args",

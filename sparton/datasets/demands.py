@@ -1,12 +1,14 @@
 """What a training asks of its data: negatives of each query's own, and a teacher's scores."""
 
 import logging
+from collections.abc import Iterable
 
 from sparton.arguments import ArgumentError, Instance
 from sparton.datasets.lookup import Records, Rest, Source
 from sparton.datasets.mixture import Mixture
 
 logger = logging.getLogger(__name__)
+_LEFT_OUT = "; {teacher_share} has left negatives out, and a larger one leaves more of them"
 
 
 def without_negatives(data: Mixture, num_negatives: int) -> dict[str, int]:
@@ -63,14 +65,18 @@ def check(
     """
     lacking = without_negatives(data, num_negatives)
     wholes = {name: _whole(source) for name, source in data.sources.items()}
+    shares = _shares(wholes[name] for name in lacking)
     if lacking and (needs_negatives or needs_teacher):
         _refuse(next(iter(lacking)), wholes)
     if lacking == {name: len(whole) for name, whole in wholes.items()}:
         raise ArgumentError(
             "{num_negatives}, but no source has negatives of its own: set {num_negatives:name} to "
-            "0, or mine some; a training that mines does so before its first step with {at_start}",
+            "0, or mine some; a training that mines does so before its first step with {at_start}"
+            + _LEFT_OUT
+            * bool(shares),
             num_negatives=num_negatives,
             at_start=True,
+            **shares,
         )
     if lacking:
         logger.info(
@@ -93,15 +99,24 @@ def _whole(source: Source) -> Source:
     return source.source if isinstance(source, Rest) else source
 
 
+def _shares(sources: Iterable[Source]) -> dict[str, float]:
+    """The share of a teacher's score that has left out negatives of sources, as an argument."""
+    found = [each.share for each in sources if isinstance(each, Records) and each.share is not None]
+    return {"teacher_share": found[0]} if found else {}
+
+
 def _refuse(name: str, sources: dict[str, Source]) -> None:
     """Say which examples of a source have no negatives, and what can be done."""
     source = sources[name]
+    shares = _shares([source])
     why = f"none of the {len(source)} examples of source {name} has any"
     if isinstance(source, Records) and source.without_negatives < len(source):
         raise ArgumentError(
             "the loss compares every query with negatives of its own, but {} of the {} records of "
             "source {} have none, the first of them {}: leave them out with {negatives} of the "
-            "source and {on_error}, or take a loss that ranks the documents of the batch, {loss}",
+            "source and {on_error}, or take a loss that ranks the documents of the batch, {loss}"
+            + _LEFT_OUT
+            * bool(shares),
             source.without_negatives,
             len(source),
             name,
@@ -109,12 +124,16 @@ def _refuse(name: str, sources: dict[str, Source]) -> None:
             negatives="required",
             on_error="skip",
             loss=Instance("InfoNCE"),
+            **shares,
         )
     if isinstance(source, Records) and source.negatives == "none":
         why = f"source {name} leaves its own unused (negatives='none')"
     raise ArgumentError(
         "the loss compares every query with negatives of its own, but {}: leave this source out, "
-        "mine some, or take a loss that ranks the documents of the batch, {loss}",
+        "mine some, or take a loss that ranks the documents of the batch, {loss}"
+        + _LEFT_OUT
+        * bool(shares),
         why,
         loss=Instance("InfoNCE"),
+        **shares,
     )

@@ -67,6 +67,7 @@ class Records:
         texts: where the table holds row numbers instead of texts, the texts of queries and of
             documents.
         negatives: whether examples have negatives of their own; "none" for never.
+        share: of the teachers' score of the positive, below which negatives were left.
     """
 
     def __init__(
@@ -75,11 +76,13 @@ class Records:
         table: StoredTable,
         texts: tuple[TextTable, TextTable] | None = None,
         negatives: Negatives = "sample",
+        share: float | None = None,
     ) -> None:
         self.name = name
         self.table = table
         self.texts = texts
         self.negatives = negatives
+        self.share = share
 
     def __len__(self) -> int:
         return len(self.table.rows)

@@ -75,7 +75,7 @@ def text_records(
     read = _reader(found, reading, TEXTS, required, teachers)
     table = example_table(name, key, read, on_error=on_error, cache_dir=cache_dir)
     _check_teachers(name, table.facts["teachers"], teachers)
-    return Records(name, table, negatives=negatives)
+    return Records(name, table, negatives=negatives, share=teachers.share)
 
 
 def mined_records(source: Records, file: Path, *, cache_dir: str | None = None) -> Records:
@@ -185,7 +185,7 @@ def id_records(
     texts = (sides[0], sides[1])
     table = example_table(name, key, read, on_error=on_error, texts=texts, cache_dir=cache_dir)
     _check_teachers(name, table.facts["teachers"], teachers)
-    return Records(name, table, texts, negatives)
+    return Records(name, table, texts, negatives, teachers.share)
 
 
 def beir_pairs(
@@ -256,7 +256,8 @@ def _reader(
     def parse(record: object) -> Row:
         row = parse_record(record, kind, teachers)
         if negatives_required and not row.negatives:
-            raise RecordError("no negatives")
+            left = "" if teachers.share is None else f" that teachers.share={teachers.share} leaves"
+            raise RecordError(f"no negatives{left}")
         return row
 
     schema = TEXT_EXAMPLES if kind is TEXTS else ID_EXAMPLES

@@ -41,7 +41,7 @@ class Teachers:
     share: float | None = None
 
     def __post_init__(self) -> None:
-        check_share(self.share)
+        check_share(teacher_share=self.share)
         if self.scaling not in get_args(Scaling):
             raise ArgumentError(
                 "{scaling} must be {}", " or ".join(get_args(Scaling)), scaling=self.scaling
@@ -93,14 +93,15 @@ class Teachers:
         return combined, count
 
 
-def check_share(share: float | None) -> None:
-    """Refuse a share of a score that is not above 0 and at most 1; None is none.
+def check_share(**shares: float | None) -> None:
+    """Refuse shares of a score that are not above 0 and at most 1; None is none.
 
     Raises:
         ArgumentError: names it.
     """
-    if share is not None and not 0 < share <= 1:
-        raise ArgumentError("{share} must lie above 0 and not above 1", share=share)
+    for name, share in shares.items():
+        if share is not None and not (isinstance(share, int | float) and 0 < share <= 1):
+            raise ArgumentError(f"{{{name}}} must lie above 0 and not above 1", **{name: share})
 
 
 def share_of(score: float, share: float) -> float:

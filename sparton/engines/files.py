@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sparton.arguments import ArgumentError
 from sparton.encoded.collection import EncodedTexts
 from sparton.engines.engine import Engine
-from sparton.engines.lines import batches, count_with_vectors, shards_with_ids
+from sparton.engines.lines import batches, check_ids, count_with_vectors, shards_with_ids
 from sparton.reading import Fields, read_json
 from sparton.retrieval.progress import progress_bar
 from sparton.writing import replacing, replacing_folder, sweep_leftovers, writing
@@ -44,6 +44,7 @@ def write_files(
         OSError: the disk is full or not writable.
     """
     output = Path(output)
+    check_ids(engine, texts)
     _begin(output, engine.described(), texts)
     for name, content in engine.setup().items():
         with replacing(output / name) as fresh:

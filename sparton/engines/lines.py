@@ -29,6 +29,16 @@ def shards_with_ids(texts: EncodedTexts) -> Iterator[tuple[list[str], Representa
         yield list(islice(ids, shard.num_texts)), shard
 
 
+def check_ids(engine: Engine, texts: EncodedTexts) -> None:
+    """Refuse texts before any of them is written or sent.
+
+    Raises:
+        ValueError: an id that the engine does not take; names it.
+    """
+    for identifier in texts.ids:
+        engine.check_id(identifier)
+
+
 def batches(
     engine: Engine, ids: list[str], shard: Representations, together: int | None = None
 ) -> Iterator[Batch]:
@@ -38,13 +48,12 @@ def batches(
         together: how many documents make a batch; None for what fits.
 
     Raises:
-        ValueError: an id or a weight that the engine does not take; names it.
+        ValueError: a weight that the engine does not take; names it.
     """
     batch, size = Batch([], []), 0
     for rows in ranges_of(len(ids), _AT_ONCE):
         part = shard.slice(rows.start, rows.stop)
         for document in documents_of(ids[rows.start : rows.stop], part, engine.kinds):
-            engine.check_id(document.id)
             if document.terms is None and document.tokens is None:
                 continue
             _check_weights(engine, document)

@@ -15,7 +15,7 @@ from sparton.arguments import ArgumentError
 from sparton.encoded.collection import EncodedTexts
 from sparton.engines.engine import BUSY, Answer, Engine, Request
 from sparton.engines.files import Pushed
-from sparton.engines.lines import Batch, batches, shards_with_ids
+from sparton.engines.lines import Batch, batches, check_ids, shards_with_ids
 from sparton.retrieval.progress import progress_bar
 
 _WORKERS = 4  # requests under way
@@ -132,6 +132,7 @@ def send(engine: Engine, texts: EncodedTexts, url: str, *, progress: bool = True
         ConnectionError: the engine does not answer, or refuses documents because it is busy.
     """
     client = HttpClient(engine, url)
+    check_ids(engine, texts)
     engine.create(client)
     documents = 0
     with progress_bar("documents" if progress else None, len(texts)) as advance:

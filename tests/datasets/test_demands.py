@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sparton.cli.errors import explain
 from sparton.datasets.demands import check, without_negatives, without_scores
 from sparton.datasets.holdout import hold_out
 from sparton.datasets.lookup import Source
@@ -55,6 +56,26 @@ def test_a_loss_that_compares_with_negatives_needs_them_in_every_record(
         check(Mixture({"a": unused}), 1, needs_negatives=True)
     with pytest.raises(ValueError, match="none of the 5 examples of source user has any"):
         check(Mixture({"user": Numbers("user", 5)}), 1, needs_negatives=True)
+
+
+@pytest.mark.parametrize("scores", [[1.0, 0.99], [1.0, 0.5]])
+def test_a_share_that_may_have_left_all_negatives_out_is_named(
+    scores: list[float], write_jsonl: Write
+) -> None:
+    record = {"query": "q", "pos": ["p"], "neg": ["n"], "scores": scores}
+    near = [{"query": "q", "pos": ["p"], "neg": ["n"], "scores": [1.0, 0.99]}]
+    of_all = text_records(write_jsonl(near), teachers={"share": 0.9})
+    some = text_records(write_jsonl([record, *near], "s.jsonl"), teachers={"share": 0.9})
+    for source, demand in ((of_all, False), (of_all, True), (some, True)):
+        with pytest.raises(ValueError, match="has left negatives out, and a larger one") as caught:
+            check(Mixture({"a": source}), 1, needs_negatives=demand)
+        assert "; data.teachers.share=0.9 has left" in explain(caught.value)
+    with pytest.raises(ValueError, match=r"line 1: no negatives that teachers\.share=0\.9 leaves"):
+        text_records(write_jsonl(near), teachers={"share": 0.9}, negatives="required")
+    without = text_records(write_jsonl([["q", "p"]], "p.jsonl"))
+    with pytest.raises(ValueError, match="no source has negatives") as caught:
+        check(Mixture({"a": without}), 1)
+    assert "share" not in str(caught.value)
 
 
 def test_negatives_that_no_source_has_are_refused(sources: dict[str, Source]) -> None:

@@ -68,8 +68,10 @@ def test_a_share_needs_scores_and_goes_with_a_lone_teacher(write_jsonl):
     record.pop("scores")
     with pytest.raises(ValueError, match=r"line 1: no teacher scores, by which teachers\.share"):
         text_records(write_jsonl([record], "none.jsonl"), teachers={"share": 0.5})
-    with pytest.raises(ValueError, match=r"share=1\.5 must lie above 0 and not above 1"):
-        Teachers(share=1.5)
+    for share in (1.5, "high"):
+        with pytest.raises(ValueError, match="must lie above 0 and not above 1") as caught:
+            Teachers(share=share)
+        assert explain(caught.value).startswith(f"data.teachers.share={share} must")
 
 
 def test_other_scales_and_numbers_of_weights_are_refused(write_jsonl):

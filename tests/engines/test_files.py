@@ -13,6 +13,7 @@ from sparton.encoded import begin_folder, delete_texts, open_encoded
 from sparton.encoded.shards import write_shard
 from sparton.engines import ENGINES, engine_for, write_files
 from sparton.engines.json_text import numbers_text, vectors_text
+from sparton.engines.sending import send
 from tests.engines.problems import (
     GOLDEN,
     IDS,
@@ -227,9 +228,12 @@ def test_weights_that_would_rank_wrongly_are_refused(name, weight, tmp_path):
     ],
 )
 def test_ids_that_an_engine_does_not_take_are_refused(name, identifier, message, tmp_path):
-    texts = write_encoded(tmp_path / "docs", representations(), [identifier, *IDS[1:]])
+    texts = write_encoded(tmp_path / "docs", representations(), [*IDS[:-1], identifier])
     with pytest.raises(ValueError, match=message):
         write_files(engine_of(name, texts), texts, tmp_path / "output", progress=False)
+    assert not (tmp_path / "output").exists(), "all ids are looked at first"
+    with pytest.raises(ValueError, match=message):
+        send(engine_of(name, texts), texts, "http://localhost:1", progress=False)
     longest = write_encoded(tmp_path / "more", representations(), ["é" * 256, *IDS[1:]])
     write_files(engine_of(name, longest), longest, tmp_path / "taken", progress=False)
 

@@ -16,6 +16,10 @@ def main(arguments: Sequence[str]) -> None:
         help="results.json of an evaluation, or its folder; default: that of the training",
     )
     options = parser.parse_args(arguments)
+    if not options.model.is_dir():
+        raise FileNotFoundError(
+            f"{options.model} is no folder: name that of a saved model, as in runs/latest/model"
+        )
     file = options.results or options.model.parent
     if file.is_dir():
         file = file / "results.json"

@@ -61,7 +61,7 @@ class Rule:
             )
         if self.margin is not None and not 0 <= self.margin < np.inf:
             raise ArgumentError("{margin} must not be negative, and finite", margin=self.margin)
-        check_share(self.share)
+        check_share(share=self.share)
 
     @property
     def has_margin(self) -> bool:

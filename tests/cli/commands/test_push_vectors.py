@@ -71,6 +71,8 @@ def test_documents_are_sent(docs, capsys):
         (["--to", "vespa", "--url", "host"], "--url host must be http://HOST:PORT"),
         (["--to", "qdrant", "--terms", "tokens", "--output", "x"], "leave --terms out"),
         (["--to", "qdrant", "--k", "3", "--output", "x"], "without --query ignores --k: leave"),
+        (["--to", "qdrant", "--query", " "], "--query has no text"),
+        (["--to", "qdrant", "--query", "w1", "--k", "0"], "--k 0 must be at least 1"),
         (["--to", "qdrant", "--model", "m", "--url", "x"], "numbers of terms ignores --model: le"),
     ],
 )
