@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from sparton.sweeps.cells import CELL_FILE
 from sparton.training.picture import draw_run
 from sparton.types import Kind
 
@@ -15,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def say_the_end(folder: Path, kinds: Collection[Kind], *, public: bool) -> None:
-    """Draw a run and print its files and some next commands.
+    """Draw a run and print its files and, but for a cell of a sweep, some next commands.
 
     Args:
         folder: of the run.
@@ -35,7 +36,7 @@ def say_the_end(folder: Path, kinds: Collection[Kind], *, public: bool) -> None:
     for name, path in (("model", model), ("results", results), ("picture", draw(folder))):
         if path is not None and path.exists():
             say(f"{name:<8} {path}")
-    if not model.exists():
+    if not model.exists() or (folder / CELL_FILE).exists():
         return
     compared = []
     if results.exists():

@@ -113,6 +113,13 @@ class CutCounter:
 
     def __init__(self) -> None:
         self._counted: dict[str, tuple[Sequence[str], Shares | None]] = {}
+        self._warned: set[tuple[object, ...]] = set()
+
+    def warn_once(self, said: str, *values: object) -> None:
+        """Log what an evaluation before has not said."""
+        if (said, *values) not in self._warned:
+            self._warned.add((said, *values))
+            log.warning(said, *values)
 
     def __call__(self, tokenizer: Tokenizer, task: RetrievalTask) -> Shares | None:
         """The shares of a task, whose texts are read by a tokenizer of the same lengths every time.

@@ -3,7 +3,6 @@
 N documents, Q queries, K results per query.
 """
 
-import logging
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from sparton.models.encoder import Encoder
 
 TIMED_QUERIES = 50
-log = logging.getLogger(__name__)
 
 
 def evaluate_encoder(
@@ -97,8 +95,8 @@ def evaluate_encoder(
         index: makes the index that is searched.
         documents: the task's documents as they were encoded before, by this model and with these
             settings.
-        counter: counts what is cut of the task's texts, once for many evaluations of one model in
-            training; None for a fresh one.
+        counter: counts and tells what is cut of the task's texts, once for many evaluations of one
+            model in training; None for a fresh one.
         timed_queries: how many queries are timed one at a time, see
             :func:`~sparton.evaluation.speed.time_queries`; 0 measures no speed.
         batch_tokens, precision, vector_dtype, pool_factor, progress: see
@@ -126,7 +124,8 @@ def evaluate_encoder(
     kinds = compared_kinds(chosen, encoder)
     bm25 = BM25(k1, b)
 
-    task = _readable(task, encoder.max_length)
+    counter = counter or CutCounter()
+    task = _readable(task, encoder.max_length, counter)
     if documents is not None:
         check_documents(
             documents, encoder, tokenizer, task, kinds=kinds, max_terms=max_document_terms,
@@ -166,7 +165,7 @@ def evaluate_encoder(
         device=device_of(encoder),
         progress=f"{task.name}: search" if progress else None,
     )
-    cut = (counter or CutCounter())(tokenizer, task)
+    cut = counter(tokenizer, task)
     return crew.share(found._replace(lengths=lengths_read(tokenizer, task.form), cut=cut))
 
 
@@ -194,7 +193,7 @@ def evaluate_bm25(
     )
 
 
-def _readable(task: RetrievalTask, longest: int | None) -> RetrievalTask:
+def _readable(task: RetrievalTask, longest: int | None, counter: CutCounter) -> RetrievalTask:
     """A task of whose texts no more tokens are read than an encoder has positions."""
     form = task.form
     longest = longest or sys.maxsize
@@ -202,7 +201,7 @@ def _readable(task: RetrievalTask, longest: int | None) -> RetrievalTask:
         length, _ = form.of(side)
         if length is not None and length > longest:
             said = "%s: the task keeps %d tokens of a %s, the model has %d positions"
-            log.warning(said, task.name, length, side, longest)
+            counter.warn_once(said, task.name, length, side, longest)
     form = form._replace(
         query_length=form.query_length and min(form.query_length, longest),
         document_length=form.document_length and min(form.document_length, longest),

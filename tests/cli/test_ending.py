@@ -53,6 +53,14 @@ def test_a_run_without_results_or_model_says_less(tmp_path, capsys):
     assert "next" not in said and said.startswith("picture ")
 
 
+def test_a_cell_of_a_sweep_names_its_files_alone(tmp_path, capsys):
+    make_run(tmp_path)
+    assert "What to do next" in end(tmp_path, capsys)
+    (tmp_path / "cell.json").write_text("{}")
+    said = end(tmp_path, capsys)
+    assert f"{tmp_path}/model\n" in said and "next" not in said and "sparton" not in said
+
+
 def test_a_picture_that_cannot_be_drawn_spoils_nothing(tmp_path, caplog, capsys, monkeypatch):
     make_run(tmp_path)
 

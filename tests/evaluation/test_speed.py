@@ -5,6 +5,7 @@ import time
 import numpy as np
 import pytest
 
+from sparton.datasets.lengths import CutCounter
 from sparton.evaluation import evaluate_bm25, evaluate_encoder, speed
 from sparton.evaluation.exclusion import without
 from sparton.evaluation.speed import time_queries
@@ -138,3 +139,10 @@ def test_a_form_longer_than_the_model_is_cut_at_the_model(caplog):
     assert result.query_terms == pytest.approx(7 / 3)
     said = "toy: the task keeps 512 tokens of a query, the model has 8 positions"
     assert caplog.messages == [said]
+    counter = CutCounter()  # as a training has it for all of its evaluations
+    for _ in range(2):
+        evaluate_encoder(encoder, tokenizer, task, counter=counter, progress=False)
+    assert caplog.messages == [said] * 2
+    other = task._replace(name="other")
+    evaluate_encoder(encoder, tokenizer, other, counter=counter, progress=False)
+    assert len(caplog.messages) == 3
