@@ -8,7 +8,7 @@ from sparton.datasets.lookup import Records, Rest, Source
 from sparton.datasets.mixture import Mixture
 
 logger = logging.getLogger(__name__)
-_LEFT_OUT = "; {teacher_share} has left negatives out, and a larger one leaves more of them"
+_LEFT_OUT = "; {teacher_share} may have left them out, and a larger one leaves more"
 
 
 def without_negatives(data: Mixture, num_negatives: int) -> dict[str, int]:

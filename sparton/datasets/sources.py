@@ -256,7 +256,7 @@ def _reader(
     def parse(record: object) -> Row:
         row = parse_record(record, kind, teachers)
         if negatives_required and not row.negatives:
-            left = "" if teachers.share is None else f" that teachers.share={teachers.share} leaves"
+            left = "" if teachers.share is None else " that teachers.share leaves"
             raise RecordError(f"no negatives{left}")
         return row
 
