@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import torch
+import xxhash
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _NAME = "default"  # peft's, of an adapter that has no other
 _PREFIX = "base_model.model."  # of names in peft's files
+_ADAPTED = "adapted_weights"  # in the metadata of the weights, which peft passes over
 
 
 class Lora(NamedTuple):
@@ -177,7 +179,7 @@ def merged(model: Model) -> Model:
 
 
 def save_adapter(model: nn.Module, lora: Lora, base: Source, folder: Path) -> None:
-    """Write the adapters of a model alone, as peft does.
+    """Write the adapters of a model alone, as peft does, and a digest of what they were trained on.
 
     Args:
         base: where the model is without them.
@@ -189,7 +191,8 @@ def save_adapter(model: nn.Module, lora: Lora, base: Source, folder: Path) -> No
         for name, layer in layers.items()
         for part in ("lora_A", "lora_B")
     }
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    metadata = {"format": "pt", _ADAPTED: _adapted_weights(model)}
+    save_file(tensors, folder / WEIGHTS, metadata=metadata)
 
 
 def own_base(source: Source, subfolder: str) -> Source | None:
@@ -204,6 +207,7 @@ def adapter_base(source: Source, subfolder: str) -> Source | None:
 
     Raises:
         ValueError: the adapter does not say, or is of another kind than LoRA.
+        FileNotFoundError: there is no such model.
     """
     if source.file("config.json", subfolder) is not None:
         return None
@@ -212,9 +216,20 @@ def adapter_base(source: Source, subfolder: str) -> Source | None:
     fields = source.fields(CONFIG, subfolder)
     if fields.need("peft_type", str) != "LORA":
         fields.refuse("peft_type", "'LORA', the only kind of adapter that is read here")
-    return source._replace(
+    base = source._replace(
         name=fields.need("base_model_name_or_path", str), revision=fields.get("revision", str)
     )
+    why = f"{base}: no model is in a folder of this name or on the hub, or that cannot be reached"
+    try:
+        found = base.file("config.json") or base.file(CONFIG)
+    except OSError as error:
+        found, why = None, str(error)
+    if found is None:
+        raise FileNotFoundError(
+            f"the model that the adapters in {join(source.name, subfolder)} belong to is not there "
+            f"({why}): put it there, or write where it is into {CONFIG}, as base_model_name_or_path"
+        )
+    return base
 
 
 def adapts_head(source: Source, subfolder: str, body: str) -> bool:
@@ -232,7 +247,8 @@ def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreT
     """A model with an adapter of a folder in its weights, which are changed in place.
 
     Raises:
-        ValueError: the adapter does not fit the model, or is damaged.
+        ValueError: the adapter does not fit the model, or is damaged, or the model has other
+            weights than those that it was trained on.
         FileNotFoundError: its weights are missing.
         ModuleNotFoundError: peft is not installed.
     """
@@ -255,6 +271,14 @@ def with_adapter(model: PreTrainedModel, source: Source, subfolder: str) -> PreT
             f"{place}: the adapter does not fit {type(model).__name__}, of which {WEIGHTS} and the "
             f"model do not both have {', '.join(strange[:4])}: it belongs to another model"
         )
+    with safe_open(weights, "pt") as file:
+        trained_on = (file.metadata() or {}).get(_ADAPTED)
+    if trained_on is not None and trained_on != _adapted_weights(adapted):
+        raise ValueError(
+            f"{place}: the adapter was trained on other weights than those that "
+            f"{config.base_model_name_or_path} has now: put back that model, or train the adapter "
+            "on this one"
+        )
     whole: PreTrainedModel = adapted.merge_and_unload()
     return whole
 
@@ -273,6 +297,15 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
     from peft.tuners.lora import LoraLayer
 
     return {name: part for name, part in model.named_modules() if isinstance(part, LoraLayer)}
+
+
+def _adapted_weights(model: nn.Module) -> str:
+    """A digest of the weights of the layers with adapters, in bf16, whatever they are held in."""
+    digest = xxhash.xxh3_128()
+    for _, layer in sorted(_adapted(model).items()):
+        weight = layer.get_base_layer().weight.detach().to("cpu", torch.bfloat16)
+        digest.update(weight.contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _peft() -> Any:

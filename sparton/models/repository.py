@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from huggingface_hub import model_info
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from transformers.utils import cached_file
 from transformers.utils.hub import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -143,6 +143,8 @@ class Source(NamedTuple):
                     "(https://huggingface.co/models has the names; a private one needs `hf auth "
                     "login`)"
                 )
+            case HFValidationError():
+                return f"{name}: no such folder, and no model on the hub can have this name"
             case RevisionNotFoundError():
                 return (
                     f"{name} has no revision={self.revision} on the hub: name a branch, tag or "

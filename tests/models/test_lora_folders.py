@@ -214,6 +214,39 @@ def test_logits_of_gemma_2_are_not_capped_beside_adapters_either(tmp_path):
     assert close(in_sentence_transformers("splade", folder), values(encoder))
 
 
+@pytest.mark.parametrize("lora", [ALONE, ALONE | {"dtype": "bf16"}])
+def test_adapters_of_a_base_that_has_other_weights_now_are_refused(lora, base, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(base)
+    folder = save(trained(base, EagerHead(), lora), tmp_path / "alone")
+    model.to(torch.bfloat16).save_pretrained(base)  # what the adapters were trained on, rounded
+    load_encoder(folder)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    model.save_pretrained(base)
+    with pytest.raises(ValueError, match=r"trained on other weights than .*base has now"):
+        load_encoder(folder)
+    by_peft = load_file(folder / WEIGHTS)  # which says of no weights what they were
+    save_file(by_peft, folder / WEIGHTS)
+    load_encoder(folder)
+
+
+def test_adapters_whose_base_is_nowhere_name_both(base, tmp_path, monkeypatch):
+    folder = save(trained(base, EagerHead(), ALONE), tmp_path / "alone")
+    base.rename(tmp_path / "elsewhere")
+    missing = r"the adapters in .*alone belong to is not there \(.*base: no such folder"
+    with pytest.raises(FileNotFoundError, match=missing):
+        load_encoder(folder)
+    monkeypatch.chdir(tmp_path)
+    for name, why in (("base", "base: no model is in a folder"), ("elsewhere", None)):
+        config = json.loads((folder / CONFIG).read_text()) | {"base_model_name_or_path": name}
+        (folder / CONFIG).write_text(json.dumps(config))
+        if why:
+            with pytest.raises(FileNotFoundError, match=why):
+                load_encoder(folder)
+        else:
+            load_encoder(folder)
+
+
 @pytest.mark.parametrize("saving", ["merged", "adapter"])
 def test_training_goes_on_from_either_folder(saving, base, tmp_path):
     encoder = trained(base, EagerHead(), FP32 | {"save": saving})
