@@ -16,6 +16,7 @@ from sparton.cli.folders import LATEST
 from sparton.cli.overrides import changed_groups, overrides_in
 from sparton.cli.schema import body_options, total_steps
 from sparton.cli.targets import refuse_wrong_settings
+from sparton.losses.contract import checked_loss
 from sparton.retrieval.settings import check_metrics, check_search
 from sparton.training.settings import FITTING, PRECISIONS, SELECT_BY, SHARDINGS
 
@@ -240,7 +241,7 @@ def _check_regularizers(cfg: DictConfig) -> None:
 
 
 def _check_loss(cfg: DictConfig) -> None:
-    loss = instantiate(cfg.loss)
+    loss = checked_loss(instantiate(cfg.loss))
     if loss.needs_negatives and cfg.num_negatives < 1:
         raise ValueError(
             f"num_negatives={cfg.num_negatives}, but the loss {type(loss).__name__} compares a "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sparton.losses.contract import Scored, Term, total
+from sparton.losses.contract import Scored, Term, checked_loss, total
 from sparton.losses.ranking import RankingLoss, added
 
 
@@ -25,6 +25,8 @@ class WeightedSum(RankingLoss):
     def __post_init__(self) -> None:
         if not self.losses:
             raise ValueError("a weighted sum of losses needs at least one loss")
+        for loss in self.losses.values():
+            checked_loss(loss)
         if set(self.losses) != set(self.weights):
             raise ValueError(
                 f"weights are given for {sorted(self.weights)} but the losses are "

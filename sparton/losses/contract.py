@@ -6,7 +6,7 @@ unless some queries have no negatives of their own, which no loss is shown that 
 
 from collections.abc import Mapping
 from functools import reduce
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -76,6 +76,45 @@ class Loss(Protocol):
         ...
 
 
+def checked_loss(loss: object) -> Loss:
+    """The same, if it has all that a loss has.
+
+    Raises:
+        ValueError: it has not.
+    """
+    needed = ("needs_negatives", "needs_teacher", "halves", "terms", "by_query")
+    if lacking := [name for name in needed if not hasattr(loss, name)]:
+        raise ValueError(
+            f"{type(loss).__name__} is no loss, since it has no {', '.join(lacking)}: make a loss "
+            "of scores a subclass of sparton.losses.ranking.RankingLoss, and give one of "
+            "representations what sparton.losses.contract.Loss has"
+        )
+    return cast(Loss, loss)
+
+
+def scalar(value: object, name: str) -> Tensor:
+    """The same, if it is one number: of several, the sum would be minimised in silence.
+
+    Args:
+        name: what to call it in the message.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if isinstance(value, Tensor) and not value.ndim:
+        return value
+    found = f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    raise ValueError(
+        f"{name} must be a tensor without axes, one number for the whole batch, got {found}: take "
+        "the mean of several"
+    )
+
+
 def total(terms: Mapping[str, Term]) -> Tensor:
-    """The weighted sum of at least one term; fp32 scalar."""
-    return torch.stack([weight * value for value, weight in terms.values()]).sum()
+    """The weighted sum of at least one term; fp32 scalar.
+
+    Raises:
+        ValueError: a term is not one number.
+    """
+    parts = [weight * scalar(value, f"the loss {name}") for name, (value, weight) in terms.items()]
+    return torch.stack(parts).sum()

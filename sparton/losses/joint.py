@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparton.arguments import ArgumentError, Instance
-from sparton.losses.contract import Scored, Term
+from sparton.losses.contract import Scored, Term, checked_loss
 from sparton.losses.ranking import RankingLoss, added, by_rows
 
 SUM = "sum"  # of the scores of all halves, beside the names of the halves
@@ -45,6 +45,8 @@ class Joint:
     temperatures: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for loss in self._losses().values():
+            checked_loss(loss)
         known = {
             "weights": {*self._losses()},
             "lessons": self.halves,

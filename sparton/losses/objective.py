@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparton.kernels.maxsim import maxsim_varlen
-from sparton.losses.contract import Loss, Scored, total
+from sparton.losses.contract import Loss, Scored, checked_loss, scalar, total
 from sparton.losses.regularizers import Regularizer
 from sparton.losses.rows import dot_scores
 from sparton.representations import Representations, TokenVectors
@@ -57,6 +57,9 @@ class Objective:
     widths: tuple[int, ...] = ()
     score_weights: Mapping[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        checked_loss(self.ranking)
+
     def __call__(
         self,
         queries: Representations,
@@ -78,7 +81,8 @@ class Objective:
 
         Raises:
             ValueError: N is not a multiple of Q and there are no ``counts``, or there are with a
-                loss that compares every query with negatives of its own.
+                loss that compares every query with negatives of its own; or a loss or a penalty is
+                not one number.
         """
         positives = self._positives(queries, documents, counts)
         device = positives.device
@@ -143,7 +147,7 @@ class Objective:
             if isinstance(reps, Tensor):
                 reps = reps.float()
             for name, regularizer in regularizers.items():
-                penalty = regularizer.penalty(reps)
+                penalty = scalar(regularizer.penalty(reps), f"the penalty {side}_{name}")
                 yield penalty, regularizer.weight_at(step), f"{side}_{name}"
         for name, weight in self.own_losses.items():
             yield torch.cat([queries.losses[name], documents.losses[name]]).mean(), weight, name

@@ -199,6 +199,9 @@ class Centred:
             "tokens": Term(batch.documents.tokens.values.mean(), 0.5),
         }
 
+    def by_query(self, batch: Scored) -> None:
+        return None
+
 
 def test_a_loss_may_be_one_of_representations():
     queries, documents = half_and_half()

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from sparton.kernels.sparse_vectors import SparseVectors
+from sparton.losses.combination import WeightedSum
+from sparton.losses.joint import Joint
 from sparton.losses.objective import Objective
 from sparton.losses.ramps import ConstantRamp, LinearRamp, QuadraticRamp
-from sparton.losses.ranking import InfoNCE, Triplet
+from sparton.losses.ranking import InfoNCE, RankingLoss, Triplet
 from sparton.losses.regularizers import (
     DFFlops,
     L0Flops,
@@ -231,3 +233,47 @@ def test_objective_adds_weighted_parts_and_scores_in_fp32(reps):
 def test_objective_refuses_documents_that_queries_cannot_group(reps):
     with pytest.raises(ValueError, match="5 documents cannot be grouped by 2 queries"):
         Objective(InfoNCE())(Representations(reps[:2]), Representations(torch.ones(5, 11)), 0)
+
+
+class Own(RankingLoss):
+    """The positives' scores, negated, as ``reduce`` has them."""
+
+    def __init__(self, reduce):
+        self.reduce = reduce
+
+    def __call__(self, scores, positives, teacher_scores):
+        return self.reduce(-scores.gather(1, positives[:, None]).squeeze(1))
+
+
+def test_losses_and_penalties_of_ones_own_are_one_number(reps):
+    sides = Representations(reps[:2]), Representations(reps[2:])
+    mean, each = Own(torch.Tensor.mean), Own(torch.Tensor.clone)
+    expected = -(reps[:2] * reps[[2, 4]]).sum(1).mean()
+    assert Objective(mean)(*sides, 0).loss.item() == pytest.approx(expected.item())
+    for loss, name in (
+        (each, "sparse"),
+        (Own(lambda scores: scores.mean().item()), "sparse"),
+        (WeightedSum({"mine": each}, {"mine": 1.0}), "mine"),
+    ):
+        with pytest.raises(ValueError, match=rf"the loss {name} must be a tensor without axes"):
+            Objective(loss)(*sides, 0)
+    for penalty in (lambda rows: rows.sum(1), lambda rows: 1.0):
+        objective = Objective(mean, {}, {"mine": Regularizer(penalty, 1.0)})
+        with pytest.raises(ValueError, match="the penalty document_mine must be a tensor without"):
+            objective(*sides, 0)
+
+
+def test_what_lacks_parts_of_a_loss_is_refused():
+    class Bare:
+        def __call__(self, scores, positives, teacher_scores):
+            return scores.mean()
+
+    wrong = r"Bare is no loss, since it has no needs_negatives, .* a subclass of .*RankingLoss"
+    for make in (
+        Objective,
+        lambda loss: WeightedSum({"mine": loss}, {"mine": 1.0}),
+        lambda loss: Joint(sparse=InfoNCE(), tokens=loss),
+    ):
+        make(InfoNCE())
+        with pytest.raises(ValueError, match=wrong):
+            make(Bare())
