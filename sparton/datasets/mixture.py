@@ -295,8 +295,17 @@ def build_mixture(
         sources: by name, what prepares the source when called with ``on_error``.
         weights, alpha, homogeneous, forms: as in :class:`Mixture`.
         on_error: stop at a malformed record, or skip and count it.
+
+    Raises:
+        ValueError: a source is prepared already, or what :class:`Mixture` refuses.
     """
     check_proportions(sources, weights, alpha)
     _checked_forms(sources, forms or {})
+    for name, make in sources.items():
+        if not callable(make):
+            raise ValueError(
+                f"sources.{name} is {type(make).__name__}, and not what prepares a source: "
+                "sparton.datasets.mixture.Mixture mixes sources that are ready"
+            )
     made = {name: make(on_error=on_error) for name, make in sources.items()}
     return Mixture(made, weights, alpha=alpha, homogeneous=homogeneous, forms=forms)

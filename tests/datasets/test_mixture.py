@@ -222,3 +222,12 @@ def test_forms_of_sources() -> None:
         Mixture(sources, forms={"c": {}})
     with pytest.raises(ValueError, match="source 'a': there is no prompt, but query_length, docu"):
         Mixture(sources, forms={"a": {"prompt": "x: "}})
+
+
+def test_sources_that_are_ready_belong_to_a_mixture() -> None:
+    numbers = Numbers("a", 7)
+    with pytest.raises(
+        ValueError, match=r"sources\.a is Numbers, .*mixture\.Mixture mixes sources"
+    ):
+        build_mixture({"a": numbers})
+    assert len(build_mixture({"a": lambda on_error: numbers})) == len(Mixture({"a": numbers})) == 7

@@ -286,7 +286,7 @@ def test_what_cannot_be_fused_is_refused_by_name(checkpoint):
     with pytest.raises(ValueError, match="SparseEncoder of SparseStaticEmbedding has no transf"):
         fuse(model)
     modules = [OwnForward(folder, transformer_task="fill-mask"), SpladePooling()]
-    with pytest.raises(ValueError, match="OwnForward has methods of its own in place of Transf"):
+    with pytest.raises(ValueError, match=r"OwnForward has methods of its own in place of .*Transf"):
         fuse(SparseEncoder(modules=modules, device="cpu"))
     model = splade(folder)
     model[0].model.bert.forward = model[0].model.bert.forward
@@ -294,7 +294,10 @@ def test_what_cannot_be_fused_is_refused_by_name(checkpoint):
         fuse(model)
     model = splade(folder)
     model[1].forward = model[1].forward
-    with pytest.raises(ValueError, match="SpladePooling has methods of its own"):
+    theirs = r"sentence_transformers\.\S+SpladePooling"
+    with pytest.raises(
+        ValueError, match=f"{theirs} has methods of its own in place of those of {theirs}"
+    ):
         fuse(model)
     model = splade(folder)
     model[0].model.config.output_hidden_states = True

@@ -1,5 +1,7 @@
 """Dense encoders as encoders: scored, trained, saved and read back."""
 
+import json
+
 import pytest
 import torch
 
@@ -83,3 +85,14 @@ def test_a_head_of_another_kind_is_refused(tmp_path):
 def test_a_pooling_that_is_none_is_refused():
     with pytest.raises(ValueError, match="pooling='max' is not one of mean, cls, last"):
         make_encoder(Pooling("max"))
+
+
+def test_a_dense_model_with_a_projection_is_refused_as_one(tmp_path):
+    save_encoder(make_encoder(Pooling("mean", True)), tmp_path, query_length=8, document_length=16)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    projection = {**modules[1], "type": "sentence_transformers.models.Dense"}
+    (tmp_path / "modules.json").write_text(json.dumps([*modules[:2], projection, modules[2]]))
+    with pytest.raises(
+        ValueError, match=r"Pooling \+ Dense \+ Normalize; a dense encoder is Transf"
+    ):
+        load_encoder(tmp_path)

@@ -133,8 +133,8 @@ def _check_stock(part: Any) -> None:
     patched = not _is_fused(part) and {"forward", "preprocess"} & set(vars(part))
     if patched or type(part).forward is not stock.forward:
         raise ValueError(
-            f"{type(part).__name__} has methods of its own in place of {stock.__name__}'s, which "
-            "would be passed over"
+            f"{type(part).__module__}.{type(part).__name__} has methods of its own in place of "
+            f"those of {stock.__module__}.{stock.__name__}, which would be passed over"
         )
 
 

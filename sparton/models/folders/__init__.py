@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 ROUTER = ["Router"]
-DENSE = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
+DENSE = ["Transformer", "Pooling"]  # with which a dense model begins
 
 
 def save_encoder(
@@ -159,7 +159,7 @@ def _loader(source: Source) -> tuple[Callable[..., Encoder], type, str]:
     kinds = module_kinds(source) or [""]
     if kinds[-1] == csr.KIND:
         return load_csr, AutoencoderHead, "AutoencoderHead"
-    if kinds in DENSE:
+    if kinds[:2] == DENSE:
         return load_dense, Pooling, "Pooling"
     if is_late_interaction(kinds):
         return load_colbert, ColbertHead, "ColbertHead"
