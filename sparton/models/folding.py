@@ -194,5 +194,10 @@ def _read_names(path: Path, tokenizer: PreTrainedTokenizerFast, rows: int) -> Te
                     f"{shown(each)} is no term of the tokenizer: write terms as its vocabulary has "
                     "them"
                 )
+        if names.get(target, target) != target:
+            raise ValueError(
+                f"{shown(name)} is folded into {shown(target)}, which is folded or left out "
+                "itself: fold it into the last one"
+            )
         columns[vocabulary[name]] = NOWHERE if target is None else vocabulary[target]
     return columns

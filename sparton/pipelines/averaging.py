@@ -55,7 +55,7 @@ def _architecture(encoder: Encoder, lengths: Lengths | None) -> dict[str, object
     """What two encoders have in common where a mean of their weights makes sense, by name."""
     found: dict[str, object] = {
         "kind": type(encoder).__name__,
-        "lengths": lengths,
+        **_settings("lengths", lengths._asdict() if lengths else {}),
         "similarity": encoder.similarity,
         **_settings("markup", encoder.markup._asdict()),
         **_settings("score_weights", dict(encoder.score_weights)),
@@ -92,7 +92,7 @@ def _check_same(
         if expected.get(key) != found.get(key):
             raise ValueError(
                 f"{name} has {key} {found.get(key)}, and {first} has {expected.get(key)}: models "
-                "of the same architecture alone have a mean; leave one of them out"
+                "that are the same but for their weights alone have a mean; leave one of them out"
             )
 
 

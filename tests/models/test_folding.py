@@ -66,6 +66,19 @@ def test_chains_are_refused(columns):
         Folding(torch.tensor(columns))
 
 
+@pytest.mark.parametrize("end", ["Rome", None])
+def test_chains_in_a_file_are_refused_by_their_terms(end, tmp_path):
+    tokenizer = word_tokenizer(WORDS, 20)
+    file = tmp_path / "fold.json"
+    file.write_text(json.dumps({"Paris": "paris", "paris": end}))
+    with pytest.raises(ValueError, match="'Paris' is folded into 'paris', which is folded or left"):
+        read_folding(file, tokenizer, len(tokenizer))
+    file.write_text(json.dumps({"Paris": "Rome", "paris": "Rome", "Rome": "Rome"}))
+    vocabulary = tokenizer.get_vocab()
+    columns = read_folding(file, tokenizer, len(tokenizer)).columns
+    assert columns[vocabulary["Paris"]] == columns[vocabulary["paris"]] == vocabulary["Rome"]
+
+
 def test_terms_that_do_not_exist_are_refused():
     for columns in ([0, 3, 2], [0, -2, 2]):
         with pytest.raises(ValueError, match="others than the 3 of the vocabulary"):
