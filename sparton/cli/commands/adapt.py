@@ -7,7 +7,7 @@ or adapt another language model to them.
     sparton adapt --objective mntp --backbone NAME --output models/mntp data/squad
     sparton train backbone=causal_lm backbone.name=models/mntp
 
-    sparton adapt --objective mntp --backbone NAME --lora '{rank: 16, alpha: 32}' \
+    sparton adapt --objective mntp --backbone NAME --lora '{rank: 16, alpha: 32}' \\
         --output models/mntp data/squad
 
 Only corpus files are read, no queries and no judgments. Language modelling leaves the level of the
