@@ -16,7 +16,6 @@ from sparton.cli.folders import LATEST
 from sparton.cli.overrides import changed_groups, overrides_in
 from sparton.cli.schema import body_options, total_steps
 from sparton.cli.targets import refuse_wrong_settings
-from sparton.losses.contract import checked_loss
 from sparton.retrieval.settings import check_metrics, check_search
 from sparton.training.settings import FITTING, PRECISIONS, SELECT_BY, SHARDINGS
 
@@ -241,6 +240,8 @@ def _check_regularizers(cfg: DictConfig) -> None:
 
 
 def _check_loss(cfg: DictConfig) -> None:
+    from sparton.losses.contract import checked_loss  # imports PyTorch, as losses do
+
     loss = checked_loss(instantiate(cfg.loss))
     if loss.needs_negatives and cfg.num_negatives < 1:
         raise ValueError(

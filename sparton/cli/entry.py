@@ -1,6 +1,7 @@
 """From a command line to a training, an evaluation or an encoded collection.
 
-What is asked for is composed and checked first, without PyTorch and before a folder is made.
+What is asked for is composed and checked first, before a folder is made, and as far as possible
+without PyTorch.
 """
 
 import os

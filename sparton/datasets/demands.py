@@ -8,7 +8,6 @@ from sparton.datasets.lookup import Records, Rest, Source
 from sparton.datasets.mixture import Mixture
 
 logger = logging.getLogger(__name__)
-_LEFT_OUT = "; {teacher_share} may have left them out, and a larger one leaves more"
 
 
 def without_negatives(data: Mixture, num_negatives: int) -> dict[str, int]:
@@ -72,8 +71,7 @@ def check(
         raise ArgumentError(
             "{num_negatives}, but no source has negatives of its own: set {num_negatives:name} to "
             "0, or mine some; a training that mines does so before its first step with {at_start}"
-            + _LEFT_OUT
-            * bool(shares),
+            f"{_left_out(shares)}",
             num_negatives=num_negatives,
             at_start=True,
             **shares,
@@ -105,6 +103,10 @@ def _shares(sources: Iterable[Source]) -> dict[str, float]:
     return {"teacher_share": found[0]} if found else {}
 
 
+def _left_out(shares: dict[str, float]) -> str:
+    return "; {teacher_share} may have left them out, and a larger one leaves more" * bool(shares)
+
+
 def _refuse(name: str, sources: dict[str, Source]) -> None:
     """Say which examples of a source have no negatives, and what can be done."""
     source = sources[name]
@@ -115,8 +117,7 @@ def _refuse(name: str, sources: dict[str, Source]) -> None:
             "the loss compares every query with negatives of its own, but {} of the {} records of "
             "source {} have none, the first of them {}: leave them out with {negatives} of the "
             "source and {on_error}, or take a loss that ranks the documents of the batch, {loss}"
-            + _LEFT_OUT
-            * bool(shares),
+            f"{_left_out(shares)}",
             source.without_negatives,
             len(source),
             name,
@@ -131,8 +132,7 @@ def _refuse(name: str, sources: dict[str, Source]) -> None:
     raise ArgumentError(
         "the loss compares every query with negatives of its own, but {}: leave this source out, "
         "mine some, or take a loss that ranks the documents of the batch, {loss}"
-        + _LEFT_OUT
-        * bool(shares),
+        f"{_left_out(shares)}",
         why,
         loss=Instance("InfoNCE"),
         **shares,
