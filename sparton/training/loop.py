@@ -9,7 +9,6 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from sparton.errors import OtherRunError
 from sparton.training.averaging import AveragedWeights
 from sparton.training.diagnostics import collapse_warning, describe_representations
 from sparton.training.finite import FiniteWatch
@@ -20,11 +19,7 @@ from sparton.training.optimization import Optimizer, learning_rates, update
 from sparton.training.settings import SELECT_BY
 from sparton.training.sharding import Weights, WholeWeights
 from sparton.training.sources import SourceLosses
-from sparton.training.state import (
-    changes,
-    learned_state,
-    load_learned_state,
-)
+from sparton.training.state import learned_state, load_learned_state, refuse_other_run
 from sparton.training.step import Step, StepOutput
 from sparton.training.throughput import Batch, ThroughputMeter
 
@@ -125,7 +120,7 @@ class Trainer(Generic[OwnStep]):
         state = self._weights.load_checkpoint(folder, _STATE, self.optimizer)
         if state is None:
             return 0
-        self._check_identity(state["identity"])
+        refuse_other_run(self.folder, state["identity"], self.identity)
         load_learned_state(self.encoder, state["encoder"])
         if self.averages is not None:
             self.averages.load_state_dict(state["averages"])
@@ -265,13 +260,6 @@ class Trainer(Generic[OwnStep]):
             }
             self._weights.save_checkpoint(self.folder / "checkpoints", completed, state)
             self.world.barrier()
-
-    def _check_identity(self, stored: Mapping[str, str]) -> None:
-        if changed := changes(stored, self.identity):
-            raise OtherRunError(
-                f"{self.folder} holds the checkpoints of a run with other settings or data: "
-                f"{', '.join(changed)}. Give this run a folder of its own, or delete that one"
-            )
 
     def _timed(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, float]]:
         """Each batch with the seconds spent waiting for it."""

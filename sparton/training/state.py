@@ -155,6 +155,21 @@ def load_learned_state(encoder: nn.Module, state: Mapping[str, Tensor]) -> None:
     encoder.load_state_dict(state, strict=False)
 
 
+def refuse_other_run(
+    folder: Path, stored: Mapping[str, object], fresh: Mapping[str, object]
+) -> None:
+    """Refuse to go on with the checkpoints in the folder of a run.
+
+    Raises:
+        OtherRunError: they are of a run with other settings or data; names what differs.
+    """
+    if changed := changes(stored, fresh):
+        raise OtherRunError(
+            f"{folder} holds the checkpoints of a run with other settings or data: "
+            f"{', '.join(changed)}. Give this run a folder of its own, or delete that one"
+        )
+
+
 def changes(stored: Mapping[str, object], fresh: Mapping[str, object]) -> list[str]:
     """What differs between the settings of a run that was stopped and those it would go on with,
     as ``name=fresh (was stored)``, in the order of the names."""

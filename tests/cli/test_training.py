@@ -1,12 +1,15 @@
 """What a training asks for before it reads its data and builds its model."""
 
+import json
 import sys
 
 import pytest
+from omegaconf import OmegaConf
 
 from sparton.cli import entry
 from sparton.cli.command_line import read_request
 from sparton.cli.errors import EXPECTED_ERRORS, explain
+from tests.composing import composed
 
 NO_DATA = ["data=text_files", "data.files={mine: no_such_file.jsonl}", "precision=fp32"]
 
@@ -64,3 +67,21 @@ def test_loggers_are_asked_before_data_is_read(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     assert "Weights & Biases needs the package wandb" in refusal("backbone=tiny", "logger=wandb")
     assert "no_such_file.jsonl" in refusal("backbone=tiny")
+
+
+def test_other_settings_of_a_folder_are_refused_before_data_is_read(tmp_path):
+    """The manifest tells them; where it cannot, data that is missing is told first."""
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    overrides = [*NO_DATA, "backbone=tiny", "steps=8"]
+    config = OmegaConf.to_container(composed(*overrides, "batch=64"), resolve=True)
+    (run / "manifest.json").write_text(json.dumps({"config": config}))
+    asked = ["backbone=tiny", "steps=8", f"hydra.run.dir={run}"]
+    missing = "no_such_file.jsonl"
+    assert missing in refusal(*asked, "batch=32")
+    (run / "checkpoints/step-00000004.pt").touch()
+    told = refusal(*asked, "batch=32")
+    assert "holds the checkpoints of a run with other settings or data: batch=32 (was 64)" in told
+    assert missing in refusal(*asked, "batch=64", "log_every=3")
+    (run / "manifest.json").write_text("{")
+    assert missing in refusal(*asked, "batch=32")
