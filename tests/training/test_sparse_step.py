@@ -26,6 +26,12 @@ CPU = torch.device("cpu")
 BATCH, NEGATIVES = 8, 1
 
 
+@pytest.fixture(autouse=True)
+def _large(monkeypatch):
+    """Batches count as large, whose representations are held without zeros."""
+    monkeypatch.setattr("sparton.training.step.DENSE_ENTRIES", 0)
+
+
 def objective() -> Objective:
     penalties = {"flops": flops, "l0": L0Flops(20), "df": DFFlops(0.4), "l1": l1, "zero": anti_zero}
     weighted = {name: Regularizer(penalty, 0.1) for name, penalty in penalties.items()}
