@@ -54,7 +54,10 @@ def main(arguments: Sequence[str]) -> None:
         "--batch-tokens", type=int, default=65536, help="of a step; default: %(default)s"
     )
     parser.add_argument(
-        "--length", type=int, default=256, help="longest text in tokens; default: %(default)s"
+        "--length",
+        type=int,
+        default=256,
+        help="longest text in tokens, or the positions of the model; default: %(default)s",
     )
     parser.add_argument("--lr", type=float, help="of the pretrained weights; default: 2e-4")
     parser.add_argument(
