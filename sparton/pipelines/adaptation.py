@@ -113,7 +113,7 @@ def adapt_lm(
 
     Args:
         texts: those of nothing but white space are left out.
-        output: folder of the model, which is replaced where there is one.
+        output: folder of the model, where nothing is yet.
         backbone: a language model, or its folder or hub name, masked for the objective "mlm" and
             causal for the others; None for all-MiniLM-L6-v2 with a head that starts as the
             identity. A loaded one must be bidirectional for "mntp" and causal for "clm".
@@ -128,7 +128,7 @@ def adapt_lm(
             ``dtype``, which the precision follows.
 
     Raises:
-        ArgumentError: the folder of the model has something else in it.
+        ArgumentError: the folder of the model has something in it.
         ValueError: there are no texts, or the model is no complete language model, or not of the
             kind and attention that the objective asks for, or a masked one without a bias of its
             decoder. Or adapters are asked of MiniLM, whose head is new; or in a precision that does
@@ -140,12 +140,7 @@ def adapt_lm(
             model.
         NonFiniteLossError: the loss, a gradient or a weight is no longer finite.
     """
-    if not holds_model(output) and (lies_there := content_of(output)):
-        raise ArgumentError(
-            "{output} is a folder with something in it, {} for one, and no model: name another",
-            lies_there,
-            output=str(output),
-        )
+    _refuse_content(Path(output))
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise ValueError("there are no texts to learn from")
@@ -175,6 +170,23 @@ def adapt_lm(
     with only_writer(trainer.folder):
         _train(trainer, training, plan, progress)
     return Adaptation(len(texts), before, model.measure(), model.shift)
+
+
+def _run_folder(output: Path) -> Path:
+    return output.with_name(f"{output.name}.run")
+
+
+def _refuse_content(output: Path) -> None:
+    """Refuse a folder with something in it, but for what an adaptation that was stopped while it
+    wrote its model left there."""
+    if not (lies_there := content_of(output)) or (_run_folder(output) / "checkpoints").exists():
+        return
+    what = "holds a model" if holds_model(output) else "is a folder with something in it"
+    raise ArgumentError(
+        f"{{output}} {what}, {{}} for one: name another folder, or delete this one",
+        lies_there,
+        output=str(output),
+    )
 
 
 @dataclass
@@ -269,7 +281,7 @@ def _build_trainer(
         optimizer=build_optimizer(encoder, adamw, 0.01, rates),
         schedule=LinearSchedule(plan.warmup),
         settings=settings,
-        folder=model.output.with_name(f"{model.output.name}.run"),
+        folder=_run_folder(model.output),
         meter=ThroughputMeter(world.device, lambda mean, _: _flops_per_token(backbone, plan, mean)),
         save_model=model.save,
         identity=identity,

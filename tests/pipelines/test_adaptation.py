@@ -119,6 +119,30 @@ def test_a_stopped_adaptation_goes_on_to_the_same_weights(start, tmp_path, monke
     assert other.after != adapted.after, "chance has a say"
 
 
+def test_what_is_in_a_folder_stays(start, tmp_path, monkeypatch):
+    """Unless the adaptation that it is of was stopped while it wrote."""
+    settings = {"backbone": start, "plan": SHORT, "checkpoint_every": 2, "progress": False}
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    whole.mkdir()
+    (whole / "notes.txt").touch()
+    with pytest.raises(
+        ValueError, match=r"something in it, notes\.txt .*: name another folder, or"
+    ):
+        adapt_lm(TEXTS, whole, **settings)
+    (whole / "notes.txt").unlink()
+    adapted = adapt_lm(TEXTS, whole, **settings)
+    with pytest.raises(ValueError, match=r"whole' holds a model, .*, or delete this one"):
+        adapt_lm(TEXTS, whole, **settings)
+    with monkeypatch.context() as patched:
+        stopping_at(5, patched)
+        with pytest.raises(KeyboardInterrupt):
+            adapt_lm(TEXTS, stopped, **settings)
+    stopped.mkdir()
+    (stopped / "config.json").write_text("{")
+    assert adapt_lm(TEXTS, stopped, **settings).after == adapted.after
+    assert weights(stopped)
+
+
 def test_a_loaded_backbone_is_adapted_too(start, tmp_path):
     backbone = pretrained(str(start))
     adapted = adapt_lm(TEXTS, tmp_path / "by-object", backbone=backbone, plan=SHORT)
