@@ -46,11 +46,10 @@ class Teachers:
             raise ArgumentError(
                 "{scaling} must be {}", " or ".join(get_args(Scaling)), scaling=self.scaling
             )
-        weights = self.weights
-        if weights is not None and not (all(w >= 0 for w in weights) and 0 < sum(weights) < 1e30):
+        if self.weights is not None and not _are_weights(self.weights):
             raise ArgumentError(
-                "{teacher_weights} must be finite, none negative, and one above 0",
-                teacher_weights=[*weights],
+                "{teacher_weights} must be finite numbers, none negative, and one above 0",
+                teacher_weights=self.weights,
             )
 
     @classmethod
@@ -91,6 +90,14 @@ class Teachers:
                 for place, score in enumerate(scale(teacher)):
                     combined[place] += weight / sum(weights) * score
         return combined, count
+
+
+def _are_weights(values: object) -> bool:
+    return (
+        isinstance(values, Sequence)
+        and all(isinstance(each, int | float) and each >= 0 for each in values)
+        and 0 < sum(values) < 1e30
+    )
 
 
 def check_share(**shares: float | None) -> None:

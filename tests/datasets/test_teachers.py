@@ -37,9 +37,11 @@ def test_a_lone_teacher_and_a_weight_of_zero():
     assert Teachers([0, 1]).combine([[9.0, 0.0], [5.0, 2.0]]) == ([0.0, 1.0], 2)
 
 
-@pytest.mark.parametrize("weights", [[1, -1], [0, 0], [float("nan"), 1], [float("inf"), 1]])
+@pytest.mark.parametrize(
+    "weights", [[1, -1], [0, 0], [float("nan"), 1], [float("inf"), 1], "abc", [1, "x"], 5, []]
+)
 def test_weights_that_cannot_be_are_refused(weights):
-    with pytest.raises(ValueError, match="must be finite, none negative, and one above 0"):
+    with pytest.raises(ValueError, match="finite numbers, none negative, and one above 0"):
         Teachers(weights)
 
 
