@@ -39,8 +39,6 @@ def _refuse_other_settings(cfg: DictConfig, folder: Path) -> None:
     Raises:
         OtherRunError: names what differs.
     """
-    from sparton.training.state import refuse_other_run
-
     if not any((folder / "checkpoints").glob("step-*")):
         return
     try:
@@ -48,4 +46,6 @@ def _refuse_other_settings(cfg: DictConfig, folder: Path) -> None:
         stored = identity(OmegaConf.create(manifest["config"]))
     except (OSError, ValueError, KeyError, OmegaConfBaseException):
         return
+    from sparton.training.state import refuse_other_run  # imports the libraries of the models
+
     refuse_other_run(folder, stored, identity(cfg))
