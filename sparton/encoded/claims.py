@@ -5,6 +5,7 @@ to time, so that others see that it lives; the work of one that has died is take
 the same in the end, as where one was suspended, must do no harm.
 """
 
+import fcntl
 import os
 import socket
 import threading
@@ -42,6 +43,23 @@ def claimed(path: Path) -> Iterator[bool]:
         beating.join()
         with suppress(OSError):
             path.unlink()
+
+
+@contextmanager
+def changing(folder: Path) -> Iterator[None]:
+    """One process at a time changes what a folder says of itself, and the others wait; where the
+    file system has no locks, nothing is known of others.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # no locks here
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 class Watch:

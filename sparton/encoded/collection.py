@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparton.digests import Seal, texts_digest
+from sparton.encoded.claims import changing
 from sparton.encoded.deletion import DELETED, read_deleted, write_deleted
 from sparton.encoded.facts import FACTS, Facts, Shard, ids_file, read_facts
 from sparton.encoded.identity import encoder_digest
@@ -169,17 +170,22 @@ def delete_texts(folder: str | Path, ids: Collection[str]) -> EncodedTexts:
     wanted = set(ids)
     if not wanted:
         raise ValueError(f"there are no ids of texts to delete from {folder}")
-    found = open_encoded(folder)
-    named = {row: name for row, name in found.ids.stored() if name in wanted}
-    if unknown := wanted.difference(named.values()):
-        raise ValueError(f"{folder} has no text with the id {min(unknown)!r}: nothing was deleted")
-    deleted = found.deleted.tolist()
-    rows = named.keys() - deleted
-    if len(rows) == len(found):
-        raise ValueError(f"no text of {folder} would be left: delete the folder itself")
-    if rows:
-        write_deleted(found.folder, [*deleted, *rows])
-    return open_encoded(folder)
+    place = Path(folder)
+    read_facts(place)  # refuses what is no such folder
+    with changing(place):
+        found = open_encoded(place)
+        named = {row: name for row, name in found.ids.stored() if name in wanted}
+        if unknown := wanted.difference(named.values()):
+            raise ValueError(
+                f"{folder} has no text with the id {min(unknown)!r}: nothing was deleted"
+            )
+        deleted = found.deleted.tolist()
+        rows = named.keys() - deleted
+        if len(rows) == len(found):
+            raise ValueError(f"no text of {folder} would be left: delete the folder itself")
+        if rows:
+            write_deleted(place, [*deleted, *rows])
+        return open_encoded(place)
 
 
 def missing_shards(folder: Path, facts: Facts) -> list[Shard]:

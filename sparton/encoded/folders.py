@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from sparton.arguments import ArgumentError
 from sparton.datasets.texts import TextList, TextTable, hash_ids
+from sparton.encoded.claims import changing
 from sparton.encoded.collection import missing_shards, open_encoded
 from sparton.encoded.deletion import read_deleted, write_deleted
 from sparton.encoded.facts import Facts, Part, Settings, check_place, ids_file, read_facts
 from sparton.encoded.ids import Ids, write_ids
 from sparton.packing import ranges_of
+from sparton.writing import failures_told
 
 _IDS_AT_ONCE = 2**16
 # What nobody sets for a folder.
@@ -77,6 +79,15 @@ def begin_folder(
         raise ValueError("there are no texts to encode")
     if not check_place(output):
         _check_ids(texts, None)
+        with failures_told(f"the folder {output}", output):
+            output.mkdir(parents=True, exist_ok=True)
+    with changing(output):
+        return _begin(output, settings, texts, name, append=append)
+
+
+def _begin(output: Path, settings: Settings, texts: Texts, name: str, *, append: bool) -> Facts:
+    """What :func:`begin_folder` does while no other process changes the folder."""
+    if not check_place(output):
         _write(output, Facts(settings, (), name), texts)
     facts = read_facts(output)
     _check_settings(output, facts, settings)

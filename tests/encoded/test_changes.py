@@ -1,14 +1,23 @@
 """Texts that are added to encoded collections, and deleted."""
 
+import fcntl
 import json
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from sparton.cli.commands.delete import main as delete
 from sparton.datasets.texts import TextList
+from sparton.digests import Seal
 from sparton.encoded import EncodedTexts, delete_texts, encode_collection, open_encoded
+from sparton.encoded.deletion import write_deleted
+from sparton.encoded.ids import write_ids
 from sparton.evaluation import load_retriever
 from sparton.representations import Representations
 from sparton.retriever import load
@@ -140,7 +149,7 @@ def test_what_a_process_that_died_has_left_is_swept(model, tmp_path):
     assert files(tmp_path / "docs") == before
 
 
-def test_a_process_that_another_has_overtaken_goes_on(model, tmp_path, monkeypatch):
+def test_without_locks_a_process_that_another_has_overtaken_goes_on(model, tmp_path, monkeypatch):
     def fail(*_: object) -> None:
         raise OSError("swept up")
 
@@ -149,6 +158,8 @@ def test_a_process_that_another_has_overtaken_goes_on(model, tmp_path, monkeypat
         encoded(model, tmp_path / "docs", FIRST)
         fail()
 
+    no_locks = SimpleNamespace(LOCK_EX=fcntl.LOCK_EX, flock=fail)
+    monkeypatch.setattr("sparton.encoded.claims.fcntl", no_locks)
     monkeypatch.setattr("sparton.encoded.folders.write_ids", fail)
     with pytest.raises(OSError, match="swept up"):
         encoded(model, tmp_path / "docs", FIRST)
@@ -199,3 +210,50 @@ def test_what_cannot_be_deleted_is_refused(model, tmp_path):
         (tmp_path / "docs" / "deleted.json").write_text(json.dumps({"rows": wrong}))
         with pytest.raises(ValueError, match=r"rows is .*, and must be a list"):
             open_encoded(tmp_path / "docs")
+
+
+def test_changes_at_the_same_time_lose_none_of_them(model, tmp_path, monkeypatch):
+    """Between what one has read and what it writes, the other has time to change the folder."""
+    docs = tmp_path / "docs"
+    names = [*encoded(model, docs, FIRST).ids]
+    reading = threading.Barrier(2)
+
+    def slowly(folder: Path, rows: object) -> None:
+        with suppress(threading.BrokenBarrierError):
+            reading.wait(0.5)  # until both have read, if they may
+        write_deleted(folder, rows)
+
+    monkeypatch.setattr("sparton.encoded.collection.write_deleted", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(delete_texts, docs, [name]) for name in names[:2]]:
+            done.result()
+    assert [*open_encoded(docs).ids] == names[2:]
+
+
+def test_of_two_that_add_texts_at_the_same_time_one_is_refused_or_waits(
+    model, tmp_path, monkeypatch
+):
+    docs, third = tmp_path / "docs", make_texts(7, seed=2)
+    encoded(model, docs, FIRST)
+    writing = threading.Barrier(2)
+    retrievers = [load_retriever(model) for _ in range(2)]
+    settings = {"rows_per_shard": 8, "progress": False, "append": True}
+
+    def slowly(path: Path, ids: Iterable[str]) -> Seal:
+        seal = write_ids(path, ids)
+        with suppress(threading.BrokenBarrierError):
+            writing.wait(0.5)
+        return seal
+
+    monkeypatch.setattr("sparton.encoded.folders.write_ids", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        both = [
+            threads.submit(encode_collection, *retriever, texts, docs, **settings)
+            for retriever, texts in zip(retrievers, (SECOND, third), strict=True)
+        ]
+        errors = [str(each.exception()) for each in both if each.exception() is not None]
+    assert all("is not complete" in error for error in errors), errors
+    assert len(errors) < 2
+    for texts in (SECOND, third):
+        encoded(model, docs, texts, append=True)
+    assert len(open_encoded(docs)) == 34
