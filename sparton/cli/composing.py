@@ -1,9 +1,10 @@
 """Hydra with the configurations of this package and the user's own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+from textwrap import fill
 from typing import Any, get_origin
 
 from hydra import compose, initialize_config_dir
@@ -133,6 +134,25 @@ def _hide_groups(repository: Any, schema: type) -> None:
     repository.group_exists = lambda config_path: config_path not in plain and exists(config_path)
 
 
+def _list_groups(engine: Any, schema: type) -> None:
+    """Let the help list the groups that a command has, without the parts of their files, in lines
+    of a terminal's width."""
+    own = {field.name for field in fields(schema) if get_origin(field.type) is dict}
+    own |= {"suite"} if "evaluation" in own else set()
+    own |= {"regularizer", "experiment", "debug"} if "optimizer" in own else set()
+    listed = engine.format_config_groups
+
+    def format_config_groups(predicate: Callable[[str], bool], compact: bool = True) -> str:
+        def shown(name: str) -> bool:
+            group, _, below = name.partition("/")
+            return predicate(name) and (group == "hydra" or (group in own and below != "base"))
+
+        lines = listed(shown, compact).splitlines()
+        return "\n".join(fill(line, 80, subsequent_indent="  ") for line in lines)
+
+    engine.format_config_groups = format_config_groups
+
+
 def config_folders(own: Path | None) -> list[Path]:
     """Where configurations are looked for, in that order: the folder that ``--config-dir`` names,
     ``configs`` where the command is typed, and those of this package."""
@@ -150,6 +170,7 @@ def show(request: Request, command: str, arguments: Sequence[str]) -> None:
     with composer(request, command) as opened:
         engine, name, overrides = opened.engine, request.config_name, asked.overrides
         if asked.help:
+            _list_groups(engine, SCHEMAS[command])
             engine.app_help(name, parser, asked)
         elif asked.hydra_help:
             engine.hydra_help(name, parser, asked)

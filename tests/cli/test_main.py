@@ -1,7 +1,9 @@
 """The command ``sparton``: what it says of itself, and how it ends."""
 
+import re
 import subprocess
 import sys
+from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,48 @@ def test_every_command_has_a_line_of_help(capsys):
     commands = {name for name, text in texts.items() if "\ndef main(arguments" in text}
     assert set(COMMANDS) == commands
     assert all(f"\n  {name}" in said for name in commands)
+
+
+SUBCOMMANDS = [["tune", "head"], ["tune", "maxsim"]]
+HELPED = [[name] for name in COMMANDS if name not in ("train", "evaluate", "encode")]
+
+
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    try:
+        main([*words, "--help"])
+    except SystemExit as end:
+        assert not end.code
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [*HELPED, *SUBCOMMANDS], ids=" ".join)
+def test_help_fits_into_a_terminal(words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = help_of(words, capsys)
+    assert [line for line in said.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("words", [*HELPED, *SUBCOMMANDS], ids=" ".join)
+def test_every_flag_has_a_word_of_help(words, capsys, monkeypatch):
+    parsers: list[ArgumentParser] = []
+    monkeypatch.setattr(ArgumentParser, "print_help", lambda parser: parsers.append(parser))
+    help_of(words, capsys)
+    (parser,) = parsers
+    kinds = {"head|maxsim"}  # each has its own
+    actions = [action for action in parser._actions if action.metavar not in kinds]
+    assert [action.dest for action in actions if not action.help] == []
+
+
+def test_the_help_of_a_command_lists_its_own_groups_alone(capsys):
+    listed = {}
+    for command in ("train", "evaluate", "encode"):
+        said = help_of([command], capsys)
+        assert said.startswith(f"sparton {command} ")
+        assert max(map(len, said.partition("== Config ==")[0].splitlines())) <= 80
+        listed[command] = set(re.findall(r"^([\w/]+): \w+, ", said, re.MULTILINE))
+    assert {"backbone", "regularizer", "experiment", "suite"} <= listed["train"]
+    assert listed["evaluate"] == {"evaluation", "index", "suite"}
+    assert not listed["encode"] and "index" not in listed["train"]
 
 
 def test_the_version_is_that_of_the_package(capsys):

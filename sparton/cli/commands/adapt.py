@@ -1,14 +1,15 @@
 """Give MiniLM a masked-language-modelling head by training on the documents of BEIR-layout folders,
 or adapt another language model to them.
 
-    sparton adapt --output models/minilm-mlm data/squad data/acl_title_abstract
+    sparton adapt data/squad data/acl_title_abstract --output models/minilm-mlm
     sparton train backbone=bert_base backbone.name=models/minilm-mlm
 
-    sparton adapt --objective mntp --backbone NAME --output models/mntp data/squad
+    sparton adapt data/squad --objective mntp --backbone NAME \\
+        --output models/mntp
     sparton train backbone=causal_lm backbone.name=models/mntp
 
-    sparton adapt --objective mntp --backbone NAME --lora '{rank: 16, alpha: 32}' \\
-        --output models/mntp data/squad
+    sparton adapt data/squad --objective mntp --backbone NAME \\
+        --lora '{rank: 16, alpha: 32}' --output models/mntp
 
 Only corpus files are read, no queries and no judgments. Language modelling leaves the level of the
 logits open (softmax does not see a constant), while SPLADE cuts them at zero; the decoder's bias is
@@ -46,8 +47,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--objective",
         default="mlm",
-        help="mlm: of a masked language model; of a causal one mntp, which makes it bidirectional, "
-        "or clm",
+        help="mlm, the default: of a masked language model; of a causal one mntp, which makes it "
+        "bidirectional, or clm",
     )
     parser.add_argument("--steps", type=int, default=3000, help="default: %(default)s")
     parser.add_argument(
@@ -70,13 +71,20 @@ def main(arguments: Sequence[str]) -> None:
         "--frozen", action="store_true", help="with mlm, the head learns alone; faster"
     )
     parser.add_argument(
-        "--relu-weight", type=float, default=0.0, help="of a loss that readies logits for SPLADE"
+        "--relu-weight",
+        type=float,
+        default=0.0,
+        help="of a loss that readies logits for SPLADE; default: 0",
     )
-    parser.add_argument("--warmup", type=float, default=0.06, help="share of the steps")
+    parser.add_argument(
+        "--warmup", type=float, default=0.06, help="share of the steps; default: %(default)s"
+    )
     parser.add_argument(
         "--active-terms", type=int, default=400, help="of a text; default: %(default)s"
     )
-    parser.add_argument("--checkpoint-every", type=int, default=500, help="steps")
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=500, help="steps; default: %(default)s"
+    )
     parser.add_argument(
         "--lora",
         type=_settings,
@@ -84,9 +92,9 @@ def main(arguments: Sequence[str]) -> None:
         "backbone.lora, such as '{rank: 16, alpha: 32, save: adapter}'",
     )
     parser.add_argument("--gradient-checkpointing", action="store_true", help="for less memory")
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="for more speed on a GPU")
     parser.add_argument("--device", help="default: a GPU if there is one")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parsed = parser.parse_args(arguments)
 
     from rich.console import Console

@@ -1,7 +1,7 @@
 """Average the weights of several models that began with the same pretrained weights.
 
-    sparton average runs/sweep/lr-1e-5/model runs/sweep/lr-2e-5/model --output models/average
-    sparton evaluate model=models/average
+    sparton average runs/a/seed-0/model runs/b/seed-0/model --output MODEL
+    sparton evaluate model=MODEL
 
 The mean is a model of the same architecture and cost. Models of different architectures are
 refused, by the name of what differs.

@@ -18,7 +18,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = command_parser("delete", __doc__)
     parser.add_argument("folder", metavar="DOCS", type=Path, help="folder of sparton encode")
     named = parser.add_mutually_exclusive_group(required=True)
-    named.add_argument("--ids", nargs="+", metavar="ID")
+    named.add_argument("--ids", nargs="+", metavar="ID", help="of the documents")
     named.add_argument("--file", type=Path, help="of ids, one per line")
     parsed = parser.parse_args(arguments)
 

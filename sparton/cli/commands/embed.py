@@ -24,11 +24,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("folders", nargs="+", type=Path, help="with corpus and queries .jsonl[.gz]")
     parser.add_argument("--output", type=Path, required=True, help="folder to write or go on with")
     parser.add_argument("--model", help="folder or hub name of a dense encoder; default: MiniLM")
-    parser.add_argument("--query-length", type=int, default=64, help="in tokens")
-    parser.add_argument("--document-length", type=int, default=256)
-    parser.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+    parser.add_argument("--query-length", type=int, default=64, help="in tokens; default: 64")
+    parser.add_argument("--document-length", type=int, default=256, help="default: 256")
+    parser.add_argument(
+        "--dtype", choices=("float32", "float16"), default="float32", help="default: float32"
+    )
     parser.add_argument("--batch-tokens", type=int, help="of a batch; default: by device")
-    parser.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp8"))
+    parser.add_argument(
+        "--precision", choices=("fp32", "bf16", "fp16", "fp8"), help="default: by device"
+    )
     parser.add_argument("--device", help="default: a GPU if there is one")
     settings = vars(parser.parse_args(arguments))
 

@@ -1,7 +1,7 @@
 """Write the vectors of a collection, by any trained model, for search elsewhere.
 
-    sparton export runs/.../model --beir FOLDER --side documents --output documents.jsonl
-    sparton export runs/.../model --beir FOLDER --side queries --output queries.jsonl
+    sparton export MODEL --beir FOLDER --side documents --output documents.jsonl
+    sparton export MODEL --beir FOLDER --side queries --output queries.jsonl
 
 Sparse vectors become JSON lines of id and weights by term, token vectors a safetensors file and
 the ids beside it: see docs/guides/vectors.md. The output appears when it is complete; an
@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from sparton.cli.commands.flags import (
+    ON_ERROR,
     add_columns,
     command_parser,
     flags_named,
@@ -81,16 +82,20 @@ def _parser() -> argparse.ArgumentParser:
     source = group.add_mutually_exclusive_group(required=True)
     source.add_argument("--beir", type=Path, help="folder: its corpus or its queries, all of them")
     source.add_argument(
-        "--files", nargs="+", help="names or patterns: JSON lines, TSV or Parquet of id and text"
+        "--files",
+        nargs="+",
+        help="names or patterns: JSON lines, JSON, TSV, CSV or Parquet of id and text",
     )
     add_columns(group)
-    group.add_argument("--on-error", choices=("stop", "skip"), default="stop")
+    group.add_argument("--on-error", choices=("stop", "skip"), default="stop", help=ON_ERROR)
     group.add_argument(
         "--side", choices=[*PLURAL.values()], required=True, help="encode the texts as"
     )
     group.add_argument("--length", type=int, help="tokens of a text; default: as trained")
     group = parser.add_argument_group("encoding")
-    group.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp8"))
+    group.add_argument(
+        "--precision", choices=("fp32", "bf16", "fp16", "fp8"), help="default: by device"
+    )
     group.add_argument("--device", help="default: a GPU if there is one")
     group = parser.add_argument_group("output")
     group.add_argument(

@@ -11,13 +11,24 @@ from sparton.errors import MissingDataError
 if TYPE_CHECKING:
     from sparton.datasets.tables import Columns
 
+ON_ERROR = "what a malformed record does; default: stop"
+
+
+class _Formatter(argparse.HelpFormatter):
+    """Fills the paragraphs of a description, and leaves indented ones, examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        return "\n\n".join(
+            part if part[0].isspace() else fill(part, width, indent)
+            for part in text.strip().split("\n\n")
+        )
+
 
 def command_parser(name: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser of ``sparton NAME`` whose help shows the description as it is written."""
+    """A parser of ``sparton NAME`` whose help fills the description, but for its examples."""
     return argparse.ArgumentParser(
-        f"sparton {name}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        f"sparton {name}", description=description, formatter_class=_Formatter
     )
 
 

@@ -1,6 +1,6 @@
 """Count the inverse document frequencies of a collection's tokens, the weights of static queries.
 
-    sparton idf data/squad data/acl_title_abstract --tokenizer MODEL --output models/idf.json
+    sparton idf data/squad --tokenizer MODEL --output models/idf.json
     sparton train query_encoder=static query_encoder.weights=models/idf.json
 
 Several collections count as one. The formula is BM25's, see sparton.pipelines.compute_idf.

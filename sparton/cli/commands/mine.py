@@ -1,7 +1,8 @@
 """Mine hard negatives for training examples: rank a collection for each query, keep what is wrong.
 
     sparton mine train.jsonl.gz --output data/distillation/mined.jsonl \\
-        --miner runs/.../model --skip 5 --depth 100 --sample --share 0.95 --teacher CROSS_ENCODER
+        --miner runs/.../model --skip 5 --depth 100 --sample --share 0.95 \\
+        --teacher CROSS_ENCODER
     sparton train data=distillation loss=margin_mse num_negatives=7
 
 Examples come in every shape that training reads (docs/guides/data.md), as ids with --queries and
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from sparton.arguments import refuse_below, refuse_ignored
 from sparton.cli.commands.flags import (
+    ON_ERROR,
     add_columns,
     command_parser,
     flag,
@@ -248,27 +250,31 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--teacher-batch", type=int, help="pairs that a cross-encoder scores at once; default: 64"
     )
-    group.add_argument("--teacher-length", type=int, help="tokens of a cross-encoder's pair")
+    group.add_argument(
+        "--teacher-length", type=int, help="tokens of a cross-encoder's pair; default: its own"
+    )
     group = parser.add_argument_group("output")
     group.add_argument("--output", type=Path, required=True, help="file.jsonl or file.jsonl.gz")
     group.add_argument("--ids", action="store_true", help="write ids; default: texts")
     group.add_argument(
         "--short", choices=("keep", "pad", "drop", "former"), default="keep",
-        help="examples with too few negatives: keep what there is; pad: repeat it, and drop "
-        "examples without any; drop; former: keep, and those without any have the negatives that "
-        "they had",
+        help="examples with too few negatives: keep, the default, what there is; pad: repeat it, "
+        "and drop examples without any; drop; former: keep, and those without any have the "
+        "negatives that they had",
     )  # fmt: skip
     return parser
 
 
 def _add_input(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("files", nargs="*", help="names or patterns; JSON lines, TSV or Parquet")
+    group.add_argument(
+        "files", nargs="*", help="names or patterns; JSON lines, JSON, TSV, CSV or Parquet"
+    )
     group.add_argument("--collection", nargs="+", help="records of id, text and perhaps title")
     group.add_argument("--queries", nargs="+", help="texts of the queries: the files hold ids")
     group.add_argument("--beir", help="folder: pairs of its judgments, mined in its corpus")
     group.add_argument("--split", help="of the BEIR folder's judgments; default: train")
     add_columns(group)
-    group.add_argument("--on-error", choices=("stop", "skip"), default="stop")
+    group.add_argument("--on-error", choices=("stop", "skip"), default="stop", help=ON_ERROR)
     group.add_argument("--limit", type=int, help="read this many examples, drawn at random")
     group.add_argument(
         "--exclude-self", action="store_true",

@@ -34,10 +34,16 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--output", type=Path, required=True, help="file of JSON lines to write")
     parser.add_argument(
-        "--by", nargs="+", default=["spans", "keywords"], metavar="WAY", help="spans, keywords"
+        "--by",
+        nargs="+",
+        default=["spans", "keywords"],
+        metavar="WAY",
+        help="spans, keywords; default: both",
     )
-    parser.add_argument("--per-text", type=int, default=1, help="pairs of each text and way")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--per-text", type=int, default=1, help="pairs of each text and way; default: 1"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parsed = parser.parse_args(arguments)
     texts = _Texts(parsed.corpora)
     iter(texts)  # a missing file is said now, as what follows takes seconds

@@ -2,13 +2,12 @@
 
     sparton search DOCS --query 'where is the cat?'
     sparton search DOCS --queries queries.jsonl --output run.trec
-    sparton search DOCS                                # asks for one query after the other
-    sparton search DOCS --nbits 2 --query TEXT         # token vectors compressed
+    sparton search DOCS                         # asks for one after the other
+    sparton search DOCS --nbits 2 --query TEXT  # token vectors compressed
 
 A query finds scores and ids, the best first; an empty line ends what one that was asked for has
-found. Queries of a file, or of a folder in the layout of
-BEIR, become a run in the format of TREC. Settings may also be written as train and evaluate have
-them: index=DOCS query='...'.
+found. Queries of a file, or of a folder in the layout of BEIR, become a run in the format of TREC.
+Settings may also be written as train and evaluate have them: index=DOCS query='...'.
 """
 
 import argparse
@@ -17,7 +16,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparton.cli.commands.flags import add_columns, command_parser, flag, flags_named, named_columns
+from sparton.cli.commands.flags import (
+    ON_ERROR,
+    add_columns,
+    command_parser,
+    flag,
+    flags_named,
+    named_columns,
+)
 
 if TYPE_CHECKING:
     from sparton.datasets.files import DataFile
@@ -155,14 +161,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("search", __doc__)
     parser.add_argument("index", metavar="DOCS", help="folder of sparton encode")
     asked = parser.add_mutually_exclusive_group()
-    asked.add_argument("--query", help="its text; without queries they are asked for")
+    asked.add_argument(
+        "--query", metavar="TEXT", help="its text; without queries they are asked for"
+    )
     asked.add_argument(
         "--queries", nargs="+", metavar="FILE",
         help="JSON lines, TSV, CSV or Parquet of id and text, or a folder in the layout of BEIR",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="RUN", help="of --queries, as TREC has it")
     add_columns(parser)
-    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop")
+    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop", help=ON_ERROR)
     parser.add_argument("--k", type=int, help="most results of a query; default: 10, of a run 1000")
     parser.add_argument(
         "--nbits", type=int, help="compress token vectors to 1, 2, 4 or 8 bits for every dimension"

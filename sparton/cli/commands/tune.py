@@ -29,19 +29,26 @@ def main(arguments: Sequence[str]) -> None:
     parser = command_parser("tune", __doc__)
     kinds = parser.add_subparsers(dest="kernels", required=True, metavar="head|maxsim")
     head = kinds.add_parser("head", help="the SPLADE head")
-    head.add_argument("--hidden-size", type=_positive, required=True)
+    head.add_argument("--hidden-size", type=_positive, required=True, help="of the model")
     head.add_argument("--vocabulary", type=_positive, required=True, help="terms")
     maxsim = kinds.add_parser("maxsim", help="late interaction")
-    maxsim.add_argument("--width", type=_positive, default=128, help="units of an embedding")
-    maxsim.add_argument("--query-length", type=_positive, default=32, help="tokens of a query")
+    maxsim.add_argument(
+        "--width", type=_positive, default=128, help="units of an embedding; default: 128"
+    )
+    maxsim.add_argument(
+        "--query-length", type=_positive, default=32, help="tokens of a query; default: 32"
+    )
     for kind, what in ((head, "sequence"), (maxsim, "document")):
         kind.add_argument(
             "--lengths", type=_positive, nargs="+", default=[32, 128, 256, 512],
-            help=f"mean tokens of a {what}; each gets winners of its own",
+            help=f"mean tokens of a {what}; each gets winners of its own; default: 32 128 256 512",
         )  # fmt: skip
-        kind.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+        kind.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16")
         kind.add_argument(
-            "--tokens", type=_positive, default=2**16, help="of the batch that is measured"
+            "--tokens",
+            type=_positive,
+            default=2**16,
+            help="of the batch that is measured; default: 65536",
         )
     parsed = parser.parse_args(arguments)
 
