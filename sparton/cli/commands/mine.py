@@ -197,7 +197,7 @@ def _show(parsed: argparse.Namespace, counts: Mapping[str, int]) -> None:
         ("  of which without any", "none"),
         ("  of which dropped", "dropped"),
         ("candidates in the windows", "candidates"),
-        ("candidates refused by the margin", "refused"),
+        ("candidates refused by share or margin", "refused"),
         ("pairs scored by teachers", "teacher_pairs"),
     ]
     for label, name in rows:
