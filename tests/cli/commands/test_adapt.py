@@ -72,7 +72,7 @@ def test_adapters_are_set_as_those_of_trainings_are(small, tmp_path, capsys):
         ("{rank: 4, save: adapter}", r"--lora .* saves adapters alone, but the number of"),
     ):
         with pytest.raises(ValueError, match=message):
-            run(*small, "--lora", lora)
+            run(*small, "--output", tmp_path / "x", "--lora", lora)
     with pytest.raises(ValueError, match=r"--lora .* or give --backbone a language model"):
         run(tmp_path, "--output", tmp_path / "x", "--lora", "{rank: 4}")
     with pytest.raises(SystemExit):
