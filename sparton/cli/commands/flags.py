@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sparton.arguments import ArgumentError
+from sparton.arguments import ArgumentError, refuse_below
 from sparton.errors import MissingDataError
 
 if TYPE_CHECKING:
@@ -51,6 +51,17 @@ def named_columns(names: list[str] | None) -> "Columns | None":
     if names and all("=" in name for name in names):
         return dict(name.split("=", 1) for name in names)
     return names
+
+
+def check_query(query: str | None, k: int | None) -> None:
+    """Refuse a query without text, and fewer hits than one; None is none.
+
+    Raises:
+        ArgumentError: names it.
+    """
+    refuse_below(1, k=k)
+    if query is not None and not query.strip():
+        raise ArgumentError("{query:name} has no text", query=query)
 
 
 def flag(name: str) -> str:

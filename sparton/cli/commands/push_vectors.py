@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparton.cli.commands.flags import command_parser, flags_named
+from sparton.cli.commands.flags import check_query, command_parser, flags_named
 
 if TYPE_CHECKING:
     from sparton.datasets.tokenization import PackedTokenizer
@@ -30,14 +30,12 @@ def main(arguments: Sequence[str]) -> None:
     """``sparton push-vectors``."""
     parsed = _parser().parse_args(arguments)
 
-    from sparton.arguments import ArgumentError, refuse_below, refuse_ignored
+    from sparton.arguments import refuse_ignored
     from sparton.encoded import open_encoded
     from sparton.engines import engine_for, send, write_files
 
     with flags_named(names="--terms"):
-        refuse_below(1, k=parsed.k)
-        if parsed.query is not None and not parsed.query.strip():
-            raise ArgumentError("{query:name} has no text", query=parsed.query)
+        check_query(parsed.query, parsed.k)
         if parsed.query is None:
             refuse_ignored("a push without --query", k=parsed.k)
             if parsed.terms == "numbers":

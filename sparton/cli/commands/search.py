@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from sparton.cli.commands.flags import (
     ON_ERROR,
     add_columns,
+    check_query,
     command_parser,
     flag,
     flags_named,
@@ -41,13 +42,11 @@ def main(arguments: Sequence[str]) -> None:
     """``sparton search``."""
     parsed = _parser().parse_args([_as_flag(word) for word in arguments])
 
-    from sparton.arguments import ArgumentError, refuse_below, refuse_ignored
+    from sparton.arguments import ArgumentError, refuse_ignored
     from sparton.cli.collections import text_files
 
     with flags_named():
-        refuse_below(1, k=parsed.k)
-        if parsed.query is not None and not parsed.query.strip():
-            raise ArgumentError("{query:name} has no text", query=parsed.query)
+        check_query(parsed.query, parsed.k)
         if parsed.queries is None:
             ignored = {"output": parsed.output, "columns": parsed.columns}
             refuse_ignored("a search without queries of files", **ignored)
