@@ -4,6 +4,7 @@ N texts, V terms.
 """
 
 import logging
+import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ _ENTRIES = {"cuda": 2**26}, 2**23  # of the dense matrix of a batch
 _NARROWEST = 2**12  # columns that it counts with at least: sequences have a bound without any, too
 _AHEAD = {"cuda": 2}  # batches that a device is given before the host looks at one
 _READY = 4  # items that are computed before they are asked for, groups of texts mostly
+_TURN = 5e-4  # seconds that a thread may run Python while others wait to
 
 Item = TypeVar("Item")
 
@@ -34,18 +36,24 @@ Item = TypeVar("Item")
 @contextmanager
 def ahead(items: Iterator[Item]) -> Iterator[Iterator[Item]]:
     """The same items, none of them None, computed in a thread: the next four while the caller uses
-    the last one. At the end of the block nothing of them runs any more."""
+    the last one. At the end of the block nothing of them runs any more.
+
+    Meanwhile the interpreter's threads take turns ten times as often as usual: whoever waited for a
+    device, or for another process, would wait as long again until a thread that tokenises stops."""
 
     def found() -> Iterator[Item]:
         while (item := coming.popleft().result()) is not None:
             coming.append(thread.submit(next, items, None))
             yield item
 
+    turn = sys.getswitchinterval()
     with ThreadPoolExecutor(1) as thread:
         coming = deque(thread.submit(next, items, None) for _ in range(_READY))
+        sys.setswitchinterval(min(turn, _TURN))
         try:
             yield found()
         finally:
+            sys.setswitchinterval(turn)
             thread.shutdown(cancel_futures=True)
 
 

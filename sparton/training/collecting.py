@@ -29,8 +29,9 @@ def _send(own: Any) -> None:
     parts = [torch.frombuffer(each, dtype=torch.uint8) for each in (file.getbuffer(), *buffers)]
     dist.send(torch.tensor(len(parts)), 0)
     dist.send(torch.tensor([part.numel() for part in parts]), 0)
-    for part in parts:
-        dist.send(part, 0)
+    # All at once: behind each wait, threads that encode let this one run only after a while.
+    for work in [dist.isend(part, 0) for part in parts]:
+        work.wait()
 
 
 def _receive(rank: int) -> Any:
@@ -39,8 +40,8 @@ def _receive(rank: int) -> Any:
     sizes = torch.zeros(int(number), dtype=torch.int64)
     dist.recv(sizes, rank)
     parts: list[Any] = [np.empty(each, np.uint8) for each in sizes.tolist()]
-    for part in parts:
-        dist.recv(torch.from_numpy(part), rank)
+    for work in [dist.irecv(torch.from_numpy(part), rank) for part in parts]:
+        work.wait()
     return pickle.loads(parts[0], buffers=parts[1:])
 
 

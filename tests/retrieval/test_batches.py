@@ -1,5 +1,6 @@
 """What is computed ahead comes in order, in time, and no longer than it is wanted."""
 
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -45,3 +46,11 @@ def test_nothing_is_computed_after_the_block():
     assert 900 < len(left) < 1000
     with pytest.raises(StopIteration):
         next(items)
+
+
+def test_threads_take_shorter_turns_within_the_block():
+    usual = sys.getswitchinterval()
+    with pytest.raises(ValueError, match="within"), ahead(iter([1])):
+        assert sys.getswitchinterval() < usual / 5
+        raise ValueError("within")
+    assert sys.getswitchinterval() == usual

@@ -51,13 +51,37 @@ def test_rank_0_has_what_all_have_round_after_round(size, tmp_path):
             assert not equal(given, held(rank + number + 1))
 
 
+class Noted:
+    """Notes what is sent, and when its end is waited for."""
+
+    def __init__(self) -> None:
+        self.sent: list[Tensor] = []
+        self.sent_before_a_wait: list[int] = []
+
+    def send(self, part: Tensor, rank: int) -> None:
+        self.isend(part, rank).wait()
+
+    def isend(self, part: Tensor, rank: int) -> "Noted":
+        assert rank == 0
+        self.sent.append(part)
+        return self
+
+    def wait(self) -> None:
+        self.sent_before_a_wait.append(len(self.sent))
+
+
 def test_the_memory_of_tensors_is_in_no_pickle(monkeypatch):
-    sent: list[Tensor] = []
-    monkeypatch.setattr(collecting.dist, "send", lambda part, rank: sent.append(part))
+    monkeypatch.setattr(collecting, "dist", noted := Noted())
     values = torch.randn(1000)
     assert collecting.collect([values, torch.zeros(0)], 1, 2) is None
-    number, sizes, head, memory = sent
+    number, sizes, head, memory = noted.sent
     assert int(number) == 2
     assert sizes.tolist() == [len(head), 4000]
     assert len(head) < 1000
     assert memory.data_ptr() == values.data_ptr()
+
+
+def test_no_part_waits_for_the_one_before(monkeypatch):
+    monkeypatch.setattr(collecting, "dist", noted := Noted())
+    collecting.collect([torch.randn(3), torch.randn(4)], 1, 2)
+    assert noted.sent_before_a_wait == [1, 2, 5, 5, 5]
