@@ -64,7 +64,7 @@ class ProductWeights(NamedTuple):
         intermediate: ``[F, D]``.
         output: ``[D, F]``.
         intermediate_bias: ``[F]``; where it is given, passes without a graph leave bias and GELU to
-            the library of products, see :func:`_linear_gelu`.
+            the library of products, see :func:`linear_gelu`.
     """
 
     projection: Tensor
@@ -227,7 +227,7 @@ def _feed_forward_half(
         product = torch.mm(operand, weights.intermediate.t())
         activated = _gelu()(product, parameters.intermediate_bias)
     else:
-        activated = _linear_gelu(operand, weights.intermediate, bias)
+        activated = linear_gelu(operand, weights.intermediate, bias)
     vectors = parameters.output_bias, parameters.output_gain, parameters.output_shift
     last = torch.mm(activated, weights.output.t())
     out, seed = _normalised(last, middle.out, vectors, options, save=save)
@@ -235,7 +235,7 @@ def _feed_forward_half(
     return out, kept if save else ()
 
 
-def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """``gelu(x weight^T + bias)`` as one product. CUDA's library ends it with the tanh form, off by
     5e-4 at most, of sums that have not been rounded: rounding them to 16 bits, as between two
     kernels, changes those above 1 by as much."""

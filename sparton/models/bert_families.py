@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from sparton.models.bert_ends import FusedEmbeddings, FusedTransform
 from sparton.models.bert_layers import FusedEncoder, FusedLayer
 from sparton.models.bert_parts import Intermediate, PostNorm, SelfAttention
 
@@ -19,6 +20,7 @@ _PARTS = {
 }
 _STOCK: dict[str, type[nn.Module]] = {
     **dict.fromkeys(("query", "key", "value", "dense"), nn.Linear),
+    **{f"{part}_embeddings": nn.Embedding for part in ("word", "position", "token_type")},
     "dropout": nn.Dropout,
     "LayerNorm": nn.LayerNorm,
 }
@@ -47,10 +49,16 @@ class BertFamily(NamedTuple):
         return bool(layers) and all(map(self._is_stock, layers))
 
     def fuse_below(self, parent: nn.Module, *, both: bool) -> None:
-        """The encoders among its children by ours, in place."""
+        """The encoders among its children by ours, with the embeddings before them, and what comes
+        behind them, in place."""
         for name, child in list(parent.named_children()):
             if self.has(child):
                 setattr(parent, name, self._fused(child, both=both))
+                first = getattr(parent, "embeddings", None)
+                if first is not None and self._has_parts(first, "Embeddings"):
+                    parent.embeddings = FusedEmbeddings(first).train(first.training)
+            elif self.prefix == "Bert" and self._has_parts(child, "PredictionHeadTransform"):
+                setattr(parent, name, _of_children(FusedTransform, child).train(child.training))
 
     def _fused(self, encoder: nn.Module, *, both: bool) -> FusedEncoder:
         """The same layers with our parts."""
@@ -63,13 +71,15 @@ class BertFamily(NamedTuple):
         if {name for name, _ in layer.named_children()} != {"attention", "intermediate", "output"}:
             return False  # with attention to an encoder, too
         return type(layer) is self.stock("Layer") and all(
-            type(part := layer.get_submodule(place)) is self.stock(kind)
-            and all(
-                type(child) is _STOCK.get(name, type(child))
-                and getattr(child, "bias", child) is not None
-                for name, child in part.named_children()
-            )
-            for place, kind in _PARTS.items()
+            self._has_parts(layer.get_submodule(place), kind) for place, kind in _PARTS.items()
+        )
+
+    def _has_parts(self, part: nn.Module, kind: str) -> bool:
+        """Whether a part is as transformers builds it, and so are those within it."""
+        return type(part) is self.stock(kind) and all(
+            type(child) is _STOCK.get(name, type(child))
+            and getattr(child, "bias", child) is not None
+            for name, child in part.named_children()
         )
 
 

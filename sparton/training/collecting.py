@@ -29,9 +29,7 @@ def _send(own: Any) -> None:
     parts = [torch.frombuffer(each, dtype=torch.uint8) for each in (file.getbuffer(), *buffers)]
     dist.send(torch.tensor(len(parts)), 0)
     dist.send(torch.tensor([part.numel() for part in parts]), 0)
-    # All at once: behind each wait, threads that encode let this one run only after a while.
-    for work in [dist.isend(part, 0) for part in parts]:
-        work.wait()
+    _wait([dist.isend(part, 0) for part in parts])
 
 
 def _receive(rank: int) -> Any:
@@ -40,9 +38,15 @@ def _receive(rank: int) -> Any:
     sizes = torch.zeros(int(number), dtype=torch.int64)
     dist.recv(sizes, rank)
     parts: list[Any] = [np.empty(each, np.uint8) for each in sizes.tolist()]
-    for work in [dist.irecv(torch.from_numpy(part), rank) for part in parts]:
-        work.wait()
+    _wait([dist.irecv(torch.from_numpy(part), rank) for part in parts])
     return pickle.loads(parts[0], buffers=parts[1:])
+
+
+def _wait(messages: list[Any]) -> None:
+    """Until these have come or gone, all of which are on their way: behind each wait, threads that
+    encode let this one run only after a while."""
+    for message in messages:
+        message.wait()
 
 
 class _Pickler(pickle.Pickler):

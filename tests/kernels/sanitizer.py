@@ -163,6 +163,9 @@ def layer() -> None:
     x, residual, bias, gain, shift = rows(21, D), rows(21, D), *(rows(D) for _ in range(3))
     learn(encoder_layer.post_norm(x, bias, residual, gain, shift, eps=1e-6, p=0.1))
     learn(encoder_layer.bias_gelu(x, bias))
+    tokens = torch.arange(21, device=DEVICE) % 7, torch.arange(21, device=DEVICE)
+    given = (x[:7], tokens[0], bias, residual, tokens[1], gain, shift)
+    encoder_layer.embedding_norm(*given, eps=1e-6, dtype=torch.float16)
     for centred in (True, False):
         learn(torch.cat(encoder_layer.pre_norm(x, residual, gain, eps=1e-6, centred=centred)))
     learn(encoder_layer.pre_norm(x, None, gain, eps=1e-6)[1])

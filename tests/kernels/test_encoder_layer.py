@@ -16,6 +16,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from sparton.kernels.encoder_layer import (
     bias_gelu,
     bias_gelu_reference,
+    embedding_norm,
     gelu,
     hashed_dropout,
     normalization,
@@ -98,6 +99,60 @@ def test_post_norm(T, D, p, dtype, residual):
         operands,
         grad,
     )
+
+
+def embedding_problem(dtype: torch.dtype, D: int) -> dict[str, Tensor]:
+    """Operands of embedding_norm in their order, for two times nine tokens."""
+    generator = torch.Generator().manual_seed(D)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+    ids = torch.randint(50, (2, 9), generator=generator).to(DEVICE)
+    positions = torch.arange(9, device=DEVICE).expand(2, -1)
+    words, places = drawn(50, D), drawn(12, D)
+    tables = {"words": words, "ids": ids, "added": drawn(D), "places": places}
+    return tables | {"positions": positions, "gain": drawn(D), "shift": drawn(D)}
+
+
+def embedded(operands: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    return embedding_norm(*operands.values(), eps=EPS, dtype=dtype)
+
+
+@pytest.mark.parametrize("result", [*HALVES, torch.float32])
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize("D", [768, 33])
+def test_embedding_norm(D, dtype, result):
+    operands = embedding_problem(dtype, D)
+    words, ids, added, places, positions, *vectors = operands.values()
+    found = embedded(operands, result)
+    assert found.dtype == result
+
+    def distance(positions: Tensor) -> float:
+        states = words.double()[ids] + added.double() + places.double()[positions]
+        truth = F.layer_norm(states, (D,), *(x.double() for x in vectors), EPS)
+        return float((found - truth).abs().max())
+
+    # The sum is rounded as that of the tables is.
+    assert distance(positions) < 16 * max(torch.finfo(x).eps for x in (dtype, result))
+    assert distance(positions + 1) > 0.5
+    none = dict.fromkeys(("ids", "positions"), ids[:, :0])
+    assert embedded(operands | none, result).shape == (2, 0, D)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("ids", lambda x: x.int()),
+        ("positions", lambda x: x[:, :8]),
+        ("added", lambda x: x[:-1]),
+        ("places", lambda x: x[:, :-1]),
+    ],
+)
+def test_embedding_norm_refuses_what_does_not_fit(name, wrong):
+    operands = embedding_problem(torch.float32, 32)
+    with pytest.raises(ValueError, match="must be"):
+        embedded(operands | {name: wrong(operands[name])}, torch.float32)
 
 
 @pytest.mark.parametrize("gradients", ["bias_gelu", "post_norm"])

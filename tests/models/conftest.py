@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from transformers import AutoConfig, AutoModelForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from sparton.models import bert_parts, decoder_layers, modernbert, residuals
+from sparton.models import bert_ends, bert_parts, decoder_layers, modernbert, residuals
 from sparton.models.body import without_attention_dropout
 from sparton.models.words import word_tokenizer
 from tests.models.gte import needs_gte
@@ -71,7 +71,7 @@ def build_mlm() -> Callable[[str], PreTrainedModel]:
 
 
 def _take(monkeypatch: pytest.MonkeyPatch, kernels: bool) -> None:
-    for module in (bert_parts, decoder_layers, modernbert, residuals):
+    for module in (bert_ends, bert_parts, decoder_layers, modernbert, residuals):
         monkeypatch.setattr(module, "has_kernels", lambda x: kernels)
 
 

@@ -12,7 +12,11 @@ from sparton.kernels.encoder_layer.fp8_operands import FP8_MULTIPLE, Fp8Operand,
 from sparton.kernels.encoder_layer.fp8_products import Fp8Weights, fp8_operand
 from sparton.kernels.encoder_layer.gated_function import gated_gelu, gated_silu
 from sparton.kernels.encoder_layer.gelu_function import bias_gelu
-from sparton.kernels.encoder_layer.norm_function import post_norm, post_norm_and_copy
+from sparton.kernels.encoder_layer.norm_function import (
+    embedding_norm,
+    post_norm,
+    post_norm_and_copy,
+)
 from sparton.kernels.encoder_layer.operands import FLOATS, NormOptions
 from sparton.kernels.encoder_layer.pre_norm_function import pre_norm
 from sparton.kernels.encoder_layer.reference import (
@@ -36,6 +40,7 @@ __all__ = [
     "NormOptions",
     "bias_gelu",
     "bias_gelu_reference",
+    "embedding_norm",
     "fp8_linear",
     "fp8_linear_gelu",
     "fp8_linear_post_norm",

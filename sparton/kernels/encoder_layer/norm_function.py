@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sparton.kernels.dispatch import late
+from sparton.kernels.dispatch import late, on_its_device
 from sparton.kernels.encoder_layer.dropout import draw_seed
 from sparton.kernels.encoder_layer.operands import (
     FLOATS,
@@ -81,6 +81,54 @@ _operator.differentiable(
     results=Normalised._fields,
     fake=_fake_gradients,
 )
+
+
+@on_its_device
+def embedding_norm(
+    words: Tensor,
+    ids: Tensor,
+    added: Tensor,
+    places: Tensor,
+    positions: Tensor,
+    gain: Tensor,
+    shift: Tensor,
+    *,
+    eps: float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """``LayerNorm(words[ids] + added + places[positions])``, computed in fp32: where BERT's kind
+    begins, in one pass. It has no gradient.
+
+    Args:
+        words: ``[V, D]`` float16, bfloat16 or float32 on a GPU.
+        ids: int64 ``[...]``, rows of ``words``; others than there are read memory of others.
+        added: ``[D]``, the same for every token.
+        places: ``[P, D]``.
+        positions: int64 ``[...]``, rows of ``places``, in the shape of ``ids``.
+        gain, shift: ``[D]``, weight and bias of the normalisation.
+        eps: added to the variance.
+        dtype: of the result.
+
+    Returns:
+        ``[..., D]``.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit together.
+    """
+    check_operands(words, added, gain, shift)
+    check_residual(words[:1], places[:1])
+    for name, rows in (("ids", ids), ("positions", positions)):
+        if (rows.dtype, rows.shape, rows.device) != (torch.int64, ids.shape, words.device):
+            raise ValueError(
+                f"{name} must be int64 {tuple(ids.shape)} on {words.device}, got {rows.dtype} "
+                f"{tuple(rows.shape)} on {rows.device}"
+            )
+    added, gain, shift = (vector.contiguous() for vector in (added, gain, shift))
+    out = _forward_kernel()(
+        words.contiguous(), added, places.contiguous(), gain, shift, None, p=0.0, eps=eps,
+        dtype=dtype, copy=None, save=False, tables=(ids.flatten(), positions.flatten()),
+    ).out  # fmt: skip
+    return out.view(*ids.shape, words.shape[1])
 
 
 def post_norm(

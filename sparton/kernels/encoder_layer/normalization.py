@@ -28,6 +28,7 @@ BACKWARD_PROGRAMS = 8  # for each multiprocessor
 # as many as run at once on a multiprocessor of compute capability 9.0.
 FP8_WARP_COLUMNS, FP8_BACKWARD_PROGRAMS = 512, 5
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
+Tables = tuple[Tensor | None, Tensor | None]
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
 
@@ -48,6 +49,15 @@ def _load_vector(ptr, d, D: tl.constexpr):
 
 
 @triton.jit
+def _rows(rows_ptr, t, T):
+    """Which rows of an operand are those of ``t``: the same, or those it is told."""
+    rows = t
+    if rows_ptr is not None:
+        rows = tl.load(rows_ptr + t, t < T, 0)
+    return rows
+
+
+@triton.jit
 def _store_fp8(values_ptr, scales_ptr, t, d, inside, x, T, D: tl.constexpr):
     """Whole rows ``x``, as they were rounded to 16 bits, in FP8."""
     x = x.to(tl.float32)
@@ -58,22 +68,22 @@ def _store_fp8(values_ptr, scales_ptr, t, d, inside, x, T, D: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T"])
 def _norm_kernel(
-    x_ptr, bias_ptr, residual_ptr, gain_ptr, shift_ptr, seed_ptr, out_ptr, copy_ptr, values_ptr,
-    scales_ptr, sum_ptr, moments_ptr, T,
+    x_ptr, x_rows_ptr, bias_ptr, residual_ptr, residual_rows_ptr, gain_ptr, shift_ptr, seed_ptr,
+    out_ptr, copy_ptr, values_ptr, scales_ptr, sum_ptr, moments_ptr, T,
     CENTRED: tl.constexpr, SUM_DTYPE: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr,
     THRESHOLD: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     d = tl.arange(0, BLOCK_D)
     inside = (t < T)[:, None] & (d < D)[None, :]
-    x = load_rows(x_ptr, t, d, inside, D)
+    x = load_rows(x_ptr, _rows(x_rows_ptr, t, T), d, inside, D)
     if bias_ptr is not None:
         x += _load_vector(bias_ptr, d, D)
     if seed_ptr is not None:
         x = tl.where(_is_kept(t, d, tl.load(seed_ptr), D, THRESHOLD), x * SCALE, 0.0)
     total = x
     if residual_ptr is not None:
-        total += load_rows(residual_ptr, t, d, inside, D)
+        total += load_rows(residual_ptr, _rows(residual_rows_ptr, t, T), d, inside, D)
         # What the backward will read is what is normalised.
         total = tl.where(inside, total.to(SUM_DTYPE).to(tl.float32), 0.0)
     deviation = total
@@ -173,7 +183,7 @@ def _dropout(p: float, seed: Tensor | None) -> dict[str, float]:
 def norm_forward(
     x: Tensor, bias: Tensor | None, residual: Tensor | None, gain: Tensor, shift: Tensor | None,
     seed: Tensor | None, *, p: float, eps: float, dtype: torch.dtype, copy: torch.dtype | None,
-    save: bool, rows: Fp8Rows | None = None, centred: bool = True,
+    save: bool, rows: Fp8Rows | None = None, centred: bool = True, tables: Tables = (None, None),
 ) -> Normalised:  # fmt: skip
     """``[T, D]`` in ``dtype``, the same in ``copy``, and what the backward reads if ``save``.
 
@@ -185,8 +195,10 @@ def norm_forward(
         eps: of the normalisation.
         rows: ``[T, D]``, filled with the copy, or with the result where there is none, in FP8.
         centred: LayerNorm, else RMSNorm.
+        tables: int64 ``[T]``, contiguous, for an x or a residual ``[any, D]`` that is a table: its
+            row for each row of the result. There is no backward then.
     """
-    T, D = x.shape
+    T, D = len(x if tables[0] is None else tables[0]), x.shape[1]
     out = torch.empty((T, D), dtype=dtype, device=x.device)
     second = None if copy is None else torch.empty((T, D), dtype=copy, device=x.device)
     sum_dtype = x.dtype if residual is None else torch.promote_types(x.dtype, residual.dtype)
@@ -200,8 +212,8 @@ def norm_forward(
             _norm_kernel, (cdiv(T, ROWS),), T, CENTRED=centred,
             SUM_DTYPE=_TRITON_DTYPES[sum_dtype], EPS=eps, **_dropout(p, seed), **_tile(D, rows),
         )(
-            x, bias, residual, gain, shift, seed, out, second, *(rows or (None, None)), sums,
-            moments,
+            x, tables[0], bias, residual, tables[1], gain, shift, seed, out, second,
+            *(rows or (None, None)), sums, moments,
         )  # fmt: skip
     return Normalised(out, second, x if save and sums is None else sums, moments)
 
