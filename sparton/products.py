@@ -2,8 +2,8 @@
 products read."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar, Token
 from typing import Any, NamedTuple
 
 import torch
@@ -35,11 +35,28 @@ def keeping_weights(module: nn.Module) -> Iterator[None]:
     memory. Those of a module whose weights are spread over the ranks, all of them then, are not
     kept."""
     first = next(module.parameters(), None)
-    token = _forms.set(None if first is not None and is_sharded(first) else {})
-    try:
+    with _Keeping(None if first is not None and is_sharded(first) else {}):
         yield
-    finally:
-        _forms.reset(token)
+
+
+def as_before() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """``context_fn`` of ``torch.utils.checkpoint``: what is computed again for a backward pass,
+    which on a GPU is in a thread of autograd's, finds the weights kept that the forward found."""
+    return nullcontext(), _Keeping(_forms.get())
+
+
+class _Keeping:
+    """Within, these forms are those that are kept; None for none. It may be entered again."""
+
+    def __init__(self, forms: dict[Any, _Form] | None) -> None:
+        self._forms = forms
+        self._before: list[Token] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_forms.set(self._forms))
+
+    def __exit__(self, *_: object) -> None:
+        _forms.reset(self._before.pop())
 
 
 def linear(x: Tensor, *layers: nn.Module, bias: bool = True) -> Tensor:

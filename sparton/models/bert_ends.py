@@ -4,8 +4,6 @@ nothing is learned.
 T packed tokens, D hidden width.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,15 +20,20 @@ class FusedEmbeddings(nn.Module):
     """Embeddings of packed tokens, all of the first type.
 
     Args:
-        stock: the module of transformers in whose place it comes; its parts keep their names.
+        stock: the module of transformers in whose place it comes; its parts keep their names, and
+            their order, which is that of parameters in an optimizer's state.
     """
 
-    def __init__(self, stock: Any) -> None:
+    word_embeddings: nn.Embedding
+    position_embeddings: nn.Embedding
+    token_type_embeddings: nn.Embedding
+    LayerNorm: nn.LayerNorm
+    dropout: nn.Dropout
+
+    def __init__(self, stock: nn.Module) -> None:
         super().__init__()
-        self.word_embeddings = stock.word_embeddings
-        self.position_embeddings = stock.position_embeddings
-        self.token_type_embeddings = stock.token_type_embeddings
-        self.LayerNorm, self.dropout = stock.LayerNorm, stock.dropout
+        for name, part in stock.named_children():
+            self.add_module(name, part)
 
     def forward(self, input_ids: Tensor, position_ids: Tensor, **_: None) -> Tensor:
         """``[1, T, D]``, in fp16 where layers hand on sums in it, see :meth:`PostNorm.sum_dtype

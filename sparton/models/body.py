@@ -18,6 +18,7 @@ from sparton.models.layouts import Layout, choose_layout, layers_of
 from sparton.models.lora import Lora, add_adapters, freeze, merged, save_adapter
 from sparton.models.origin import Origin
 from sparton.models.repository import Source
+from sparton.products import as_before
 from sparton.types import TokenBatch
 
 Config = TypeVar("Config", bound=PreTrainedConfig)
@@ -87,7 +88,8 @@ class EncoderBody(nn.Module):
             add_adapters(model, self.lora)
             freeze(model, self.lora)
         if gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            kept = {} if compile else {"context_fn": as_before}  # compiled graphs keep no weights
+            model.gradient_checkpointing_enable({"use_reentrant": False, **kept})
         if half_residual:
             replace_layer_norms(model)
         if compile:

@@ -163,11 +163,11 @@ def test_the_comparison_sees_faults(fault):
     expected = by_parts(operand, residual, learned, options)[0]
     weights = weights_of(learned, dtype)
     if fault == "scale":
-        options = options._replace(scale=options.scale * 1.1)
+        options = options._replace(scale=options.scale * 1.6)
     elif fault == "gain":
-        learned = learned._replace(attention_gain=learned.attention_gain * 1.01)
+        learned = learned._replace(attention_gain=learned.attention_gain * 1.1)
     else:
-        weights = weights._replace(output=weights.output * 1.01)
+        weights = weights._replace(output=weights.output * 1.1)
     found = post_norm_layer(operand, residual, learned, weights, options)[0]
     assert error(found, expected) > 2 * torch.finfo(dtype).eps
 

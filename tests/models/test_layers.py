@@ -2,6 +2,7 @@
 modules take for one: Triton's interpreter runs the kernels."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
@@ -143,8 +144,8 @@ def test_one_function_does_what_the_parts_of_a_layer_do(settings, tokenizer, who
     one = found(keeping_weights(nn.Linear(1, 1)))
     assert calls == [] and set(whole) == {sum(LENGTHS)}
     assert len(whole) == (4 if "gradient_checkpointing" in settings else 2)
-    # On a CPU the parts attend by another function.
-    assert max(distances(one, parts).values()) < (4e-3 if on_gpu else 8e-3)
+    # On a CPU the parts attend by another function, on a GPU in fewer digits.
+    assert max(distances(one, parts).values()) < 8e-3
 
 
 def test_a_whole_layer_encodes_as_its_parts_do(tokenizer, whole):
@@ -154,7 +155,25 @@ def test_a_whole_layer_encodes_as_its_parts_do(tokenizer, whole):
         with keeping_weights(body):
             one = packed_states(body)
     assert len(whole) == 2
-    assert torch.equal(one, parts) if on_gpu else torch.allclose(one, parts, atol=4e-3)
+    assert torch.allclose(one, parts, atol=3e-2 if on_gpu else 4e-3)  # of GELU's two forms
+
+
+def check_recomputation(tokenizer, whole: list[int], backward: Callable[[Tensor], object]) -> None:
+    body = EncoderBody(build(), tokenizer, gradient_checkpointing=True).train()
+    with torch.autocast(DEVICE, HALF), keeping_weights(body):
+        backward(packed_states(body).float().square().sum())
+    assert whole == [sum(LENGTHS)] * 4
+
+
+def test_a_backward_in_another_thread_computes_whole_layers_again(tokenizer, whole):
+    """As autograd's own thread does it on a GPU."""
+    with ThreadPoolExecutor(1) as thread:
+        check_recomputation(tokenizer, whole, lambda x: thread.submit(x.backward).result())
+
+
+@pytest.mark.gpu
+def test_so_does_the_thread_of_a_gpu(tokenizer, whole):
+    check_recomputation(tokenizer, whole, Tensor.backward)
 
 
 @pytest.mark.parametrize("other", ["activation", "adapter", "length", "keys", "fp32", "weights"])
