@@ -42,12 +42,12 @@ TARGETS = (
 
 def forward() -> str:
     """Times of the forward pass, and where they stand under the card's ceilings."""
-    found = by_device(STUDY, partial(_side_by_side, FORWARD), command=STUDY)
+    found = by_device(STUDY, partial(_side_by_side, FORWARD), command=STUDY, together="shape")
     drawn = drawings(STUDY, "roofline", "Roofline of MaxSim's forward")
     return f"{found}\n{drawn}" if drawn else found
 
 
-@table("maxsim_backward", STUDY)
+@table("maxsim_backward", STUDY, together="shape")
 def backward(records: list[Record]) -> str:
     return _side_by_side(BOTH, records)
 
@@ -129,7 +129,7 @@ def fastest(records: Sequence[Record], cell: Cell, providers: Sequence[str]) -> 
     return min(timed, key=lambda record: record["p50_ms"], default={})
 
 
-@table("maxsim_targets", STUDY)
+@table("maxsim_targets", STUDY, together="shape")
 def targets(records: list[Record]) -> str:
     rows = []
     for name, shape, mode, limit, rivals, provider in TARGETS:

@@ -108,18 +108,22 @@ def by_device(
 
 
 def caption(records: Sequence[Record]) -> str:
-    """Card, software, commit, day, and the conditions that the card was under."""
+    """Card, software, commits, days, and the conditions that the card was under."""
     first = records[0]
-    commit = f"commit {first['git_sha'][:9]}" if first["git_sha"] else "no commit known"
     parts = [first["gpu"], f"driver {first['driver']}", f"torch {first['torch']}"]
     rivals = first.get("versions", {}).get("sentence-transformers")
     parts += [f"sentence-transformers {rivals}"] if rivals else []
-    parts += [f"triton {first['triton']}", commit + (", modified" if first["dirty"] else "")]
-    parts.append(first["run"][:10])
+    parts += [f"triton {first['triton']}", *dict.fromkeys(map(_origin, records))]
     for key, form in (("sm_mhz", "{:,.0f} MHz"), ("power_w", "{:.0f} W")):
         if values := [record[key] for record in records if key in record]:
             parts.append(f"median of the cells {form.format(statistics.median(values))}")
     return f"<sub>{'; '.join(parts)}</sub>\n"
+
+
+def _origin(record: Record) -> str:
+    """The commit and the day."""
+    commit = f"commit {record['git_sha'][:9]}" if record["git_sha"] else "no commit known"
+    return f"{commit}{', modified' if record['dirty'] else ''}; {record['run'][:10]}"
 
 
 def run_caption(*environments: Record) -> str:

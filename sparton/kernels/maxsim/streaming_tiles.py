@@ -58,7 +58,7 @@ def streaming_config(
         block_e //= 2
     config = StreamingConfig(64, block_q, group, block_e, num_warps=8, num_stages=3)
     if group * block_q <= 32:
-        config = config._replace(num_warps=4, num_stages=2 if cross else 3)
+        config = config._replace(num_warps=4, num_stages=4 if cross else 3)
     elif group * block_q == 128:
         # Two programs share a multiprocessor.
         config = config._replace(max_registers=128)
