@@ -36,8 +36,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--device", help="default: a GPU if there is one")
     settings = vars(parser.parse_args(arguments))
 
-    from rich.console import Console
-
     from sparton.datasets.collection import beir_texts
 
     folders, output = settings.pop("folders"), settings.pop("output")
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
     transformers.utils.logging.disable_progress_bar()
     with flags_named():
         held = cache_embeddings(queries, documents, output, **settings)
-    Console(soft_wrap=True, highlight=False).print(
+    print(
         f"{held.queries:,} queries and {held.documents:,} documents of width {held.width} in "
         f"{output}"
     )

@@ -32,8 +32,6 @@ def main(arguments: Sequence[str]) -> None:
     """``sparton export``."""
     parsed = _parser().parse_args(arguments)
 
-    from rich.console import Console
-
     from sparton.arguments import refuse_ignored
     from sparton.cli.collections import beir_texts
     from sparton.datasets.files import locate
@@ -70,9 +68,7 @@ def main(arguments: Sequence[str]) -> None:
         )
     each = f"{written.entries / written.texts:.1f} {UNITS[file.kind]}"
     none = f", {written.empty:,} of them without any" if written.empty else ""
-    Console(soft_wrap=True, highlight=False).print(
-        f"{written.texts:,} {parsed.side} of {each}{none}, written to {parsed.output}", markup=False
-    )
+    print(f"{written.texts:,} {parsed.side} of {each}{none}, written to {parsed.output}")
 
 
 def _parser() -> argparse.ArgumentParser:

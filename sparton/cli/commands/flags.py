@@ -1,12 +1,12 @@
 """What the commands share: flags, in the place of the arguments of functions."""
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from sparton.arguments import ArgumentError, refuse_below
-from sparton.errors import MissingDataError
+from sparton.cli.errors import arguments_named
 
 if TYPE_CHECKING:
     from sparton.datasets.tables import Columns
@@ -69,16 +69,12 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-@contextmanager
-def flags_named(**others: str) -> Iterator[None]:
-    """What is said inside about arguments is said of the flags that give them.
+def flags_named(**others: str) -> AbstractContextManager[None]:
+    """What is said inside about arguments is said of the flags that give them; see
+    :func:`~sparton.cli.errors.arguments_named`.
 
     Args:
         others: flags that are not called like the argument.
-
-    Raises:
-        ValueError: in the place of an ArgumentError.
-        FileNotFoundError: in the place of a MissingDataError.
     """
 
     def name(argument: str) -> str:
@@ -87,9 +83,4 @@ def flags_named(**others: str) -> Iterator[None]:
     def setting(argument: str, value: object) -> str:
         return name(argument) if value is True else f"{name(argument)} {value}"
 
-    try:
-        yield
-    except ArgumentError as error:
-        raise ValueError(error.told(name, setting)) from error
-    except MissingDataError as error:  # which settings of a training would say more of
-        raise FileNotFoundError(str(error)) from error
+    return arguments_named(name, setting)

@@ -109,8 +109,6 @@ def _write_run(
     index: "TextIndex", files: "list[DataFile]", reading: "Reading", output: Path, k: int
 ) -> None:
     """Search with all queries of some files."""
-    from rich.console import Console
-
     from sparton.datasets.texts import text_table
     from sparton.retrieval.run import Run
     from sparton.retrieval.trec import check_identifiers, write_run
@@ -128,10 +126,9 @@ def _write_run(
         write_run(Run.from_scores(scores), fresh)
     number = len(index.ids)
     columns = " | ".join(table.table.facts["columns"])
-    Console(soft_wrap=True, highlight=False).print(
+    print(
         f"the best {min(k, number):,} of {number:,} documents for {len(ids):,} queries"
-        f"{columns and f' ({columns})'}, written to {output}",
-        markup=False,
+        f"{columns and f' ({columns})'}, written to {output}"
     )
 
 
