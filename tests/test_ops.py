@@ -246,7 +246,6 @@ def test_they_import_torch_alone(module):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_nothing_but_packing_without_a_total_waits_for_the_device():
     mask = torch.tensor(MASKS["holes"], device="cuda")
     hidden, weight = torch.randn(N, S, 16, device="cuda"), torch.randn(V, 16, device="cuda")

@@ -344,7 +344,6 @@ def test_compiled_models_have_one_graph(checkpoint):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_unpadded_texts_wait_for_nothing(checkpoint):
     model = fuse(splade(checkpoint())).to("cuda").train()
     features = {

@@ -9,10 +9,7 @@ from sparton.kernels.maxsim.cross import cross_backward, cross_forward
 from tests.kernels.maxsim_problems import gradients_at, make_problem, tolerances
 from tests.kernels.problems import error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 # The tolerances the field publishes for forwards, as largest error over largest score.
 PUBLISHED = {torch.bfloat16: 2e-2, torch.float16: 5e-3, torch.float32: 5e-3}

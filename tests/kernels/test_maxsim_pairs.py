@@ -312,7 +312,6 @@ def test_lists_that_do_not_fit(packed, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_no_copies_and_no_waiting():
     """A thousand pairs of 40 documents: gathered tokens would take far more memory."""
     generator = torch.Generator("cuda").manual_seed(0)

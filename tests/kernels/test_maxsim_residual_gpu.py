@@ -17,10 +17,7 @@ from sparton.kernels.maxsim.residual.forward import DEFAULT, ResidualConfig, res
 from sparton.kernels.maxsim.residual.operands import ResidualOperands
 from tests.kernels.problems import error
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 E, C = 128, 257
 CONFIGS = [
     DEFAULT,

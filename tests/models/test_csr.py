@@ -158,7 +158,6 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_on_a_gpu_as_on_the_cpu_from_call_to_call_and_without_waiting(pooling):
     """From the hidden states on: what is below them is the backbone's."""

@@ -19,10 +19,7 @@ DEVICES = [
     "cpu",
     pytest.param(
         "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-        ],
+        marks=pytest.mark.gpu,
     ),
 ]
 TEXTS = ["the cat sat on the mat", "a dog ran far away over the hills", "some words more"]
@@ -169,7 +166,6 @@ def test_without_a_graph_the_values_are_the_same(head, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_cuda_graph_of_the_encoder_replays_with_other_tokens(backward):
     """Same numbers of tokens and sequences, other tokens and other boundaries."""

@@ -229,7 +229,6 @@ def test_weights_of_16_bits_are_tried_in_fp32(architecture, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_every_layout_on_a_gpu(architecture, tokenizer):
     tokens = batch(LENGTHS)
     expected = alone(build(architecture), tokens).detach()

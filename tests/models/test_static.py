@@ -162,7 +162,6 @@ def test_a_tokenizer_larger_than_the_vocabulary_is_refused(tokenizer):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_as_on_the_cpu_without_waiting(tokenizer):
     batch = tokens(tokenizer)
     upstream = torch.randn(len(TEXTS), PADDED)
