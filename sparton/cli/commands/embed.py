@@ -13,7 +13,7 @@ was when the same command is given again.
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparton.cli.commands.flags import command_parser, flags_named
+from sparton.cli.commands.flags import add_precision, command_parser, flags_named
 
 INTERRUPTED = "the same command goes on"
 
@@ -30,10 +30,7 @@ def main(arguments: Sequence[str]) -> None:
         "--dtype", choices=("float32", "float16"), default="float32", help="default: float32"
     )
     parser.add_argument("--batch-tokens", type=int, help="of a batch; default: by device")
-    parser.add_argument(
-        "--precision", choices=("fp32", "bf16", "fp16", "fp8"), help="default: by device"
-    )
-    parser.add_argument("--device", help="default: a GPU if there is one")
+    add_precision(parser)
     settings = vars(parser.parse_args(arguments))
 
     from sparton.datasets.collection import beir_texts

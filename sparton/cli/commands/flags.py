@@ -3,15 +3,10 @@
 import argparse
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparton.arguments import ArgumentError, refuse_below
 from sparton.cli.errors import arguments_named
-
-if TYPE_CHECKING:
-    from sparton.datasets.tables import Columns
-
-ON_ERROR = "what a malformed record does; default: stop"
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -38,19 +33,31 @@ def given(arguments: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]
     return {name: value for name, value in values.items() if value is not None}
 
 
-def add_columns(group: "argparse._ActionsContainer") -> None:
-    """The flag that says what the columns of files are; :func:`named_columns` reads it."""
+def add_reading(group: "argparse._ActionsContainer") -> None:
+    """The flags that say how files are read; :func:`reading_of` has what they say."""
     group.add_argument(
         "--columns", nargs="+", metavar="NAME[=KNOWN]",
         help="question=query or docno=_id renames; for TSV: the names in order",
     )  # fmt: skip
+    group.add_argument(
+        "--on-error", choices=("stop", "skip"), default="stop",
+        help="what a malformed record does; default: stop",
+    )  # fmt: skip
 
 
-def named_columns(names: list[str] | None) -> "Columns | None":
-    """A mapping if the names are written NAME=KNOWN, else a list."""
-    if names and all("=" in name for name in names):
-        return dict(name.split("=", 1) for name in names)
-    return names
+def reading_of(parsed: argparse.Namespace) -> dict[str, Any]:
+    """``columns`` and ``on_error`` of a :class:`~sparton.datasets.preparation.Reading`. Columns are
+    a mapping if they are written NAME=KNOWN, else a list."""
+    columns = parsed.columns
+    if columns and all("=" in name for name in columns):
+        columns = dict(name.split("=", 1) for name in columns)
+    return {"columns": columns, "on_error": parsed.on_error}
+
+
+def add_precision(group: "argparse._ActionsContainer", words: str = "default: by device") -> None:
+    """The flags that say where models compute, and in which precision."""
+    group.add_argument("--precision", choices=("fp32", "bf16", "fp16", "fp8"), help=words)
+    group.add_argument("--device", help="default: a GPU if there is one")
 
 
 def check_query(query: str | None, k: int | None) -> None:

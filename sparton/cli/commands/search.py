@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparton.cli.commands.flags import (
-    ON_ERROR,
-    add_columns,
+    add_precision,
+    add_reading,
     check_query,
     command_parser,
     flag,
     flags_named,
-    named_columns,
+    reading_of,
 )
 
 if TYPE_CHECKING:
@@ -66,13 +66,11 @@ def main(arguments: Sequence[str]) -> None:
     from sparton.datasets.preparation import Reading
     from sparton.encoded import open_encoded
     from sparton.evaluation import check_model
-    from sparton.retrieval.encoding import check_precision
     from sparton.retrieval.indexes.compression import CompressedIndexBuilder
     from sparton.retrieval.indexes.exact import exact_index
     from sparton.retriever import load
 
     transformers.utils.logging.disable_progress_bar()
-    check_precision(parsed.precision)
     with flags_named():
         build = exact_index if parsed.nbits is None else CompressedIndexBuilder(parsed.nbits)
     documents = open_encoded(parsed.index)
@@ -90,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     index = retriever.index(documents, build=build)
     if files is not None:
         with flags_named():
-            reading = Reading(columns=named_columns(parsed.columns), on_error=parsed.on_error)
+            reading = Reading(**reading_of(parsed))
             _write_run(index, files, reading, parsed.output, parsed.k or 1000)
     elif parsed.query is not None:
         _show(index, parsed.query, parsed.k or 10)
@@ -165,13 +163,11 @@ def _parser() -> argparse.ArgumentParser:
         help="JSON lines, TSV, CSV or Parquet of id and text, or a folder in the layout of BEIR",
     )  # fmt: skip
     parser.add_argument("--output", type=Path, metavar="RUN", help="of --queries, as TREC has it")
-    add_columns(parser)
-    parser.add_argument("--on-error", choices=("stop", "skip"), default="stop", help=ON_ERROR)
+    add_reading(parser)
     parser.add_argument("--k", type=int, help="most results of a query; default: 10, of a run 1000")
     parser.add_argument(
         "--nbits", type=int, help="compress token vectors to 1, 2, 4 or 8 bits for every dimension"
     )
     parser.add_argument("--model", help="folder or hub name; default: where it was when it encoded")
-    parser.add_argument("--precision", help="fp32, bf16, fp16 or fp8; default: by device")
-    parser.add_argument("--device", help="default: a GPU if there is one")
+    add_precision(parser)
     return parser

@@ -132,7 +132,7 @@ def test_malformed_records_stop_or_are_skipped(models, tmp_path):
 
 def test_the_choices_are_those_of_the_library():
     """Written out in the commands, which import little."""
-    from sparton.cli.commands import export, mine
+    from sparton.cli.commands import export
     from sparton.pipelines.vector_files import DTYPES
     from sparton.retrieval.encoding import AUTOCAST
 
@@ -140,6 +140,5 @@ def test_the_choices_are_those_of_the_library():
         (action,) = (each for each in parser._actions if each.dest == name)
         return tuple(action.choices)
 
-    for command in (export, mine):
-        assert choices(command._parser(), "precision") == tuple(AUTOCAST)
+    assert choices(export._parser(), "precision") == tuple(AUTOCAST)
     assert choices(export._parser(), "dtype") == tuple(DTYPES)
