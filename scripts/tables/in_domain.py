@@ -2,6 +2,7 @@
 
 import statistics
 from collections import defaultdict
+from collections.abc import Sequence
 from itertools import product
 
 from benchmarks.screen import figure
@@ -60,10 +61,8 @@ def models() -> str:
     rows = []
     for label, name in (MODELS | DECODERS).items():
         if label in groups:
-            found = (_numbers(groups[label][0], kind) for kind in ("terms", "vectors"))
-            sizes = [f"{n}{unit}" for n, unit in zip(found, ("", " vectors")) if n]
             speed, quality = _speed(groups[label][0]), _quality(groups[label])
-            rows.append([name, *speed, *quality, ", ".join(sizes)])
+            rows.append([name, *speed, *quality, sizes(groups[label][0])])
     if not rows:
         return NO_MODELS
     header = ["", "pairs/s", "peak GiB", *TASKS, "terms or vectors q / d"]
@@ -86,12 +85,24 @@ def _speed(record: Record) -> list[str]:
 
 def _quality(records: list[Record]) -> list[str]:
     """NDCG@10 of each task over the seeds."""
-    cells = []
-    for task in TASKS:
-        values = [100 * record["tasks"][task]["metrics"]["ndcg@10"] for record in records]
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        cells.append(f"{statistics.mean(values):.1f}{spread}")
-    return cells
+    return [spread(values(records, task)) for task in TASKS]
+
+
+def values(records: Sequence[Record], task: str) -> list[float]:
+    """NDCG@10 in percent of each seed."""
+    return [100 * record["tasks"][task]["metrics"]["ndcg@10"] for record in records]
+
+
+def spread(numbers: Sequence[float]) -> str:
+    """Their mean, and how far they lie apart."""
+    deviation = f" ± {statistics.stdev(numbers):.1f}" if len(numbers) > 1 else ""
+    return f"{statistics.mean(numbers):.1f}{deviation}"
+
+
+def sizes(record: Record) -> str:
+    """Terms and vectors of a query and of a document."""
+    found = {"": _numbers(record, "terms"), " vectors": _numbers(record, "vectors")}
+    return ", ".join(f"{numbers}{unit}" for unit, numbers in found.items() if numbers)
 
 
 def _numbers(record: Record, name: str) -> str:
