@@ -6,6 +6,7 @@ import torch
 
 from sparton.kernels.maxsim import maxsim, maxsim_pairs, maxsim_varlen
 from sparton.kernels.maxsim.cross import cross_backward, cross_forward
+from tests.devices import nothing_waits
 from tests.kernels.maxsim_problems import gradients_at, make_problem, tolerances
 from tests.kernels.problems import error
 
@@ -134,12 +135,8 @@ def test_nothing_waits_for_the_device(normalize):
     leaves = [x.requires_grad_() for x in leaves]
     for score in operators(normalize):
         score(*leaves, query_mask, document_mask).sum().backward()  # compiles
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with nothing_waits():
             score(*leaves, query_mask, document_mask).sum().backward()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_cuda_graphs():
