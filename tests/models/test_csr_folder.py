@@ -22,6 +22,7 @@ from sparton.training.distributed import World
 from sparton.training.precision import Precision
 from sparton.training.step import ExactStep
 from sparton.types import Markup, TokenBatch, TrainBatch
+from tests.models.malformed import edit
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -54,10 +55,6 @@ def save(encoder: AutoencoderEncoder, path: Path) -> Path:
 
 def elsewhere(path: Path) -> "sentence_transformers.SparseEncoder":
     return sentence_transformers.SparseEncoder(str(path), device="cpu")
-
-
-def edit(file: Path, **changes: object) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 @pytest.mark.parametrize("normalize", [False, True])
