@@ -25,9 +25,10 @@ from sparton.encoded.collection import missing_shards
 from sparton.encoded.facts import Facts, check_place, read_facts
 from sparton.encoded.folders import find_texts
 from sparton.errors import RunError
-from sparton.evaluation import check_model, check_vector_dtype, choose_device, load_retriever
+from sparton.evaluation import check_model, choose_device, load_retriever
 from sparton.representations import KINDS
 from sparton.retrieval.encoding import check_precision
+from sparton.retrieval.storing import check_vector_dtype
 from sparton.training.processes import run_workers
 from sparton.types import PLURAL, SIDES, Side
 
