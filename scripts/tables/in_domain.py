@@ -63,11 +63,16 @@ def models() -> str:
         if label in groups:
             speed, quality = _speed(groups[label][0]), _quality(groups[label])
             rows.append([name, *speed, *quality, sizes(groups[label][0])])
-    if not rows:
-        return NO_MODELS
     header = ["", "pairs/s", "peak GiB", *TASKS, "terms or vectors q / d"]
+    return captioned(header, rows, groups) or NO_MODELS
+
+
+def captioned(
+    header: Sequence[str], rows: Sequence[Sequence[str]], groups: dict[str, list[Record]]
+) -> str:
+    """A table and the runs of a study; nothing where it has no rows."""
     runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
-    return f"{markdown(header, rows)}\n{''.join(sorted(runs))}"
+    return f"{markdown(header, rows)}\n{''.join(sorted(runs))}" if rows else ""
 
 
 def by_label(study: str) -> dict[str, list[Record]]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from recipes.ingredients import MIXED, RECIPES
 from recipes.untrained import HEADS
 from recipes.zero_shot import PRECISION_STUDY, PRECISIONS, STUDY, TARGETS, UNTRAINED, WHOLE
-from tables.in_domain import by_label, sizes, spread, values
-from tables.records import TABLES, Record, markdown, run_caption
+from tables.in_domain import by_label, captioned, sizes, spread, values
+from tables.records import TABLES, Record
 
 NOT_MEASURED = "Not measured yet: `python scripts/zero_shot.py`.\n"
 OTHERS = {
@@ -35,10 +35,7 @@ def zero_shot() -> str:
             labels += [f"{kind}-{name}{end}" for end in ("", WHOLE, "-average")]
         labels += [f"{kind}-{name}" for name in MIXED.get(kind, ())]
     rows = [row(label, groups) for label in labels if label in groups]
-    if not rows:
-        return NOT_MEASURED
-    runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
-    return f"{markdown(HEADER, rows)}\n{''.join(sorted(runs))}"
+    return captioned(HEADER, rows, groups) or NOT_MEASURED
 
 
 def precision() -> str:
@@ -50,11 +47,8 @@ def precision() -> str:
         for each in PRECISIONS
         if (label := f"{name}-{each}") in groups
     ]
-    if not rows:
-        return NOT_MEASURED
     header = ("", "precision", *(task.replace("_", " ") for task in TASKS))
-    runs = {run_caption(record["environment"]) for own in groups.values() for record in own}
-    return f"{markdown(header, rows)}\n{''.join(sorted(runs))}"
+    return captioned(header, rows, groups) or NOT_MEASURED
 
 
 def _exactly(record: Record, task: str) -> str:
