@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
 
@@ -12,14 +11,12 @@ from sparton.models.backbones import tiny
 from sparton.models.colbert import ColbertHead
 from sparton.models.folders import save_encoder
 from sparton.models.heads import EagerHead
+from tests.pipelines.conftest import own_cache
 from tests.pipelines.mining_problems import generate, read_records, write
 
+__all__ = ["own_cache"]  # a fixture
+
 DOCUMENTS = [each["positive"] for each in generate(9)]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture
