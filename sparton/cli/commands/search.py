@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparton.cli.commands.flags import (
-    add_precision,
     add_reading,
     check_query,
     command_parser,
@@ -66,11 +65,13 @@ def main(arguments: Sequence[str]) -> None:
     from sparton.datasets.preparation import Reading
     from sparton.encoded import open_encoded
     from sparton.evaluation import check_model
+    from sparton.retrieval.encoding import check_precision
     from sparton.retrieval.indexes.compression import CompressedIndexBuilder
     from sparton.retrieval.indexes.exact import exact_index
     from sparton.retriever import load
 
     transformers.utils.logging.disable_progress_bar()
+    check_precision(parsed.precision)
     with flags_named():
         build = exact_index if parsed.nbits is None else CompressedIndexBuilder(parsed.nbits)
     documents = open_encoded(parsed.index)
@@ -169,5 +170,6 @@ def _parser() -> argparse.ArgumentParser:
         "--nbits", type=int, help="compress token vectors to 1, 2, 4 or 8 bits for every dimension"
     )
     parser.add_argument("--model", help="folder or hub name; default: where it was when it encoded")
-    add_precision(parser)
+    parser.add_argument("--precision", help="fp32, bf16, fp16 or fp8; default: by device")
+    parser.add_argument("--device", help="default: a GPU if there is one")
     return parser
